@@ -1,0 +1,36 @@
+"""Frames from nsqd to a client: int32 size, int32 type, data; size counts the type and the data."""
+
+import struct
+from enum import IntEnum
+
+MAGIC_V1 = b"  V1"
+MAGIC_V2 = b"  V2"
+
+_PREFIX = struct.Struct(">ii")
+_MESSAGE = struct.Struct(">iiqH16s")
+
+MESSAGE_HEADER_BYTES = 26
+"""Timestamp, attempts and id, before a message's body."""
+
+RECORD_OVERHEAD_BYTES = _PREFIX.size + MESSAGE_HEADER_BYTES
+"""What a message costs beside its body, as a frame on the wire and as a record in the log."""
+
+
+class FrameType(IntEnum):
+    RESPONSE = 0
+    ERROR = 1
+    MESSAGE = 2
+
+
+def frame(kind: FrameType, data: bytes) -> bytes:
+    return _PREFIX.pack(4 + len(data), kind) + data
+
+
+def message_frame(timestamp_ns: int, attempts: int, message_id: bytes, body: bytes) -> bytes:
+    size = 4 + MESSAGE_HEADER_BYTES + len(body)
+    return _MESSAGE.pack(size, FrameType.MESSAGE, timestamp_ns, attempts, message_id) + body
+
+
+OK = frame(FrameType.RESPONSE, b"OK")
+CLOSE_WAIT = frame(FrameType.RESPONSE, b"CLOSE_WAIT")
+HEARTBEAT = frame(FrameType.RESPONSE, b"_heartbeat_")

@@ -1,0 +1,17 @@
+"""Topic and channel names."""
+
+import re
+
+NAME_LENGTH_MAX = 64
+EPHEMERAL_SUFFIX = "#ephemeral"
+
+_NAME = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?")
+
+
+def is_valid_name(name: str) -> bool:
+    """The one rule for topics and channels alike."""
+    return 1 <= len(name) <= NAME_LENGTH_MAX and _NAME.fullmatch(name) is not None
+
+
+def is_ephemeral(name: str) -> bool:
+    return name.endswith(EPHEMERAL_SUFFIX)
