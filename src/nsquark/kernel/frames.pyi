@@ -1,0 +1,18 @@
+"""Types of frames.py as its callers see them: its own annotations are C types."""
+
+FRAME_SIZE_MAX_BYTES: int
+FIN_COMMAND_BYTES: int
+
+class FrameError(ValueError): ...
+
+class FrameScanner:
+    def __init__(self, size_max: int = ...) -> None: ...
+    @property
+    def wanted_bytes(self) -> int: ...
+    def scan(
+        self, data: bytes | bytearray | memoryview, start: int, end: int
+    ) -> tuple[int, list[tuple[int, int, bytes, bytes]], list[tuple[int, bytes]]]: ...
+
+def finish_all(
+    data: bytes | bytearray | memoryview, start: int, end: int, out: bytearray | memoryview
+) -> tuple[int, int, int, list[tuple[int, bytes]]]: ...

@@ -1,0 +1,186 @@
+"""The client-side frame scanner, in the form that is installed and in the interpreted form."""
+
+import importlib.util
+import struct
+import sys
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nsquark.kernel
+import nsquark.kernel.frames as installed_frames
+
+
+def interpreted() -> ModuleType:
+    name = "interpreted_frames"
+    loader = SourceFileLoader(name, str(Path(nsquark.kernel.__path__[0]) / "frames.py"))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    loader.exec_module(module)
+    return module
+
+
+FORMS = [
+    pytest.param(installed_frames, id="installed"),
+    pytest.param(interpreted(), id="interpreted"),
+]
+both_forms = pytest.mark.parametrize("frames", FORMS)
+
+ID = b"0123456789abcdef"
+
+
+def frame(kind: int, data: bytes) -> bytes:
+    return struct.pack(">ii", 4 + len(data), kind) + data
+
+
+def message(body: bytes, timestamp_ns: int = 1, attempts: int = 1, message_id: bytes = ID) -> bytes:
+    return frame(2, struct.pack(">qH16s", timestamp_ns, attempts, message_id) + body)
+
+
+messages_st = st.tuples(
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(0, 65535),
+    st.binary(min_size=16, max_size=16),
+    st.binary(max_size=60),
+)
+others_st = st.tuples(st.integers(-(2**31), 2**31 - 1).filter(lambda kind: kind != 2), st.binary(max_size=20))
+stream_st = st.lists(st.one_of(messages_st, others_st), max_size=12)
+
+
+def encode(item: tuple) -> bytes:
+    if len(item) == 4:
+        timestamp_ns, attempts, message_id, body = item
+        return message(body, timestamp_ns, attempts, message_id)
+    return frame(*item)
+
+
+@both_forms
+def test_scan_gives_every_field_of_messages_and_other_frames(frames):
+    stream = message(b"hello", 1_700_000_000_123_456_789, 258) + frame(0, b"OK") + message(b"", -1, 65535)
+    consumed, messages, others = frames.FrameScanner().scan(stream, 0, len(stream))
+    assert consumed == len(stream)
+    assert messages == [(1_700_000_000_123_456_789, 258, ID, b"hello"), (-1, 65535, ID, b"")]
+    assert others == [(0, b"OK")]
+    assert {type(field) for found in messages for field in found} == {int, bytes}
+
+
+@both_forms
+@pytest.mark.parametrize("kind", [bytes, bytearray, lambda raw: memoryview(bytearray(raw))])
+def test_scan_takes_any_buffer_and_its_results_outlive_it(frames, kind):
+    stream = message(b"body")
+    buffer = kind(b"??" + stream + b"??")
+    consumed, messages, _ = frames.FrameScanner().scan(buffer, 2, 2 + len(stream))
+    if not isinstance(buffer, bytes):
+        buffer[:] = bytes(len(buffer))
+    assert (consumed, messages) == (len(stream), [(1, 1, ID, b"body")])
+
+
+@both_forms
+@given(items=stream_st, cuts=st.lists(st.integers(1, 70), max_size=20))
+def test_a_stream_cut_anywhere_gives_the_same_frames(frames, items, cuts):
+    stream = b"".join(map(encode, items))
+    scanner = frames.FrameScanner()
+    pending, found_messages, found_others, pos = bytearray(), [], [], 0
+    for cut in [*cuts, len(stream)]:
+        pending += stream[pos : pos + cut]
+        pos += cut
+        consumed, messages, others = scanner.scan(pending, 0, len(pending))
+        found_messages += messages
+        found_others += others
+        del pending[:consumed]
+    assert found_messages == [item for item in items if len(item) == 4]
+    assert found_others == [item for item in items if len(item) == 2]
+    assert not pending
+
+
+@both_forms
+def test_a_partial_frame_is_left_and_its_length_told(frames):
+    whole = frame(0, b"OK")
+    partial = message(b"x" * 1000)
+    scanner = frames.FrameScanner()
+    assert scanner.scan(whole + partial[:-1], 0, len(whole) + len(partial) - 1) == (
+        len(whole),
+        [],
+        [(0, b"OK")],
+    )
+    assert scanner.wanted_bytes == len(partial)
+    assert scanner.scan(partial[:7], 0, 7) == (0, [], [])
+    assert scanner.wanted_bytes == 0
+    assert scanner.scan(partial, 0, len(partial))[0] == len(partial)
+    assert scanner.wanted_bytes == 0
+
+
+@both_forms
+@given(items=stream_st, room=st.integers(21, 130), cut=st.integers(0, 400))
+def test_finish_all_answers_each_message_once_whatever_the_room(frames, items, room, cut):
+    stream = b"".join(map(encode, items))
+    out, sent, others_found, count, pos = bytearray(room), b"", [], 0, 0
+    for end in [min(cut, len(stream))] * 13 + [len(stream)] * 13:
+        consumed, messages, written, others = frames.finish_all(stream, pos, end, out)
+        sent += out[:written]
+        others_found += others
+        count += messages
+        pos += consumed
+    expected = [item[2] for item in items if len(item) == 4]
+    assert sent == b"".join(b"FIN " + message_id + b"\n" for message_id in expected)
+    assert count == len(expected)
+    assert others_found == [item for item in items if len(item) == 2]
+    assert pos == len(stream)
+
+
+@both_forms
+def test_finish_all_without_room_consumes_nothing_and_writes_nothing(frames):
+    stream = message(b"body")
+    out = bytearray(frames.FIN_COMMAND_BYTES - 1)
+    assert frames.finish_all(stream, 0, len(stream), out) == (0, 0, 0, [])
+    assert out == bytes(20)
+
+
+BAD_STREAMS = [
+    (struct.pack(">ii", -1, 0), "frame size -1 is below 4"),
+    (struct.pack(">ii", 3, 0), "frame size 3 is below 4"),
+    (struct.pack(">ii", 2**31 - 1, 2), "above the limit of"),
+    (b"HTTP/1.1 400 Bad Request", "above the limit of"),
+    (struct.pack(">ii", 29, 2) + bytes(25), "too short for its header"),
+]
+
+
+@both_forms
+@pytest.mark.parametrize(("stream", "text"), BAD_STREAMS)
+def test_a_size_that_cannot_be_is_a_clear_error(frames, stream, text):
+    good = frame(0, b"OK")
+    with pytest.raises(frames.FrameError, match=text):
+        frames.FrameScanner().scan(good + stream, 0, len(good + stream))
+    with pytest.raises(frames.FrameError, match=text):
+        frames.finish_all(stream, 0, len(stream), bytearray(100))
+
+
+@both_forms
+def test_the_size_limit_is_the_callers_and_inclusive(frames):
+    fits, too_big = frame(0, b"x" * 96), frame(0, b"x" * 97)
+    scanner = frames.FrameScanner(100)
+    assert scanner.scan(fits, 0, len(fits))[2] == [(0, b"x" * 96)]
+    with pytest.raises(frames.FrameError, match="frame size 101 is above the limit of 100 bytes"):
+        scanner.scan(too_big, 0, len(too_big))
+
+
+@both_forms
+@pytest.mark.parametrize(("start", "end"), [(-1, 4), (3, 2), (0, 11)])
+def test_a_range_outside_the_buffer_is_refused(frames, start, end):
+    buffer = bytearray(10)
+    with pytest.raises(ValueError, match="does not lie in a buffer of 10 bytes"):
+        frames.FrameScanner().scan(buffer, start, end)
+    with pytest.raises(ValueError, match="does not lie in a buffer of 10 bytes"):
+        frames.finish_all(buffer, start, end, bytearray(100))
+
+
+@both_forms
+def test_nothing_gives_nothing(frames):
+    assert frames.FrameScanner().scan(bytearray(), 0, 0) == (0, [], [])
+    assert frames.finish_all(bytearray(), 0, 0, bytearray()) == (0, 0, 0, [])
