@@ -18,12 +18,15 @@ FRAME_SIZE_MAX_BYTES = 64 << 20
 
 FIN_COMMAND_BYTES = 21
 
-_PREFIX_BYTES: cython.longlong = 8
-_MESSAGE_HEADER_BYTES: cython.longlong = 26
-_ID_OFFSET_BYTES: cython.longlong = 18
-_ID_BYTES: cython.longlong = 16
-_FIN_BYTES: cython.longlong = FIN_COMMAND_BYTES
-_MESSAGE_TYPE: cython.longlong = 2
+# Declared, not annotated: an annotated global stays a Python object in the compiled form.
+_PREFIX_BYTES = cython.declare(cython.longlong, 8)
+_MESSAGE_HEADER_BYTES = cython.declare(cython.longlong, 26)
+_ID_OFFSET_BYTES = cython.declare(cython.longlong, 18)
+_ID_BYTES = cython.declare(cython.longlong, 16)
+_FIN_BYTES = cython.declare(cython.longlong, FIN_COMMAND_BYTES)
+_MESSAGE_TYPE = cython.declare(cython.longlong, 2)
+_SIGN_BIT = cython.declare(cython.longlong, 1 << 31)
+_WORD = cython.declare(cython.longlong, 1 << 32)
 
 
 class FrameError(ValueError):
@@ -34,12 +37,15 @@ class FrameError(ValueError):
 @cython.inline
 @cython.exceptval(check=False)
 def _u32(data: cython.const[cython.uchar][::1], pos: cython.longlong) -> cython.longlong:
-    return (
-        (cython.cast(cython.longlong, data[pos]) << 24)
-        | (cython.cast(cython.longlong, data[pos + 1]) << 16)
-        | (cython.cast(cython.longlong, data[pos + 2]) << 8)
-        | cython.cast(cython.longlong, data[pos + 3])
-    )
+    if cython.compiled:
+        return (
+            (cython.cast(cython.longlong, data[pos]) << 24)
+            | (cython.cast(cython.longlong, data[pos + 1]) << 16)
+            | (cython.cast(cython.longlong, data[pos + 2]) << 8)
+            | cython.cast(cython.longlong, data[pos + 3])
+        )
+    else:
+        return int.from_bytes(data[pos : pos + 4], "big")  # casts would cost microseconds here
 
 
 @cython.cfunc
@@ -48,14 +54,14 @@ def _u32(data: cython.const[cython.uchar][::1], pos: cython.longlong) -> cython.
 def _i32(data: cython.const[cython.uchar][::1], pos: cython.longlong) -> cython.longlong:
     value: cython.longlong = _u32(data, pos)
     # Subtracting, not casting: the interpreted form has no 32-bit wrap-around.
-    return value - 0x100000000 if value >= 0x80000000 else value
+    return value - _WORD if value >= _SIGN_BIT else value
 
 
 @cython.cfunc
 @cython.inline
 @cython.exceptval(check=False)
 def _i64(data: cython.const[cython.uchar][::1], pos: cython.longlong) -> cython.longlong:
-    return _i32(data, pos) * 0x100000000 + _u32(data, pos + 4)
+    return _i32(data, pos) * _WORD + _u32(data, pos + 4)
 
 
 @cython.cfunc
@@ -132,7 +138,7 @@ class FrameScanner:
                 messages.append(
                     (
                         _i64(data, pos),
-                        (cython.cast(cython.longlong, data[pos + 8]) << 8) | data[pos + 9],
+                        (data[pos + 8] << 8) | data[pos + 9],
                         _copied(data, body - _ID_BYTES, body),
                         _copied(data, body, after),
                     )
@@ -162,11 +168,12 @@ def finish_all(
     size: cython.longlong
     kind: cython.longlong
     after: cython.longlong
+    size_max: cython.longlong = FRAME_SIZE_MAX_BYTES
     _check_range(start, end, len(data))
     while end - pos >= _PREFIX_BYTES:
         size = _i32(data, pos)
         kind = _i32(data, pos + 4)
-        _check_frame(size, kind, FRAME_SIZE_MAX_BYTES)
+        _check_frame(size, kind, size_max)
         after = pos + 4 + size
         if after > end:
             break
