@@ -1,0 +1,88 @@
+"""Durations as Go writes and reads them: they are part of every NSQ command line and config file."""
+
+import re
+from decimal import Decimal
+from typing import Final, Self
+
+_UNIT_NS: Final = {
+    "ns": 1,
+    "us": 1_000,
+    "\u00b5s": 1_000,  # micro sign
+    "\u03bcs": 1_000,  # Greek letter mu, which looks the same
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "h": 3_600_000_000_000,
+}
+# A Go duration is an int64: what does not fit there would be refused by every other NSQ program.
+DURATION_NS_MAX: Final = 2**63 - 1
+DURATION_TEXT_LENGTH_MAX: Final = 256
+
+_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([^0-9.]*)")
+
+
+class Duration(int):
+    """A span of time in whole nanoseconds. Arithmetic gives plain integers."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read Go's syntax (`1m30s`, `250ms`, `-1.5h`, `0`); anything else is a ValueError that says why."""
+        quoted = f'"{text[:DURATION_TEXT_LENGTH_MAX]}"'
+        if len(text) > DURATION_TEXT_LENGTH_MAX:
+            raise ValueError(f"duration {quoted} is too long")
+        negative = text.startswith("-")
+        rest = text[1:] if text[:1] in ("-", "+") else text
+        if rest == "0":
+            return cls(0)
+        if not rest:
+            raise ValueError(f"invalid duration {quoted}")
+        total = 0
+        position = 0
+        while position < len(rest):
+            part = _PART.match(rest, position)
+            if part is None:
+                raise ValueError(f"invalid duration {quoted}")
+            number, unit = part.groups()
+            if not unit:
+                raise ValueError(f"missing unit in duration {quoted}")
+            if unit not in _UNIT_NS:
+                raise ValueError(f'unknown unit "{unit}" in duration {quoted}')
+            total += int(Decimal(number) * _UNIT_NS[unit])
+            position = part.end()
+        if total > DURATION_NS_MAX:
+            raise ValueError(f"duration {quoted} is out of range")
+        return cls(-total if negative else total)
+
+    @property
+    def ms(self) -> int:
+        """Whole milliseconds, rounded towards zero."""
+        return int(self) // 1_000_000 if self >= 0 else -(-int(self) // 1_000_000)
+
+    @property
+    def seconds(self) -> float:
+        return int(self) / 1e9
+
+    def __str__(self) -> str:
+        if self < 0:
+            return f"-{Duration(-self)}"
+        ns = int(self)
+        for unit, size in (("ns", 1_000), ("\u00b5s", 1_000_000), ("ms", 1_000_000_000)):
+            if ns < size:
+                return "0s" if ns == 0 else _decimal(ns, _UNIT_NS[unit]) + unit
+        minutes, rest = divmod(ns, 60_000_000_000)
+        text = _decimal(rest, 1_000_000_000) + "s"
+        if minutes >= 60:
+            return f"{minutes // 60}h{minutes % 60}m{text}"
+        return f"{minutes}m{text}" if minutes else text
+
+    def __repr__(self) -> str:
+        return f"Duration.parse({str(self)!r})"
+
+
+def _decimal(ns: int, unit_ns: int) -> str:
+    """`ns` in the unit, with exactly the decimals it needs: a float would invent or lose some."""
+    whole, fraction = divmod(ns, unit_ns)
+    if not fraction:
+        return str(whole)
+    digits = len(str(unit_ns)) - 1
+    return f"{whole}.{fraction:0{digits}d}".rstrip("0")
