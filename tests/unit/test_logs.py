@@ -1,0 +1,117 @@
+"""Log lines: their form, and that a reader who does not read never holds the daemon up."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from nsquark.cli.logs import Level, LineWriter, Logger
+
+LINE = re.compile(r"\[nsqd\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} (DEBUG|INFO|WARNING|ERROR|FATAL): (.*)")
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    read_fd, write_fd = os.pipe()
+    yield read_fd, write_fd
+    os.close(read_fd)
+    os.close(write_fd)
+
+
+def lines_of(read_fd: int) -> list[str]:
+    return os.read(read_fd, 1 << 20).decode().splitlines()
+
+
+def test_line_form_and_levels(pipe: tuple[int, int]) -> None:
+    logger = Logger("[nsqd] ", Level.DEBUG, LineWriter(pipe[1]))
+    for say in (logger.debug, logger.info, logger.warning, logger.error, logger.fatal):
+        say("a text \udcff")
+    assert logger.flush()
+    matches = [LINE.fullmatch(line) for line in lines_of(pipe[0])]
+    assert [match and match[1] for match in matches] == ["DEBUG", "INFO", "WARNING", "ERROR", "FATAL"]
+    assert all(match and match[2] == "a text \\udcff" for match in matches)
+
+
+def test_time_is_local_and_current(pipe: tuple[int, int]) -> None:
+    before = time.strftime("%Y/%m/%d %H:%M:%S")
+    logger = Logger("", Level.INFO, LineWriter(pipe[1]))
+    logger.info("now")
+    after = time.strftime("%Y/%m/%d %H:%M:%S")
+    assert logger.flush()
+    assert before <= lines_of(pipe[0])[0][:19] <= after
+
+
+def test_level_can_be_changed_live(pipe: tuple[int, int]) -> None:
+    logger = Logger("[nsqd] ", Level.ERROR, LineWriter(pipe[1]))
+    logger.info("hidden")
+    logger.level = Level.DEBUG
+    logger.debug("shown")
+    assert logger.flush()
+    assert [line.rpartition(": ")[2] for line in lines_of(pipe[0])] == ["shown"]
+
+
+def test_unread_stderr_drops_lines_and_says_so_afterwards(pipe: tuple[int, int]) -> None:
+    read_fd, write_fd = pipe
+    writer = LineWriter(write_fd, queue_bytes_max=64 * 1024)
+    logger = Logger("", Level.INFO, writer)
+    for _ in range(3000):
+        logger.info("x" * 200)
+    assert writer.dropped > 0
+    assert not logger.flush(0.05)
+    while not logger.flush(0.05):
+        os.read(read_fd, 1 << 16)
+    logger.info("again")
+    assert logger.flush()
+    last = lines_of(read_fd)[-2:]
+    assert re.search(r"WARNING: LOG: \d+ lines dropped", last[0])
+    assert last[1].endswith("INFO: again")
+
+
+def test_a_closed_reader_does_not_stop_the_program() -> None:
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    logger = Logger("", Level.INFO, LineWriter(write_fd))
+    logger.info("to nobody")
+    assert logger.flush()
+    os.close(write_fd)
+
+
+def test_last_lines_are_written_at_exit() -> None:
+    script = (
+        "from nsquark.cli.logs import Level, Logger\n"
+        "logger = Logger('', Level.INFO)\n"
+        "for n in range(500): logger.info(f'line {n}')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert [line.rpartition(" ")[2] for line in done.stderr.splitlines()] == [str(n) for n in range(500)]
+
+
+def test_exit_does_not_wait_long_for_a_reader_that_never_reads() -> None:
+    script = (
+        "from nsquark.cli.logs import Level, Logger\n"
+        "logger = Logger('', Level.INFO)\n"
+        "for n in range(5000): logger.info('x' * 100)\n"
+    )
+    read_fd, write_fd = os.pipe()
+    try:
+        subprocess.run([sys.executable, "-c", script], stderr=write_fd, timeout=30, check=True)
+    finally:
+        os.close(read_fd)
+        os.close(write_fd)
+
+
+@pytest.mark.parametrize("word", ["debug", "info", "warn", "error", "fatal"])
+def test_level_words(word: str) -> None:
+    assert Level.parse(word.upper()).word == word
+
+
+@pytest.mark.parametrize("word", ["", "warning", "verbose", "2"])
+def test_other_level_words_are_refused(word: str) -> None:
+    with pytest.raises(ValueError, match="invalid log level"):
+        Level.parse(word)
