@@ -1,0 +1,80 @@
+"""Fixtures every test may use: an nsqd per module, more where a test needs its own, and connections that get closed."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.register_assert_rewrite("harness")
+
+from harness import Nsqd, Wire, nsqd_is_ours, nsqd_program  # noqa: E402  (rewriting must be asked for first)
+
+_serial = itertools.count(1)
+
+
+def pytest_report_header() -> str:
+    return f"nsqd under test: {nsqd_program()}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if nsqd_is_ours():
+        return
+    skip = pytest.mark.skip(reason="only this project's nsqd does this, and NSQD names another")
+    for item in items:
+        if item.get_closest_marker("ours"):
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="module")
+def nsqd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
+    """Shared by the tests of a module, which sets its flags by NSQD_FLAGS and uses topics of its own."""
+    flags = getattr(request.module, "NSQD_FLAGS", ())
+    daemon = Nsqd(tmp_path_factory.mktemp("nsqd"), *flags)
+    with daemon:
+        yield daemon
+        assert daemon.is_running, f"nsqd died under the tests of this module:\n{daemon.log}"
+        assert daemon.stop() == 0, daemon.log
+
+
+@pytest.fixture
+def make_nsqd(tmp_path: Path) -> Iterator[Callable[..., Nsqd]]:
+    """Starts an nsqd with these flags, by default on this test's own data path."""
+    daemons: list[Nsqd] = []
+
+    def make(*flags: str, data_path: Path | None = None) -> Nsqd:
+        directory = data_path or tmp_path / "data"
+        directory.mkdir(exist_ok=True)
+        daemons.append(Nsqd(directory, *flags))
+        return daemons[-1].start()
+
+    yield make
+    for daemon in daemons:
+        daemon.kill()
+
+
+@pytest.fixture
+def connect(request: pytest.FixtureRequest) -> Iterator[Callable[..., Wire]]:
+    """Opens connections, to the module's nsqd unless told otherwise, and closes them after the test."""
+    wires: list[Wire] = []
+
+    def open_one(daemon: Nsqd | None = None, **settings: Any) -> Wire:
+        target = daemon or request.getfixturevalue("nsqd")
+        wires.append(target.connect(**settings))
+        return wires[-1]
+
+    yield open_one
+    for wire in wires:
+        wire.close()
+
+
+@pytest.fixture
+def client(connect: Callable[..., Wire]) -> Wire:
+    return connect()
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name no other test uses."""
+    return f"topic_{next(_serial)}"

@@ -1,0 +1,30 @@
+"""Waiting for a condition instead of sleeping and hoping."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+EVENTUALLY_TIMEOUT_S = 8.0
+"""More than the five seconds in which NSQ's queue scan may not yet know a new channel."""
+
+POLL_INTERVAL_S = 0.01
+
+
+def eventually(
+    condition: Callable[[], T], timeout_s: float = EVENTUALLY_TIMEOUT_S, interval_s: float = POLL_INTERVAL_S
+) -> T:
+    """The first true value of the condition; an assertion failing inside it counts as not yet true."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        failure: AssertionError | None = None
+        try:
+            value = condition()
+            if value:
+                return value
+        except AssertionError as error:
+            failure = error
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not so after {timeout_s} s: {failure or condition}") from failure
+        time.sleep(interval_s)
