@@ -1,0 +1,132 @@
+"""`python -m benchmarks`: measures our nsqd and, given one, a peer, and prints both side by side."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+import nsquark.kernel.frames
+from benchmarks import report
+from benchmarks.broker import Broker
+from benchmarks.measure import Measurement
+from benchmarks.report import Result
+from benchmarks.scenarios import ALL, TOPIC, Scenario
+from benchmarks.wire import LoadError
+
+SECONDS_DEFAULT = 3.0
+SECONDS_MAX = 60.0
+DISK_SHARE = 3
+"""A peer on disk is several times slower: with a smaller backlog it does not take minutes."""
+
+
+def main() -> int:
+    options = _options()
+    chosen = _chosen(options.only)
+    if nsquark.kernel.frames.__file__.endswith(".py"):
+        print(
+            "warning: the kernel is not compiled, so the load generator is the limit; run `make build`",
+            file=sys.stderr,
+        )
+    results = []
+    try:
+        for scenario in chosen:
+            results.append(_measure(scenario, options))
+            _progress(results[-1])
+    except LoadError as error:
+        print(f"{scenario.name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    print(f"\n{report.machine()}\n")
+    for table in report.tables(results):
+        print(table.markdown() if options.markdown else table.plain(), end="\n\n")
+    if options.json:
+        options.json.write_text(json.dumps(report.as_json(results), indent=2) + "\n")
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    names = ", ".join(scenario.name for scenario in ALL)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, epilog=f"scenarios: {names}"
+    )
+    parser.add_argument("--nsqd", type=_program, help="our nsqd (default: the one beside this Python)")
+    parser.add_argument(
+        "--peer", type=_program, help="another nsqd, measured alternately (default: $PEER_NSQD)"
+    )
+    parser.add_argument("--only", metavar="NAME,NAME", default="", help="these scenarios only")
+    parser.add_argument(
+        "--seconds", type=_seconds, default=SECONDS_DEFAULT, help="per scenario (default: %(default)s)"
+    )
+    parser.add_argument("--markdown", action="store_true", help="print Markdown tables")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE as well")
+    options = parser.parse_args()
+    try:
+        options.nsqd = options.nsqd or _program(str(Path(sys.executable).parent / "nsqd"))
+        if not options.peer and os.environ.get("PEER_NSQD"):
+            options.peer = _program(os.environ["PEER_NSQD"])
+    except argparse.ArgumentTypeError as error:
+        parser.error(str(error))
+    unknown = set(filter(None, options.only.split(","))) - {scenario.name for scenario in ALL}
+    if unknown:
+        parser.error(f"no scenario is named {', '.join(sorted(unknown))}; there are: {names}")
+    return options
+
+
+def _program(text: str) -> Path:
+    path = Path(text)
+    if not os.access(path, os.X_OK) or not path.is_file():
+        raise argparse.ArgumentTypeError(f"{text} is not a program that can be run")
+    return path
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.5 <= seconds <= SECONDS_MAX:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0.5 to {SECONDS_MAX:.0f}")
+    return seconds
+
+
+def _chosen(only: str) -> list[Scenario]:
+    names = set(filter(None, only.split(",")))
+    return [scenario for scenario in ALL if not names or scenario.name in names]
+
+
+def _measure(scenario: Scenario, options: argparse.Namespace) -> Result:
+    """Ours and the peer right after one another, so that both see the machine in the same mood."""
+    seconds = scenario.seconds or options.seconds
+    ours = _run(scenario, options.nsqd, seconds, ())
+    if not options.peer:
+        return Result(scenario, ours)
+    # The peer keeps its whole backlog in memory: that is its fastest way.
+    in_memory = f"--mem-queue-size={int(scenario.messages_per_second * seconds) + 1000}"
+    peer = _run(scenario, options.peer, seconds, (in_memory,))
+    peer_disk = None
+    if scenario.disk_target:
+        peer_disk = _run(scenario, options.peer, max(seconds / DISK_SHARE, 1.0), ("--mem-queue-size=0",))
+    return Result(scenario, ours, peer, peer_disk)
+
+
+def _run(scenario: Scenario, program: Path, seconds: float, flags: tuple[str, ...]) -> Measurement:
+    with Broker(program, flags) as broker:
+        measurement = scenario.run(broker, seconds)
+        # NSQ's nsqd would write its whole memory queue to disk at SIGTERM, for many seconds.
+        broker.post(f"/topic/delete?topic={TOPIC}")
+        return measurement
+
+
+def _progress(result: Result) -> None:
+    rates = [
+        f"{who} {measured.rate:,.0f} msg/s (load {measured.load_busy:.0%})"
+        for who, measured in (("ours", result.ours), ("peer", result.peer), ("on disk", result.peer_disk))
+        if measured
+    ]
+    print(f"{result.scenario.name:12} {', '.join(rates)}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
