@@ -1,0 +1,373 @@
+"""One HTTP/1.1 connection: answers leave in the order in which their requests came, under all its limits."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+import traceback
+from collections import deque
+from typing import TYPE_CHECKING, Final, cast
+
+from nsquark.cli.durations import Duration
+from nsquark.cli.logs import Level
+from nsquark.web.messages import Answer, Pending, Request, Response, StreamResponse, error, plain
+from nsquark.web.reader import INTERNAL_ERROR, Persistence, RequestReader
+from nsquark.web.router import BAD_REQUEST, Target
+from nsquark.web.streaming import stream
+
+if TYPE_CHECKING:
+    from nsquark.web.server import HttpServer
+
+# The parser cannot stop in the middle of what it is fed, so it is fed no more than this at a time: that
+# bounds how many tiny requests are read before the limits are looked at again.
+FEED_BYTES_MAX: Final = 16 * 1024
+
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+TOO_SLOW: Final = plain(408, "408 Request Timeout", close=True)
+TOO_MANY_CONNECTIONS: Final = error(503, "TOO_MANY_CONNECTIONS", close=True)
+# Stands for a request line that could not be read.
+UNREADABLE: Final = Target("", "", "", "", {}, False, lambda request: BAD_REQUEST, False, None, BAD_REQUEST)
+
+
+class Slot:
+    """The place of one answer in the order of answers."""
+
+    __slots__ = ("answer", "persistence", "request", "started_ns", "streaming")
+
+    def __init__(self, request: Request, persistence: Persistence, started_ns: int) -> None:
+        self.request = request
+        self.persistence = persistence
+        # 0 if the request is not for the log.
+        self.started_ns = started_ns
+        self.answer: Answer | None = None
+        self.streaming: asyncio.Task[None] | None = None
+
+
+class HttpConnection(asyncio.Protocol):
+    """Always:
+
+    * Requests are in one of four places, oldest first: `_slots` (with a handler, answer not sent), `_held`
+      (read, waiting because too much is being answered or sent), `_reader` (half read), `_unread` (bytes).
+    * Reading is paused while `_held` or `_unread` is not empty or the peer does not take what is sent.
+    * Between turns of the loop `_out` is empty; within one (`_busy`) answers gather there for one write.
+    """
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._limits = server.limits
+        self._logger = server.logger
+        self._transport: asyncio.Transport
+        self._reader: RequestReader
+        self._remote = ""
+        self._unread = b""
+        self._held: deque[tuple[Request, Persistence]] = deque()
+        self._slots: deque[Slot] = deque()
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._busy = False
+        # The peer, or the server's closing, asks for no more than the answers that are due.
+        self._eof = False
+        # The rest of a request is not wanted.
+        self._refused = False
+        # The last answer has been given.
+        self._ended = False
+        self._lingering = False
+        self._reading = True
+        self._write_paused = False
+        self._writable: asyncio.Future[None] | None = None
+        # By the server's clock: last data, start of a half read request, last change of a full buffer.
+        self._data_tick = server.tick
+        self._request_tick = 0
+        self._stalled_tick = 0
+        self._stalled_bytes = 0
+
+    # --- the transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
+        self._remote = _remote_of(transport.get_extra_info("peername"))
+        self._https = transport.get_extra_info("sslcontext") is not None
+        self._reader = RequestReader(
+            self._server.router,
+            self._limits,
+            self._logger,
+            self._remote,
+            self._https,
+            self._take,
+            self._send_continue,
+        )
+        if not self._server.admit(self):
+            self._refuse(TOO_MANY_CONNECTIONS)
+
+    def data_received(self, data: bytes) -> None:
+        if self._reader.stopped:
+            return
+        self._data_tick = self._server.tick
+        if self._unread:
+            self._unread += data
+        elif len(data) <= FEED_BYTES_MAX and not self._held:
+            self._feed(data)
+        else:
+            self._unread = data
+            self._pump()
+
+    def eof_received(self) -> bool:
+        """A client may close its side and still wait for answers; TLS has no such half."""
+        self._eof = True
+        return bool(self._slots or self._held) and not self._ended and not self._https
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        self._stalled_tick = self._server.tick
+        self._set_reading()
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+        if not self._busy:
+            self._pump()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.forget(self)
+        self._end()
+        if self._writable is not None:
+            self._writable.cancel()
+        for slot in self._slots:
+            if slot.streaming is not None:
+                slot.streaming.cancel()
+        self._slots.clear()
+        self._reader.release()
+
+    # --- receiving
+
+    def _feed(self, data: bytes) -> None:
+        self._busy = True
+        refusal: Response | None
+        try:
+            refusal = self._reader.feed(data)
+        except Exception as failure:
+            self._logger.error(f"HTTP: ({self._remote}) {_trace(failure)}")
+            refusal = INTERNAL_ERROR
+        if refusal is not None:
+            self._refuse(refusal)
+        self._busy = False
+        self._flush()
+        if self._reader.receiving and not self._request_tick:
+            self._request_tick = self._server.tick
+        if self._held:
+            self._set_reading()
+
+    def _take(self, request: Request, persistence: Persistence) -> None:
+        self._request_tick = 0
+        if self._held or ((self._slots or self._out or self._write_paused) and self._is_full()):
+            self._held.append((request, persistence))
+        else:
+            self._dispatch(request, persistence)
+
+    def _send_continue(self) -> None:
+        # An earlier answer must come first; the client then sends the body after a while without being told.
+        if not self._slots and not self._held:
+            self._out.append(CONTINUE)
+
+    def _is_full(self) -> bool:
+        limits = self._limits
+        return (
+            self._write_paused
+            or self._out_bytes > limits.write_buffer_bytes
+            or len(self._slots) >= limits.pipelined_requests
+        )
+
+    def _pump(self) -> None:
+        """Go on with what was held back, as far as the limits allow."""
+        while not self._ended and not self._is_full():
+            if self._held:
+                self._busy = True
+                self._dispatch(*self._held.popleft())
+                self._busy = False
+                self._flush()
+            elif self._unread and not self._reader.stopped:
+                data, self._unread = self._unread[:FEED_BYTES_MAX], self._unread[FEED_BYTES_MAX:]
+                self._feed(data)
+            else:
+                break
+        self._set_reading()
+
+    def _set_reading(self) -> None:
+        if self._transport.is_closing():
+            return
+        # What is sent after a refusal is read, to be thrown away.
+        reading = self._refused or not (self._held or self._unread or self._write_paused)
+        if reading != self._reading:
+            self._reading = reading
+            if reading:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    # --- answering
+
+    def _dispatch(self, request: Request, persistence: Persistence) -> None:
+        target = request.target
+        started_ns = time.perf_counter_ns() if target.log else 0
+        try:
+            result = target.handler(request)
+        except Exception as failure:
+            self._logger.error(f"HTTP: {request.method} {request.uri} failed - {_trace(failure)}")
+            result = INTERNAL_ERROR
+        if type(result) is Response and not self._slots:
+            if started_ns:
+                self._log(request, result.status, started_ns)
+            self._send(result, persistence)
+            return
+        slot = Slot(request, persistence, started_ns)
+        self._slots.append(slot)
+        if isinstance(result, Pending):
+            result.when_resolved(lambda answer: self._settle(slot, answer))
+        elif isinstance(result, (Response, StreamResponse)):
+            self._settle(slot, result)
+        else:
+            self._server.run(result, lambda answer: self._settle(slot, answer), request)
+
+    def _settle(self, slot: Slot, answer: Answer) -> None:
+        if self._ended:
+            return
+        slot.answer = answer
+        if isinstance(answer, Response) and slot.started_ns:
+            self._log(slot.request, answer.status, slot.started_ns)
+        if self._slots[0] is slot:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Send the answers that are ready, up to the first that is not."""
+        while self._slots and not self._ended:
+            slot = self._slots[0]
+            if slot.answer is None:
+                break
+            if isinstance(slot.answer, StreamResponse):
+                slot.streaming = self._server.spawn(self._stream(slot, slot.answer))
+                break
+            self._slots.popleft()
+            self._send(slot.answer, slot.persistence)
+        if not self._busy:
+            self._flush()
+            if self._held or self._unread:
+                self._pump()
+
+    async def _stream(self, slot: Slot, response: StreamResponse) -> None:
+        chunked = slot.persistence in (Persistence.KEEP, Persistence.CLOSE)
+        close = slot.persistence is not Persistence.KEEP
+        try:
+            await stream(response, self._transport, self._wait_writable, chunked=chunked, close=close)
+        except Exception as failure:
+            # The status has left already: a body without an end is the only way left to say that it failed.
+            self._logger.error(f"HTTP: {slot.request.method} {slot.request.uri} failed - {_trace(failure)}")
+            self._transport.abort()
+            return
+        if slot.started_ns:
+            self._log(slot.request, response.status, slot.started_ns)
+        if self._ended:
+            return
+        self._slots.popleft()
+        if close:
+            self._end()
+        self._advance()
+
+    async def _wait_writable(self) -> None:
+        if self._write_paused:
+            self._writable = asyncio.get_running_loop().create_future()
+            await self._writable
+            self._writable = None
+
+    def _send(self, response: Response, persistence: Persistence) -> None:
+        if persistence is Persistence.KEEP and not response.close:
+            wire = response.wire()
+        elif persistence is Persistence.KEEP_1_0 and not response.close:
+            wire = response.encode("keep-alive")
+        else:
+            wire = response.encode("close")
+            self._end()
+        self._out.append(wire)
+        self._out_bytes += len(wire)
+
+    def _flush(self) -> None:
+        out = self._out
+        if out:
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+            self._out = []
+            self._out_bytes = 0
+        if self._ended or (self._eof and not self._slots and not self._held):
+            self._hang_up()
+
+    def _refuse(self, response: Response) -> None:
+        """Answer, in its turn, a request whose rest is not wanted, and end the connection."""
+        self._reader.stopped = self._refused = True
+        self._unread = b""
+        target = dataclasses.replace(self._reader.target or UNREADABLE, handler=lambda request: response)
+        self._take(Request(target, b"", {}, self._remote, self._https), Persistence.CLOSE)
+        if not self._busy:
+            self._flush()
+
+    # --- ending
+
+    def _end(self) -> None:
+        """The last answer is on its way: nothing after it counts."""
+        self._ended = self._reader.stopped = True
+        self._held.clear()
+        self._unread = b""
+
+    def _hang_up(self) -> None:
+        if self._lingering or self._transport.is_closing():
+            return
+        if not self._refused or self._eof:
+            self._transport.close()
+            return
+        # Closing while the peer still sends would reset the connection and lose the answer.
+        self._lingering = True
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._set_reading()
+        asyncio.get_running_loop().call_later(self._limits.linger_seconds, self._transport.close)
+
+    def shut_down(self) -> None:
+        """The server closes: what is being answered is finished, nothing more is taken."""
+        self._reader.stopped = self._eof = True
+        self._flush()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def check_time(self, tick: int) -> None:
+        """Called once a second: end what takes too long."""
+        limits = self._limits
+        if self._write_paused or self._ended:
+            waiting_bytes = self._transport.get_write_buffer_size()
+            if waiting_bytes != self._stalled_bytes:
+                self._stalled_bytes = waiting_bytes
+                self._stalled_tick = tick
+            elif tick - self._stalled_tick > limits.write_stall_seconds:
+                self._transport.abort()
+        elif self._request_tick:
+            if self._reading and tick - self._request_tick > limits.request_seconds:
+                self._refuse(TOO_SLOW)
+        elif not self._slots and tick - self._data_tick > limits.idle_seconds:
+            self._transport.close()
+
+    def _log(self, request: Request, status: int, started_ns: int) -> None:
+        if self._logger.level <= Level.INFO:
+            elapsed = Duration(time.perf_counter_ns() - started_ns)
+            self._logger.info(f"{status} {request.method} {request.uri} ({self._remote}) {elapsed}")
+
+
+def _remote_of(peername: object) -> str:
+    """`host:port` of a TCP peer; that of a unix socket has no name."""
+    if not isinstance(peername, tuple):
+        return "@"
+    host, port = peername[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _trace(failure: BaseException) -> str:
+    return "".join(traceback.format_exception(failure)).rstrip()

@@ -1,0 +1,190 @@
+"""What a handler gets and gives: requests, responses, and the response styles of NSQ's daemons."""
+
+from __future__ import annotations
+
+import http
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from nsquark.web.router import Target
+
+JSON_TYPE: Final = "application/json; charset=utf-8"
+TEXT_TYPE: Final = "text/plain; charset=utf-8"
+# go-nsq takes an answer of nsqlookupd for the current format only with exactly this header.
+NSQ_HEADER: Final = ("X-Nsq-Content-Type", "nsq; version=1.0")
+
+# As Go does, so that an answer may stand inside a script element or an old JavaScript string.
+_JSON_ESCAPES: Final = (
+    (b"<", rb"\u003c"),
+    (b">", rb"\u003e"),
+    (b"&", rb"\u0026"),
+    ("\u2028".encode(), rb"\u2028"),
+    ("\u2029".encode(), rb"\u2029"),
+)
+
+Headers = tuple[tuple[str, str], ...]
+
+
+class Request:
+    """One received request. `query` and `headers` have the first of repeated names; do not change them."""
+
+    __slots__ = ("body", "headers", "https", "remote", "target")
+
+    def __init__(
+        self, target: Target, body: bytes, headers: Mapping[bytes, bytes], remote: str, https: bool
+    ) -> None:
+        self.target = target
+        self.body = body
+        self.headers = headers
+        self.remote = remote
+        self.https = https
+
+    @property
+    def method(self) -> str:
+        return self.target.method
+
+    @property
+    def uri(self) -> str:
+        """The request target as it was sent."""
+        return self.target.uri
+
+    @property
+    def path(self) -> str:
+        return self.target.path
+
+    @property
+    def tail(self) -> str:
+        """What follows the prefix of a prefix route."""
+        return self.target.tail
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        return self.target.query
+
+    @property
+    def query_ok(self) -> bool:
+        """False if the query has a bad escape or a `;`: NSQ answers 400 INVALID_REQUEST then."""
+        return self.target.query_ok
+
+
+class Response:
+    """A complete answer. Its bytes are kept once made, so a constant one costs nothing to send again."""
+
+    __slots__ = ("_wire", "body", "close", "content_type", "headers", "omit_body", "status")
+
+    def __init__(
+        self,
+        status: int = 200,
+        body: bytes = b"",
+        content_type: str | None = None,
+        headers: Headers = (),
+        close: bool = False,
+        omit_body: bool = False,
+    ) -> None:
+        self.status = status
+        self.body = body
+        self.content_type = content_type
+        self.headers = headers
+        self.close = close
+        # An answer to HEAD announces a body and must not have it.
+        self.omit_body = omit_body
+        self._wire = b""
+
+    def wire(self) -> bytes:
+        """The answer on a connection that stays open."""
+        if not self._wire:
+            self._wire = self.encode("")
+        return self._wire
+
+    def encode(self, connection: str) -> bytes:
+        """The answer with a `Connection` header, if that is not empty."""
+        length = (("Content-Length", str(len(self.body))),)
+        head = encode_head(self.status, self.content_type, self.headers + length, connection)
+        return head if self.omit_body else head + self.body
+
+
+class StreamResponse:
+    """An answer of unknown length, sent in chunks as fast as the peer takes them."""
+
+    __slots__ = ("chunks", "content_type", "headers", "status")
+
+    def __init__(
+        self,
+        status: int,
+        content_type: str | None,
+        headers: Headers,
+        chunks: AsyncIterator[bytes | memoryview],
+    ) -> None:
+        self.status = status
+        self.content_type = content_type
+        self.headers = headers
+        self.chunks = chunks
+
+
+class Pending:
+    """An answer promised for later: return it from a handler, and `resolve` it exactly once."""
+
+    __slots__ = ("_callback", "_response")
+
+    def __init__(self) -> None:
+        self._response: Response | StreamResponse | None = None
+        self._callback: Callable[[Response | StreamResponse], None] | None = None
+
+    def resolve(self, response: Response | StreamResponse) -> None:
+        self._response = response
+        if self._callback is not None:
+            self._callback(response)
+
+    def when_resolved(self, callback: Callable[[Response | StreamResponse], None]) -> None:
+        """For the server: at once if it is resolved already."""
+        self._callback = callback
+        if self._response is not None:
+            callback(self._response)
+
+
+Answer = Response | StreamResponse
+Handler = Callable[[Request], Answer | Pending | Coroutine[Any, Any, Answer]]
+
+
+def empty() -> Response:
+    return Response(headers=(NSQ_HEADER,))
+
+
+def text(body: str) -> Response:
+    return Response(body=body.encode(), content_type=TEXT_TYPE if body else None, headers=(NSQ_HEADER,))
+
+
+def json(value: object, status: int = 200, *, close: bool = False) -> Response:
+    return Response(status, encode_json(value), JSON_TYPE, (NSQ_HEADER,), close)
+
+
+def error(status: int, code: str, *, close: bool = False) -> Response:
+    return json({"message": code}, status, close=close)
+
+
+def plain(status: int, body: str, *, close: bool = False) -> Response:
+    return Response(status, body.encode(), TEXT_TYPE, close=close)
+
+
+def encode_json(value: object) -> bytes:
+    data = msgspec.json.encode(value)
+    # These bytes can only stand inside strings, so replacing them keeps the JSON what it is.
+    for raw, escaped in _JSON_ESCAPES:
+        if raw in data:
+            data = data.replace(raw, escaped)
+    return data
+
+
+def encode_head(status: int, content_type: str | None, headers: Headers, connection: str) -> bytes:
+    lines = [f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}"]
+    if content_type is not None:
+        lines.append(f"Content-Type: {content_type}")
+    lines += [f"{name}: {value}" for name, value in headers]
+    if connection:
+        lines.append(f"Connection: {connection}")
+    if any("\r" in line or "\n" in line for line in lines):
+        raise ValueError("a header must not contain a line break")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")

@@ -1,0 +1,184 @@
+"""Bytes to requests: the parser's callbacks, and the limits on what a request may be."""
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Final
+
+import httptools
+
+from nsquark.cli.logs import Logger
+from nsquark.web.limits import Limits
+from nsquark.web.messages import Request, Response, error, plain
+from nsquark.web.router import BAD_REQUEST, Router, Target
+
+HEADERS_TOO_BIG: Final = plain(431, "431 Request Header Fields Too Large", close=True)
+INTERNAL_ERROR: Final = error(500, "INTERNAL_ERROR")
+
+
+class Persistence(IntEnum):
+    """What follows the answer. HTTP/1.0 knows no chunks, and wants keep-alive confirmed."""
+
+    KEEP = 0
+    KEEP_1_0 = 1
+    CLOSE = 2
+    CLOSE_1_0 = 3
+
+
+class RefusedError(Exception):
+    """Leaves the parser early, with the answer to a request whose rest is not wanted."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__()
+        self.response = response
+
+
+class RequestReader:
+    """Reads the requests of one connection and hands each to `take`.
+
+    `stopped` is set by the last request of a connection, or from outside; what comes after is not read.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        limits: Limits,
+        logger: Logger,
+        remote: str,
+        https: bool,
+        take: Callable[[Request, Persistence], None],
+        send_continue: Callable[[], None],
+    ) -> None:
+        self._router = router
+        self._limits = limits
+        self._logger = logger
+        self._remote = remote
+        self._https = https
+        self._take = take
+        self._send_continue = send_continue
+        self._parser = httptools.HttpRequestParser(self)
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._body_bytes_max = 0
+        self._unproductive_bytes = 0
+        self._progress: tuple[bool, int] | None = None
+        # The meaning of the request line, once the headers are read.
+        self.target: Target | None = None
+        self.stopped = False
+
+    @property
+    def receiving(self) -> bool:
+        """Whether a request has begun and not ended."""
+        return bool(self._url)
+
+    def feed(self, data: bytes) -> Response | None:
+        """Read on. A response means: answer with it in its turn, and read no more."""
+        try:
+            while True:
+                try:
+                    self._parser.feed_data(data)
+                    break
+                except httptools.HttpParserUpgrade as upgrade:
+                    data = self._without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserCallbackError as left:
+            if isinstance(left.__context__, RefusedError):
+                return left.__context__.response
+            raise
+        except httptools.HttpParserError as malformed:
+            # After a request that ends the connection, further bytes do not matter.
+            if self.stopped:
+                return None
+            self._logger.debug(f"HTTP: ({self._remote}) malformed request - {malformed}")
+            return BAD_REQUEST
+        return self._check_progress(len(data)) if self._url else None
+
+    def release(self) -> None:
+        """The parser holds this object's methods; without it all is freed at once."""
+        del self._parser, self._take, self._send_continue
+
+    # --- called by the parser
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.setdefault(name.lower(), value)
+
+    def on_headers_complete(self) -> None:
+        self.target = target = self._router.resolve(self._parser.get_method(), self._url)
+        limit = target.max_body_bytes
+        self._body_bytes_max = limit = self._limits.body_bytes if limit is None else limit
+        headers = self._headers
+        length = headers.get(b"content-length")
+        if length is not None and int(length) > limit:
+            raise RefusedError(target.too_big)
+        if b"expect" in headers and headers[b"expect"].lower() == b"100-continue":
+            self._send_continue()
+
+    def on_body(self, data: bytes) -> None:
+        self._body.append(data)
+        self._body_bytes += len(data)
+        if self._body_bytes > self._body_bytes_max:
+            assert self.target is not None
+            raise RefusedError(self.target.too_big)
+
+    def on_message_complete(self) -> None:
+        headers = self._headers
+        parser = self._parser
+        if b"upgrade" in headers and parser.should_upgrade():
+            return
+        target = self.target
+        assert target is not None
+        pieces = self._body
+        body = b"" if not pieces else pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        keep = parser.should_keep_alive()
+        persistence = Persistence.KEEP
+        if not keep or b"connection" in headers:
+            self.stopped = self.stopped or not keep
+            persistence = _persistence(keep, parser.get_http_version() == "1.0")
+        self._url = b""
+        self._headers = {}
+        self.target = self._progress = None
+        if pieces:
+            self._body = []
+            self._body_bytes = 0
+        self._take(Request(target, body, headers, self._remote, self._https), persistence)
+
+    # --- details
+
+    def _check_progress(self, fed_bytes: int) -> Response | None:
+        """Bound what a request may send without getting on: endless headers, trailers or chunk extensions."""
+        progress = (self.target is not None, self._body_bytes)
+        if progress != self._progress:
+            self._progress = progress
+            self._unproductive_bytes = 0
+            return None
+        self._unproductive_bytes += fed_bytes
+        return HEADERS_TOO_BIG if self._unproductive_bytes > self._limits.header_bytes else None
+
+    def _without_upgrade(self, rest: bytes) -> bytes:
+        """A request that offers an upgrade, as the plain request it also is, to be parsed once more.
+
+        Java's HTTP client offers HTTP/2 like that with any request, and the parser takes the body of such a
+        request for another protocol.
+        """
+        if b"upgrade" not in self._headers:
+            # CONNECT: it has been refused, and what follows it is for no HTTP server.
+            self.stopped = True
+            return b""
+        head = [self._parser.get_method() + b" " + self._url + b" HTTP/1.1"]
+        if b"close" in self._headers.get(b"connection", b"").lower():
+            head.append(b"Connection: close")
+        skipped = (b"upgrade", b"connection", b"http2-settings")
+        head += [name + b": " + value for name, value in self._headers.items() if name not in skipped]
+        self._parser = httptools.HttpRequestParser(self)
+        self._url = b""
+        self._headers = {}
+        return b"\r\n".join(head) + b"\r\n\r\n" + rest
+
+
+def _persistence(keep: bool, is_1_0: bool) -> Persistence:
+    if keep:
+        return Persistence.KEEP_1_0 if is_1_0 else Persistence.KEEP
+    return Persistence.CLOSE_1_0 if is_1_0 else Persistence.CLOSE

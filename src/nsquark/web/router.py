@@ -1,0 +1,179 @@
+"""Which handler answers a request, by NSQ's rules for unknown, misspelt and not allowed ones."""
+
+import posixpath
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from nsquark.web.messages import JSON_TYPE, NSQ_HEADER, Handler, Request, Response, encode_json, error, plain
+from nsquark.web.query import EscapeError, parse_query, unescape
+
+# The same few request lines come again and again; what they mean is kept for this many of them.
+TARGETS_MAX: Final = 1024
+TARGET_URL_BYTES_MAX: Final = 512
+
+# What may be repeated in a redirect as it is.
+_SEGMENT = re.compile(r"[A-Za-z0-9_.-]+")
+
+BAD_REQUEST: Final = plain(400, "400 Bad Request", close=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    handler: Handler
+    log: bool = True
+    # None: the server's own limit.
+    max_body_bytes: int | None = None
+    too_big: str = "BODY_TOO_BIG"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """All that follows from a request line alone. Shared by all requests with the same one."""
+
+    method: str
+    uri: str
+    path: str
+    tail: str
+    query: Mapping[str, str]
+    query_ok: bool
+    handler: Handler
+    log: bool
+    max_body_bytes: int | None
+    too_big: Response
+
+
+class Router:
+    """Routes are exact paths, or a prefix followed by one segment, each for a method."""
+
+    def __init__(self) -> None:
+        self._exact: dict[str, dict[str, Route]] = {}
+        self._prefixes: dict[str, dict[str, Route]] = {}
+        self._targets: dict[tuple[bytes, bytes], Target] = {}
+
+    def add(
+        self,
+        method: str,
+        path: str,
+        handler: Handler,
+        *,
+        log: bool = True,
+        max_body_bytes: int | None = None,
+        too_big: str = "BODY_TOO_BIG",
+    ) -> None:
+        """A body over `max_body_bytes` is answered with 413 and the message `too_big`."""
+        self._add(self._exact, method, path, Route(handler, log, max_body_bytes, too_big))
+
+    def add_prefix(
+        self,
+        method: str,
+        prefix: str,
+        handler: Handler,
+        *,
+        log: bool = True,
+        max_body_bytes: int | None = None,
+        too_big: str = "BODY_TOO_BIG",
+    ) -> None:
+        """`prefix` ends with a slash; the one segment after it is `request.tail`."""
+        if not prefix.endswith("/"):
+            raise ValueError(f"the prefix {prefix!r} must end with a slash")
+        self._add(self._prefixes, method, prefix, Route(handler, log, max_body_bytes, too_big))
+
+    def resolve(self, method: bytes, url: bytes) -> Target:
+        """What to do with a request line. Never fails: a bad one has a handler that says so."""
+        target = self._targets.get((method, url))
+        if target is None:
+            target = self._resolve(method.decode("ascii"), url)
+            if len(url) <= TARGET_URL_BYTES_MAX:
+                if len(self._targets) >= TARGETS_MAX:
+                    self._targets.clear()
+                self._targets[method, url] = target
+        return target
+
+    def _add(self, routes: dict[str, dict[str, Route]], method: str, path: str, route: Route) -> None:
+        if method == "HEAD":
+            raise ValueError("HEAD is not served by NSQ's daemons")
+        routes.setdefault(path, {})[method] = route
+        self._targets.clear()
+
+    def _resolve(self, method: str, url: bytes) -> Target:
+        raw_path, _, raw_query = _origin_form(url).partition(b"?")
+        tail = ""
+        try:
+            path = unescape(raw_path)
+            if not path.startswith("/") and path != "*":
+                raise EscapeError
+        except EscapeError:
+            path, route = "", _constant(BAD_REQUEST)
+        else:
+            methods, tail = self._find(path)
+            route = methods.get(method) or self._instead(method, path, raw_query, methods)
+        query, query_ok = parse_query(raw_query)
+        uri = url.decode("latin-1")
+        too_big = error(413, route.too_big, close=True)
+        return Target(
+            method, uri, path, tail, query, query_ok, route.handler, route.log, route.max_body_bytes, too_big
+        )
+
+    def _find(self, path: str) -> tuple[Mapping[str, Route], str]:
+        """The routes of a path by method, and its tail if it is one with a prefix."""
+        if path in self._exact:
+            return self._exact[path], ""
+        prefix, _, tail = path.rpartition("/")
+        return (self._prefixes.get(prefix + "/", {}), tail) if tail else ({}, "")
+
+    def _instead(self, method: str, path: str, raw_query: bytes, methods: Mapping[str, Route]) -> Route:
+        """The answer where no route has this path and method."""
+        corrected = self._corrected(method, path)
+        if corrected is not None:
+            query = "?" + raw_query.decode("latin-1") if raw_query else ""
+            location = (("Location", corrected + query),)
+            return _constant(Response(301 if method == "GET" else 308, headers=location))
+        if methods:
+            allow = (("Allow", ", ".join(sorted({*methods, "OPTIONS"}))),)
+            if method == "OPTIONS":
+                return _constant(Response(headers=allow))
+            return _constant(_refusal(405, "METHOD_NOT_ALLOWED", allow, method))
+        return _constant(_refusal(404, "NOT_FOUND", (), method))
+
+    def _corrected(self, method: str, path: str) -> str | None:
+        """The path that was probably meant: other trailing slash, other case, no doubled slashes."""
+        cleaned = posixpath.normpath("/" + path.lstrip("/"))
+        for candidate in (cleaned, cleaned + "/"):
+            found = self._spelling(method, candidate)
+            if found is not None and found != path:
+                return found
+        return None
+
+    def _spelling(self, method: str, path: str) -> str | None:
+        """The right spelling of a path that has a route for the method, whatever the case of its letters."""
+        for known, methods in self._exact.items():
+            if method in methods and known.lower() == path.lower():
+                return known
+        for prefix, methods in self._prefixes.items():
+            tail = path[len(prefix) :]
+            if method in methods and path.lower().startswith(prefix.lower()) and _SEGMENT.fullmatch(tail):
+                return prefix + tail
+        return None
+
+
+def _origin_form(url: bytes) -> bytes:
+    """A proxy's client names scheme and host in the request line; only path and query matter here."""
+    if url.startswith((b"http://", b"https://")):
+        rest = url.partition(b"://")[2]
+        start = min((at for at in (rest.find(b"/"), rest.find(b"?")) if at >= 0), default=len(rest))
+        return rest[start:] if rest[start : start + 1] == b"/" else b"/" + rest[start:]
+    return url
+
+
+def _constant(response: Response) -> Route:
+    def answer(request: Request) -> Response:
+        return response
+
+    return Route(answer)
+
+
+def _refusal(status: int, code: str, headers: tuple[tuple[str, str], ...], method: str) -> Response:
+    body = encode_json({"message": code})
+    return Response(status, body, JSON_TYPE, (NSQ_HEADER, *headers), omit_body=method == "HEAD")

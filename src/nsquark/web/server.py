@@ -1,0 +1,184 @@
+"""The HTTP/1.1 server of the daemons: listening, admitting connections, watching their time, closing.
+
+`Router` says which handler answers, `HttpConnection` reads and writes; all names a handler needs are here.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import traceback
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from nsquark.cli.logs import Logger
+from nsquark.web.connection import HttpConnection
+from nsquark.web.limits import Limits
+from nsquark.web.messages import (
+    Answer,
+    Handler,
+    Pending,
+    Request,
+    Response,
+    StreamResponse,
+    empty,
+    error,
+    json,
+    plain,
+    text,
+)
+from nsquark.web.reader import INTERNAL_ERROR
+from nsquark.web.router import Router
+
+__all__ = [
+    "Answer",
+    "Handler",
+    "HttpServer",
+    "Limits",
+    "Pending",
+    "Request",
+    "Response",
+    "Router",
+    "StreamResponse",
+    "empty",
+    "error",
+    "json",
+    "plain",
+    "text",
+]
+
+LISTEN_BACKLOG: Final = 1024
+TLS_HANDSHAKE_SECONDS_MAX: Final = 10.0
+# How often the time limits of connections are looked at; one pass for all costs requests nothing.
+TICK_SECONDS: Final = 1.0
+
+
+class HttpServer:
+    """Any number of listening sockets with one set of routes."""
+
+    def __init__(self, router: Router, limits: Limits, logger: Logger) -> None:
+        self.router = router
+        self.limits = limits
+        self.logger = logger
+        # Seconds by the server's own count, for the time limits of connections.
+        self.tick = 1
+        self._connections: set[HttpConnection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listeners: list[asyncio.AbstractServer] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing = False
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
+    async def listen(
+        self, host: str, port: int, ssl_context: ssl.SSLContext | None = None
+    ) -> tuple[str, int]:
+        """Listen on one address and return it with the real port. An empty host means all addresses."""
+        loop = asyncio.get_running_loop()
+        listener = await _bind(host, port)
+        try:
+            server = await loop.create_server(
+                lambda: HttpConnection(self),
+                sock=listener,
+                ssl=ssl_context,
+                backlog=LISTEN_BACKLOG,
+                ssl_handshake_timeout=TLS_HANDSHAKE_SECONDS_MAX if ssl_context else None,
+            )
+        except BaseException:
+            listener.close()
+            raise
+        self._started(server)
+        address = listener.getsockname()
+        return str(address[0]), int(address[1])
+
+    async def listen_unix(self, path: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._started(
+            await loop.create_unix_server(lambda: HttpConnection(self), path, backlog=LISTEN_BACKLOG)
+        )
+
+    async def close(self) -> None:
+        """Stop listening, close idle connections, and give those being answered a bounded time."""
+        self._closing = True
+        for server in self._listeners:
+            server.close()
+        for connection in list(self._connections):
+            connection.shut_down()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.limits.close_seconds):
+                await self._empty.wait()
+        for connection in list(self._connections):
+            connection.abort()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self.limits.close_seconds)
+        await self._empty.wait()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # --- for connections
+
+    def admit(self, connection: HttpConnection) -> bool:
+        """Take a new connection into account; False if it is one too many."""
+        self._connections.add(connection)
+        self._empty.clear()
+        return not self._closing and not 0 < self.limits.connections < len(self._connections)
+
+    def forget(self, connection: HttpConnection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            self._empty.set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something to its end even if nobody else holds on to it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def run(
+        self, handler: Coroutine[Any, Any, Answer], settle: Callable[[Answer], None], request: Request
+    ) -> None:
+        """Run a handler that waits; it goes on when its client is gone, as a change once begun should."""
+        self.spawn(self._run(handler, settle, request))
+
+    async def _run(
+        self, handler: Coroutine[Any, Any, Answer], settle: Callable[[Answer], None], request: Request
+    ) -> None:
+        try:
+            answer = await handler
+        except Exception:
+            self.logger.error(
+                f"HTTP: {request.method} {request.uri} failed - {traceback.format_exc().rstrip()}"
+            )
+            answer = INTERNAL_ERROR
+        settle(answer)
+
+    def _started(self, server: asyncio.AbstractServer) -> None:
+        self._listeners.append(server)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._on_tick)
+
+    def _on_tick(self) -> None:
+        self.tick += 1
+        for connection in list(self._connections):
+            connection.check_time(self.tick)
+        self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._on_tick)
+
+
+async def _bind(host: str, port: int) -> socket.socket:
+    """One listening socket. A name with several addresses gets the first, IPv4 before IPv6, as in NSQ."""
+    if not host:
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(("", port))
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return socket.create_server(address[:2], family=family)

@@ -1,0 +1,35 @@
+"""Sending an answer of unknown length as fast as the peer takes it, and no faster."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from nsquark.web.messages import StreamResponse, encode_head
+
+
+async def stream(
+    response: StreamResponse,
+    transport: asyncio.Transport,
+    wait_writable: Callable[[], Awaitable[None]],
+    *,
+    chunked: bool,
+    close: bool,
+) -> None:
+    """Send the whole response. Without chunks (HTTP/1.0) its end is the end of the connection."""
+    encoding = (("Transfer-Encoding", "chunked"),) if chunked else ()
+    connection = "close" if close else ""
+    transport.write(
+        encode_head(response.status, response.content_type, response.headers + encoding, connection)
+    )
+    try:
+        async for chunk in response.chunks:
+            # An empty chunk would be the end of the body.
+            if len(chunk):
+                transport.writelines([b"%x\r\n" % len(chunk), chunk, b"\r\n"] if chunked else [chunk])
+                await wait_writable()
+            # A source that never waits, read by a fast peer, must not keep the loop from everybody else.
+            await asyncio.sleep(0)
+    finally:
+        if isinstance(response.chunks, AsyncGenerator):
+            await response.chunks.aclose()
+    if chunked:
+        transport.write(b"0\r\n\r\n")
