@@ -26,8 +26,12 @@ _LISTENING = {"tcp": " TCP: listening on ", "http": " HTTP: listening on "}
 
 
 def nsqlookupd_program() -> str:
-    """The nsqlookupd under test: NSQLOOKUPD from the environment, else the one installed beside this Python."""
+    """The nsqlookupd under test: NSQLOOKUPD from the environment, else the one beside this Python."""
     return os.environ.get("NSQLOOKUPD") or str(Path(sys.executable).with_name("nsqlookupd"))
+
+
+def nsqlookupd_is_ours() -> bool:
+    return not os.environ.get("NSQLOOKUPD")
 
 
 class Nsqlookupd:
@@ -62,9 +66,16 @@ class Nsqlookupd:
         ]
         self._lines = []
         self.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",  # NSQ's logs repeat what clients sent, as it came
         )
-        self._reader = threading.Thread(target=self._collect_log, args=(self.process, self._lines), daemon=True)
+        self._reader = threading.Thread(
+            target=self._collect_log, args=(self.process, self._lines), daemon=True
+        )
         self._reader.start()
         eventually(lambda: not self.is_running or self._is_listening(), START_TIMEOUT_S, 0.002)
         if not self.is_running:
@@ -214,7 +225,13 @@ class LookupWire:
 
 def identify_command(**fields: Any) -> bytes:
     """A field given as None is left out."""
-    known = {"broadcast_address": "10.0.0.1", "tcp_port": 4150, "http_port": 4151, "version": "1.3.0", "hostname": "h"}
+    known = {
+        "broadcast_address": "10.0.0.1",
+        "tcp_port": 4150,
+        "http_port": 4151,
+        "version": "1.3.0",
+        "hostname": "h",
+    }
     body = {name: value for name, value in {**known, **fields}.items() if value is not None}
     return identify_raw(json.dumps(body).encode())
 

@@ -1,0 +1,52 @@
+"""The program nsqlookupd: options, listen, serve until a signal, stop."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
+from nsquark.cli.logs import Logger
+from nsquark.cli.version import version_line
+from nsquark.discovery.daemon import ListenError, Nsqlookupd
+from nsquark.discovery.options import Options, parse_options
+
+EXIT_FATAL = 1
+
+
+def main() -> None:
+    options = parse_options(sys.argv[1:])
+    logger = Logger(options.log_prefix, options.log_level)
+    logger.info(version_line("nsqlookupd"))
+    sys.exit(run(serve(options, logger)))
+
+
+async def serve(options: Options, logger: Logger) -> int:
+    """Until SIGINT or SIGTERM; the exit code."""
+    stopping = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    daemon = Nsqlookupd(options, logger)
+    try:
+        await daemon.start()
+        await stopping.wait()
+    except ListenError as error:
+        logger.fatal(f"failed to start nsqlookupd: {error}")
+        return EXIT_FATAL
+    finally:
+        await daemon.stop()
+    return 0
+
+
+def run(work: Coroutine[Any, Any, int]) -> int:
+    """On uvloop where it is installed, which halves the cost of a request."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+if __name__ == "__main__":
+    main()
