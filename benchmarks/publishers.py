@@ -22,9 +22,9 @@ class Publisher:
         self.unanswered = 0
         self._rest = b""
 
-    def send(self, unit: Unit, window: int) -> int:
-        """Fills the window; gives the messages sent."""
-        units = window - -(-self.unanswered // unit.replies)
+    def send(self, unit: Unit, window: int, messages_left: int) -> int:
+        """Fills the window, with no unit more than the messages left need; gives the messages sent."""
+        units = min(window - -(-self.unanswered // unit.replies), -(-messages_left // unit.messages))
         if units <= 0:
             return 0
         self.sock.sendall(unit.payload * units if units > 1 else unit.payload)
@@ -73,8 +73,7 @@ def publish(
         for publisher in publishers:
             if publisher.unanswered:
                 publisher.read_replies()
-            if sent < messages_max:
-                sent += publisher.send(unit, window)
+            sent += publisher.send(unit, window, messages_max - sent)
     for publisher in publishers:
         while publisher.unanswered:
             publisher.read_replies()

@@ -17,8 +17,10 @@ from benchmarks.worker import Load, Worker
 TOPIC = "bench"
 CHANNEL = "ch"
 BATCH_MESSAGES = 200
-BATCH_CONNECTIONS = 2
-BATCH_WINDOW = 2
+BATCH_CONNECTIONS, BATCH_WINDOW = 2, 1
+"""As NSQ's own bench_writer does on two cores: each batch waits for the OK of the one before."""
+DEEP_CONNECTIONS, DEEP_WINDOW = 4, 4
+"""So many batches on their way that the broker never waits for the next."""
 PIPELINE_MESSAGES = 100
 RDY_MAX = 2500
 LATENCY_BODY_BYTES = 100
@@ -109,7 +111,7 @@ def consuming(body_bytes: int, rdy: int, backlog_rate: int = BACKLOG_RATE) -> Ru
 
 def fill(broker: Broker, body_bytes: int, messages: int) -> int:
     broker.post(f"/topic/create?topic={TOPIC}")
-    args = (broker.tcp, batch(body_bytes), BATCH_CONNECTIONS, BATCH_WINDOW, FILL_SECONDS_MAX, messages)
+    args = (broker.tcp, batch(body_bytes), DEEP_CONNECTIONS, DEEP_WINDOW, FILL_SECONDS_MAX, messages)
     with Worker(publishers.publish, *args) as publisher:
         publisher.go()
         published = _load(publisher).messages
@@ -174,9 +176,7 @@ def fanning_out(channel_count: int) -> Run:
                 )
             )
             publisher = stack.enter_context(
-                Worker(
-                    publishers.publish, broker.tcp, batch(200), 1, BATCH_WINDOW, FILL_SECONDS_MAX, messages
-                )
+                Worker(publishers.publish, broker.tcp, batch(200), 1, DEEP_WINDOW, FILL_SECONDS_MAX, messages)
             )
             meter = Meter(broker)
             consumer.go()
@@ -217,9 +217,11 @@ def latency(rate: int) -> Run:
 _SMALL, _LARGE = 200, 1024
 _ONE = pub(TOPIC, b"x" * _SMALL)
 _MPUB = publishing(batch(_SMALL), BATCH_CONNECTIONS, BATCH_WINDOW)
+_DEEP_MPUB = publishing(batch(_SMALL), DEEP_CONNECTIONS, DEEP_WINDOW)
 
 THROUGHPUT = (
     Scenario("mpub", "MPUB 200 x 200 B", _MPUB, PUBLISH_RATE_MAX, 1.8, 8.0),
+    Scenario("mpubdeep", "MPUB 200 x 200 B, 16 on their way", _DEEP_MPUB, PUBLISH_RATE_MAX, 1.8),
     Scenario("pub2", "PUB, 2 connections, 1 outstanding", publishing(_ONE, 2, 1), 100_000, 1.0),
     Scenario("pub20", "PUB, 20 connections, 1 outstanding", publishing(_ONE, 20, 1), 200_000, 1.0),
     Scenario(
@@ -256,7 +258,7 @@ THROUGHPUT = (
     Scenario("chan64", "publish and consume, 64 channels", fanning_out(64), BACKLOG_RATE // 16, 3.0),
 )
 # A peer gets a memory queue of a million, as in NSQ's own bench script; all of it would take gigabytes.
-MEMORY = Scenario("memory", "MPUB for 10 s, no consumer", _MPUB, 100_000, seconds=MEMORY_SECONDS)
+MEMORY = Scenario("memory", "MPUB for 10 s, no consumer", _DEEP_MPUB, 100_000, seconds=MEMORY_SECONDS)
 LATENCY = (
     Scenario("latency500", "500 msg/s", latency(500), 10_000),
     Scenario("latency5000", "5,000 msg/s", latency(5000), 10_000),
