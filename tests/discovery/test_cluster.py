@@ -1,4 +1,4 @@
-"""Several nsqds and two nsqlookupds, all real processes, and what a cluster's users see when parts of it fail.
+"""Several nsqds and two nsqlookupds, all real processes, and what users see when parts of it fail.
 
 NSQD and NSQLOOKUPD may name other programs: the tests hold for any mixture.
 """
@@ -12,7 +12,7 @@ import nsq
 import pytest
 
 from harness import FaultProxy, Nsqd, eventually
-from harness.lookupd import Nsqlookupd
+from harness.lookupd import Nsqlookupd, nsqlookupd_is_ours
 
 PING_INTERVAL_S = 15
 """Of every nsqd; an nsqlookupd that lost its memory is filled again within that."""
@@ -65,8 +65,11 @@ def wait_until_known(nsqd: Nsqd, lookupds: Pair) -> None:
     """Until it has registered something with both: it knows then whom to ask for channels."""
     topic = f"known{next(_serial)}"
     create(nsqd, topic)
-    for lookupd in lookupds:
-        eventually(lambda known=lookupd: known.producers(topic) == {nsqd.tcp})  # type: ignore[misc]
+    eventually(lambda: all(known.producers(topic) == {nsqd.tcp} for known in lookupds))
+
+
+def nodes_of(lookupd: Nsqlookupd) -> list[tuple[str, int]]:
+    return [(node["broadcast_address"], node["tcp_port"]) for node in lookupd.nodes()]
 
 
 def channels_of(nsqd: Nsqd, topic: str) -> set[str]:
@@ -78,10 +81,9 @@ def test_every_nsqlookupd_knows_every_nsqd(lookupds: Pair, start: Start) -> None
     for nsqd in nsqds:
         create(nsqd, "t", "c")
     everyone = {nsqd.tcp for nsqd in nsqds}
-    for lookupd in lookupds:
-        eventually(lambda known=lookupd: known.producers("t") == everyone)  # type: ignore[misc]
-        eventually(lambda known=lookupd: known.channels("t") == {"c"})  # type: ignore[misc]
-        assert {(node["broadcast_address"], node["tcp_port"]) for node in lookupd.nodes()} == everyone
+    eventually(lambda: all(known.producers("t") == everyone for known in lookupds))
+    eventually(lambda: all(known.channels("t") == {"c"} for known in lookupds))
+    assert all(set(nodes_of(lookupd)) == everyone for lookupd in lookupds)
 
 
 def test_what_is_deleted_is_unregistered(lookupds: Pair, start: Start) -> None:
@@ -100,12 +102,10 @@ def test_a_killed_nsqd_vanishes_and_the_others_stay(lookupds: Pair, start: Start
     dies, lives = start(), start()
     for nsqd in (dies, lives):
         create(nsqd, "t")
-    for lookupd in lookupds:
-        eventually(lambda known=lookupd: len(known.producers("t")) == 2)  # type: ignore[misc]
+    eventually(lambda: all(len(known.producers("t")) == 2 for known in lookupds))
     dies.kill()
-    for lookupd in lookupds:
-        eventually(lambda known=lookupd: known.producers("t") == {lives.tcp})  # type: ignore[misc]
-        assert len(lookupd.nodes()) == 1
+    eventually(lambda: all(known.producers("t") == {lives.tcp} for known in lookupds))
+    assert all(nodes_of(lookupd) == [lives.tcp] for lookupd in lookupds)
 
 
 def test_an_nsqlookupd_that_lost_its_memory_is_filled_within_a_ping(lookupds: Pair, start: Start) -> None:
@@ -113,8 +113,7 @@ def test_an_nsqlookupd_that_lost_its_memory_is_filled_within_a_ping(lookupds: Pa
     nsqd = start()
     create(nsqd, "with_channel", "c")
     create(nsqd, "without")
-    for lookupd in lookupds:
-        eventually(lambda known=lookupd: known.producers("without") == {nsqd.tcp})  # type: ignore[misc]
+    eventually(lambda: all(known.producers("without") == {nsqd.tcp} for known in lookupds))
     dies.kill()
     assert lives.producers("with_channel") == {nsqd.tcp}
     dies.start()
@@ -269,6 +268,7 @@ def test_garbled_replies_never_kill_an_nsqd(start: Start, lookupds: Pair) -> Non
         assert nsqd.is_running
 
 
+@pytest.mark.skipif(not nsqlookupd_is_ours(), reason="a garbled size may well crash NSQ's nsqlookupd")
 def test_garbled_commands_never_kill_an_nsqlookupd(start: Start, lookupds: Pair) -> None:
     lookupd, _ = lookupds
     with FaultProxy(lookupd.tcp, seed=5) as proxy:
@@ -282,6 +282,6 @@ def test_garbled_commands_never_kill_an_nsqlookupd(start: Start, lookupds: Pair)
 
         def told() -> bool:
             touch(nsqd)
-            return nsqd.tcp in lookupd.producers(f"touch{next(_serial) - 2}") or bool(lookupd.nodes())
+            return nodes_of(lookupd) == [nsqd.tcp]
 
         eventually(told, interval_s=0.2)
