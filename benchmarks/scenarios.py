@@ -182,10 +182,10 @@ def fanning_out(channel_count: int) -> Run:
             consumer.go()
             publisher.go()
             written, read = _load(publisher), _load(consumer)
-            if (written.messages, read.messages) != (messages, expected):
-                raise LoadError(f"{read.messages} of {expected} deliveries in {read.seconds:.0f} s")
             busy = consumer.busy
             finished = close(consumer)
+            if (written.messages, finished) != (messages, expected):
+                raise LoadError(f"{finished} of {expected} deliveries in {DRAIN_SECONDS_MAX:.0f} s")
             broker.settle(TOPIC, messages, dict.fromkeys(channels, 0))
             return meter.read(Load(read.messages, written.started, read.ended), busy, finished)
 
