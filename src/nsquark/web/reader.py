@@ -136,7 +136,7 @@ class RequestReader:
         persistence = Persistence.KEEP
         if not keep or b"connection" in headers:
             self.stopped = self.stopped or not keep
-            persistence = _persistence(keep, parser.get_http_version() == "1.0")
+            persistence = _persistence(keep, parser.get_http_version() != "1.1")
         self._url = b""
         self._headers = {}
         self.target = self._progress = None

@@ -1,0 +1,188 @@
+"""A small HTTP client for what the daemons ask of each other and of auth servers.
+
+It runs the standard library's client in a thread: such requests are rare, and nsqd starts without loading it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+from urllib.parse import SplitResult, urlsplit
+
+import msgspec
+
+if TYPE_CHECKING:
+    import http.client
+    import ssl
+
+ACCEPT: Final = "application/vnd.nsq; version=1.0"
+RESPONSE_BYTES_MAX: Final = 64 * 1024 * 1024
+READ_BYTES: Final = 64 * 1024
+
+Fetched = tuple[int, dict[str, str], bytes]
+
+
+class FetchError(Exception):
+    """No answer was got. The text names the request and the reason."""
+
+
+class _TlsRequired(msgspec.Struct):
+    """The body with which an nsqd that requires TLS refuses plain HTTP."""
+
+    https_port: int
+
+
+async def fetch(
+    url: str,
+    *,
+    method: str = "GET",
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    connect_timeout: float,
+    request_timeout: float,
+    ssl_context: ssl.SSLContext | None = None,
+) -> Fetched:
+    """Status, headers by lower-case name, and body. Timeouts in seconds; the second is for the whole request.
+
+    A plain request to an nsqd that requires TLS is repeated at the HTTPS port which the refusal names.
+    """
+    deadline = time.monotonic() + request_timeout
+    parts = _split(url)
+    call = _Call(method, parts, body, {"Accept": ACCEPT, **(headers or {})}, connect_timeout, ssl_context)
+    answer = await call.run(deadline)
+    if answer[0] == 403 and parts.scheme == "http":
+        with contextlib.suppress(msgspec.MsgspecError):
+            port = msgspec.json.decode(answer[2], type=_TlsRequired).https_port
+            call = call.over_tls(port)
+            answer = await call.run(deadline)
+    return answer
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0):
+            return parts
+    except ValueError as error:
+        raise FetchError(f"cannot fetch {url!r} - {error}") from None
+    raise FetchError(f"cannot fetch {url!r} - expected http://host:port/path or https://host:port/path")
+
+
+class _Call:
+    """One request in a thread of its own, which ends with it: a slow server never delays another request."""
+
+    def __init__(
+        self,
+        method: str,
+        parts: SplitResult,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        connect_timeout: float,
+        ssl_context: ssl.SSLContext | None,
+    ) -> None:
+        self._method = method
+        self._parts = parts
+        self._body = body
+        self._headers = headers
+        self._connect_timeout = connect_timeout
+        self._ssl_context = ssl_context
+        self._connection: http.client.HTTPConnection | None = None
+        self._deadline = 0.0
+
+    def over_tls(self, port: int) -> _Call:
+        host = f"[{self._parts.hostname}]" if ":" in (self._parts.hostname or "") else self._parts.hostname
+        parts = self._parts._replace(scheme="https", netloc=f"{host}:{port}")
+        return _Call(self._method, parts, self._body, self._headers, self._connect_timeout, self._ssl_context)
+
+    async def run(self, deadline: float) -> Fetched:
+        self._deadline = deadline
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Fetched] = loop.create_future()
+        thread = threading.Thread(target=self._work, args=(loop, done), name="fetch", daemon=True)
+        thread.start()
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                return await done
+        except TimeoutError:
+            raise self._error("timed out") from None
+        finally:
+            self._interrupt()
+
+    def _work(self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[Fetched]) -> None:
+        try:
+            answer = self._request()
+        except BaseException as error:
+            self._report(loop, done, error)
+        else:
+            self._report(loop, done, answer)
+
+    def _report(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        done: asyncio.Future[Fetched],
+        outcome: Fetched | BaseException,
+    ) -> None:
+        def report() -> None:
+            if done.done():
+                return
+            if isinstance(outcome, BaseException):
+                done.set_exception(outcome if isinstance(outcome, FetchError) else self._error(str(outcome)))
+            else:
+                done.set_result(outcome)
+
+        # The loop may have ended while this thread waited for the server.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(report)
+
+    def _request(self) -> Fetched:
+        self._connection = connection = self._connect()
+        try:
+            path = (self._parts.path or "/") + (f"?{self._parts.query}" if self._parts.query else "")
+            connection.request(self._method, path, self._body, dict(self._headers))
+            response = connection.getresponse()
+            data = bytearray()
+            while piece := response.read(READ_BYTES):
+                data += piece
+                if len(data) > RESPONSE_BYTES_MAX:
+                    raise self._error(f"the answer is larger than {RESPONSE_BYTES_MAX} bytes")
+            names = {name.lower(): value for name, value in response.getheaders()}
+            return response.status, names, bytes(data)
+        finally:
+            connection.close()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        import http.client
+
+        host = self._parts.hostname or ""
+        port = self._parts.port
+        connection: http.client.HTTPConnection
+        timeout = min(self._connect_timeout, self._remaining())
+        if self._parts.scheme == "https":
+            connection = http.client.HTTPSConnection(host, port, timeout=timeout, context=self._ssl_context)
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=timeout)
+        try:
+            connection.connect()
+        except TimeoutError:
+            raise self._error("timed out while connecting") from None
+        connection.sock.settimeout(self._remaining())
+        return connection
+
+    def _remaining(self) -> float:
+        # A timeout of 0 would mean: do not wait at all, and fail with another error.
+        return max(self._deadline - time.monotonic(), 0.001)
+
+    def _interrupt(self) -> None:
+        """End a thread that still waits: each single read may be quick enough and the whole never end."""
+        sock: socket.socket | None = getattr(self._connection, "sock", None)
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def _error(self, reason: str) -> FetchError:
+        return FetchError(f"{self._method} {self._parts.geturl()} failed - {reason}")
