@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from harness import StartFailure, eventually
+from harness import StartError, eventually
 from harness.lookupd import LookupWire, Nsqlookupd, nsqlookupd_is_ours
 
 ours = pytest.mark.skipif(not nsqlookupd_is_ours(), reason="NSQ's nsqlookupd does not have this")
@@ -240,6 +240,12 @@ def test_silence_hides_and_a_ping_shows_again(make_lookupd: Callable[..., Nsqloo
 
 
 @ours
+def test_there_is_no_go_profiler(lookupd: Nsqlookupd) -> None:
+    assert lookupd.get("/debug/pprof").status == 404
+    assert lookupd.get("/debug/pprof/heap").status == 404
+
+
+@ours
 def test_metrics(fresh: Nsqlookupd) -> None:
     with fresh.connect() as wire:
         wire.identify()
@@ -288,7 +294,7 @@ def test_noise_on_the_http_port_is_refused_and_harmless(lookupd: Nsqlookupd, noi
 
 
 def test_a_port_in_use_is_fatal(lookupd: Nsqlookupd) -> None:
-    with pytest.raises(StartFailure) as failure:
+    with pytest.raises(StartError) as failure:
         Nsqlookupd(f"--tcp-address={lookupd.tcp_address}").start()
     assert failure.value.exit_code == 1
     assert "FATAL: " in failure.value.log

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from harness.nsqd import HttpReply, StartFailure
+from harness.nsqd import HttpReply, StartError
 from harness.waiting import eventually
 
 START_TIMEOUT_S = 15.0
@@ -80,7 +80,7 @@ class Nsqlookupd:
         eventually(lambda: not self.is_running or self._is_listening(), START_TIMEOUT_S, 0.002)
         if not self.is_running:
             self._reader.join(STOP_TIMEOUT_S)
-            raise StartFailure(self.process.wait(), self.log)
+            raise StartError(self.process.wait(), self.log)
         self._ports = {kind: int(self._listening(kind).rpartition(":")[2]) for kind in _LISTENING}
         return self
 

@@ -38,18 +38,20 @@ class Nsqlookupd:
         self._http = HttpServer(api.router(), Limits(body_bytes=HTTP_BODY_BYTES_MAX), logger)
         self._tcp: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
+        self.tcp_port = 0
+        self.http_port = 0
         self._tcp_address = ""
         self._http_address = ""
 
     async def start(self) -> None:
-        tcp_port = await self._listen_tcp(self._options.tcp_address)
-        http_port = await self._listen_http(self._options.http_address)
+        self.tcp_port = await self._listen_tcp(self._options.tcp_address)
+        self.http_port = await self._listen_http(self._options.http_address)
         self._sessions.identity = encode_json(
             {
                 "broadcast_address": self._options.broadcast_address,
                 "hostname": HOSTNAME,
-                "http_port": http_port,
-                "tcp_port": tcp_port,
+                "http_port": self.http_port,
+                "tcp_port": self.tcp_port,
                 "version": NSQ_VERSION,
             }
         )

@@ -1,6 +1,8 @@
 """The program nsqlookupd: options, listen, serve until a signal, stop."""
 
 import asyncio
+import contextlib
+import resource
 import signal
 import sys
 from collections.abc import Coroutine
@@ -18,7 +20,15 @@ def main() -> None:
     options = parse_options(sys.argv[1:])
     logger = Logger(options.log_prefix, options.log_level)
     logger.info(version_line("nsqlookupd"))
+    allow_connections()
     sys.exit(run(serve(options, logger)))
+
+
+def allow_connections() -> None:
+    """As many as the system allows: the usual soft limit of 1,024 files is less than a large cluster."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
 
 
 async def serve(options: Options, logger: Logger) -> int:

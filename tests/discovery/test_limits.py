@@ -1,0 +1,98 @@
+"""Connections that only take up room: strangers who say nothing, and more of them than there are files."""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from harness import eventually
+from harness.lookupd import MAGIC_V1, Nsqlookupd, identify_command, nsqlookupd_program
+from nsquark.cli.logs import Level, LineWriter, Logger
+from nsquark.discovery import daemon, session
+from nsquark.discovery.options import Options
+
+FILES_MAX = 40
+
+
+class Port:
+    """The TCP port of an nsqlookupd that runs in this process, so that its limits can be made small."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def connect(self, data: bytes) -> asyncio.StreamReader:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.number)
+        self._writers.append(writer)
+        writer.write(data)
+        return reader
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.close()
+
+
+@pytest_asyncio.fixture
+async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Port]:
+    monkeypatch.setattr(session, "STRANGER_IDLE_S_MAX", 0.3)
+    monkeypatch.setattr(session, "STRANGERS_MAX", 3)
+    monkeypatch.setattr(daemon, "STRANGER_SWEEP_INTERVAL_S", 0.05)
+    options = Options(tcp_address="127.0.0.1:0", http_address="127.0.0.1:0")
+    lookupd = daemon.Nsqlookupd(options, Logger("", Level.FATAL, LineWriter(-1)))
+    await lookupd.start()
+    port = Port(lookupd.tcp_port)
+    yield port
+    port.close()
+    await lookupd.stop()
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"  ", MAGIC_V1, MAGIC_V1 + b"PI", MAGIC_V1 + b"IDENTIFY\n\0\0\0\x10{"]
+)
+async def test_a_silent_stranger_is_closed(port: Port, said: bytes) -> None:
+    reader = await port.connect(said)
+    assert await reader.read() == b""
+
+
+async def test_whoever_identified_may_be_silent(port: Port) -> None:
+    nsqd = await port.connect(MAGIC_V1 + identify_command())
+    await nsqd.readexactly(4)
+    stranger = await port.connect(MAGIC_V1 + b"PING\n")
+    assert (await stranger.read()).endswith(b"OK")
+    assert not nsqd.at_eof()
+
+
+async def test_too_many_strangers_push_out_the_most_silent(port: Port) -> None:
+    nsqd = await port.connect(MAGIC_V1 + identify_command())
+    await nsqd.readexactly(4)
+    first, second, third = [await port.connect(MAGIC_V1) for _ in range(3)]
+    fourth = await port.connect(MAGIC_V1 + b"PING\n")
+    assert await first.read() == b""
+    assert await fourth.readexactly(6) == b"\0\0\0\x02OK"
+    assert not any(reader.at_eof() for reader in (nsqd, second, third))
+
+
+@pytest.fixture
+def short_of_files(tmp_path: Path) -> Iterator[Nsqlookupd]:
+    """An nsqlookupd that may open few files, as `ulimit` of its service would have it."""
+    script = tmp_path / "nsqlookupd"
+    script.write_text(f'#!/bin/sh\nulimit -n {FILES_MAX}\nexec "{nsqlookupd_program()}" "$@"\n')
+    script.chmod(0o755)
+    with Nsqlookupd(program=os.fspath(script)) as lookupd:
+        yield lookupd
+
+
+def test_without_files_for_more_connections_it_goes_on_with_those_it_has(short_of_files: Nsqlookupd) -> None:
+    lookupd = short_of_files
+    with contextlib.ExitStack() as stack, lookupd.connect() as nsqd:
+        nsqd.identify()
+        for _ in range(2 * FILES_MAX):
+            stack.enter_context(socket.create_connection(lookupd.tcp))
+        assert nsqd.ask(b"REGISTER t\n") == b"OK"
+    eventually(lambda: lookupd.get("/ping").body == b"OK")
+    assert lookupd.is_running
