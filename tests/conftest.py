@@ -1,4 +1,4 @@
-"""Fixtures every test may use: an nsqd per module, more where a test needs its own, and connections that get closed."""
+"""Fixtures for every test: an nsqd per module, more where a test needs its own, and connections."""
 
 import itertools
 from collections.abc import Callable, Iterator

@@ -7,12 +7,26 @@ import struct
 from collections.abc import Callable, Iterator
 
 import pytest
-from harness import MAGIC, Nsqd, Wire, body_of, mpub_body
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness import MAGIC, Nsqd, Wire, body_of, mpub_body
+
 GIANT = 2**31 - 1
-VERBS = [b"IDENTIFY", b"AUTH", b"PUB", b"MPUB", b"DPUB", b"SUB", b"RDY", b"FIN", b"REQ", b"TOUCH", b"CLS", b"NOP"]
+VERBS = [
+    b"IDENTIFY",
+    b"AUTH",
+    b"PUB",
+    b"MPUB",
+    b"DPUB",
+    b"SUB",
+    b"RDY",
+    b"FIN",
+    b"REQ",
+    b"TOUCH",
+    b"CLS",
+    b"NOP",
+]
 
 
 class Bystander:
@@ -44,7 +58,7 @@ def bystander(nsqd: Nsqd) -> Iterator[Bystander]:
 
 
 def pour(address: tuple[str, int], data: bytes, *, wait: bool = True) -> bytes:
-    """Sends, ends the input, and takes whatever comes until the connection closes; nothing if it was reset."""
+    """Sends, ends the input, and takes what comes until the close; nothing after a reset."""
     answer = b""
     with socket.create_connection(address, timeout=5) as connection:
         try:
@@ -186,11 +200,13 @@ def _resident_bytes(nsqd: Nsqd) -> int:
         b"POST /pub?topic=giant HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999999\r\n\r\n",
         b"POST /pub?topic=giant HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nFFFFFFFFF\r\nlittle",
         b"POST /pub?topic=giant HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nnot a size\r\n",
-        b"POST /mpub?topic=giant&binary=true HTTP/1.1\r\nHost: x\r\nContent-Length: 8\r\n\r\n\x7f\xff\xff\xff\x7f\xff\xff\xff",
+        b"POST /mpub?topic=giant&binary=true HTTP/1.1\r\nHost: x\r\nContent-Length: 8\r\n\r\n" + b"\x7f" * 8,
         b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n",
         b"GET /ping HTTP/1.1\r\n" + b"X-Header: y\r\n" * 200_000 + b"\r\n",
         b"GET /ping HTTP/1.1\r\nX: " + b"y" * 2_000_000 + b"\r\n\r\n",
-        b"GET /stats?format=json&topic=" + b"%ff" * 100 + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+        b"GET /stats?format=json&topic="
+        + b"%ff" * 100
+        + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
         b"GET /ping HTTP/1.1\r\n\0: \0\r\n\r\n",
         b"\r\n" * 10_000,
         b"GET",
@@ -214,7 +230,10 @@ def test_many_connections_that_say_nothing(nsqd: Nsqd, bystander: Bystander) -> 
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(name=st.text(max_size=80), path=st.sampled_from(["/pub", "/mpub", "/topic/delete", "/topic/pause", "/stats"]))
+@given(
+    name=st.text(max_size=80),
+    path=st.sampled_from(["/pub", "/mpub", "/topic/delete", "/topic/pause", "/stats"]),
+)
 def test_any_text_as_a_topic_over_http(nsqd: Nsqd, name: str, path: str) -> None:
     name = name.encode("utf-8", "replace").decode()
     reply = nsqd.get(path, topic=name) if path == "/stats" else nsqd.post(path, b"x", topic=name)

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness import Nsqd, StartFailure, Wire, eventually, nsqd_program
+
+from harness import Nsqd, StartError, Wire, eventually, nsqd_program
 
 RUN_TIMEOUT_S = 20
 
@@ -78,7 +79,7 @@ BAD_SETTINGS = [
 
 @pytest.mark.parametrize(("flags", "text"), BAD_SETTINGS, ids=repr)
 def test_bad_setting(make_nsqd: Callable[..., Nsqd], flags: list[str], text: str) -> None:
-    with pytest.raises(StartFailure) as caught:
+    with pytest.raises(StartError) as caught:
         make_nsqd(*flags)
     assert caught.value.exit_code == 1
     assert text in caught.value.log
@@ -86,7 +87,7 @@ def test_bad_setting(make_nsqd: Callable[..., Nsqd], flags: list[str], text: str
 
 
 def test_percentile_that_is_no_number(make_nsqd: Callable[..., Nsqd]) -> None:
-    with pytest.raises(StartFailure) as caught:
+    with pytest.raises(StartError) as caught:
         make_nsqd("--e2e-processing-latency-percentile=x")
     assert caught.value.exit_code == 1
     assert "Could not parse: x" in caught.value.log
@@ -97,7 +98,7 @@ def test_bad_config_file(make_nsqd: Callable[..., Nsqd], tmp_path: Path, content
     file = tmp_path / "nsqd.toml"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(StartFailure) as caught:
+    with pytest.raises(StartError) as caught:
         make_nsqd(f"--config={file}")
     assert caught.value.exit_code == 1
     assert f"failed to load config file {file} - " in caught.value.log
@@ -106,7 +107,7 @@ def test_bad_config_file(make_nsqd: Callable[..., Nsqd], tmp_path: Path, content
 def test_port_in_use(make_nsqd: Callable[..., Nsqd]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(StartFailure) as caught:
+        with pytest.raises(StartError) as caught:
             make_nsqd(f"--tcp-address=127.0.0.1:{port}")
     assert caught.value.exit_code == 1
     assert f"listen (127.0.0.1:{port}) failed - " in caught.value.log
@@ -130,7 +131,9 @@ def test_boolean_flag_never_takes_the_next_argument(make_nsqd: Callable[..., Nsq
     assert daemon.get("/config/max_rdy_count").json() == 2500
 
 
-def test_fixed_ports_are_free_again_at_once(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]) -> None:
+def test_fixed_ports_are_free_again_at_once(
+    make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
         ports = [one.getsockname()[1], two.getsockname()[1]]
     daemon = make_nsqd(f"--tcp-address=127.0.0.1:{ports[0]}", f"--http-address=127.0.0.1:{ports[1]}")
@@ -218,7 +221,12 @@ def test_data_path_defaults_to_the_current_directory(tmp_path: Path) -> None:
 def test_stderr_that_nobody_reads_blocks_nothing(tmp_path: Path) -> None:
     """A launcher reads the ports and then stops reading; a full pipe must not stop nsqd."""
     process = subprocess.Popen(
-        [nsqd_program(), "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", f"--data-path={tmp_path}"],
+        [
+            nsqd_program(),
+            "--tcp-address=127.0.0.1:0",
+            "--http-address=127.0.0.1:0",
+            f"--data-path={tmp_path}",
+        ],
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -260,7 +268,9 @@ def test_the_program_is_the_process_that_was_started(make_nsqd: Callable[..., Ns
 
 
 def test_broadcast_ports_do_not_change_info(make_nsqd: Callable[..., Nsqd]) -> None:
-    daemon = make_nsqd("--broadcast-tcp-port=1111", "--broadcast-http-port=2222", "--broadcast-address=some.host")
+    daemon = make_nsqd(
+        "--broadcast-tcp-port=1111", "--broadcast-http-port=2222", "--broadcast-address=some.host"
+    )
     info = daemon.get("/info").json()
     assert (info["tcp_port"], info["http_port"]) == (daemon.tcp[1], daemon.http[1])
     assert info["broadcast_address"] == "some.host"

@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+
 from harness import Message, Nsqd, Wire, eventually
 
 NSQD_FLAGS = ("--max-req-timeout=400ms",)
 
-UNBUFFERED = {"output_buffer_size": -1}
+UNBUFFERED: dict[str, Any] = {"output_buffer_size": -1}
 
 
 def _drain(consumer: Wire, quiet_s: float = 0.3) -> list[Message]:
@@ -145,7 +147,9 @@ def test_requeued_message_may_go_to_another_consumer(connect: Callable[..., Wire
     again = second.read_message()
     assert (again.id, again.attempts) == (message.id, 2)
     first.FIN(message.id)
-    first.expect_error(f"E_FIN_FAILED FIN {message.id.decode()} failed client does not own message", fatal=False)
+    first.expect_error(
+        f"E_FIN_FAILED FIN {message.id.decode()} failed client does not own message", fatal=False
+    )
     second.FIN(message.id)
     second.assert_usable()
 
@@ -202,7 +206,9 @@ def test_requeue_while_closing(connect: Callable[..., Wire], topic: str) -> None
 def test_states_shown_in_stats(nsqd: Nsqd, client: Wire, topic: str) -> None:
     client.publish(topic, b"x")
     producer = next(
-        entry for entry in nsqd.stats()["producers"] if entry["remote_address"].endswith(f":{client.local_port}")
+        entry
+        for entry in nsqd.stats()["producers"]
+        if entry["remote_address"].endswith(f":{client.local_port}")
     )
     assert producer["state"] == 0
     client.subscribe(topic)
@@ -219,7 +225,9 @@ def test_consumers_of_a_channel_share_its_messages(connect: Callable[..., Wire],
 def test_every_channel_gets_every_message(connect: Callable[..., Wire], topic: str) -> None:
     consumers = [connect().subscribe(topic, f"ch{number}", rdy=10) for number in range(3)]
     connect().publish(topic, b"a", b"b", b"c")
-    seen = [sorted((m.body, m.id, m.timestamp_ns) for m in consumer.read_messages(3)) for consumer in consumers]
+    seen = [
+        sorted((m.body, m.id, m.timestamp_ns) for m in consumer.read_messages(3)) for consumer in consumers
+    ]
     assert seen[0] == seen[1] == seen[2]
     assert [entry[0] for entry in seen[0]] == [b"a", b"b", b"c"]
 
@@ -277,7 +285,10 @@ def test_disconnect_leaves_messages_in_flight(nsqd: Nsqd, connect: Callable[...,
 def test_deleting_the_channel_closes_its_consumers_without_a_frame(
     nsqd: Nsqd, connect: Callable[..., Wire], topic: str
 ) -> None:
-    on_channel, on_other = connect().subscribe(topic, "gone", rdy=1), connect().subscribe(topic, "stays", rdy=1)
+    on_channel, on_other = (
+        connect().subscribe(topic, "gone", rdy=1),
+        connect().subscribe(topic, "stays", rdy=1),
+    )
     assert nsqd.post("/channel/delete", topic=topic, channel="gone").status == 200
     on_channel.expect_closed()
     on_other.assert_usable()

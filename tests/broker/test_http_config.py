@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from harness import HttpReply, Nsqd, eventually
 
 NSQD_FLAGS = ("--max-msg-size=5000", "--node-id=7", "--log-prefix=[pre] ", "--statsd-prefix=stats.%s")
@@ -62,7 +63,9 @@ def test_read_empty_text(nsqd: Nsqd) -> None:
     assert "Content-Type" not in reply.headers
 
 
-@pytest.mark.parametrize("name", ["nothing", "node_id", "lookupd_tcp_address", "version", "config", "max-msg-size", "a/b"])
+@pytest.mark.parametrize(
+    "name", ["nothing", "node_id", "lookupd_tcp_address", "version", "config", "max-msg-size", "a/b"]
+)
 def test_unknown_name(nsqd: Nsqd, name: str) -> None:
     reply = nsqd.get(f"/config/{name}")
     if "/" in name:
@@ -78,7 +81,8 @@ def test_wrong_method(nsqd: Nsqd) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "level"), [("debug", b"1"), ("INFO", b"2"), ("Warn", b"3"), ("error", b"4"), ("fatal", b"5"), ("info", b"2")]
+    ("word", "level"),
+    [("debug", b"1"), ("INFO", b"2"), ("Warn", b"3"), ("error", b"4"), ("fatal", b"5"), ("info", b"2")],
 )
 def test_set_log_level(nsqd: Nsqd, word: str, level: bytes) -> None:
     reply = nsqd.put("/config/log_level", word.encode())

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+
 from harness import HttpReply, Nsqd, Wire, body_of, mpub_messages
 
 MAX_MSG_SIZE = 1000
@@ -89,7 +90,9 @@ def test_pub_checks_in_order(nsqd: Nsqd) -> None:
 def test_too_big_a_declared_length_closes_the_connection(nsqd: Nsqd, topic: str) -> None:
     """At once: the body need not come."""
     with socket.create_connection(nsqd.http, timeout=5) as connection:
-        connection.sendall(b"POST /pub?topic=%s HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n" % topic.encode())
+        connection.sendall(
+            b"POST /pub?topic=%s HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n" % topic.encode()
+        )
         answer = b""
         while piece := connection.recv(65536):
             answer += piece

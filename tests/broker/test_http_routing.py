@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+
 from harness import Nsqd
 
 GET_PATHS = ["/ping", "/info", "/stats"]
@@ -197,11 +198,17 @@ def test_request_in_pieces(nsqd: Nsqd, topic: str) -> None:
 
 def test_body_cut_short_publishes_nothing(nsqd: Nsqd, topic: str) -> None:
     nsqd.post("/topic/create", topic=topic)
-    _raw(nsqd, b"POST /pub?topic=%s HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc" % topic.encode(), end=True)
+    _raw(
+        nsqd,
+        b"POST /pub?topic=%s HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc" % topic.encode(),
+        end=True,
+    )
     assert nsqd.topic(topic)["message_count"] == 0
 
 
-@pytest.mark.parametrize("data", [b"  V2IDENTIFY\n\0\0\0\2{}", b"nonsense\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"])
+@pytest.mark.parametrize(
+    "data", [b"  V2IDENTIFY\n\0\0\0\2{}", b"nonsense\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"]
+)
 def test_what_is_not_http_is_answered_in_http(nsqd: Nsqd, data: bytes) -> None:
     answer = _raw(nsqd, data)
     assert answer.startswith(b"HTTP/1.")
@@ -215,7 +222,10 @@ def test_accept_header_changes_nothing(nsqd: Nsqd) -> None:
 
 def test_block_rate(nsqd: Nsqd) -> None:
     reply = nsqd.put("/debug/setblockrate", rate="x")
-    assert (reply.status, reply.text) == (400, 'invalid block rate : strconv.Atoi: parsing "x": invalid syntax')
+    assert (reply.status, reply.text) == (
+        400,
+        'invalid block rate : strconv.Atoi: parsing "x": invalid syntax',
+    )
     reply = nsqd.put("/debug/setblockrate", rate="0")
     assert (reply.status, reply.body) == (500, b'{"message":"INTERNAL_ERROR"}')
 

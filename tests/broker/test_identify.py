@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from harness import Frame, Nsqd, Wire, body_of
 from harness.wire import RESPONSE
 
@@ -57,7 +58,10 @@ ACCEPTED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"output_buffer_size": 65536}, {"output_buffer_size": 65536}),
     ({"output_buffer_size": 0}, {"output_buffer_size": 16384}),
     ({"output_buffer_size": -1}, {"output_buffer_size": 1, "output_buffer_timeout": 0}),
-    ({"output_buffer_size": -1, "output_buffer_timeout": 500}, {"output_buffer_size": 1, "output_buffer_timeout": 0}),
+    (
+        {"output_buffer_size": -1, "output_buffer_timeout": 500},
+        {"output_buffer_size": 1, "output_buffer_timeout": 0},
+    ),
     ({"output_buffer_timeout": 25}, {"output_buffer_timeout": 25}),
     ({"output_buffer_timeout": 30000}, {"output_buffer_timeout": 30000}),
     ({"output_buffer_timeout": 0}, {"output_buffer_timeout": 250}),
@@ -144,7 +148,9 @@ def test_bad_document(client: Wire, document: bytes) -> None:
     client.expect_error("E_BAD_BODY IDENTIFY failed to decode JSON body")
 
 
-@pytest.mark.parametrize("document", [b"null", b"{}", b" {} \n", b"\t{\r\n}\n ", b'{"client_id":"\xff"}'], ids=repr)
+@pytest.mark.parametrize(
+    "document", [b"null", b"{}", b" {} \n", b"\t{\r\n}\n ", b'{"client_id":"\xff"}'], ids=repr
+)
 def test_odd_but_good_document(client: Wire, document: bytes) -> None:
     client.command("IDENTIFY", document)
     client.expect_ok()
@@ -153,7 +159,12 @@ def test_odd_but_good_document(client: Wire, document: bytes) -> None:
 
 def test_shown_in_stats(nsqd: Nsqd, client: Wire, topic: str) -> None:
     client.subscribe(
-        topic, client_id="me", hostname="here.example", user_agent="tester/1", sample_rate=42, heartbeat_interval=5000
+        topic,
+        client_id="me",
+        hostname="here.example",
+        user_agent="tester/1",
+        sample_rate=42,
+        heartbeat_interval=5000,
     )
     shown = nsqd.channel(topic)["clients"][0]
     assert shown["client_id"] == "me"

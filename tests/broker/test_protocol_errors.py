@@ -4,6 +4,7 @@ import struct
 from collections.abc import Callable
 
 import pytest
+
 from harness import Nsqd, Wire, body_of, mpub_body
 
 MAX_MSG_SIZE = 1000
@@ -60,7 +61,10 @@ PUB_ERRORS = [
     (b"PUB t\n" + i32(0), "E_BAD_MESSAGE PUB invalid message body size 0"),
     (b"PUB t\n" + i32(-1), "E_BAD_MESSAGE PUB invalid message body size -1"),
     (b"PUB t\n" + i32(-(2**31)), "E_BAD_MESSAGE PUB invalid message body size -2147483648"),
-    (b"PUB t\n" + i32(MAX_MSG_SIZE + 1), f"E_BAD_MESSAGE PUB message too big {MAX_MSG_SIZE + 1} > {MAX_MSG_SIZE}"),
+    (
+        b"PUB t\n" + i32(MAX_MSG_SIZE + 1),
+        f"E_BAD_MESSAGE PUB message too big {MAX_MSG_SIZE + 1} > {MAX_MSG_SIZE}",
+    ),
     (b"PUB t\n" + i32(2**31 - 1), f"E_BAD_MESSAGE PUB message too big 2147483647 > {MAX_MSG_SIZE}"),
 ]
 
@@ -76,7 +80,10 @@ MPUB_ERRORS = [
     (mpub(i32(MPUB_COUNT_MAX + 1)), f"E_BAD_BODY MPUB invalid message count {MPUB_COUNT_MAX + 1}"),
     (mpub(i32(2**31 - 1)), "E_BAD_BODY MPUB invalid message count 2147483647"),
     (mpub(i32(1), i32(0)), "E_BAD_MESSAGE MPUB invalid message(0) body size 0"),
-    (mpub(i32(3), body_of(b"a"), body_of(b"b"), i32(-5)), "E_BAD_MESSAGE MPUB invalid message(2) body size -5"),
+    (
+        mpub(i32(3), body_of(b"a"), body_of(b"b"), i32(-5)),
+        "E_BAD_MESSAGE MPUB invalid message(2) body size -5",
+    ),
     (
         mpub(i32(2), body_of(b"a"), i32(MAX_MSG_SIZE + 1)),
         f"E_BAD_MESSAGE MPUB message too big {MAX_MSG_SIZE + 1} > {MAX_MSG_SIZE}",
@@ -120,7 +127,10 @@ AUTH_ERRORS = [
     (b"AUTH \n", "E_INVALID AUTH invalid number of parameters"),
     (b"AUTH\n" + i32(0), "E_BAD_BODY AUTH invalid body size 0"),
     (b"AUTH\n" + i32(-3), "E_BAD_BODY AUTH invalid body size -3"),
-    (b"AUTH\n" + i32(MAX_BODY_SIZE + 1), f"E_BAD_BODY AUTH body too big {MAX_BODY_SIZE + 1} > {MAX_BODY_SIZE}"),
+    (
+        b"AUTH\n" + i32(MAX_BODY_SIZE + 1),
+        f"E_BAD_BODY AUTH body too big {MAX_BODY_SIZE + 1} > {MAX_BODY_SIZE}",
+    ),
     (b"AUTH\n" + body_of(b"secret"), "E_AUTH_DISABLED AUTH disabled"),
 ]
 
@@ -222,12 +232,17 @@ def test_error_that_leaves_the_connection_usable(client: Wire, topic: str, sent:
     client.assert_usable()
 
 
-@pytest.mark.parametrize("odd_id", [b"not-a-hex-number", b"\x01\x02\xff\xfe~!@#$%^&*()_"[:16], b"FFFFFFFFFFFFFFFF", b"----------------"])
+@pytest.mark.parametrize(
+    "odd_id",
+    [b"not-a-hex-number", b"\x01\x02\xff\xfe~!@#$%^&*()_"[:16], b"FFFFFFFFFFFFFFFF", b"----------------"],
+)
 @pytest.mark.parametrize("verb", ["FIN", "REQ", "TOUCH"])
 def test_sixteen_arbitrary_bytes_are_an_id(client: Wire, topic: str, odd_id: bytes, verb: str) -> None:
     client.subscribe(topic)
     client.send(verb.encode() + b" " + odd_id + b" 0\n")
-    client.expect_error(f"E_{verb}_FAILED {verb} ".encode() + odd_id + b" failed ID not in flight", fatal=False)
+    client.expect_error(
+        f"E_{verb}_FAILED {verb} ".encode() + odd_id + b" failed ID not in flight", fatal=False
+    )
     client.assert_usable()
 
 
@@ -244,7 +259,9 @@ def test_a_message_of_another_consumer(connect: Callable[..., Wire], topic: str,
     owner.assert_usable()
 
 
-def test_too_many_consumers_of_a_channel(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]) -> None:
+def test_too_many_consumers_of_a_channel(
+    make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]
+) -> None:
     daemon = make_nsqd("--max-channel-consumers=2")
     for _ in range(2):
         connect(daemon).subscribe("t", "c")

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+
 from harness import Frame, Nsqd, Wire, body_of, eventually, mpub_body
 from harness.wire import ERROR, RESPONSE
 

@@ -4,15 +4,14 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
-import pytest
-from harness import Closed, Frame, Nsqd, Wire
+from harness import ClosedError, Frame, Nsqd, Wire
 from harness.wire import HEARTBEAT, MESSAGE, RESPONSE
 
 BEAT = Frame(RESPONSE, HEARTBEAT)
 
 
 def _frames_until_closed(client: Wire) -> Iterator[Frame]:
-    with contextlib.suppress(Closed):
+    with contextlib.suppress(ClosedError):
         while True:
             yield client.read_frame()
 
@@ -96,12 +95,8 @@ def test_a_second_identify_changes_the_metadata_but_not_the_heartbeats(
     assert client.read_frame(1.8) == BEAT
 
 
-@pytest.mark.parametrize("interval_ms", [1000, 60000])
-def test_a_client_in_the_closing_state_still_gets_heartbeats(client: Wire, topic: str, interval_ms: int) -> None:
-    client.subscribe(topic, heartbeat_interval=interval_ms)
+def test_a_client_in_the_closing_state_still_gets_heartbeats(client: Wire, topic: str) -> None:
+    client.subscribe(topic, heartbeat_interval=1000)
     client.CLS()
     client.expect("CLOSE_WAIT")
-    if interval_ms == 1000:
-        assert client.read_frame(1.8) == BEAT
-    else:
-        client.expect_silence(1.2)
+    assert client.read_frame(1.8) == BEAT

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from harness import Frame, Nsqd, Wire
 from harness.upgrades import make_certificate, use_deflate, use_snappy, use_tls
 from harness.wire import RESPONSE
@@ -94,7 +95,9 @@ def test_tls_is_the_clients_choice(tls_nsqd: Nsqd, connect: Callable[..., Wire],
 
 @needs_openssl
 @pytest.mark.parametrize("compression", ["deflate", "snappy"])
-def test_compression_inside_tls(tls_nsqd: Nsqd, connect: Callable[..., Wire], topic: str, compression: str) -> None:
+def test_compression_inside_tls(
+    tls_nsqd: Nsqd, connect: Callable[..., Wire], topic: str, compression: str
+) -> None:
     client = connect(tls_nsqd)
     client.IDENTIFY(feature_negotiation=True, tls_v1=True, **{compression: True})
     client.read_frame()

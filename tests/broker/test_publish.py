@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+
 from harness import Nsqd, Wire, eventually
 
 NSQD_FLAGS = ("--max-req-timeout=2s",)
@@ -55,7 +56,9 @@ def test_topic_is_made_by_the_first_publish(nsqd: Nsqd, client: Wire, topic: str
     assert {f"{topic}_pub", f"{topic}_mpub", f"{topic}_dpub"} <= nsqd.topic_names()
 
 
-@pytest.mark.parametrize("name", ["a", ".", "..", "-", "_", "A.b-C_9", "x" * 64, "e#ephemeral", "x" * 54 + "#ephemeral"])
+@pytest.mark.parametrize(
+    "name", ["a", ".", "..", "-", "_", "A.b-C_9", "x" * 64, "e#ephemeral", "x" * 54 + "#ephemeral"]
+)
 def test_valid_names(nsqd: Nsqd, client: Wire, name: str) -> None:
     client.publish(name, b"x")
     client.subscribe(name, name, rdy=1)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness import Nsqd, StartFailure, Wire, eventually
+
+from harness import Nsqd, StartError, Wire, eventually
 
 
 def test_backlog_goes_to_the_first_channel_only(nsqd: Nsqd, connect: Callable[..., Wire], topic: str) -> None:
@@ -23,7 +24,9 @@ def test_backlog_goes_to_the_first_channel_only(nsqd: Nsqd, connect: Callable[..
     assert nsqd.channel(topic, "second")["message_count"] == 1
 
 
-def test_channel_without_consumers_keeps_messages(nsqd: Nsqd, connect: Callable[..., Wire], topic: str) -> None:
+def test_channel_without_consumers_keeps_messages(
+    nsqd: Nsqd, connect: Callable[..., Wire], topic: str
+) -> None:
     nsqd.post("/topic/create", topic=topic)
     nsqd.post("/channel/create", topic=topic, channel="ch")
     connect().publish(topic, b"x", b"y")
@@ -32,7 +35,9 @@ def test_channel_without_consumers_keeps_messages(nsqd: Nsqd, connect: Callable[
     assert len(connect().subscribe(topic, rdy=2).read_messages(2)) == 2
 
 
-def test_ephemeral_channel_goes_with_its_last_client(nsqd: Nsqd, connect: Callable[..., Wire], topic: str) -> None:
+def test_ephemeral_channel_goes_with_its_last_client(
+    nsqd: Nsqd, connect: Callable[..., Wire], topic: str
+) -> None:
     first, second = (connect().subscribe(topic, "c#ephemeral") for _ in range(2))
     first.close()
     eventually(lambda: nsqd.channel(topic, "c#ephemeral")["client_count"] == 1)
@@ -51,7 +56,9 @@ def test_ephemeral_channel_made_over_http_waits_for_its_first_client(
     eventually(lambda: nsqd.topic(topic)["channels"] == [])
 
 
-def test_ephemeral_topic_goes_with_its_last_channel(nsqd: Nsqd, connect: Callable[..., Wire], topic: str) -> None:
+def test_ephemeral_topic_goes_with_its_last_channel(
+    nsqd: Nsqd, connect: Callable[..., Wire], topic: str
+) -> None:
     name = f"{topic}#ephemeral"
     connect().publish(name, b"x")
     assert name in nsqd.topic_names()
@@ -61,7 +68,9 @@ def test_ephemeral_topic_goes_with_its_last_channel(nsqd: Nsqd, connect: Callabl
     eventually(lambda: name not in nsqd.topic_names())
 
 
-def test_ephemeral_topic_stays_with_a_lasting_channel(nsqd: Nsqd, connect: Callable[..., Wire], topic: str) -> None:
+def test_ephemeral_topic_stays_with_a_lasting_channel(
+    nsqd: Nsqd, connect: Callable[..., Wire], topic: str
+) -> None:
     name = f"{topic}#ephemeral"
     lasting, fleeting = connect().subscribe(name, "lasting"), connect().subscribe(name, "c#ephemeral")
     fleeting.close()
@@ -100,7 +109,9 @@ def test_ephemeral_topic_overflow_is_acknowledged_and_bounded(
 
 
 @pytest.mark.parametrize("size", [0, 1, 10])
-def test_small_memory_loses_nothing(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], size: int) -> None:
+def test_small_memory_loses_nothing(
+    make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], size: int
+) -> None:
     daemon = make_nsqd(f"--mem-queue-size={size}")
     publisher = connect(daemon)
     consumers = [connect(daemon).subscribe("t", channel, rdy=200) for channel in ("a", "b")]
@@ -173,7 +184,7 @@ def test_metadata_of_another_nsqd_is_read(make_nsqd: Callable[..., Nsqd], tmp_pa
 def test_broken_metadata_is_fatal(make_nsqd: Callable[..., Nsqd], tmp_path: Path, content: bytes) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "nsqd.dat").write_bytes(content)
-    with pytest.raises(StartFailure) as caught:
+    with pytest.raises(StartError) as caught:
         make_nsqd()
     assert caught.value.exit_code == 1
     assert "failed to load metadata - " in caught.value.log
@@ -207,7 +218,9 @@ def test_messages_survive_a_stop(make_nsqd: Callable[..., Nsqd], connect: Callab
     assert {message.body for message in backlog.read_messages(2)} == {b"b1", b"b2"}
 
 
-def test_counters_start_at_zero_after_a_restart(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]) -> None:
+def test_counters_start_at_zero_after_a_restart(
+    make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]
+) -> None:
     daemon = make_nsqd()
     daemon.post("/topic/create", topic="t")
     daemon.post("/channel/create", topic="t", channel="ch")
@@ -245,7 +258,7 @@ def test_stop_closes_connections(make_nsqd: Callable[..., Nsqd], connect: Callab
 
 def test_data_path_is_locked(make_nsqd: Callable[..., Nsqd]) -> None:
     first = make_nsqd()
-    with pytest.raises(StartFailure) as caught:
+    with pytest.raises(StartError) as caught:
         make_nsqd()
     assert caught.value.exit_code == 1
     assert "failed to lock data-path" in caught.value.log

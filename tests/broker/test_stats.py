@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
 from harness import Nsqd, Wire, eventually
 
 TOP_KEYS = ["version", "health", "start_time", "topics", "memory", "producers"]
@@ -129,7 +130,12 @@ def test_topic_and_channel(nsqd: Nsqd, busy: dict[str, Wire]) -> None:
     topic = nsqd.topic("alpha")
     assert list(topic) == TOPIC_KEYS
     assert [channel["channel_name"] for channel in topic["channels"]] == ["archive", "ch"]
-    assert (topic["depth"], topic["message_count"], topic["message_bytes"], topic["paused"]) == (0, 3, 6, False)
+    assert (topic["depth"], topic["message_count"], topic["message_bytes"], topic["paused"]) == (
+        0,
+        3,
+        6,
+        False,
+    )
     assert topic["e2e_processing_latency"] == {"count": 0, "percentiles": None}
     channel = topic["channels"][1]
     assert list(channel) == CHANNEL_KEYS
@@ -179,7 +185,9 @@ def test_consumer(nsqd: Nsqd, busy: dict[str, Wire]) -> None:
 
 
 def _producer(stats: dict[str, Any], wire: Wire) -> dict[str, Any]:
-    return next(entry for entry in stats["producers"] if entry["remote_address"].endswith(f":{wire.local_port}"))
+    return next(
+        entry for entry in stats["producers"] if entry["remote_address"].endswith(f":{wire.local_port}")
+    )
 
 
 def test_producer(nsqd: Nsqd, busy: dict[str, Wire]) -> None:
@@ -187,7 +195,9 @@ def test_producer(nsqd: Nsqd, busy: dict[str, Wire]) -> None:
     assert list(producer) == CLIENT_KEYS
     assert producer["pub_counts"] == [{"topic": "alpha", "count": 3}]
     assert producer["state"] == 0
-    assert _producer(nsqd.stats(topic="beta"), busy["producer"])["pub_counts"] == [{"topic": "beta", "count": 1}]
+    assert _producer(nsqd.stats(topic="beta"), busy["producer"])["pub_counts"] == [
+        {"topic": "beta", "count": 1}
+    ]
     counts = _producer(nsqd.stats(), busy["producer"])["pub_counts"]
     assert len(counts) == 1
     assert counts[0] in ({"topic": "alpha", "count": 3}, {"topic": "beta", "count": 1})
@@ -248,10 +258,10 @@ def test_text(nsqd: Nsqd, busy: dict[str, Wire]) -> None:
     assert body == (
         "Topics:\n"
         "   [alpha          ] depth: 0     be-depth: msgs: 3        e2e%: \n"
-        "      [archive                  ] depth: 0     be-depth: inflt: 0    def: 0    re-q: 0     timeout: 0     "
-        "msgs: 0        e2e%: \n"
-        "      [ch                       ] depth: 1     be-depth: inflt: 2    def: 0    re-q: 0     timeout: 0     "
-        "msgs: 3        e2e%: \n"
+        "      [archive                  ] depth: 0     be-depth: inflt: 0    "
+        "def: 0    re-q: 0     timeout: 0     msgs: 0        e2e%: \n"
+        "      [ch                       ] depth: 1     be-depth: inflt: 2    "
+        "def: 0    re-q: 0     timeout: 0     msgs: 3        e2e%: \n"
         f"        [V2 {host:<21}] state: 3 inflt: 2    rdy: 2    fin: 0        re-q: 0        msgs: 2        "
         "connected: AGE\n"
         "\nProducers:\n"

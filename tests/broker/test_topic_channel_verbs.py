@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+
 from harness import HttpReply, Nsqd, Wire, eventually
 
 
@@ -201,7 +202,9 @@ def test_channel_empty(nsqd: Nsqd, connect: Callable[..., Wire], topic: str) -> 
     assert consumer.read_message().body == b"new"
 
 
-def test_channel_empty_leaves_other_channels_alone(nsqd: Nsqd, connect: Callable[..., Wire], topic: str) -> None:
+def test_channel_empty_leaves_other_channels_alone(
+    nsqd: Nsqd, connect: Callable[..., Wire], topic: str
+) -> None:
     nsqd.post("/topic/create", topic=topic)
     for channel in ("one", "two"):
         nsqd.post("/channel/create", topic=topic, channel=channel)

@@ -1,21 +1,21 @@
-"""What the tests stand on: real daemons in real processes, a raw protocol client, and a network that misbehaves."""
+"""What the tests stand on: daemons in processes, a raw protocol client, a network that misbehaves."""
 
 from harness.auth import AuthServer
-from harness.nsqd import HttpReply, Nsqd, StartFailure, nsqd_is_ours, nsqd_program
+from harness.nsqd import HttpReply, Nsqd, StartError, nsqd_is_ours, nsqd_program
 from harness.proxy import FaultProxy
 from harness.waiting import eventually
-from harness.wire import MAGIC, Closed, Frame, Message, Wire, body_of, mpub_body, mpub_messages
+from harness.wire import MAGIC, ClosedError, Frame, Message, Wire, body_of, mpub_body, mpub_messages
 
 __all__ = [
     "MAGIC",
     "AuthServer",
-    "Closed",
+    "ClosedError",
     "FaultProxy",
     "Frame",
     "HttpReply",
     "Message",
     "Nsqd",
-    "StartFailure",
+    "StartError",
     "Wire",
     "body_of",
     "eventually",

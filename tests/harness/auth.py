@@ -11,7 +11,12 @@ GRANT_ALL = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "pu
 
 
 def granting(*authorizations: dict[str, Any], ttl: int = 3600) -> dict[str, Any]:
-    return {"ttl": ttl, "identity": "kay", "identity_url": "http://kay", "authorizations": list(authorizations)}
+    return {
+        "ttl": ttl,
+        "identity": "kay",
+        "identity_url": "http://kay",
+        "authorizations": list(authorizations),
+    }
 
 
 class AuthServer:
@@ -43,7 +48,9 @@ class AuthServer:
                 url = urllib.parse.urlsplit(self.path)
                 server.paths.append(url.path)
                 server.queries.append(dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True)))
-                body = server.answer if isinstance(server.answer, bytes) else json.dumps(server.answer).encode()
+                body = (
+                    server.answer if isinstance(server.answer, bytes) else json.dumps(server.answer).encode()
+                )
                 self.send_response(server.status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()

@@ -36,7 +36,7 @@ def nsqd_is_ours() -> bool:
     return Path(nsqd_program()).resolve() == _own_program().resolve()
 
 
-class StartFailure(Exception):
+class StartError(Exception):
     """nsqd ended instead of listening."""
 
     def __init__(self, exit_code: int, log: str):
@@ -86,7 +86,7 @@ class Nsqd:
     # The process
 
     def start(self) -> "Nsqd":
-        """Returns when both ports are open. A flag given twice counts as its last use, so a test's flags win."""
+        """Returns when both ports are open. Of a flag given twice the last counts, so a test's flags win."""
         command = [
             self.program,
             "--tcp-address=127.0.0.1:0",
@@ -104,12 +104,14 @@ class Nsqd:
             text=True,
             errors="replace",
         )
-        self._reader = threading.Thread(target=self._collect_log, args=(self.process, self._lines), daemon=True)
+        self._reader = threading.Thread(
+            target=self._collect_log, args=(self.process, self._lines), daemon=True
+        )
         self._reader.start()
         eventually(lambda: self._ended() or self._is_listening(), START_TIMEOUT_S, 0.002)
         if self._ended():
             self._reader.join(STOP_TIMEOUT_S)
-            raise StartFailure(self.process.wait(), self.log)
+            raise StartError(self.process.wait(), self.log)
         return self
 
     @staticmethod
@@ -217,7 +219,10 @@ class Nsqd:
         return answer
 
     def topic_names(self) -> set[str]:
-        return {topic["topic_name"] for topic in self.stats(include_clients="false", include_mem="false")["topics"]}
+        return {
+            topic["topic_name"]
+            for topic in self.stats(include_clients="false", include_mem="false")["topics"]
+        }
 
     def topic(self, topic: str) -> dict[str, Any]:
         """The topic's part of /stats; the topic must exist."""

@@ -12,6 +12,11 @@ from harness.wire import Wire
 SNAPPY_STREAM_START = b"\xff\x06\x00\x00sNaPpY"
 _CRC32C_POLYNOMIAL = 0x82F63B78
 
+OPENSSL_SELF_SIGNED = [
+    *["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes"],
+    *["-days", "2", "-subj", "/CN=localhost"],
+]
+
 
 def use_tls(wire: Wire, context: ssl.SSLContext | None = None) -> None:
     if context is None:
@@ -180,8 +185,7 @@ def make_certificate(directory: Path) -> tuple[Path, Path]:
     """A self-signed certificate for localhost and its key."""
     certificate, key = directory / "cert.pem", directory / "key.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-        + ["-keyout", str(key), "-out", str(certificate)],
+        [*OPENSSL_SELF_SIGNED, "-keyout", str(key), "-out", str(certificate)],
         check=True,
         capture_output=True,
     )

@@ -21,7 +21,7 @@ READ_TIMEOUT_S = 8.0
 RECEIVE_BYTES = 65536
 
 
-class Closed(Exception):
+class ClosedError(Exception):
     """The other side ended the connection, politely or not."""
 
 
@@ -140,9 +140,9 @@ class Wire:
         try:
             data = self.socket.recv(RECEIVE_BYTES)
         except (ConnectionResetError, BrokenPipeError) as error:
-            raise Closed from error
+            raise ClosedError from error
         if not data:
-            raise Closed
+            raise ClosedError
         return data
 
     def _fill(self, count: int, deadline: float) -> None:
@@ -197,7 +197,7 @@ class Wire:
         """The connection ends here, with no further frame."""
         try:
             frame = self.read_frame()
-        except Closed:
+        except ClosedError:
             assert not self._pending, f"closed in the middle of a frame: {bytes(self._pending)!r}"
         else:
             raise AssertionError(f"wanted the connection closed, got {frame}")

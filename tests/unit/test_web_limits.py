@@ -10,7 +10,7 @@ from webserver import LOOPS, WAIT_SECONDS_MAX, Client, ServerThread
 
 from nsquark.web.server import Answer, Limits, Pending, Request, Response, Router, StreamResponse, plain, text
 
-LIMITS = Limits(header_bytes=8 * 1024, body_bytes=1000, linger_seconds=0.2, close_seconds=0.5)
+LIMITS = Limits(header_bytes=8 * 1024, linger_seconds=0.2, close_seconds=0.5)
 BIG_ANSWER_BYTES = 100_000
 
 
@@ -23,7 +23,7 @@ class App:
         self.unblock = asyncio.Event()
         self.router = Router()
         self.router.add("GET", "/ping", lambda request: plain(200, "OK"))
-        self.router.add("POST", "/any", lambda request: text("OK"))
+        self.router.add("POST", "/any", lambda request: text("OK"), max_body_bytes=1000)
         self.router.add("POST", "/pub", lambda request: text("OK"), max_body_bytes=100, too_big="MSG_TOO_BIG")
         self.router.add("GET", "/later", self.later)
         self.router.add("GET", "/big", self.big)
@@ -174,12 +174,8 @@ def test_usual_headers_are_not_cut(server: ServerThread) -> None:
             assert client.reply().body == b"OK"
 
 
-@pytest.mark.parametrize(
-    ("path", "allowed", "code"), [("/pub", 100, "MSG_TOO_BIG"), ("/any", 1000, "BODY_TOO_BIG")]
-)
-def test_bodies_over_the_limit_of_their_route(
-    server: ServerThread, path: str, allowed: int, code: str
-) -> None:
+@pytest.mark.parametrize(("path", "allowed", "code"), [("/pub", 100, "MSG_TOO_BIG"), ("/any", 1000, "BODY_TOO_BIG")])
+def test_bodies_over_the_limit_of_their_route(server: ServerThread, path: str, allowed: int, code: str) -> None:
     refused = f'{{"message":"{code}"}}'.encode()
     with server.connect() as client:
         client.send(head(path, f"Content-Length: {allowed}") + b"x" * allowed)
@@ -200,9 +196,7 @@ def test_bodies_over_the_limit_of_their_route(
 def test_a_client_still_sending_can_read_the_refusal(server: ServerThread) -> None:
     with server.connect() as client:
         send_all_of(client, head("/pub", "Content-Length: 5000000") + b"x" * 5_000_000)
-        time.sleep(
-            0.1
-        )  # Lets the kernel's buffers fill: the case in which a careless close loses the answer.
+        time.sleep(0.1)  # Lets the kernel's buffers fill: the case in which a careless close loses the answer.
         assert client.reply().body == b'{"message":"MSG_TOO_BIG"}'
 
 
@@ -268,9 +262,7 @@ def test_connections_are_bounded(server: ServerThread) -> None:
 
 
 @pytest.mark.parametrize("path", ["/big", "/endless"])
-def test_a_peer_that_does_not_read_stops_the_work_done_for_it(
-    server: ServerThread, app: App, path: str
-) -> None:
+def test_a_peer_that_does_not_read_stops_the_work_done_for_it(server: ServerThread, app: App, path: str) -> None:
     with server.connect() as client:
         send_all_of(client, get(path) * 5000)
         before = -1

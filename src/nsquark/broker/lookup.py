@@ -112,9 +112,7 @@ class LookupPeers:
                 raise FetchError(f"GET {url} failed - status {status}")
             return msgspec.json.decode(body, type=_Channels).channels
         except (FetchError, ValueError) as error:
-            self.logger.warning(
-                f"failed to query nsqlookupd for channels to pre-create for topic {topic} - {error}"
-            )
+            self.logger.warning(f"failed to query nsqlookupd for channels to pre-create for topic {topic} - {error}")
             return []
 
 

@@ -109,16 +109,12 @@ class Options:
     worker_id: bool = option(BOOLEAN, False, "deprecated, no effect: use --node-id", in_config=False)
     log_level: Level = option(LOG_LEVEL, Level.INFO, "least level to log: debug, info, warn, error, fatal")
     log_prefix: str = option(STRING, "[nsqd] ", "start of each log line")
-    node_id: int = option(
-        INTEGER, default_node_id(HOSTNAME), "this nsqd's part of message ids, 0 to 1023", key="id"
-    )
+    node_id: int = option(INTEGER, default_node_id(HOSTNAME), "this nsqd's part of message ids, 0 to 1023", key="id")
 
     # Addresses
     tcp_address: str = option(STRING, "0.0.0.0:4150", "host:port or unix socket path for TCP clients")
     http_address: str = option(STRING, "0.0.0.0:4151", "host:port or unix socket path for HTTP; empty = off")
-    https_address: str = option(
-        STRING, "0.0.0.0:4152", "host:port for HTTPS, used with a certificate; empty = off"
-    )
+    https_address: str = option(STRING, "0.0.0.0:4152", "host:port for HTTPS, used with a certificate; empty = off")
     broadcast_address: str = option(STRING, HOSTNAME, "host told to nsqlookupd")
     broadcast_tcp_port: int = option(INTEGER, 0, "TCP port told to nsqlookupd; 0 = the listening one")
     broadcast_http_port: int = option(INTEGER, 0, "HTTP port told to nsqlookupd; 0 = the listening one")
@@ -159,9 +155,7 @@ class Options:
     max_output_buffer_size: int = option(INTEGER, 65536, "largest output buffer in bytes")
     max_output_buffer_timeout: Duration = option(DURATION, _span("30s"), "longest time between flushes")
     min_output_buffer_timeout: Duration = option(DURATION, _span("25ms"), "shortest time between flushes")
-    output_buffer_timeout: Duration = option(
-        DURATION, _span("250ms"), "time between flushes if none is asked"
-    )
+    output_buffer_timeout: Duration = option(DURATION, _span("250ms"), "time between flushes if none is asked")
     max_channel_consumers: int = option(INTEGER, 0, "most consumers of a channel; 0 = unlimited")
 
     # Statistics
@@ -170,9 +164,7 @@ class Options:
     statsd_interval: Duration = option(DURATION, _span("1m"), "time between statsd reports")
     statsd_mem_stats: bool = option(BOOLEAN, True, "report memory to statsd too")
     statsd_udp_packet_size: int = option(INTEGER, 508, "largest statsd packet in bytes")
-    statsd_exclude_ephemeral: bool = option(
-        BOOLEAN, False, "leave ephemeral topics and channels out of statsd"
-    )
+    statsd_exclude_ephemeral: bool = option(BOOLEAN, False, "leave ephemeral topics and channels out of statsd")
     e2e_processing_latency_percentile: list[float] = option(
         FLOATS,
         [],
@@ -188,9 +180,7 @@ class Options:
     tls_key: str = option(STRING, "", "path of the certificate's key (PEM)")
     tls_client_auth_policy: str = option(STRING, "", "client certificates: require or require-verify")
     tls_root_ca_file: str = option(STRING, "", "path of the authorities' certificates (PEM)")
-    tls_required: TlsRequired = option(
-        TLS_REQUIRED, TlsRequired.NO, "require TLS of clients: true, false, tcp-https"
-    )
+    tls_required: TlsRequired = option(TLS_REQUIRED, TlsRequired.NO, "require TLS of clients: true, false, tcp-https")
     tls_min_version: TlsVersion = option(
         TLS_VERSION, TlsVersion.TLS1_0, "least TLS version: tls1.0, tls1.1, tls1.2, tls1.3"
     )

@@ -1,0 +1,36 @@
+"""The compiled hot path: the same Python source runs compiled by Cython or, slower, as it is."""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+PURE_VARIABLE = "NSQUARK_PURE"
+"""Set to 1 to run the kernel interpreted although it was compiled."""
+
+_MODULES = ("arena", "frames", "ledger")
+
+
+def _load_sources() -> None:
+    """Puts the interpreted form of the kernel's modules in place before anything imports them."""
+    for name in _MODULES:
+        path = Path(__file__).with_name(f"{name}.py")
+        full_name = f"{__name__}.{name}"
+        loader = importlib.machinery.SourceFileLoader(full_name, str(path))
+        spec = importlib.util.spec_from_loader(full_name, loader)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[full_name] = module
+        loader.exec_module(module)
+
+
+if os.environ.get(PURE_VARIABLE) == "1":
+    _load_sources()
+
+
+def is_compiled() -> bool:
+    """Whether the kernel runs as C."""
+    from nsquark.kernel import ledger
+
+    return not str(ledger.__file__).endswith(".py")

@@ -27,7 +27,7 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 TOO_SLOW: Final = plain(408, "408 Request Timeout", close=True)
 TOO_MANY_CONNECTIONS: Final = error(503, "TOO_MANY_CONNECTIONS", close=True)
 # Stands for a request line that could not be read.
-UNREADABLE: Final = Target("", "", "", "", {}, False, lambda request: BAD_REQUEST, False, None, BAD_REQUEST)
+UNREADABLE: Final = Target("", "", "", "", {}, False, lambda request: BAD_REQUEST, False, 0, BAD_REQUEST)
 
 
 class Slot:
@@ -155,7 +155,7 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(refusal)
         self._busy = False
         self._flush()
-        if self._reader.receiving and not self._request_tick:
+        if self._reader.line and not self._request_tick:
             self._request_tick = self._server.tick
         if self._held:
             self._set_reading()
@@ -283,7 +283,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _send(self, response: Response, persistence: Persistence) -> None:
         if persistence is Persistence.KEEP and not response.close:
-            wire = response.wire()
+            wire = response.kept_wire or response.wire()
         elif persistence is Persistence.KEEP_1_0 and not response.close:
             wire = response.encode("keep-alive")
         else:
@@ -306,7 +306,7 @@ class HttpConnection(asyncio.Protocol):
         self._reader.stopped = self._refused = True
         self._unread = b""
         target = dataclasses.replace(self._reader.target or UNREADABLE, handler=lambda request: response)
-        self._take(Request(target, b"", {}, self._remote, self._https), Persistence.CLOSE)
+        self._take(Request(target, {}, False, b"", {}, self._remote, self._https), Persistence.CLOSE)
         if not self._busy:
             self._flush()
 

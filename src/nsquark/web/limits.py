@@ -1,14 +1,16 @@
 """The bounds of an HTTP server: no peer may take more than these."""
 
 from dataclasses import dataclass
+from typing import Final
+
+# Body of a request whose route names no limit of its own.
+BODY_BYTES_MAX: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     # Request line and headers together; also what may pass in a body's framing without a byte of the body.
     header_bytes: int = 32 * 1024
-    # Body of a request whose route names no limit of its own.
-    body_bytes: int = 1024 * 1024
     # A kept connection without a request. Long, since NSQ's nsqd never closes one and clients count on it.
     idle_seconds: int = 600
     # From the first byte of a request to its last.

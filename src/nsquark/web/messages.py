@@ -28,19 +28,19 @@ _JSON_ESCAPES: Final = (
 Headers = tuple[tuple[str, str], ...]
 
 
-class Request:
-    """One received request. `query` and `headers` have the first of repeated names; do not change them."""
+class Request(msgspec.Struct, gc=False):
+    """One received request. Not to be changed: what follows from the request line is shared with others like it."""
 
-    __slots__ = ("body", "headers", "https", "remote", "target")
-
-    def __init__(
-        self, target: Target, body: bytes, headers: Mapping[bytes, bytes], remote: str, https: bool
-    ) -> None:
-        self.target = target
-        self.body = body
-        self.headers = headers
-        self.remote = remote
-        self.https = https
+    target: Target
+    # The first value of each name.
+    query: Mapping[str, str]
+    # False if the query has a bad escape or a `;`: NSQ answers 400 INVALID_REQUEST then.
+    query_ok: bool
+    body: bytes
+    # Names as they were sent.
+    raw_headers: dict[bytes, bytes]
+    remote: str
+    https: bool
 
     @property
     def method(self) -> str:
@@ -61,19 +61,15 @@ class Request:
         return self.target.tail
 
     @property
-    def query(self) -> Mapping[str, str]:
-        return self.target.query
-
-    @property
-    def query_ok(self) -> bool:
-        """False if the query has a bad escape or a `;`: NSQ answers 400 INVALID_REQUEST then."""
-        return self.target.query_ok
+    def headers(self) -> dict[bytes, bytes]:
+        """By lower-case name, the first of repeated ones. Made anew each time, since few handlers look."""
+        return {name.lower(): value for name, value in reversed(self.raw_headers.items())}
 
 
 class Response:
     """A complete answer. Its bytes are kept once made, so a constant one costs nothing to send again."""
 
-    __slots__ = ("_wire", "body", "close", "content_type", "headers", "omit_body", "status")
+    __slots__ = ("body", "close", "content_type", "headers", "kept_wire", "omit_body", "status")
 
     def __init__(
         self,
@@ -91,13 +87,13 @@ class Response:
         self.close = close
         # An answer to HEAD announces a body and must not have it.
         self.omit_body = omit_body
-        self._wire = b""
+        self.kept_wire = b""
 
     def wire(self) -> bytes:
         """The answer on a connection that stays open."""
-        if not self._wire:
-            self._wire = self.encode("")
-        return self._wire
+        if not self.kept_wire:
+            self.kept_wire = self.encode("")
+        return self.kept_wire
 
     def encode(self, connection: str) -> bytes:
         """The answer with a `Connection` header, if that is not empty."""

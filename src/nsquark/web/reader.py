@@ -1,8 +1,12 @@
-"""Bytes to requests: the parser's callbacks, and the limits on what a request may be."""
+"""Bytes to requests: the parser's callbacks, and the limits on what a request may be.
+
+A request costs few Python steps: the parser puts pieces of line, headers and body straight into a list, a dict and a
+list, and what follows from a request line, or from the names of the headers, is worked out once and remembered.
+"""
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import httptools
 
@@ -10,6 +14,12 @@ from nsquark.cli.logs import Logger
 from nsquark.web.limits import Limits
 from nsquark.web.messages import Request, Response, error, plain
 from nsquark.web.router import BAD_REQUEST, Router, Target
+
+# The same few sets of header names come again and again; what they mean is kept for this many of them.
+SHAPES_MAX: Final = 1024
+SHAPE_NAMES_MAX: Final = 32
+# A body in more pieces than this is put together: many tiny ones take a multiple of their bytes.
+BODY_PIECES_MAX: Final = 4096
 
 HEADERS_TOO_BIG: Final = plain(431, "431 Request Header Fields Too Large", close=True)
 INTERNAL_ERROR: Final = error(500, "INTERNAL_ERROR")
@@ -32,6 +42,29 @@ class RefusedError(Exception):
         self.response = response
 
 
+class HeaderShape(NamedTuple):
+    """Under which spelling a request has the headers that matter here; empty where it has none."""
+
+    content_length: bytes
+    connection: bytes
+    expect: bytes
+    upgrade: bytes
+
+
+_shapes: dict[tuple[bytes, ...], HeaderShape] = {}
+
+
+def _shape_of(names: tuple[bytes, ...]) -> HeaderShape:
+    spelt = {name.lower(): name for name in reversed(names)}
+    wanted = (b"content-length", b"connection", b"expect", b"upgrade")
+    shape = HeaderShape(*(spelt.get(name, b"") for name in wanted))
+    if len(names) <= SHAPE_NAMES_MAX:
+        if len(_shapes) >= SHAPES_MAX:
+            _shapes.clear()
+        _shapes[names] = shape
+    return shape
+
+
 class RequestReader:
     """Reads the requests of one connection and hands each to `take`.
 
@@ -48,29 +81,28 @@ class RequestReader:
         take: Callable[[Request, Persistence], None],
         send_continue: Callable[[], None],
     ) -> None:
-        self._router = router
+        self._resolve = router.resolve
+        self._resolved = router.resolved
         self._limits = limits
         self._logger = logger
         self._remote = remote
         self._https = https
         self._take = take
         self._send_continue = send_continue
-        self._parser = httptools.HttpRequestParser(self)
-        self._url = b""
-        self._headers: dict[bytes, bytes] = {}
+        # The parts of the request being read, by the parser.
+        self.line: list[bytes] = []
         self._body: list[bytes] = []
+        self._body_counted = 0
         self._body_bytes = 0
-        self._body_bytes_max = 0
         self._unproductive_bytes = 0
         self._progress: tuple[bool, int] | None = None
+        self._shape = HeaderShape(b"", b"", b"", b"")
+        self._headers: dict[bytes, bytes]
+        self._parser: httptools.HttpRequestParser
+        self._start_parser()
         # The meaning of the request line, once the headers are read.
         self.target: Target | None = None
         self.stopped = False
-
-    @property
-    def receiving(self) -> bool:
-        """Whether a request has begun and not ended."""
-        return bool(self._url)
 
     def feed(self, data: bytes) -> Response | None:
         """Read on. A response means: answer with it in its turn, and read no more."""
@@ -91,65 +123,81 @@ class RequestReader:
                 return None
             self._logger.debug(f"HTTP: ({self._remote}) malformed request - {malformed}")
             return BAD_REQUEST
-        return self._check_progress(len(data)) if self._url else None
+        return self._check_partial(len(data)) if self.line else None
 
     def release(self) -> None:
         """The parser holds this object's methods; without it all is freed at once."""
-        del self._parser, self._take, self._send_continue
+        del self._parser, self.on_url, self.on_header, self.on_body, self._take, self._send_continue
 
     # --- called by the parser
 
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.setdefault(name.lower(), value)
-
     def on_headers_complete(self) -> None:
-        self.target = target = self._router.resolve(self._parser.get_method(), self._url)
-        limit = target.max_body_bytes
-        self._body_bytes_max = limit = self._limits.body_bytes if limit is None else limit
         headers = self._headers
-        length = headers.get(b"content-length")
-        if length is not None and int(length) > limit:
+        names = tuple(headers)
+        self._shape = shape = _shapes.get(names) or _shape_of(names)
+        line = self.line
+        url = line[0] if len(line) == 1 else b"".join(line)
+        method = self._parser.get_method()
+        self.target = target = self._resolved.get((method, url)) or self._resolve(method, url)
+        if shape.content_length and int(headers[shape.content_length]) > target.max_body_bytes:
             raise RefusedError(target.too_big)
-        if b"expect" in headers and headers[b"expect"].lower() == b"100-continue":
+        if shape.expect and headers[shape.expect].lower() == b"100-continue":
             self._send_continue()
 
-    def on_body(self, data: bytes) -> None:
-        self._body.append(data)
-        self._body_bytes += len(data)
-        if self._body_bytes > self._body_bytes_max:
-            assert self.target is not None
-            raise RefusedError(self.target.too_big)
-
     def on_message_complete(self) -> None:
-        headers = self._headers
+        shape = self._shape
         parser = self._parser
-        if b"upgrade" in headers and parser.should_upgrade():
+        if shape.upgrade and parser.should_upgrade():
             return
         target = self.target
         assert target is not None
         pieces = self._body
-        body = b"" if not pieces else pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        body = b"".join(pieces)
+        if len(body) > target.max_body_bytes:
+            raise RefusedError(target.too_big)
         keep = parser.should_keep_alive()
         persistence = Persistence.KEEP
-        if not keep or b"connection" in headers:
+        if shape.connection or not keep:
             self.stopped = self.stopped or not keep
             persistence = _persistence(keep, parser.get_http_version() != "1.1")
-        self._url = b""
-        self._headers = {}
-        self.target = self._progress = None
-        if pieces:
-            self._body = []
-            self._body_bytes = 0
-        self._take(Request(target, body, headers, self._remote, self._https), persistence)
+        headers = self._headers.copy()
+        self._forget_request()
+        self._take(
+            Request(target, target.query, target.query_ok, body, headers, self._remote, self._https),
+            persistence,
+        )
 
     # --- details
 
-    def _check_progress(self, fed_bytes: int) -> Response | None:
-        """Bound what a request may send without getting on: endless headers, trailers or chunk extensions."""
-        progress = (self.target is not None, self._body_bytes)
+    def _start_parser(self) -> None:
+        """The parser calls these as they are, without a step in Python."""
+        self._headers = {}
+        self.on_url = self.line.append
+        self.on_header = self._headers.setdefault
+        self.on_body = self._body.append
+        self._parser = httptools.HttpRequestParser(self)
+
+    def _forget_request(self) -> None:
+        self.line.clear()
+        self._headers.clear()
+        self._body.clear()
+        self.target = None
+        if self._progress is not None:
+            self._progress = None
+            self._body_bytes = self._body_counted = 0
+
+    def _check_partial(self, fed_bytes: int) -> Response | None:
+        """Bound what is kept of a body, and what a request may send without getting on: endless headers,
+        trailers or chunk extensions."""
+        target = self.target
+        pieces = self._body
+        self._body_bytes += sum(map(len, pieces[self._body_counted :]))
+        if target is not None and self._body_bytes > target.max_body_bytes:
+            return target.too_big
+        if len(pieces) > BODY_PIECES_MAX:
+            pieces[:] = [b"".join(pieces)]
+        self._body_counted = len(pieces)
+        progress = (target is not None, self._body_bytes)
         if progress != self._progress:
             self._progress = progress
             self._unproductive_bytes = 0
@@ -163,18 +211,17 @@ class RequestReader:
         Java's HTTP client offers HTTP/2 like that with any request, and the parser takes the body of such a
         request for another protocol.
         """
-        if b"upgrade" not in self._headers:
+        if not self._shape.upgrade or not self.line:
             # CONNECT: it has been refused, and what follows it is for no HTTP server.
             self.stopped = True
             return b""
-        head = [self._parser.get_method() + b" " + self._url + b" HTTP/1.1"]
-        if b"close" in self._headers.get(b"connection", b"").lower():
+        head = [self._parser.get_method() + b" " + b"".join(self.line) + b" HTTP/1.1"]
+        if b"close" in self._headers.get(self._shape.connection, b"").lower():
             head.append(b"Connection: close")
         skipped = (b"upgrade", b"connection", b"http2-settings")
-        head += [name + b": " + value for name, value in self._headers.items() if name not in skipped]
-        self._parser = httptools.HttpRequestParser(self)
-        self._url = b""
-        self._headers = {}
+        head += [name + b": " + value for name, value in self._headers.items() if name.lower() not in skipped]
+        self._forget_request()
+        self._start_parser()
         return b"\r\n".join(head) + b"\r\n\r\n" + rest
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from nsquark.web.limits import BODY_BYTES_MAX
 from nsquark.web.messages import JSON_TYPE, NSQ_HEADER, Handler, Request, Response, encode_json, error, plain
 from nsquark.web.query import EscapeError, parse_query, unescape
 
@@ -23,8 +24,7 @@ BAD_REQUEST: Final = plain(400, "400 Bad Request", close=True)
 class Route:
     handler: Handler
     log: bool = True
-    # None: the server's own limit.
-    max_body_bytes: int | None = None
+    max_body_bytes: int = BODY_BYTES_MAX
     too_big: str = "BODY_TOO_BIG"
 
 
@@ -40,7 +40,7 @@ class Target:
     query_ok: bool
     handler: Handler
     log: bool
-    max_body_bytes: int | None
+    max_body_bytes: int
     too_big: Response
 
 
@@ -50,7 +50,8 @@ class Router:
     def __init__(self) -> None:
         self._exact: dict[str, dict[str, Route]] = {}
         self._prefixes: dict[str, dict[str, Route]] = {}
-        self._targets: dict[tuple[bytes, bytes], Target] = {}
+        # Remembered answers of `resolve`, for who cannot afford a call.
+        self.resolved: dict[tuple[bytes, bytes], Target] = {}
 
     def add(
         self,
@@ -59,7 +60,7 @@ class Router:
         handler: Handler,
         *,
         log: bool = True,
-        max_body_bytes: int | None = None,
+        max_body_bytes: int = BODY_BYTES_MAX,
         too_big: str = "BODY_TOO_BIG",
     ) -> None:
         """A body over `max_body_bytes` is answered with 413 and the message `too_big`."""
@@ -72,7 +73,7 @@ class Router:
         handler: Handler,
         *,
         log: bool = True,
-        max_body_bytes: int | None = None,
+        max_body_bytes: int = BODY_BYTES_MAX,
         too_big: str = "BODY_TOO_BIG",
     ) -> None:
         """`prefix` ends with a slash; the one segment after it is `request.tail`."""
@@ -82,20 +83,20 @@ class Router:
 
     def resolve(self, method: bytes, url: bytes) -> Target:
         """What to do with a request line. Never fails: a bad one has a handler that says so."""
-        target = self._targets.get((method, url))
+        target = self.resolved.get((method, url))
         if target is None:
             target = self._resolve(method.decode("ascii"), url)
             if len(url) <= TARGET_URL_BYTES_MAX:
-                if len(self._targets) >= TARGETS_MAX:
-                    self._targets.clear()
-                self._targets[method, url] = target
+                if len(self.resolved) >= TARGETS_MAX:
+                    self.resolved.clear()
+                self.resolved[method, url] = target
         return target
 
     def _add(self, routes: dict[str, dict[str, Route]], method: str, path: str, route: Route) -> None:
         if method == "HEAD":
             raise ValueError("HEAD is not served by NSQ's daemons")
         routes.setdefault(path, {})[method] = route
-        self._targets.clear()
+        self.resolved.clear()
 
     def _resolve(self, method: str, url: bytes) -> Target:
         raw_path, _, raw_query = _origin_form(url).partition(b"?")
@@ -112,9 +113,7 @@ class Router:
         query, query_ok = parse_query(raw_query)
         uri = url.decode("latin-1")
         too_big = error(413, route.too_big, close=True)
-        return Target(
-            method, uri, path, tail, query, query_ok, route.handler, route.log, route.max_body_bytes, too_big
-        )
+        return Target(method, uri, path, tail, query, query_ok, route.handler, route.log, route.max_body_bytes, too_big)
 
     def _find(self, path: str) -> tuple[Mapping[str, Route], str]:
         """The routes of a path by method, and its tail if it is one with a prefix."""

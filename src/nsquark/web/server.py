@@ -74,9 +74,7 @@ class HttpServer:
     def connection_count(self) -> int:
         return len(self._connections)
 
-    async def listen(
-        self, host: str, port: int, ssl_context: ssl.SSLContext | None = None
-    ) -> tuple[str, int]:
+    async def listen(self, host: str, port: int, ssl_context: ssl.SSLContext | None = None) -> tuple[str, int]:
         """Listen on one address and return it with the real port. An empty host means all addresses."""
         loop = asyncio.get_running_loop()
         listener = await _bind(host, port)
@@ -97,9 +95,7 @@ class HttpServer:
 
     async def listen_unix(self, path: str) -> None:
         loop = asyncio.get_running_loop()
-        self._started(
-            await loop.create_unix_server(lambda: HttpConnection(self), path, backlog=LISTEN_BACKLOG)
-        )
+        self._started(await loop.create_unix_server(lambda: HttpConnection(self), path, backlog=LISTEN_BACKLOG))
 
     async def close(self) -> None:
         """Stop listening, close idle connections, and give those being answered a bounded time."""
@@ -142,9 +138,7 @@ class HttpServer:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def run(
-        self, handler: Coroutine[Any, Any, Answer], settle: Callable[[Answer], None], request: Request
-    ) -> None:
+    def run(self, handler: Coroutine[Any, Any, Answer], settle: Callable[[Answer], None], request: Request) -> None:
         """Run a handler that waits; it goes on when its client is gone, as a change once begun should."""
         self.spawn(self._run(handler, settle, request))
 
@@ -154,9 +148,7 @@ class HttpServer:
         try:
             answer = await handler
         except Exception:
-            self.logger.error(
-                f"HTTP: {request.method} {request.uri} failed - {traceback.format_exc().rstrip()}"
-            )
+            self.logger.error(f"HTTP: {request.method} {request.uri} failed - {traceback.format_exc().rstrip()}")
             answer = INTERNAL_ERROR
         settle(answer)
 

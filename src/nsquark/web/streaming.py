@@ -17,9 +17,7 @@ async def stream(
     """Send the whole response. Without chunks (HTTP/1.0) its end is the end of the connection."""
     encoding = (("Transfer-Encoding", "chunked"),) if chunked else ()
     connection = "close" if close else ""
-    transport.write(
-        encode_head(response.status, response.content_type, response.headers + encoding, connection)
-    )
+    transport.write(encode_head(response.status, response.content_type, response.headers + encoding, connection))
     try:
         async for chunk in response.chunks:
             # An empty chunk would be the end of the body.

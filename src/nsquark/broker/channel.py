@@ -1,0 +1,414 @@
+"""A channel: a cursor over its topic's log, and the consumers that share its messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nsquark.broker.clock import now_ms, wall_ms, wall_offset_ms
+from nsquark.kernel.ledger import Ledger
+from nsquark.log.cursors import ChannelRest, Slot
+from nsquark.log.journal import Journal
+from nsquark.wire.names import is_ephemeral
+
+if TYPE_CHECKING:
+    from nsquark.broker.session import Session
+    from nsquark.broker.topic import Topic
+
+RUN_BYTES_MAX = 64 << 10
+"""The longest run of messages written to one consumer at a time."""
+REDELIVERY_RUN_MAX = 256
+PARK_BLOCKS = 64
+"""When this many blocks lie above the floor, the lowest are parked: that bounds what a crash repeats."""
+REFILL_DELAY_S = 0.005
+"""A consumer with most of its window in flight is refilled in larger portions, at most this much later."""
+REFILL_RDY_MIN = 8
+SUBSCRIBERS_LOGGED_MAX = 10
+
+
+class RangeChannelError(Exception):
+    """Push and range use of one channel exclude each other."""
+
+
+class Channel:
+    """Who may get which message next.
+
+    * Messages are new from `ledger.next` up to the topic's pump, less the ranges in `_skips`; all others are the ledger's.
+    * A consumer is ready while its RDY exceeds what it has in flight and its socket takes more.
+    * `_slot` is what the cursor file has of this channel; `persist` brings it up to date once a turn.
+    """
+
+    def __init__(
+        self, topic: Topic, name: str, slot: Slot | None, rest: ChannelRest, position: int, deferred: int
+    ) -> None:
+        options = topic.nsqd.options
+        self.topic = topic
+        self.name = name
+        self.ephemeral = is_ephemeral(name)
+        self.paused = rest.paused
+        self.owner = rest.owner
+        self.owner_ttl_ms = rest.owner_ttl_ms
+        self.owner_seen_ms = rest.owner_seen_ms
+        self.deferred_from = deferred
+        """Deferred messages with lower numbers are not for this channel."""
+        self.sessions: list[Session] = []
+        self.had_sessions = False
+        self.is_deleted = False
+        self.ledger = Ledger(position, options.max_msg_timeout.ms, options.max_req_timeout.ms)
+        self.ledger.wall_offset_ms = wall_offset_ms()
+        self.deferred_pending = topic.deferred_found(deferred)
+        self._joined_at = topic.pumped
+        self._skips = list(rest.skips)
+        self._slot = slot
+        self._journal = Journal(topic.directory / f"c.{name}.journal") if slot is not None and topic.directory else None
+        self._rotation = 0
+        self._is_loading = False
+        self._is_parking = False
+        self._refill_due = False
+        self._refill_timer = False
+        if self._journal is not None:
+            records = self._journal.load()
+            if records:
+                self.ledger.restore(records, now_ms())
+
+    # -- what /stats shows ---------------------------------------------------------------------------------
+
+    @property
+    def new_count(self) -> int:
+        """Messages never delivered since the start."""
+        extents, start, pump = self.topic.log.extents, self.ledger.next, self.topic.pump
+        count = extents.between(start, pump) - self.ledger.ahead
+        for low, high in self._skips:
+            count -= extents.between(max(low, start), min(high, pump))
+        return max(0, count)
+
+    @property
+    def depth(self) -> int:
+        return self.new_count + self.ledger.queued
+
+    @property
+    def backend_depth(self) -> int:
+        """What lies below the part of the log that is in memory."""
+        log = self.topic.log
+        if log.segments is None:
+            return 0
+        return min(self.depth, log.extents.between(self.ledger.next, min(self.topic.pump, log.resident_from)))
+
+    @property
+    def deferred_count(self) -> int:
+        return self.ledger.deferred + self.deferred_pending
+
+    @property
+    def message_count(self) -> int:
+        return self.topic.pumped - self._joined_at + self.deferred_pending
+
+    # -- consumers ---------------------------------------------------------------------------------------
+
+    def add(self, session: Session) -> None:
+        self.sessions.append(session)
+        self.had_sessions = True
+        self.topic.listening[self] = None
+
+    def remove(self, session: Session) -> None:
+        if session not in self.sessions:
+            return
+        self.sessions.remove(session)
+        if not self.sessions and not self.ephemeral:
+            self.topic.listening.pop(self, None)
+        assert session.consumer is not None
+        delay = self.topic.nsqd.options.requeue_on_disconnect
+        if delay is not None:
+            self.ledger.hasten(session.consumer, now_ms() + delay.ms)
+        self.ledger.leave(session.consumer)
+        if self.ephemeral and not self.sessions and not self.is_deleted:
+            self.topic.delete_channel(self.name)
+
+    # -- delivery ----------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        self.topic.nsqd.turn.wake(self)
+
+    def deliver(self) -> None:
+        """Shares what is available among the consumers that are ready, starting with another one each time."""
+        if self.paused or not self.sessions or self.is_deleted:
+            self._trim()
+            return
+        eager, self._refill_due = self._refill_due, False
+        ready = [session for session in self.sessions if session.is_ready]
+        if not eager:
+            ready = self._without_nearly_full(ready)
+        available = self.new_count + self.ledger.queued if ready else 0
+        if available <= 0:
+            self._trim()
+            return
+        now = now_ms()
+        share = -(-available // len(ready))
+        self._rotation = (self._rotation + 1) % len(ready)
+        for session in ready[self._rotation :] + ready[: self._rotation]:
+            self._fill(session, min(session.free, share), now)
+        if self.ledger.queued + self.new_count > 0 and not self._is_loading:
+            if any(session.is_ready for session in ready):
+                self.wake()
+        self._trim()
+
+    def _without_nearly_full(self, ready: list[Session]) -> list[Session]:
+        """Leaves out who would get a small portion now and a larger one in a few milliseconds."""
+        chosen = [session for session in ready if not session.is_nearly_full]
+        if len(chosen) < len(ready) and not self._refill_timer:
+            self._refill_timer = True
+            self.topic.nsqd.loop.call_later(REFILL_DELAY_S, self._refill)
+        return chosen
+
+    def _refill(self) -> None:
+        self._refill_timer = False
+        self._refill_due = True
+        self.wake()
+
+    def _fill(self, session: Session, want: int, now: int) -> None:
+        """Redeliveries first, in order, but at most half while new messages wait."""
+        if self.ledger.queued:
+            has_new = self.ledger.next < self.topic.pump
+            want -= self._redeliver(session, max(1, want // 2) if has_new else want, now)
+        while want > 0 and session.is_ready:
+            sent = self._send_run(session, want, now)
+            if sent == 0:
+                return
+            want -= sent
+
+    def _send_run(self, session: Session, want: int, now: int) -> int:
+        """One run of new messages, as a slice of the log; how many."""
+        ledger, log = self.ledger, self.topic.log
+        limit = self._next_run_end()
+        seq = ledger.next
+        if seq >= limit:
+            return 0
+        chunk = log.chunk_at(seq) or self._load(seq)
+        if chunk is None:
+            return 0
+        index = seq - chunk.first_seq
+        count = chunk.fit(index, min(want, limit - seq), RUN_BYTES_MAX)
+        if ledger.ahead:
+            count = ledger.untouched(count)
+            if count < 0:
+                ledger.skip(seq - count)
+                return self._send_run(session, want, now) if self.ledger.next < limit else 0
+        assert session.consumer is not None
+        if session.sample_rate > 0:
+            return self._send_sampled(session, count, now)
+        ledger.take(session.consumer, count, now)
+        session.send(chunk.view[chunk.offset(index) : chunk.offset(index + count)])
+        return count
+
+    def _next_run_end(self) -> int:
+        """Steps over what does not exist or was voided; where the messages from there on end."""
+        ledger, pump = self.ledger, self.topic.pump
+        while self._skips and self._skips[0][0] <= ledger.next:
+            ledger.skip(self._skips.pop(0)[1])
+            self._write_rest()
+        seq = min(self.topic.log.extents.at_or_after(ledger.next), pump)
+        if self._skips and self._skips[0][0] < seq:
+            ledger.skip(self._skips[0][0])
+            return self._next_run_end()
+        ledger.skip(seq)
+        return min(pump, self._skips[0][0]) if self._skips else pump
+
+    def _send_sampled(self, session: Session, count: int, now: int) -> int:
+        """Draws for each message; what loses is discarded for the whole channel, as NSQ does."""
+        assert session.consumer is not None
+        for _ in range(count):
+            seq = self.ledger.next
+            if session.draws():
+                record = self._record(seq)
+                if record is None:
+                    return 0
+                self.ledger.take(session.consumer, 1, now)
+                session.send(record)
+            else:
+                self.ledger.skip(seq + 1)
+        return count
+
+    def _redeliver(self, session: Session, want: int, now: int) -> int:
+        """Messages that were delivered before: copies with their attempts, since the log has the first attempt."""
+        assert session.consumer is not None
+        pieces: list[bytes] = []
+        while len(pieces) < min(want, REDELIVERY_RUN_MAX) and self.ledger.queued:
+            seq = self.ledger.next_queued()
+            if not self.topic.log.extents.between(seq, seq + 1):
+                self.ledger.discard(seq)  # damaged, or removed by a disk policy
+                continue
+            record = self._record(seq)
+            if record is None:
+                break
+            if session.sample_rate > 0 and not session.draws():
+                self.ledger.discard(seq)
+                continue
+            attempts = self.ledger.retake(session.consumer, seq, now)
+            pieces.append(b"".join((record[:16], attempts.to_bytes(2, "big"), record[18:])))
+        if pieces:
+            session.send(b"".join(pieces))
+        return len(pieces)
+
+    def _record(self, seq: int) -> memoryview | None:
+        chunk = self.topic.log.chunk_at(seq) or self._load(seq)
+        if chunk is None:
+            return None
+        index = seq - chunk.first_seq
+        return chunk.view[chunk.offset(index) : chunk.offset(index + 1)]
+
+    def _load(self, seq: int):  # type: ignore[no-untyped-def]
+        if self._is_loading:
+            return None
+        chunk = self.topic.log.load(seq, self._loaded)
+        self._is_loading = chunk is None
+        return chunk
+
+    def _loaded(self) -> None:
+        self._is_loading = False
+        self.wake()
+
+    def _trim(self) -> None:
+        """An ephemeral channel never holds more than --mem-queue-size messages; the oldest go."""
+        if not self.ephemeral:
+            return
+        excess = self.new_count - self.topic.nsqd.options.mem_queue_size
+        if excess > 0:
+            extents = self.topic.log.extents
+            self.ledger.skip(extents.nth(extents.ordinal(self.ledger.next) + excess))
+
+    # -- what survives -----------------------------------------------------------------------------------
+
+    def persist(self) -> None:
+        """Notes how far the channel came: the journal before the cursor, since the cursor relies on it."""
+        ledger = self.ledger
+        ledger.settle()
+        if self._slot is None or self.is_deleted:
+            ledger.journal.clear()
+            return
+        if ledger.journal:
+            self._append_journal()
+        if ledger.floor != self._slot.position:
+            self._slot.position = ledger.floor
+            self.topic.store(self._slot)
+        if ledger.blocks_open > PARK_BLOCKS and not self._is_parking:
+            self._park()
+
+    def _append_journal(self) -> None:
+        assert self._journal is not None
+        self._journal.append(self.ledger.journal)
+        self.ledger.journal.clear()
+        if self._journal.wants_rewrite:
+            self._journal.rewrite(self.ledger.snapshot())
+
+    def _park(self) -> None:
+        assert self._journal is not None
+        self._is_parking = True
+        numbers = self.ledger.park(self.ledger.blocks_open - PARK_BLOCKS // 2)
+        self._append_journal()
+        journal, ledger = self._journal, self.ledger
+
+        def parked(error: Exception | None) -> None:
+            self._is_parking = False
+            if error is None and ledger is self.ledger and not self.is_deleted:
+                ledger.let_pass(numbers)
+                self.wake()
+
+        self.topic.nsqd.logs.run(journal.sync, parked)
+
+    def expire(self, now: int) -> None:
+        if self.ledger.expire(now):
+            self.wake()
+
+    @property
+    def stored_position(self) -> int:
+        """What the cursor file says, which may be ahead of a log that lost its end."""
+        return self._slot.position if self._slot is not None else 0
+
+    @property
+    def lowest_needed(self) -> int:
+        """No message below this one is needed; an ephemeral channel holds nothing back."""
+        return self.topic.log.head if self.ephemeral and self.topic.directory else self.ledger.lowest()
+
+    def rest(self) -> ChannelRest:
+        return ChannelRest(
+            self.name, self.paused, self.owner, self.owner_ttl_ms, self.owner_seen_ms, tuple(self._skips)
+        )
+
+    def _write_rest(self) -> None:
+        if self._slot is not None:
+            self._slot.rest = msgspec.msgpack.encode(self.rest())
+            self._slot.deferred = self.deferred_from
+            self._slot.position = self.ledger.floor
+            self.topic.store(self._slot)
+
+    # -- verbs -------------------------------------------------------------------------------------------
+
+    def set_paused(self, paused: bool) -> None:
+        self.paused = paused
+        self._write_rest()
+        self.wake()
+
+    def empty(self) -> None:
+        self.restart_at(self.topic.pump)
+        self.deferred_from = self.topic.deferred.number
+        self.deferred_pending = 0
+        self._write_rest()
+
+    def restart_at(self, seq: int) -> None:
+        """Drops all state and goes on from `seq`."""
+        self.ledger.empty(seq)
+        self.ledger.journal.clear()
+        self._skips = []
+        if self._journal is not None:
+            self._journal.rewrite(b"")
+        self._write_rest()
+        self.wake()
+
+    def skip_range(self, low: int, high: int) -> None:
+        """The messages in `low <= seq < high` are not for this channel."""
+        if self._skips and self._skips[-1][1] == low:
+            self._skips[-1] = (self._skips[-1][0], high)
+        elif low < high:
+            self._skips.append((low, high))
+        self._write_rest()
+        self.wake()
+
+    def commit(self, owner: str, seq: int, ttl_ms: int) -> None:
+        """A reader by range is done with everything below `seq`."""
+        if self.sessions or (self.owner and self.owner != owner):
+            raise RangeChannelError(
+                f"channel {self.name} is owned by {self.owner}"
+                if self.owner
+                else f"channel {self.name} has subscribers"
+            )
+        if not self.owner and (
+            self.had_sessions or self.ledger.in_flight or self.ledger.queued or self.ledger.deferred
+        ):
+            raise RangeChannelError(f"channel {self.name} is used by SUB; commit to another channel")
+        self.owner, self.owner_ttl_ms, self.owner_seen_ms = owner, ttl_ms, wall_ms()
+        self.ledger.skip(min(seq, self.topic.log.head))
+        self.ledger.settle()
+        self._write_rest()
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Its owner by range has not been heard of for longer than it asked for."""
+        return bool(self.owner and self.owner_ttl_ms and wall_ms() - self.owner_seen_ms > self.owner_ttl_ms)
+
+    def close(self) -> None:
+        """At a clean stop: keeps attempts, due times and what was finished out of order."""
+        if self._slot is None:
+            return
+        self.ledger.settle()
+        if self._journal is not None:
+            self._journal.rewrite(self.ledger.snapshot(), sync=True)
+        self._write_rest()
+
+    def delete(self) -> None:
+        self.is_deleted = True
+        for session in list(self.sessions):
+            session.abort()
+        if self._slot is not None:
+            self.topic.free(self._slot)
+        if self._journal is not None:
+            self._journal.delete()

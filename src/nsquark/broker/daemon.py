@@ -1,0 +1,358 @@
+"""nsqd itself: topics, clients, clocks and listeners. It owns everything; the story of a message starts in session.py."""
+
+import asyncio
+import contextlib
+import resource
+import shutil
+import uuid
+from pathlib import Path
+
+from nsquark import NSQ_VERSION
+from nsquark.broker.clock import now_ms, wall_ms, wall_offset_ms
+from nsquark.broker.http import Api
+from nsquark.broker.lookup import LookupPeers
+from nsquark.broker.options import Options
+from nsquark.broker.session import LINE_BYTES_MAX, Session
+from nsquark.broker.store import DOOMED_PREFIX, METADATA_FILE, DataPath, encode_metadata
+from nsquark.broker.topic import DIRECTORY_PREFIX, Topic
+from nsquark.broker.turn import Turn
+from nsquark.cli.hosts import HOSTNAME
+from nsquark.cli.logs import Logger
+from nsquark.discovery.addresses import host_to_bind, listen, show_address, split_address
+from nsquark.log.cache import ChunkCache
+from nsquark.log.files import write_atomically
+from nsquark.log.sequences import SequenceFileDamaged, Sequences
+from nsquark.log.shared import LogSettings, LogShared
+from nsquark.web.server import HttpServer, Limits
+from nsquark.wire.names import is_ephemeral, is_valid_name
+
+READ_BUFFER_BYTES = 256 << 10
+TICK_S = 0.1
+"""How often timeouts and delays are looked at, as in NSQ."""
+COLLECT_S = 1.0
+METADATA_DELAY_S = 0.05
+
+
+class StartError(Exception):
+    """nsqd cannot start; the text says why."""
+
+
+class Nsqd:
+    """One broker. All of it but the log's threads runs in one event loop."""
+
+    def __init__(self, options: Options, logger: Logger, data: DataPath) -> None:
+        self.options = options
+        self.logger = logger
+        self.data = data
+        self.topics_path: Path = data.topics
+        self.loop = asyncio.get_running_loop()
+        self.turn = Turn(self.loop, logger.error)
+        self.node = data.prepare()
+        self.start_time = int(wall_ms() // 1000)
+        self.topics: dict[str, Topic] = {}
+        self.sessions: set[Session] = set()
+        self.producers: dict[Session, None] = {}
+        self.deferring: dict[Topic, None] = {}
+        """Topics with messages that wait for their time."""
+        self.unsynced_topics: set[Topic] = set()
+        self.read_buffer = bytearray(READ_BUFFER_BYTES)
+        self.read_view = memoryview(self.read_buffer)
+        self.held_bytes_max = LINE_BYTES_MAX + 8 + max(options.max_body_size, options.max_msg_size)
+        self.is_exiting = False
+        self.tcp_port = 0
+        self.http_port = 0
+        self.logs = LogShared(
+            LogSettings(
+                options.max_bytes_per_file,
+                options.sync_every,
+                int(options.retention_time),
+                options.retention_bytes,
+                options.max_disk_bytes,
+            ),
+            options.node_id,
+            ChunkCache(options.cache_bytes),
+            self.loop.call_soon_threadsafe,
+            self.loop.call_later,
+            logger.warning,
+        )
+        self.logs.make_room = self._make_room
+        self.lookup = LookupPeers(
+            logger,
+            self._identity,
+            self._registrations,
+            connect_timeout=options.http_client_connect_timeout.seconds,
+            request_timeout=options.http_client_request_timeout.seconds,
+            max_body_bytes=options.max_body_size,
+        )
+        self.http = HttpServer(
+            Api(self).router(),
+            Limits(body_bytes=options.max_body_size, connections=options.max_connections),
+            logger,
+        )
+        self._tcp: asyncio.AbstractServer | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._metadata_timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- start and stop ----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        _raise_file_limit()
+        self._load()
+        await self._listen()
+        self.write_metadata()
+        self.lookup.start(self.options.lookupd_tcp_address)
+        self._ticker = self.loop.create_task(self._tick())
+
+    def _load(self) -> None:
+        """Opens every topic found, then lets sequence numbers start above all that is there."""
+        for directory in sorted(self.topics_path.iterdir()):
+            if directory.name.startswith(DOOMED_PREFIX):
+                shutil.rmtree(directory, ignore_errors=True)
+                continue
+            name = directory.name.removeprefix(DIRECTORY_PREFIX)
+            if directory.name.startswith(DIRECTORY_PREFIX) and is_valid_name(name):
+                self.topics[name] = Topic(self, name)
+                if self.topics[name].deferred.count:
+                    self.deferring[self.topics[name]] = None
+        highest = max((topic.highest_named for topic in self.topics.values()), default=0)
+        try:
+            self.logs.sequences = Sequences(self.data.own / "sequence", highest + 1)
+        except SequenceFileDamaged as error:
+            raise StartError(str(error)) from None
+
+    async def _listen(self) -> None:
+        try:
+            address = self.options.tcp_address
+            bound = listen(address)
+            self._tcp = await self.loop.create_server(lambda: Session(self), sock=bound)
+            self.tcp_port = int(bound.getsockname()[1])
+            self.logger.info(f"TCP: listening on {show_address(bound.getsockname())}")
+            address = self.options.http_address
+            if address:
+                host, port = split_address(address)
+                host, self.http_port = await self.http.listen(host_to_bind(host), port)
+                self.logger.info(f"HTTP: listening on {show_address((host, self.http_port))}")
+        except (OSError, ValueError) as error:
+            raise StartError(f"listen ({address}) failed - {error}") from None
+
+    async def stop(self) -> None:
+        """Answers what was received, closes all connections, and leaves nothing unsaved."""
+        self.is_exiting = True
+        if self._tcp is not None:
+            self._tcp.close()
+        for task in [*self._tasks, self._ticker]:
+            if task is not None:
+                task.cancel()
+        await self.http.close()
+        await self.lookup.stop()
+        self.turn.run()
+        for session in list(self.sessions):
+            session.shut_down()
+        await asyncio.sleep(0)
+        self.write_metadata()
+        self.logger.info("NSQ: closing topics")
+        for topic in list(self.topics.values()):
+            topic.close()
+        if hasattr(self.logs, "sequences"):
+            self.logs.close()
+        self.data.unlock()
+        self.logger.info("NSQ: bye")
+
+    # -- clients -----------------------------------------------------------------------------------------
+
+    def admit(self, session: Session) -> bool:
+        limit = self.options.max_connections
+        if self.is_exiting or (limit and len(self.sessions) >= limit):
+            return False
+        self.sessions.add(session)
+        return True
+
+    def forget(self, session: Session) -> None:
+        self.sessions.discard(session)
+        self.producers.pop(session, None)
+
+    # -- topics ------------------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> Topic:
+        """The topic of this name, made if it is not there."""
+        found = self.topics.get(name)
+        if found is not None:
+            return found
+        topic = self.topics[name] = Topic(self, name)
+        self.logger.info(f"TOPIC({name}): created")
+        self.lookup.register(name, None)
+        self._metadata_changed(topic.ephemeral)
+        if self.lookup.addresses:
+            topic.await_channels(True)
+            self._spawn(self._bring_channels(topic))
+        return topic
+
+    async def _bring_channels(self, topic: Topic) -> None:
+        """A new topic starts with the channels the cluster knows, so that none of them misses a message."""
+        try:
+            for name in sorted(await self.lookup.channels_of(topic.name)):
+                if not is_ephemeral(name) and is_valid_name(name) and not topic.is_exiting:
+                    topic.channel(name)
+        except OSError as error:
+            self.logger.warning(f"TOPIC({topic.name}): failed to query nsqlookupd for channels - {error}")
+        finally:
+            if not topic.is_exiting:
+                topic.await_channels(False)
+
+    def delete_topic(self, name: str) -> None:
+        topic = self.topics.pop(name)
+        topic.delete()
+        self.deferring.pop(topic, None)
+        self.unsynced_topics.discard(topic)
+        self.logger.info(f"TOPIC({name}): deleted")
+        self.lookup.unregister(name, None)
+        self._metadata_changed(topic.ephemeral)
+
+    def channel_changed(self, topic: Topic, name: str, *, created: bool) -> None:
+        if created:
+            self.logger.info(f"TOPIC({topic.name}): new channel({name})")
+            self.lookup.register(topic.name, name)
+        else:
+            self.logger.info(f"TOPIC({topic.name}): deleting channel({name})")
+            self.lookup.unregister(topic.name, name)
+        self._metadata_changed(topic.ephemeral or is_ephemeral(name))
+
+    def doomed_path(self, directory: Path) -> Path:
+        return directory.with_name(f"{DOOMED_PREFIX}{uuid.uuid4().hex}")
+
+    def _make_room(self, size: int) -> bool:
+        """With --disk-policy=drop-oldest the oldest finished file of any topic goes, read or not."""
+        if self.options.disk_policy != "drop-oldest":
+            return False
+        while self.logs.disk_bytes + size > self.options.max_disk_bytes:
+            logs = [topic.log for topic in self.topics.values() if topic.log.segments and len(topic.log.segments) > 1]
+            if not logs:
+                return False
+            oldest = min(logs, key=lambda log: log.segments.oldest_ns)  # type: ignore[union-attr]
+            assert oldest.segments is not None
+            oldest.segments.remove_first()
+        return True
+
+    # -- metadata ----------------------------------------------------------------------------------------
+
+    def write_metadata(self) -> None:
+        """nsqd.dat, for tools that read it and for going back to NSQ; our own state is in the topics' files."""
+        path = self.data.path / METADATA_FILE
+        self.logger.info(f"NSQ: persisting topic/channel metadata to {path}")
+        topics = (
+            (
+                topic.name,
+                topic.paused,
+                [(channel.name, channel.paused) for channel in topic.channels.values() if not channel.ephemeral],
+            )
+            for topic in self.topics.values()
+            if not topic.ephemeral
+        )
+        try:
+            write_atomically(path, encode_metadata(topics), sync=False)
+        except OSError as error:
+            self.logger.error(f"failed to persist metadata - {error}")
+
+    def _metadata_changed(self, ephemeral: bool) -> None:
+        if not ephemeral and self._metadata_timer is None and not self.is_exiting:
+            self._metadata_timer = self.loop.call_later(METADATA_DELAY_S, self._write_metadata_later)
+
+    def _write_metadata_later(self) -> None:
+        self._metadata_timer = None
+        self.write_metadata()
+
+    # -- nsqlookupd --------------------------------------------------------------------------------------
+
+    def _identity(self) -> dict[str, object]:
+        return {
+            "version": NSQ_VERSION,
+            "tcp_port": self.options.broadcast_tcp_port or self.tcp_port,
+            "http_port": self.options.broadcast_http_port or self.http_port,
+            "hostname": HOSTNAME,
+            "broadcast_address": self.options.broadcast_address,
+        }
+
+    def _registrations(self) -> list[tuple[str, str | None]]:
+        registrations: list[tuple[str, str | None]] = []
+        for topic in self.topics.values():
+            registrations += [(topic.name, name) for name in topic.channels] or [(topic.name, None)]
+        return registrations
+
+    # -- time --------------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        """Timeouts, delays, syncs and removal; each step survives a fault in it."""
+        sync_s, collected_s, synced_s = self.options.sync_timeout.seconds, 0.0, 0.0
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._guard(self._expire)
+            self._guard(self._append_due)
+            elapsed = self.loop.time()
+            if elapsed - synced_s >= sync_s:
+                synced_s = elapsed
+                self._guard(self._sync)
+            if elapsed - collected_s >= COLLECT_S:
+                collected_s = elapsed
+                self._guard(self._collect)
+
+    def _guard(self, work) -> None:  # type: ignore[no-untyped-def]
+        try:
+            work()
+        except Exception as error:
+            self.logger.error(f"INTERNAL: {type(error).__name__}: {error}")
+
+    def _expire(self) -> None:
+        now = now_ms()
+        for topic in self.topics.values():
+            for channel in topic.channels.values():
+                if channel.ledger.earliest <= now:
+                    channel.expire(now)
+
+    def _append_due(self) -> None:
+        now = wall_ms()
+        for topic in list(self.deferring):
+            due_ms = topic.deferred.next_due_ms(now)
+            if due_ms is None:
+                topic.append_due()  # lets go of empty files
+                del self.deferring[topic]
+            elif due_ms <= now:
+                topic.append_due()
+
+    def _sync(self) -> None:
+        offset = wall_offset_ms()
+        topics, self.unsynced_topics = self.unsynced_topics, set()
+        for topic in topics:
+            topic.sync()
+        for topic in self.topics.values():
+            if topic.log.segments is not None:
+                topic.log.segments.sync()
+            for channel in topic.channels.values():
+                channel.ledger.wall_offset_ms = offset
+
+    def _collect(self) -> None:
+        for topic in list(self.topics.values()):
+            topic.collect()
+            for channel in list(topic.channels.values()):
+                if channel.is_abandoned:
+                    self.logger.info(f"CHANNEL({channel.name}): its owner {channel.owner} is gone, deleting")
+                    topic.delete_channel(channel.name)
+
+    # -- health ------------------------------------------------------------------------------------------
+
+    @property
+    def health(self) -> str:
+        error = self.logs.disk_error
+        return "OK" if error is None else f"NOK - {error}"
+
+    def _spawn(self, work) -> None:  # type: ignore[no-untyped-def]
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _raise_file_limit() -> None:
+    """Every connection and every topic takes a file."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,57 @@
+"""The program nsqd: options, data path, event loop, signals."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from nsquark import kernel
+from nsquark.broker.daemon import Nsqd, StartError
+from nsquark.broker.options import Options, OptionsError, parse_options, validate
+from nsquark.broker.store import DataPath, DataPathError
+from nsquark.cli.logs import Logger
+from nsquark.cli.version import version_line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parse_options(sys.argv[1:] if argv is None else argv)
+    logger = Logger(options.log_prefix, options.log_level)
+    logger.info(version_line("nsqd"))
+    logger.info(f"ID: {options.node_id}")
+    if not kernel.is_compiled():
+        logger.warning("the kernel runs interpreted, which is slow: reinstall with a C compiler to compile it")
+    data = DataPath(options.data_path)
+    try:
+        data.lock()
+        validate(options)
+        _run(_serve(options, logger, data))
+    except (OptionsError, DataPathError, StartError) as error:
+        logger.fatal(f"failed to instantiate nsqd - {error}")
+        logger.flush()
+        sys.exit(1)
+    logger.flush()
+    # Threads that wait for a disk must not keep a stopped nsqd alive: all that matters is synced.
+    os._exit(0)
+
+
+async def _serve(options: Options, logger: Logger, data: DataPath) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(name, stop.set)
+    nsqd = Nsqd(options, logger, data)
+    try:
+        await nsqd.start()
+        await stop.wait()
+    finally:
+        await nsqd.stop()
+
+
+def _run(work) -> None:  # type: ignore[no-untyped-def]
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(work)
+    else:
+        uvloop.run(work)

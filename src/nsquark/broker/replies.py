@@ -1,0 +1,77 @@
+"""Replies in order: each waits for all earlier ones, whichever topic commits first."""
+
+from collections import deque
+from collections.abc import Callable
+
+from nsquark.log.commit import Commit
+from nsquark.wire.errors import FatalClientError
+from nsquark.wire.frames import OK, FrameType, frame
+
+
+class _Reply:
+    """`count` publishes that share a commit, or a frame that is ready."""
+
+    __slots__ = ("commit", "count", "data", "is_last", "word")
+
+    def __init__(self, commit: Commit | None, word: str, data: bytes, is_last: bool) -> None:
+        self.commit = commit
+        self.word = word
+        self.data = data
+        self.count = 1
+        self.is_last = is_last
+
+
+class Replies:
+    """The replies that one connection is still owed, first come first answered."""
+
+    def __init__(self, write: Callable[[bytes], None], close: Callable[[], None]) -> None:
+        self._write = write
+        self._close = close
+        self._waiting: deque[_Reply] = deque()
+
+    @property
+    def are_owed(self) -> bool:
+        return bool(self._waiting)
+
+    def promise(self, commit: Commit, word: str) -> bool:
+        """OK, or the error of the command `word`, once the commit is settled; False if others wait for it already."""
+        waiting = self._waiting
+        if waiting and waiting[-1].commit is commit and waiting[-1].word == word:
+            waiting[-1].count += 1
+            return False
+        waiting.append(_Reply(commit, word, b"", False))
+        return True
+
+    def send(self, data: bytes) -> None:
+        """A frame in its turn."""
+        if self._waiting:
+            self._waiting.append(_Reply(None, "", data, False))
+        else:
+            self._write(data)
+
+    def send_last(self, data: bytes) -> None:
+        """A frame in its turn, after which the connection is closed."""
+        self._waiting.append(_Reply(None, "", data, True))
+        self.flush()
+
+    def flush(self) -> None:
+        """Writes what is settled, up to the first that is not."""
+        waiting = self._waiting
+        out: list[bytes] = []
+        is_last = False
+        while waiting and not is_last and (waiting[0].commit is None or waiting[0].commit.is_settled):
+            reply = waiting.popleft()
+            if reply.commit is None:
+                out.append(reply.data)
+                is_last = reply.is_last
+            elif reply.commit.error is None:
+                out.append(OK * reply.count)
+            else:
+                error = FatalClientError(f"E_{reply.word}_FAILED", f"{reply.word} failed {reply.commit.error}")
+                out.append(frame(FrameType.ERROR, error.payload()))
+                is_last = True
+        if out:
+            self._write(out[0] if len(out) == 1 else b"".join(out))
+        if is_last:
+            waiting.clear()
+            self._close()

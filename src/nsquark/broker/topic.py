@@ -1,0 +1,354 @@
+"""A topic: its log, the pump that says how far channels may read, and the channels."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from bisect import bisect_left
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nsquark.broker.channel import Channel
+from nsquark.broker.clock import wall_ms
+from nsquark.log.batches import DEFERRED
+from nsquark.log.commit import Commit
+from nsquark.log.cursors import ChannelRest, CursorFile, Slot, TopicRest
+from nsquark.log.deferred import DeferredMessages, Due
+from nsquark.log.log import TopicLog
+from nsquark.wire.names import is_ephemeral
+
+if TYPE_CHECKING:
+    from nsquark.broker.daemon import Nsqd
+
+DIRECTORY_PREFIX = "t."
+"""`.` and `..` are valid topic names."""
+
+Buffer = bytearray | memoryview
+
+
+class TopicExiting(Exception):
+    """The topic is being deleted."""
+
+    def __str__(self) -> str:
+        return "exiting"
+
+
+class Topic:
+    """Messages below `pump` are the channels', those from it on the topic's own.
+
+    The pump follows the log's head while the topic has channels, is not paused and knows its channels from nsqlookupd;
+    otherwise it stands still. So the first channel gets the backlog, and one made during a pause what that held back.
+    """
+
+    def __init__(self, nsqd: Nsqd, name: str) -> None:
+        self.nsqd = nsqd
+        self.name = name
+        self.ephemeral = is_ephemeral(name)
+        self.directory: Path | None = None if self.ephemeral else nsqd.topics_path / f"{DIRECTORY_PREFIX}{name}"
+        self.log = TopicLog(nsqd.logs, self.directory, lambda: nsqd.turn.write(self.log))
+        self.log.on_committed = self._on_committed
+        self.channels: dict[str, Channel] = {}
+        self.listening: dict[Channel, None] = {}
+        """The channels that a commit has to visit."""
+        self.paused = False
+        self.is_exiting = False
+        self.message_count = 0
+        self.message_bytes = 0
+        self.pumped = 0
+        """Messages that entered the channels since the start."""
+        self.pump = self.log.head
+        self._pump_deferred = 0
+        self._follows = False
+        self._awaits_channels = False
+        self._voided_deferred: list[tuple[int, int]] = []
+        self._appending: tuple[Due, list[int], list[int]] | None = None
+        self._cursors = CursorFile(self.directory / "cursors") if self.directory is not None else None
+        self._slot: Slot | None = None
+        self._load()
+
+    # -- start and state ---------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        slots = self._cursors.load() if self._cursors is not None else []
+        topic_slot = slots[0] if slots and slots[0].index == 0 else None
+        segments = self.log.segments
+        floor = max((slot.deferred for slot in slots), default=0) or 1
+        self.deferred = DeferredMessages(
+            self.directory / "deferred" if self.directory is not None else None,
+            segments.last_deferred_append if segments is not None else 0,
+            floor,
+        )
+        if topic_slot is not None:
+            self._restore(topic_slot, slots[1:])
+        elif self._cursors is not None:
+            self._slot = self._cursors.topic_slot()
+            self.pump = self.log.extents.first
+            self._store_topic()
+        self.deferred.found.clear()
+
+    def _restore(self, slot: Slot, channel_slots: list[Slot]) -> None:
+        rest = msgspec.msgpack.decode(slot.rest, type=TopicRest)
+        self._slot = slot
+        self.paused = rest.paused
+        self._voided_deferred = list(rest.voided_deferred)
+        self._pump_deferred = slot.deferred
+        head, first = self.log.head, self.log.extents.first
+        # A cursor may be ahead of a log that lost its end with the power; new messages come above both.
+        self.pump = head if rest.follows else max(first, min(slot.position, head))
+        for channel_slot in channel_slots:
+            channel_rest = msgspec.msgpack.decode(channel_slot.rest, type=ChannelRest)
+            position = min(channel_slot.position, head)
+            channel = Channel(self, channel_rest.name, channel_slot, channel_rest, position, channel_slot.deferred)
+            self.channels[channel.name] = channel
+        self._follow()
+
+    @property
+    def highest_named(self) -> int:
+        """The highest sequence number this topic's files name."""
+        positions = [self.log.head, self._slot.position if self._slot is not None else 0]
+        return max(positions + [channel.stored_position for channel in self.channels.values()])
+
+    def _store_topic(self) -> None:
+        if self._slot is not None:
+            self._slot.position = self.pump
+            self._slot.deferred = self._pump_deferred
+            self._slot.rest = msgspec.msgpack.encode(
+                TopicRest(self.name, self.paused, self._follows, tuple(self._voided_deferred))
+            )
+            self.store(self._slot)
+
+    def store(self, slot: Slot) -> None:
+        assert self._cursors is not None
+        self._cursors.write(slot)
+        self.nsqd.unsynced_topics.add(self)
+
+    def free(self, slot: Slot) -> None:
+        assert self._cursors is not None
+        self._cursors.free(slot)
+
+    def sync(self) -> None:
+        """Makes everything durable in the background."""
+        if self.log.segments is not None:
+            self.log.segments.sync()
+        if self._cursors is not None and not self.is_exiting:
+            self.nsqd.logs.run(self._cursors.sync, lambda error: None)
+
+    # -- publishing --------------------------------------------------------------------------------------
+
+    def publish(self, source: Buffer, pos: int, size: int) -> Commit:
+        if self.is_exiting:
+            raise TopicExiting
+        return self.log.append(source, pos, size, time.time_ns())
+
+    def publish_sized(self, source: Buffer, pos: int, end: int, count: int) -> Commit:
+        """Messages that each stand behind their size."""
+        if self.is_exiting:
+            raise TopicExiting
+        return self.log.append_sized(source, pos, end, count, time.time_ns())
+
+    def publish_deferred(self, body: bytes, delay_ms: int) -> Commit:
+        if self.is_exiting:
+            raise TopicExiting
+        commit = Commit()
+        try:
+            self.deferred.add(body, time.time_ns(), wall_ms() + delay_ms)
+        except OSError as error:
+            self.nsqd.logs.disk_error = error
+            commit.settle(error)
+            return commit
+        self.message_count += 1
+        self.message_bytes += len(body)
+        for channel in self.channels.values():
+            channel.deferred_pending += 1
+        self.nsqd.deferring[self] = None
+        if self.nsqd.options.sync_every == 1 and self.directory is not None:
+            self.nsqd.logs.run(self.deferred.sync, commit.settle)
+        else:
+            commit.settle()
+        return commit
+
+    def _on_committed(self, messages: int, body_bytes: int) -> None:
+        if self._appending is None:
+            self.message_count += messages
+            self.message_bytes += body_bytes
+        if self._follows:
+            self.pumped += messages
+            self.pump = self.log.head
+            for channel in self.listening:
+                self.nsqd.turn.wake(channel)
+        elif self.directory is None:
+            self._drop_excess()
+
+    def _drop_excess(self) -> None:
+        """An ephemeral topic that nobody reads keeps the newest --mem-queue-size messages."""
+        extents = self.log.extents
+        excess = extents.between(self.pump, self.log.head) - self.nsqd.options.mem_queue_size
+        if excess > 0:
+            self.pump = extents.nth(extents.ordinal(self.pump) + excess)
+
+    # -- deferred messages -------------------------------------------------------------------------------
+
+    def deferred_found(self, number: int) -> int:
+        """How many of the deferred messages found at the start have this number or a higher one."""
+        return len(self.deferred.found) - bisect_left(self.deferred.found, number)
+
+    def append_due(self) -> None:
+        """Moves what is due into the log."""
+        now = wall_ms()
+        while self._appending is None:
+            try:
+                due = self.deferred.take_due(now)
+            except OSError as error:
+                self.nsqd.logs.disk_error = error
+                return
+            if due is None:
+                return
+            messages = [message for message in due.messages if not self._is_voided(message[0])]
+            if not messages:
+                self.deferred.confirm(due)
+                continue
+            token = due.append_number.to_bytes(16, "little")
+            try:
+                commit, seqs = self.log.append_apart([message[1:] for message in messages], DEFERRED, token)
+            except BlockingIOError:
+                self.deferred.put_back(due)
+                return
+            self._appending = (due, [message[0] for message in messages], seqs)
+            commit.waiters.append(self)
+            self.log.write()
+
+    def committed(self, commit: Commit) -> None:
+        """The log took what was due, or not."""
+        assert self._appending is not None
+        due, numbers, seqs = self._appending
+        self._appending = None
+        if commit.error is not None:
+            self.deferred.put_back(due)
+            return
+        self.deferred.confirm(due)
+        for channel in self.channels.values():
+            for number, seq in zip(numbers, seqs, strict=True):
+                if number < channel.deferred_from:
+                    channel.ledger.finish_ahead(seq, 1)
+                else:
+                    channel.deferred_pending -= 1
+            channel.wake()
+
+    def _is_voided(self, number: int) -> bool:
+        return any(low <= number < high for low, high in self._voided_deferred)
+
+    # -- the pump ----------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """Lets the pump follow the head or stand still, as the topic's state asks."""
+        follows = bool(self.channels) and not self.paused and not self._awaits_channels
+        if follows:
+            self.pumped += self.log.extents.between(self.pump, self.log.head)
+            self.pump = self.log.head
+            for channel in self.channels.values():
+                self.nsqd.turn.wake(channel)
+        if not follows and self._follows:
+            self._pump_deferred = self.deferred.number
+        self._follows = follows
+        self._store_topic()
+
+    def await_channels(self, waiting: bool) -> None:
+        """While nsqlookupd is asked for the channels of a new topic, messages stay in the topic."""
+        self._awaits_channels = waiting
+        self._follow()
+
+    def set_paused(self, paused: bool) -> None:
+        self.paused = paused
+        self._follow()
+
+    @property
+    def depth(self) -> int:
+        return self.log.extents.between(self.pump, self.log.head)
+
+    @property
+    def backend_depth(self) -> int:
+        if self.log.segments is None or self._follows:
+            return 0
+        return self.log.extents.between(self.pump, self.log.resident_from)
+
+    def empty(self) -> None:
+        """Drops what is the topic's own; what the channels have stays."""
+        low, self.pump = self.pump, self.log.head
+        if not self._follows and self.deferred.number > self._pump_deferred:
+            self._voided_deferred.append((self._pump_deferred, self.deferred.number))
+            self._pump_deferred = self.deferred.number
+        for channel in self.channels.values():
+            channel.skip_range(low, self.pump)
+        self._store_topic()
+
+    # -- channels ----------------------------------------------------------------------------------------
+
+    def channel(self, name: str, start: int | None = None) -> Channel:
+        """The channel of this name, made if it is not there; `start` is for a new one."""
+        found = self.channels.get(name)
+        if found is not None:
+            return found
+        if self.is_exiting:
+            raise TopicExiting
+        deferred_from = self.deferred.number if self._follows else self._pump_deferred
+        position = self.pump if start is None else min(start, self.pump)
+        slot = None
+        if self._cursors is not None and not is_ephemeral(name):
+            slot = self._cursors.new_slot()
+            slot.position, slot.deferred = position, deferred_from
+            slot.rest = msgspec.msgpack.encode(ChannelRest(name))
+            self.store(slot)
+        channel = self.channels[name] = Channel(self, name, slot, ChannelRest(name), position, deferred_from)
+        if channel.ephemeral:
+            self.listening[channel] = None
+        self.nsqd.channel_changed(self, name, created=True)
+        self._follow()
+        return channel
+
+    def delete_channel(self, name: str) -> None:
+        channel = self.channels.pop(name)
+        self.listening.pop(channel, None)
+        channel.delete()
+        self.nsqd.channel_changed(self, name, created=False)
+        if not self.channels:
+            self._follow()
+            if self.ephemeral:
+                self.nsqd.delete_topic(self.name)
+
+    # -- the end -----------------------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Removes what nobody needs any more."""
+        needed = min([self.pump] + [channel.lowest_needed for channel in self.channels.values()])
+        if self.log.segments is not None:
+            self.log.segments.remove_below(needed, time.time_ns())
+        else:
+            self.log.forget_below(needed)
+
+    def delete(self) -> None:
+        self.is_exiting = True
+        for name in list(self.channels):
+            channel = self.channels.pop(name)
+            channel.delete()
+            self.nsqd.channel_changed(self, name, created=False)
+        self.listening.clear()
+        self.log.discard()
+        self.deferred.close()
+        if self._cursors is not None and self.directory is not None:
+            self._cursors.close()
+            doomed = self.nsqd.doomed_path(self.directory)
+            self.directory.rename(doomed)
+            self.nsqd.logs.run(lambda: shutil.rmtree(doomed), lambda error: None)
+
+    def close(self) -> None:
+        """At a clean stop: everything is written, synced and indexed."""
+        for channel in self.channels.values():
+            channel.close()
+        self.log.close()
+        self._store_topic()
+        self.deferred.close()
+        if self._cursors is not None:
+            self._cursors.sync()
+            self._cursors.close()

@@ -1,0 +1,256 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Records in wire format, packed one after another, as a consumer gets them.
+
+A record is the frame of a message's first delivery:
+
+    u32 size | u32 frame type = 2 | i64 timestamp ns | u16 attempts = 1 | 16 bytes id, ascii hex | body
+
+so that delivering is sending a slice. The id is the node's bits and the sequence number in hex, so that
+`FIN id` finds its message by arithmetic.
+"""
+
+import cython
+
+if cython.compiled:
+    from cython.cimports.libc.string import memcpy
+
+SEQ_BITS = 53
+SEQ_MASK = (1 << SEQ_BITS) - 1
+
+RECORD_OVERHEAD = cython.declare(cython.longlong, 34)
+
+# Results of `measure_mpub` that are not a position.
+MPUB_INCOMPLETE = -1
+MPUB_BAD_SIZE = -2
+MPUB_TOO_BIG = -3
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _u32(data: cython.uchar[::1], pos: cython.longlong) -> cython.longlong:
+    return (
+        (cython.cast(cython.longlong, data[pos]) << 24)
+        | (cython.cast(cython.longlong, data[pos + 1]) << 16)
+        | (cython.cast(cython.longlong, data[pos + 2]) << 8)
+        | cython.cast(cython.longlong, data[pos + 3])
+    )
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _put(data: cython.uchar[::1], pos: cython.longlong, value: cython.longlong, size: cython.int) -> cython.void:
+    shift: cython.int = 8 * (size - 1)
+    while shift >= 0:
+        data[pos] = cython.cast(cython.uchar, (value >> shift) & 255)
+        pos += 1
+        shift -= 8
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _put_hex(data: cython.uchar[::1], pos: cython.longlong, value: cython.longlong) -> cython.void:
+    shift: cython.int = 60
+    digit: cython.int
+    while shift >= 0:
+        digit = cython.cast(cython.int, (value >> shift) & 15)
+        data[pos] = cython.cast(cython.uchar, digit + 48 if digit < 10 else digit + 87)
+        pos += 1
+        shift -= 4
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _copy(
+    target: cython.uchar[::1],
+    target_pos: cython.longlong,
+    source: cython.uchar[::1],
+    source_pos: cython.longlong,
+    size: cython.longlong,
+) -> cython.void:
+    if cython.compiled:
+        memcpy(cython.address(target[target_pos]), cython.address(source[source_pos]), size)
+    else:
+        target[target_pos : target_pos + size] = source[source_pos : source_pos + size]
+
+
+def measure_mpub(
+    data: cython.uchar[::1],
+    pos: cython.longlong,
+    end: cython.longlong,
+    count: cython.longlong,
+    size_max: cython.longlong,
+) -> tuple:
+    """Walks `count` sized messages from `pos`: (position after them or MPUB_*, index, size) of where it ended."""
+    index: cython.longlong = 0
+    size: cython.longlong = 0
+    while index < count:
+        if pos + 4 > end:
+            return MPUB_INCOMPLETE, index, -1
+        size = _u32(data, pos)
+        if size & 0x80000000:
+            size -= 1 << 32
+        if size <= 0:
+            return MPUB_BAD_SIZE, index, size
+        if size > size_max:
+            return MPUB_TOO_BIG, index, size
+        pos += 4 + size
+        if pos > end:
+            return MPUB_INCOMPLETE, index, size
+        index += 1
+    return pos, index, size
+
+
+@cython.cclass
+class Chunk:
+    """Records of consecutive sequence numbers in one piece of memory that never moves.
+
+    Record i has sequence number `first_seq + i` and lies at `offsets[i] .. offsets[i + 1]`; `used` is where the
+    next one goes. Bytes below `used` change only by `truncate`, which is for records nobody was shown yet.
+    """
+
+    first_seq = cython.declare(cython.longlong, visibility="readonly")
+    count = cython.declare(cython.longlong, visibility="readonly")
+    used = cython.declare(cython.longlong, visibility="readonly")
+    resume = cython.declare(cython.longlong, visibility="readonly")
+    view = cython.declare(object, visibility="readonly")
+    _id_bits: cython.longlong
+    _count_max: cython.longlong
+    _size: cython.longlong
+    _data: cython.uchar[::1]
+    _offsets: cython.uint[::1]
+
+    def __init__(
+        self,
+        node_id: cython.longlong,
+        first_seq: cython.longlong,
+        size: cython.longlong,
+        count_max: cython.longlong,
+    ):
+        self.first_seq = first_seq
+        self.count = 0
+        self.used = 0
+        self.resume = 0
+        self.view = memoryview(bytearray(size))
+        self._id_bits = node_id << SEQ_BITS
+        self._count_max = count_max
+        self._size = size
+        self._data = self.view
+        self._offsets = memoryview(bytearray(4 * (count_max + 1))).cast("I")
+
+    def append(
+        self,
+        source: cython.uchar[::1],
+        pos: cython.longlong,
+        size: cython.longlong,
+        timestamp_ns: cython.longlong,
+    ) -> cython.bint:
+        """One message with its body at `source[pos:pos + size]`; False when there is no room for it."""
+        if self.count >= self._count_max or self.used + RECORD_OVERHEAD + size > self._size:
+            return False
+        self._write(source, pos, size, timestamp_ns)
+        return True
+
+    def append_sized(
+        self,
+        source: cython.uchar[::1],
+        pos: cython.longlong,
+        count: cython.longlong,
+        timestamp_ns: cython.longlong,
+    ) -> cython.longlong:
+        """Up to `count` messages, each behind its size as in MPUB; how many had room. `resume` is where the rest starts."""
+        done: cython.longlong = 0
+        size: cython.longlong
+        while done < count and self.count < self._count_max:
+            size = _u32(source, pos)
+            if self.used + RECORD_OVERHEAD + size > self._size:
+                break
+            self._write(source, pos + 4, size, timestamp_ns)
+            pos += 4 + size
+            done += 1
+        self.resume = pos
+        return done
+
+    @cython.cfunc
+    @cython.exceptval(check=False)
+    def _write(
+        self,
+        source: cython.uchar[::1],
+        pos: cython.longlong,
+        size: cython.longlong,
+        timestamp_ns: cython.longlong,
+    ) -> cython.void:
+        at: cython.longlong = self.used
+        _put(self._data, at, RECORD_OVERHEAD - 4 + size, 4)
+        _put(self._data, at + 4, 2, 4)
+        _put(self._data, at + 8, timestamp_ns, 8)
+        _put(self._data, at + 16, 1, 2)
+        _put_hex(self._data, at + 18, self._id_bits | (self.first_seq + self.count))
+        _copy(self._data, at + RECORD_OVERHEAD, source, pos, size)
+        self._offsets[self.count] = cython.cast(cython.uint, at)
+        self.count += 1
+        self.used = at + RECORD_OVERHEAD + size
+        self._offsets[self.count] = cython.cast(cython.uint, self.used)
+
+    def load(
+        self, source: cython.uchar[::1], pos: cython.longlong, size: cython.longlong, count: cython.longlong
+    ) -> cython.bint:
+        """Adds `count` records as they lie in the log; False if they do not fit here or are not `count` records."""
+        if self.count + count > self._count_max or self.used + size > self._size:
+            return False
+        at: cython.longlong = self.used
+        index: cython.longlong = self.count
+        end: cython.longlong = at + size
+        stop: cython.longlong = index + count
+        _copy(self._data, at, source, pos, size)
+        while index < stop:
+            if at + RECORD_OVERHEAD > end:
+                return False
+            self._offsets[index] = cython.cast(cython.uint, at)
+            at += 4 + _u32(self._data, at)
+            index += 1
+        if at != end:
+            return False
+        self._offsets[index] = cython.cast(cython.uint, at)
+        self.count = index
+        self.used = end
+        return True
+
+    def truncate(self, count: cython.longlong) -> None:
+        """Forgets all records from the `count`-th on."""
+        if count < self.count:
+            self.count = count
+            self.used = self._offsets[count] if count > 0 else 0
+
+    def offset(self, index: cython.longlong) -> cython.longlong:
+        """Where record `index` starts; for `index == count`, where the last one ends."""
+        if index < 0 or index > self.count:
+            raise IndexError(index)
+        return self._offsets[index] if self.count > 0 else 0
+
+    def fit(self, index: cython.longlong, count_max: cython.longlong, bytes_max: cython.longlong) -> cython.longlong:
+        """How many records from `index` on fit both limits; at least one if there is one."""
+        stop: cython.longlong = index + count_max
+        if stop > self.count:
+            stop = self.count
+        if stop <= index:
+            return 0
+        limit: cython.longlong = self._offsets[index] + bytes_max
+        if self._offsets[stop] <= limit:
+            return stop - index
+        low: cython.longlong = index + 1
+        while low < stop:
+            middle: cython.longlong = (low + stop + 1) >> 1
+            if self._offsets[middle] <= limit:
+                low = middle
+            else:
+                stop = middle - 1
+        return low - index
+
+    def timestamp(self, index: cython.longlong) -> cython.longlong:
+        """When record `index` was published, in nanoseconds."""
+        at: cython.longlong = self._offsets[index] + 8
+        return (_u32(self._data, at) << 32) | _u32(self._data, at + 4)

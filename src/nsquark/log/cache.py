@@ -1,0 +1,55 @@
+"""The memory over all logs: one budget for the whole nsqd, the least recently used chunk goes first."""
+
+from collections import OrderedDict
+from typing import Protocol
+
+from nsquark.kernel.arena import Chunk
+
+CHUNK_BYTES_MIN = 16 << 10
+CHUNK_BYTES_MAX = 1 << 20
+RECORD_BYTES_EXPECTED = 64
+"""A chunk has room for the offsets of this many bytes a record; smaller records fill it earlier."""
+
+
+def chunk_records(size: int) -> int:
+    """How many records a chunk of `size` bytes has offsets for."""
+    return size // RECORD_BYTES_EXPECTED + 16
+
+
+class ChunkOwner(Protocol):
+    def evict(self, chunk: Chunk) -> bool:
+        """Lets go of a chunk; False if it must stay for now."""
+
+
+class ChunkCache:
+    """Chunks in order of last use; `add` keeps the sum of their sizes within the budget if their owners allow it."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self.used_bytes = 0
+        self._chunks: OrderedDict[Chunk, ChunkOwner] = OrderedDict()
+
+    def add(self, chunk: Chunk, owner: ChunkOwner) -> None:
+        self._chunks[chunk] = owner
+        self.used_bytes += len(chunk.view)
+        if self.used_bytes > self.budget_bytes:
+            self._shrink()
+
+    def touch(self, chunk: Chunk) -> None:
+        if chunk in self._chunks:
+            self._chunks.move_to_end(chunk)
+
+    def remove(self, chunk: Chunk) -> None:
+        if self._chunks.pop(chunk, None) is not None:
+            self.used_bytes -= len(chunk.view)
+
+    def _shrink(self) -> None:
+        """One pass over the chunks at most: what its owner holds on to goes to the recent end."""
+        for _ in range(len(self._chunks)):
+            if self.used_bytes <= self.budget_bytes:
+                return
+            chunk, owner = next(iter(self._chunks.items()))
+            if owner.evict(chunk):
+                self.remove(chunk)
+            else:
+                self._chunks.move_to_end(chunk)

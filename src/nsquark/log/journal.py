@@ -1,0 +1,84 @@
+"""A channel's journal: attempts and due times of requeued messages, and what was parked when the floor passed it."""
+
+import os
+from pathlib import Path
+
+from xxhash import xxh32_intdigest
+
+from nsquark.kernel.ledger import JOURNAL_RECORD
+from nsquark.log.files import FILE_MODE, write_all, write_atomically
+
+_MAGIC = b"NQJ1"
+_PIECE_HEAD_BYTES = 12
+COMPACT_BYTES_MIN = 1 << 20
+"""A journal smaller than this is not worth rewriting."""
+
+
+class Journal:
+    """An append-only file of pieces (magic, bytes, checksum, records); rewritten when most of it is out of date."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        self._live_bytes = 0
+        self._fd = -1
+
+    def load(self) -> bytes:
+        """All records in order, up to the first piece that is not intact."""
+        try:
+            raw = self.path.read_bytes()
+        except FileNotFoundError:
+            return b""
+        records: list[bytes] = []
+        pos = 0
+        while pos + _PIECE_HEAD_BYTES <= len(raw) and raw[pos : pos + 4] == _MAGIC:
+            size = int.from_bytes(raw[pos + 4 : pos + 8], "little")
+            piece = raw[pos + _PIECE_HEAD_BYTES : pos + _PIECE_HEAD_BYTES + size]
+            check = int.from_bytes(raw[pos + 8 : pos + 12], "little")
+            if len(piece) < size or size % JOURNAL_RECORD.size or xxh32_intdigest(piece) != check:
+                break
+            records.append(piece)
+            pos += _PIECE_HEAD_BYTES + size
+        if pos < len(raw):
+            os.truncate(self.path, pos)
+        self.size = self._live_bytes = pos
+        return b"".join(records)
+
+    def append(self, records: bytes | bytearray) -> None:
+        if self._fd < 0:
+            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        piece = _piece(records)
+        write_all(self._fd, piece, self.size)
+        self.size += len(piece)
+
+    @property
+    def wants_rewrite(self) -> bool:
+        return self.size > COMPACT_BYTES_MIN and self.size > 2 * self._live_bytes
+
+    def rewrite(self, records: bytes, *, sync: bool = False) -> None:
+        """Replaces everything by `records`."""
+        self.close()
+        if not records:
+            self.path.unlink(missing_ok=True)
+            self.size = self._live_bytes = 0
+            return
+        piece = _piece(records)
+        write_atomically(self.path, piece, sync=sync)
+        self.size = self._live_bytes = len(piece)
+
+    def sync(self) -> None:
+        if self._fd >= 0:
+            os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def delete(self) -> None:
+        self.close()
+        self.path.unlink(missing_ok=True)
+
+
+def _piece(records: bytes | bytearray) -> bytes:
+    return _MAGIC + len(records).to_bytes(4, "little") + xxh32_intdigest(records).to_bytes(4, "little") + records

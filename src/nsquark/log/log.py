@@ -1,0 +1,377 @@
+"""A topic's log: append, commit, and the memory over its tail.
+
+The path of a message: `append` puts its record into the tail chunk and opens a commit; at the end of the event loop's
+turn `write` puts all that was appended into the file with one system call; then the commit is settled, publishers get
+their OK, and the records are below `head`, where channels find them by `chunk_at`.
+"""
+
+import os
+import time
+from bisect import bisect_right
+from collections.abc import Callable
+from pathlib import Path
+
+from nsquark.kernel.arena import Chunk
+from nsquark.log.batches import HEADER_BYTES, MORE_FOLLOWS, NO_TOKEN, Batch, encode_header
+from nsquark.log.cache import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkCache, chunk_records
+from nsquark.log.commit import Commit, Unit
+from nsquark.log.extents import Extents
+from nsquark.log.segment import Segment
+from nsquark.log.segments import DiskLimitReached, Segments
+from nsquark.log.sequences import LEASE_SEQS_MAX, LEASE_SEQS_MIN
+from nsquark.log.shared import LogShared
+
+UNCOMMITTED_BYTES_MAX = 8 << 20
+"""Above this publishers are paused until the disk has caught up."""
+SLOW_WRITE_S = 0.005
+"""A write that takes longer moves this log's writing to a thread..."""
+FAST_WRITES_TO_RETURN = 1000
+"""...and so many quick ones in a row move it back."""
+SLICES_PER_WRITE_MAX = 500
+"""Each is two pieces of a vectored write, of which the system takes 1024."""
+RECORD_BYTES = 34
+
+Buffer = bytearray | memoryview
+
+
+class TopicLog:
+    """An append-only sequence of messages.
+
+    * Messages below `head` are committed: in the file (or, without a directory, in memory) and visible.
+    * Chunks in `_chunks` are in order and do not overlap; the last is the tail while `_tail` is set.
+    * At most one unit is being written (`_writing`); what is appended meanwhile waits in `_open`.
+    """
+
+    def __init__(self, shared: LogShared, directory: Path | None, on_dirty: Callable[[], None]) -> None:
+        self.shared = shared
+        self.segments = Segments(shared, directory) if directory is not None else None
+        self.extents = self.segments.extents if self.segments is not None else Extents()
+        self.head = self.extents.head
+        self.on_committed: Callable[[int, int], None] = lambda messages, body_bytes: None
+        self._on_dirty = on_dirty
+        self._cache: ChunkCache = shared.cache
+        self._lease = (0, 0)
+        self._lease_seqs = LEASE_SEQS_MIN
+        self._chunk_bytes = CHUNK_BYTES_MIN
+        self._chunks: list[Chunk] = []
+        self._firsts: list[int] = []
+        self._tail: Chunk | None = None
+        self._open: Unit | None = None
+        self._writing: Unit | None = None
+        self._uncommitted_bytes = 0
+        self._threaded = shared.settings.sync_every == 1
+        self._fast_writes = 0
+
+    # -- appending ---------------------------------------------------------------------------------------
+
+    def append(self, source: Buffer, pos: int, size: int, timestamp_ns: int) -> Commit:
+        """One message; it is published once the commit is settled without an error."""
+        unit = self._open or self._begin(timestamp_ns)
+        if self._tail is None or not self._tail.append(source, pos, size, timestamp_ns):
+            self._extend(size).append(source, pos, size, timestamp_ns)
+        self._added(unit, size + RECORD_BYTES, timestamp_ns)
+        return unit.commit
+
+    def append_sized(self, source: Buffer, pos: int, end: int, count: int, timestamp_ns: int) -> Commit:
+        """`count` messages, each behind its size, as in MPUB; they were measured before."""
+        unit = self._open or self._begin(timestamp_ns)
+        start, left = pos, count
+        while left:
+            if self._tail is not None:
+                left -= self._tail.append_sized(source, pos, left, timestamp_ns)
+                pos = self._tail.resume
+            if left:
+                self._extend(int.from_bytes(source[pos : pos + 4], "big"))
+        self._added(unit, end - start + count * (RECORD_BYTES - 4), timestamp_ns)
+        return unit.commit
+
+    def append_apart(self, messages: list[tuple[int, bytes]], flags: int, token: bytes) -> tuple[Commit, list[int]]:
+        """Messages with their own times in a commit of their own, all or nothing; their sequence numbers.
+
+        What was open is written before; BlockingIOError if that takes a while.
+        """
+        self.write()
+        if self._writing is not None or self._open is not None:
+            raise BlockingIOError("the log is busy; try again after its commit")
+        unit = self._begin(messages[0][0])
+        seqs: list[int] = []
+        for timestamp_ns, body in messages:
+            source = bytearray(body)
+            if self._tail is None or not self._tail.append(source, 0, len(source), timestamp_ns):
+                self._extend(len(source)).append(source, 0, len(source), timestamp_ns)
+            self._added(unit, len(source) + RECORD_BYTES, timestamp_ns)
+            seqs.append(self.next_seq() - 1)
+        unit.flags = flags
+        unit.token = token
+        return unit.commit, seqs
+
+    @property
+    def is_congested(self) -> bool:
+        return self._uncommitted_bytes > UNCOMMITTED_BYTES_MAX
+
+    @property
+    def open_commit(self) -> Commit | None:
+        """The commit that is being written or waits to be, if any."""
+        unit = self._open or self._writing
+        return unit.commit if unit is not None else None
+
+    def next_seq(self) -> int:
+        """The number the next message gets if the tail has room for it."""
+        return self._tail.first_seq + self._tail.count if self._tail is not None else self.head
+
+    def _begin(self, timestamp_ns: int) -> Unit:
+        slices = [(self._tail, self._tail.count)] if self._tail is not None else []
+        self._open = unit = Unit(Commit(), slices, timestamp_ns, timestamp_ns)
+        self._on_dirty()
+        return unit
+
+    def _added(self, unit: Unit, size: int, timestamp_ns: int) -> None:
+        unit.bytes_added += size
+        self._uncommitted_bytes += size
+        if timestamp_ns > unit.time_max_ns:
+            unit.time_max_ns = timestamp_ns
+        elif timestamp_ns < unit.time_min_ns:
+            unit.time_min_ns = timestamp_ns
+
+    def _extend(self, body_bytes: int) -> Chunk:
+        """A new tail with room for a message of `body_bytes` and, if the topic is busy, many more."""
+        after = self.head if self._tail is None else self._tail.first_seq + self._tail.count
+        low, high = self._lease
+        if not low <= after < high:
+            after, high = self._lease = self.shared.sequences.lease(self._lease_seqs)
+            self._lease_seqs = min(self._lease_seqs * 2, LEASE_SEQS_MAX)
+        size = max(self._chunk_bytes, body_bytes + RECORD_BYTES)
+        self._chunk_bytes = min(self._chunk_bytes * 2, CHUNK_BYTES_MAX)
+        chunk = Chunk(self.shared.node_id, after, size, min(chunk_records(size), high - after))
+        self._tail = chunk
+        self._chunks.append(chunk)
+        self._firsts.append(chunk.first_seq)
+        assert self._open is not None
+        self._open.slices.append((chunk, 0))
+        if self.segments is not None:
+            self._cache.add(chunk, self)
+        return chunk
+
+    # -- committing --------------------------------------------------------------------------------------
+
+    def write(self) -> None:
+        """Writes what was appended since the last time; called at the end of each turn in which there was something."""
+        unit = self._open
+        if unit is None or self._writing is not None:
+            return
+        self._open = None
+        self._writing = unit
+        batches, pieces = self._batches(unit)
+        if self.segments is None:
+            self._written(unit, batches)
+            return
+        try:
+            segment = self.segments.for_append(batches[0].first_seq, sum(map(len, pieces)))
+        except (OSError, DiskLimitReached) as error:
+            self._failed(unit, error)
+            return
+        batches = _placed(batches, segment.size)
+        if self._threaded:
+            self.shared.run(
+                lambda: _write_pieces(segment, pieces, strict=self.shared.settings.sync_every == 1),
+                lambda error: self._thread_wrote(unit, segment, batches, error),
+            )
+            return
+        started = time.monotonic()
+        try:
+            _write_pieces(segment, pieces)
+        except OSError as error:
+            self._failed(unit, error)
+            return
+        if time.monotonic() - started > SLOW_WRITE_S:
+            self._threaded = True
+        self._written(unit, batches, segment)
+
+    def _batches(self, unit: Unit) -> tuple[list[Batch], list[bytes | memoryview]]:
+        """A batch for each slice, since a batch has consecutive sequence numbers."""
+        batches: list[Batch] = []
+        pieces: list[bytes | memoryview] = []
+        slices = [(chunk, start) for chunk, start in unit.slices if chunk.count > start]
+        for index, (chunk, start) in enumerate(slices):
+            payload = chunk.view[chunk.offset(start) : chunk.used]
+            flags = unit.flags
+            if unit.token != NO_TOKEN and index < len(slices) - 1:
+                flags |= MORE_FOLLOWS
+            batch = Batch(
+                0,
+                chunk.first_seq + start,
+                chunk.count - start,
+                len(payload),
+                unit.time_min_ns,
+                unit.time_max_ns,
+                flags,
+                unit.token,
+            )
+            batches.append(batch)
+            if self.segments is not None:
+                pieces.append(encode_header(batch, payload))
+                pieces.append(payload)
+        return batches, pieces
+
+    def _thread_wrote(self, unit: Unit, segment: Segment, batches: list[Batch], error: Exception | None) -> None:
+        if error is not None:
+            self._failed(unit, error)
+            return
+        self._fast_writes += 1
+        if self._fast_writes >= FAST_WRITES_TO_RETURN and self.shared.settings.sync_every != 1:
+            self._threaded, self._fast_writes = False, 0
+        self._written(unit, batches, segment)
+        self.write()
+
+    def _written(self, unit: Unit, batches: list[Batch], segment: Segment | None = None) -> None:
+        messages = 0
+        for batch in batches:
+            messages += batch.messages
+            if segment is not None:
+                segment.note(batch)
+            self.extents.add(batch.first_seq, batch.messages)
+            self.head = batch.first_seq + batch.messages
+        self._writing = None
+        self._uncommitted_bytes -= unit.bytes_added
+        if self.segments is not None:
+            self.segments.written(messages, sum(HEADER_BYTES + batch.payload_bytes for batch in batches))
+        self.on_committed(messages, unit.bytes_added - RECORD_BYTES * messages)
+        unit.commit.settle()
+
+    def _failed(self, unit: Unit, error: Exception) -> None:
+        """Takes back what was not written, and what was appended behind it meanwhile; their publishers fail."""
+        if self.segments is not None:
+            self.segments.write_failed(error)
+        later, self._open, self._writing = self._open, None, None
+        for chunk, start in reversed(unit.slices + (later.slices if later is not None else [])):
+            chunk.truncate(start)
+            if chunk.count == 0:
+                self._drop(chunk)
+        self._tail = self._chunks[-1] if self._chunks and self._is_end(self._chunks[-1]) else None
+        self._uncommitted_bytes = 0
+        unit.commit.settle(error)
+        if later is not None:
+            later.commit.settle(error)
+
+    def _is_end(self, chunk: Chunk) -> bool:
+        return chunk.first_seq + chunk.count == self.head
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    def chunk_at(self, seq: int) -> Chunk | None:
+        """The chunk in memory that holds a message below the head; None if it has to be loaded."""
+        index = bisect_right(self._firsts, seq) - 1
+        if index >= 0:
+            chunk = self._chunks[index]
+            if seq < chunk.first_seq + chunk.count:
+                self._cache.touch(chunk)
+                return chunk
+        return None
+
+    def load(self, seq: int, then: Callable[[], None]) -> Chunk | None:
+        """Brings a message's surroundings into memory: at once if the system has them, else `then` is called later."""
+        assert self.segments is not None, "messages of a log in memory are always there"
+        following = bisect_right(self._firsts, seq)
+        stop = self._firsts[following] if following < len(self._firsts) else self.head
+        chunks = self.segments.read(seq, stop, lambda chunks: self._loaded(chunks, then))
+        if chunks is None:
+            return None
+        self._insert(chunks)
+        return self.chunk_at(seq)
+
+    def _loaded(self, chunks: list[Chunk], then: Callable[[], None]) -> None:
+        self._insert(chunks)
+        then()
+
+    def _insert(self, chunks: list[Chunk]) -> None:
+        for chunk in chunks:
+            index = bisect_right(self._firsts, chunk.first_seq)
+            overlaps_before = index > 0 and self._firsts[index - 1] + self._chunks[index - 1].count > chunk.first_seq
+            overlaps_after = index < len(self._firsts) and self._firsts[index] < chunk.first_seq + chunk.count
+            if not overlaps_before and not overlaps_after:
+                self._chunks.insert(index, chunk)
+                self._firsts.insert(index, chunk.first_seq)
+                self._cache.add(chunk, self)
+
+    @property
+    def resident_from(self) -> int:
+        """The lowest message of the part that is in memory up to the head."""
+        low = self.head
+        for chunk in reversed(self._chunks):
+            if self.extents.at_or_after(chunk.first_seq + chunk.count) != low and low != self.head:
+                break
+            low = chunk.first_seq
+        return low
+
+    def evict(self, chunk: Chunk) -> bool:
+        """Called by the cache. What is not written yet must stay."""
+        for unit in (self._open, self._writing):
+            if unit is not None and any(held is chunk for held, _ in unit.slices):
+                return False
+        self._remove(chunk)
+        return True
+
+    def _drop(self, chunk: Chunk) -> None:
+        self._remove(chunk)
+        self._cache.remove(chunk)
+
+    def _remove(self, chunk: Chunk) -> None:
+        index = bisect_right(self._firsts, chunk.first_seq) - 1
+        if index >= 0 and self._chunks[index] is chunk:
+            del self._chunks[index], self._firsts[index]
+        if chunk is self._tail:
+            self._tail = None
+            self._chunk_bytes = CHUNK_BYTES_MIN
+
+    def forget_below(self, seq: int) -> None:
+        """Nobody needs messages below `seq` from memory; for a log without a file they are gone."""
+        while self._chunks and self._chunks[0] is not self._tail and self._firsts[0] + self._chunks[0].count <= seq:
+            self._drop(self._chunks[0])
+        if self.segments is None:
+            self.extents.remove_below(seq)
+
+    # -- the end -----------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Writes and syncs everything; only after all publishers are gone."""
+        while self._open is not None or self._writing is not None:
+            self.write()
+            self.shared.drain()
+        if self.segments is not None:
+            self.segments.close()
+        self._let_go()
+
+    def discard(self) -> None:
+        """Forgets everything in memory; the files are the caller's to delete."""
+        if self.segments is not None:
+            self.segments.abandon()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for chunk in list(self._chunks):
+            self._drop(chunk)
+
+
+def _placed(batches: list[Batch], offset: int) -> list[Batch]:
+    placed = []
+    for batch in batches:
+        placed.append(batch._replace(offset=offset))
+        offset += HEADER_BYTES + batch.payload_bytes
+    return placed
+
+
+def _write_pieces(segment: Segment, pieces: list[bytes | memoryview], *, strict: bool = False) -> None:
+    """Writes behind the segment's end, or leaves the file as it was and raises."""
+    offset = segment.size
+    try:
+        for start in range(0, len(pieces), 2 * SLICES_PER_WRITE_MAX):
+            some = pieces[start : start + 2 * SLICES_PER_WRITE_MAX]
+            size = sum(map(len, some))
+            if os.pwritev(segment.fd, some, offset) != size:
+                raise OSError(28, "no space left on device: the write was cut short")
+            offset += size
+        if strict:
+            os.fdatasync(segment.fd)
+    except OSError:
+        os.ftruncate(segment.fd, segment.size)
+        raise

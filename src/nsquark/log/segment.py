@@ -1,0 +1,248 @@
+"""A segment: one file of batches, and beside it an index file.
+
+The index file holds what reading needs (extents, a sparse index by sequence and by time) up to a size of the data file
+that is known to be on disk. It is written when the segment is sealed, at a clean stop, and every CHECKPOINT_BYTES in
+between, always after the data was synced. A start therefore reads only what follows it.
+"""
+
+import os
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+from nsquark.log.batches import APPEND_ONCE, DEFERRED, MORE_FOLLOWS, Batch, Damage, scan
+from nsquark.log.extents import Extents
+from nsquark.log.files import FILE_MODE, write_atomically
+
+INDEX_EVERY_BYTES = 32 << 10
+CHECKPOINT_BYTES = 16 << 20
+SCAN_BYTES = 4 << 20
+_INDEX_MAGIC = b"NQIX\x01"
+SEGMENT_SUFFIX = ".log"
+INDEX_SUFFIX = ".idx"
+
+
+class _Index(msgspec.Struct, array_like=True):
+    """The content of an index file."""
+
+    size: int
+    sealed: bool
+    partial: bool
+    ranges: list[tuple[int, int]]
+    time_min_ns: int
+    time_max_ns: int
+    seqs: bytes
+    offsets: bytes
+    times: bytes
+    deferred_append: int
+    tokens: list[bytes]
+
+
+class Segment:
+    """Batches in order of sequence number; all below `size` are intact unless reported otherwise.
+
+    `_seqs`, `_offsets` and `_times` are the sparse index: the batch at `_offsets[i]` starts with `_seqs[i]`, and
+    `_times[i]` is the latest publish time of all records before it.
+    """
+
+    def __init__(self, directory: Path, base_seq: int) -> None:
+        self.base_seq = base_seq
+        self.path = directory / f"{base_seq:020d}{SEGMENT_SUFFIX}"
+        self.size = 0
+        self.sealed = False
+        self.partial = False  # only what parked messages need is left of it
+        self.extents = Extents()
+        self.time_min_ns = 0
+        self.time_max_ns = 0
+        self.deferred_append = 0
+        self.tokens: list[bytes] = []
+        self._checkpoint_bytes = 0
+        self._seqs = array("Q")
+        self._offsets = array("Q")
+        self._times = array("q")
+        self._fd = -1
+
+    @property
+    def index_path(self) -> Path:
+        return self.path.with_suffix(INDEX_SUFFIX)
+
+    @property
+    def fd(self) -> int:
+        if self._fd < 0:
+            flags = os.O_RDONLY if self.sealed else os.O_RDWR
+            self._fd = os.open(self.path, flags | os.O_CLOEXEC)
+        return self._fd
+
+    def create(self) -> None:
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+
+    def cut(self, size: int, seq: int) -> None:
+        """Forgets the batches from `seq` on, which start at `size`."""
+        self.size = size
+        self.extents.remove(seq, self.extents.head)
+        keep = bisect_right(self._offsets, size - 1)
+        del self._seqs[keep:], self._offsets[keep:], self._times[keep:]
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def delete(self) -> None:
+        """The index goes first: data without it is scanned, an index without data would be an error."""
+        self.close()
+        self.index_path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
+
+    # -- writing -----------------------------------------------------------------------------------------
+
+    def note(self, batch: Batch) -> None:
+        """A batch was written at the end."""
+        if not self._offsets or batch.offset - self._offsets[-1] >= INDEX_EVERY_BYTES:
+            self._seqs.append(batch.first_seq)
+            self._offsets.append(batch.offset)
+            self._times.append(self.time_max_ns)
+        self.extents.add(batch.first_seq, batch.messages)
+        self.time_min_ns = min(self.time_min_ns or batch.time_min_ns, batch.time_min_ns)
+        self.time_max_ns = max(self.time_max_ns, batch.time_max_ns)
+        self.size = batch.end
+        if batch.flags & DEFERRED:
+            self.deferred_append = max(self.deferred_append, int.from_bytes(batch.token[:8], "little"))
+        elif batch.flags & APPEND_ONCE:
+            self.tokens.append(batch.token)
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        return self.size - self._checkpoint_bytes >= CHECKPOINT_BYTES
+
+    def index_content(self) -> bytes:
+        """The index file for all that is written now; to be stored only after the data was synced."""
+        self._checkpoint_bytes = self.size
+        content = msgspec.msgpack.encode(
+            _Index(
+                size=self.size,
+                sealed=self.sealed,
+                partial=self.partial,
+                ranges=self.extents.ranges(),
+                time_min_ns=self.time_min_ns,
+                time_max_ns=self.time_max_ns,
+                seqs=self._seqs.tobytes(),
+                offsets=self._offsets.tobytes(),
+                times=self._times.tobytes(),
+                deferred_append=self.deferred_append,
+                tokens=self.tokens,
+            )
+        )
+        return _INDEX_MAGIC + xxh3_64_intdigest(content).to_bytes(8, "little") + content
+
+    def sync(self, index_content: bytes | None = None) -> None:
+        """Makes what is written durable, then the index for it. Runs in threads: it reads nothing that changes."""
+        os.fdatasync(self.fd)
+        if index_content is not None:
+            write_atomically(self.index_path, index_content)
+
+    # -- opening -----------------------------------------------------------------------------------------
+
+    def open_existing(self, *, last: bool) -> list[Damage]:
+        """Reads the index and whatever lies behind it; what is damaged, after setting it aside.
+
+        The last segment may end in what a crash left behind, half a batch or half of batches that belong together:
+        that is cut off.
+        """
+        self._load_index()
+        file_bytes = os.stat(self.path).st_size
+        if self.size > file_bytes:  # the file is shorter than it was: trust only what can be read
+            self._forget()
+        damages: list[Damage] = []
+        open_end: Batch | None = None
+        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            for item in scan_file(fd, self.size, file_bytes):
+                if isinstance(item, Damage):
+                    damages.append(item)
+                    continue
+                self.note(item)
+                if not item.flags & MORE_FOLLOWS:
+                    open_end = None
+                elif open_end is None:
+                    open_end = item
+            if last and open_end is not None:
+                self.cut(open_end.offset, open_end.first_seq)
+            if self.size < file_bytes:
+                damages.append(Damage(self.size, file_bytes, "torn end"))
+            for damage in damages:
+                self._set_aside(fd, damage)
+            if last and self.size < file_bytes:
+                os.ftruncate(fd, self.size)
+        finally:
+            os.close(fd)
+        self._checkpoint_bytes = self.size
+        return damages
+
+    def _set_aside(self, fd: int, damage: Damage) -> None:
+        path = self.path.with_suffix(f".{damage.offset}.bad")
+        path.write_bytes(os.pread(fd, min(damage.end - damage.offset, SCAN_BYTES), damage.offset))
+
+    def _forget(self) -> None:
+        self.size = 0
+        self.sealed = False
+        self.extents = Extents()
+        self._seqs, self._offsets, self._times = array("Q"), array("Q"), array("q")
+        self.time_min_ns = self.time_max_ns = 0
+
+    def _load_index(self) -> None:
+        try:
+            raw = self.index_path.read_bytes()
+        except FileNotFoundError:
+            return
+        head = len(_INDEX_MAGIC) + 8
+        content = raw[head:]
+        if not raw.startswith(_INDEX_MAGIC) or xxh3_64_intdigest(content) != int.from_bytes(
+            raw[head - 8 : head], "little"
+        ):
+            return  # scanned instead
+        index = msgspec.msgpack.decode(content, type=_Index)
+        self.size = index.size
+        self.sealed = index.sealed
+        self.partial = index.partial
+        for first, count in index.ranges:
+            self.extents.add(first, count)
+        self.time_min_ns, self.time_max_ns = index.time_min_ns, index.time_max_ns
+        self._seqs.frombytes(index.seqs)
+        self._offsets.frombytes(index.offsets)
+        self._times.frombytes(index.times)
+        self.deferred_append = index.deferred_append
+        self.tokens = index.tokens
+
+    # -- finding -----------------------------------------------------------------------------------------
+
+    def offset_of(self, seq: int) -> int:
+        """Where a batch starts that is not behind the one with `seq`."""
+        index = bisect_right(self._seqs, seq) - 1
+        return self._offsets[index] if index >= 0 else 0
+
+    def seq_at_time(self, time_ns: int) -> int:
+        """A sequence number below which every message of this segment was published before `time_ns`."""
+        index = bisect_right(self._times, time_ns - 1) - 1
+        return self._seqs[index] if index >= 0 else self.base_seq
+
+
+def scan_file(fd: int, start: int, end: int) -> Iterator[Batch | Damage]:
+    """The batches and damages of a file between two offsets; stops before what is not a whole batch at the end."""
+    want = SCAN_BYTES
+    while start < end:
+        piece = memoryview(os.pread(fd, min(want, end - start), start))
+        done = start
+        for item in scan(piece, start):
+            yield item
+            done = item.end
+        if done == start:
+            if start + len(piece) >= end:
+                return
+            want *= 2  # a batch larger than the piece
+            continue
+        start, want = done, SCAN_BYTES

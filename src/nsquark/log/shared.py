@@ -1,0 +1,82 @@
+"""What all logs of one nsqd share: settings, sequence numbers, memory, threads and the state of the disk."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass
+
+from nsquark.log.cache import ChunkCache
+from nsquark.log.sequences import Sequences
+
+THREADS_MAX = 4
+DRAIN_TIMEOUT_S = 30.0
+
+
+@dataclass(slots=True)
+class LogSettings:
+    max_bytes_per_file: int = 100 << 20
+    sync_every: int = 2500
+    retention_ns: int = 0
+    retention_bytes: int = 0
+    disk_bytes_max: int = 0
+
+
+class LogShared:
+    """`post` runs a function in the event loop's thread; everything but the functions given to `run` happens there."""
+
+    def __init__(
+        self,
+        settings: LogSettings,
+        node_id: int,
+        cache: ChunkCache,
+        post: Callable[[Callable[[], None]], object],
+        later: Callable[[float, Callable[[], None]], object],
+        report: Callable[[str], None],
+    ) -> None:
+        self.settings = settings
+        self.node_id = node_id
+        self.sequences: Sequences
+        """Set once all logs are open: it starts above what they name."""
+        self.cache = cache
+        self.later = later
+        self.report = report
+        self.make_room: Callable[[int], bool] = lambda size: False
+        self.disk_bytes = 0
+        self.disk_error: Exception | None = None
+        self.sync_count = 0
+        self.sync_seconds = 0.0
+        self._post = post
+        self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="log")
+        self._running: dict[Future[None], Callable[[], None]] = {}
+
+    def run(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        """Does slow work in a thread, then calls `done` with its error, if any, in the event loop's thread."""
+        outcome: list[Exception | None] = [None]
+
+        def guarded() -> None:
+            try:
+                work()
+            except Exception as error:
+                outcome[0] = error
+            self._post(finish)
+
+        def finish() -> None:
+            if self._running.pop(future, None) is not None:
+                done(outcome[0])
+
+        future = self._threads.submit(guarded)
+        self._running[future] = finish
+
+    def drain(self) -> None:
+        """Waits for all threads and runs what they left to do; for closing, when the event loop no longer turns."""
+        while self._running:
+            done, _ = wait_for(list(self._running), timeout=DRAIN_TIMEOUT_S)
+            if not done:
+                raise TimeoutError(f"the disk did not answer within {DRAIN_TIMEOUT_S:.0f} s")
+            for future in done:
+                self._running[future]()
+
+    def close(self) -> None:
+        self.drain()
+        self._threads.shutdown(wait=True)
+        self.sequences.close()
