@@ -251,6 +251,7 @@ def test_paused_topic_keeps_its_messages_over_a_restart(
 def test_stop_closes_connections(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]) -> None:
     daemon = make_nsqd()
     consumer, idle = connect(daemon).subscribe("t", rdy=1), connect(daemon)
+    idle.assert_usable()
     assert daemon.stop() == 0
     consumer.expect_closed()
     idle.expect_closed()

@@ -109,17 +109,3 @@ async def test_error_is_told(nsqd: Nsqd, writer: Any) -> None:
     answer = await _ask(writer.pub, "bad$topic", b"x")
     assert isinstance(answer, nsq.Error)
     assert 'PUB topic name "bad$topic" is not valid' in str(answer)
-
-
-async def test_deflate(nsqd: Nsqd, writer: Any, topic: str) -> None:
-    await _ask(writer.mpub, topic, [b"x" * 1000] * 10)
-    seen: list[bytes] = []
-
-    def handler(message: Any) -> bool:
-        seen.append(message.body)
-        return True
-
-    reader = _reader(nsqd, topic, handler, deflate=True)
-    await _until(lambda: len(seen) == 10)
-    assert nsqd.channel(topic)["clients"][0]["deflate"] is True
-    reader.close()
