@@ -62,9 +62,7 @@ class Lookupd:
         self._http = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=HTTP_TIMEOUT_SECONDS)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._http.close()
         self._process.terminate()
         self._process.wait()
@@ -73,9 +71,7 @@ class Lookupd:
     def _listening(self, name: str) -> int:
         deadline = time.monotonic() + START_SECONDS_MAX
         while time.monotonic() < deadline and self._process.poll() is None:
-            found = re.search(
-                rf" {name}: listening on \S+:(\d+)", Path(self._log.name).read_text(errors="replace")
-            )
+            found = re.search(rf" {name}: listening on \S+:(\d+)", Path(self._log.name).read_text(errors="replace"))
             if found:
                 return int(found[1])
             time.sleep(0.002)
@@ -126,9 +122,7 @@ async def measure(program: Path, nsqds: int, topics: int) -> Measurement:
         memory_before = lookupd.memory_bytes()
         started = time.monotonic()
         gate = asyncio.Semaphore(CONNECTING_AT_ONCE)
-        writers = await asyncio.gather(
-            *(register(lookupd.tcp_port, number, topics, gate) for number in range(nsqds))
-        )
+        writers = await asyncio.gather(*(register(lookupd.tcp_port, number, topics, gate) for number in range(nsqds)))
         register_seconds = time.monotonic() - started
         body = lookupd.get("/lookup?topic=topic-0")
         if len(json.loads(body)["producers"]) != nsqds:
@@ -204,9 +198,7 @@ def main() -> None:
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
     programs = {"ours": options.nsqlookupd} | ({"peer": options.peer} if options.peer else {})
-    columns = [
-        column(asyncio.run(measure(program, options.nsqds, options.topics))) for program in programs.values()
-    ]
+    columns = [column(asyncio.run(measure(program, options.nsqds, options.topics))) for program in programs.values()]
     rows = [list(row) for row in zip(ROWS, *columns, strict=True)]
     title = f"nsqlookupd with {options.nsqds:,} nsqds x {options.topics} topics, one channel each"
     table = Table(title, ["", *programs], rows)

@@ -138,9 +138,7 @@ def test_a_new_topic_reopens_a_lost_connection_at_once(start: Start, lookupds: P
     eventually(lambda: lookupd.channels("before") == {"c"})
 
 
-def test_a_topic_on_a_new_nsqd_starts_with_the_channels_the_cluster_knows(
-    lookupds: Pair, start: Start
-) -> None:
+def test_a_topic_on_a_new_nsqd_starts_with_the_channels_the_cluster_knows(lookupds: Pair, start: Start) -> None:
     old = start()
     create(old, "t", "c1", "c2", "gone#ephemeral")
     eventually(lambda: lookupds[0].channels("t") == {"c1", "c2", "gone#ephemeral"})

@@ -42,19 +42,13 @@ def test_bodies_of_an_empty_database(fresh: Nsqlookupd) -> None:
 def test_bodies_of_one_registration(fresh: Nsqlookupd) -> None:
     with fresh.connect() as wire:
         wire.identify()
-        assert (
-            fresh.get("/nodes").text == f'{{"producers":[{{{peer_text(wire)},"tombstones":[],"topics":[]}}]}}'
-        )
+        assert fresh.get("/nodes").text == f'{{"producers":[{{{peer_text(wire)},"tombstones":[],"topics":[]}}]}}'
         wire.ask(b"REGISTER t c\n")
         assert fresh.get("/topics").body == b'{"topics":["t"]}'
         assert fresh.get("/channels", topic="t").body == b'{"channels":["c"]}'
+        assert fresh.get("/lookup", topic="t").text == f'{{"channels":["c"],"producers":[{{{peer_text(wire)}}}]}}'
         assert (
-            fresh.get("/lookup", topic="t").text
-            == f'{{"channels":["c"],"producers":[{{{peer_text(wire)}}}]}}'
-        )
-        assert (
-            fresh.get("/nodes").text
-            == f'{{"producers":[{{{peer_text(wire)},"tombstones":[false],"topics":["t"]}}]}}'
+            fresh.get("/nodes").text == f'{{"producers":[{{{peer_text(wire)},"tombstones":[false],"topics":["t"]}}]}}'
         )
     eventually(lambda: fresh.get("/nodes").body == b'{"producers":[]}')
     assert fresh.get("/lookup", topic="t").body == b'{"channels":["c"],"producers":[]}'
@@ -64,10 +58,7 @@ def test_text_of_peers_is_escaped_as_go_does(fresh: Nsqlookupd) -> None:
     with fresh.connect() as wire:
         wire.identify(broadcast_address='<a href="x">&\u2028\xe9\\')
         shown = '\\u003ca href=\\"x\\"\\u003e\\u0026\\u2028\xe9\\\\'
-        assert (
-            fresh.get("/nodes").text
-            == f'{{"producers":[{{{peer_text(wire, shown)},"tombstones":[],"topics":[]}}]}}'
-        )
+        assert fresh.get("/nodes").text == f'{{"producers":[{{{peer_text(wire, shown)},"tombstones":[],"topics":[]}}]}}'
 
 
 def test_debug_is_the_whole_table_sorted(fresh: Nsqlookupd) -> None:

@@ -51,9 +51,7 @@ async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Port]:
     await lookupd.stop()
 
 
-@pytest.mark.parametrize(
-    "said", [b"", b"  ", MAGIC_V1, MAGIC_V1 + b"PI", MAGIC_V1 + b"IDENTIFY\n\0\0\0\x10{"]
-)
+@pytest.mark.parametrize("said", [b"", b"  ", MAGIC_V1, MAGIC_V1 + b"PI", MAGIC_V1 + b"IDENTIFY\n\0\0\0\x10{"])
 async def test_a_silent_stranger_is_closed(port: Port, said: bytes) -> None:
     reader = await port.connect(said)
     assert await reader.read() == b""

@@ -171,9 +171,7 @@ async def test_a_stalled_nsqlookupd_delays_nobody(nsqd: Cluster, pair: tuple[Nsq
         await soon(lambda: own(stalls, "t"))
 
 
-async def test_stopping_leaves_and_waits_for_nobody(
-    nsqd: Cluster, pair: tuple[Nsqlookupd, Nsqlookupd]
-) -> None:
+async def test_stopping_leaves_and_waits_for_nobody(nsqd: Cluster, pair: tuple[Nsqlookupd, Nsqlookupd]) -> None:
     with FaultProxy(pair[0].tcp) as proxy:
         nsqd.peers.start([f"127.0.0.1:{proxy.address[1]}", pair[1].tcp_address])
         await soon(lambda: all(lookupd.nodes() for lookupd in pair))
@@ -188,9 +186,7 @@ async def test_stopping_leaves_and_waits_for_nobody(
 # Which channels a topic has
 
 
-async def test_channels_are_those_any_nsqlookupd_knows(
-    nsqd: Cluster, pair: tuple[Nsqlookupd, Nsqlookupd]
-) -> None:
+async def test_channels_are_those_any_nsqlookupd_knows(nsqd: Cluster, pair: tuple[Nsqlookupd, Nsqlookupd]) -> None:
     first, second = pair
     assert await nsqd.peers.channels_of("t") == set()
     first.post("/channel/create", topic="t#ephemeral", channel="a")
@@ -271,9 +267,7 @@ async def test_an_impostor_is_left_and_tried_again(
         impostor.close()
 
 
-@pytest.mark.parametrize(
-    "address", ["", "nohost", "127.0.0.1:", "127.0.0.1:99999", "::1:4160", "a..b:1", "-:1"]
-)
+@pytest.mark.parametrize("address", ["", "nohost", "127.0.0.1:", "127.0.0.1:99999", "::1:4160", "a..b:1", "-:1"])
 async def test_an_impossible_address_is_only_an_error_line(nsqd: Cluster, address: str) -> None:
     nsqd.peers.start([address])
     await soon(lambda: f"ERROR: LOOKUPD({address}): connect - " in nsqd.lines.text)

@@ -202,9 +202,7 @@ def test_lenient_reading(wire: LookupWire, body: bytes) -> None:
     assert wire.ask(MAGIC_V1 + identify_raw(body)).startswith(b'{"broadcast_address"')
 
 
-@pytest.mark.parametrize(
-    ("cut", "what"), [(b"", b"body size"), (b"\0\0", b"body size"), (b"\0\0\0\x05ab", b"body")]
-)
+@pytest.mark.parametrize(("cut", "what"), [(b"", b"body size"), (b"\0\0", b"body size"), (b"\0\0\0\x05ab", b"body")])
 def test_a_body_cut_short_is_told(wire: LookupWire, cut: bytes, what: bytes) -> None:
     wire.send(MAGIC_V1 + b"IDENTIFY\n" + cut)
     wire.half_close()
@@ -265,9 +263,7 @@ def test_noise_never_kills(lookupd: Nsqlookupd) -> None:
         b"a b\n",
     ]
     for _ in range(200):
-        parts = [
-            noise.choice([*words, noise.randbytes(noise.randrange(40))]) for _ in range(noise.randrange(12))
-        ]
+        parts = [noise.choice([*words, noise.randbytes(noise.randrange(40))]) for _ in range(noise.randrange(12))]
         # NSQ's own cannot bear a negative size.
         parts = [b"PING\n" if part == b"IDENTIFY\n" and not nsqlookupd_is_ours() else part for part in parts]
         with lookupd.connect() as wire:

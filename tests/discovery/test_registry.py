@@ -147,9 +147,7 @@ def test_deleting_a_topic_takes_its_channels_and_registrations() -> None:
 NAMES = st.sampled_from(["a", "b", "a#ephemeral"])
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(
-            ["register", "unregister", "delete_topic", "delete_channel", "disconnect", "tombstone"]
-        ),
+        st.sampled_from(["register", "unregister", "delete_topic", "delete_channel", "disconnect", "tombstone"]),
         st.integers(0, 2),
         NAMES,
         st.sampled_from(["", "c", "c#ephemeral"]),

@@ -73,9 +73,7 @@ class Nsqlookupd:
             text=True,
             errors="replace",  # NSQ's logs repeat what clients sent, as it came
         )
-        self._reader = threading.Thread(
-            target=self._collect_log, args=(self.process, self._lines), daemon=True
-        )
+        self._reader = threading.Thread(target=self._collect_log, args=(self.process, self._lines), daemon=True)
         self._reader.start()
         eventually(lambda: not self.is_running or self._is_listening(), START_TIMEOUT_S, 0.002)
         if not self.is_running:

@@ -18,9 +18,6 @@ from nsquark.web.server import HttpServer, Limits
 
 STRANGER_SWEEP_INTERVAL_S = 5.0
 
-HTTP_BODY_BYTES_MAX = 1024 * 1024
-"""No path takes a body; some clients send one all the same."""
-
 
 class ListenError(Exception):
     """An address cannot be listened on, so nsqlookupd does not start."""
@@ -35,7 +32,7 @@ class Nsqlookupd:
         self._registry = Registry(options.inactive_producer_timeout, options.tombstone_lifetime)
         self._sessions = Sessions(self._registry, logger)
         api = Api(self._registry, Metrics(self._registry, self._sessions), logger)
-        self._http = HttpServer(api.router(), Limits(body_bytes=HTTP_BODY_BYTES_MAX), logger)
+        self._http = HttpServer(api.router(), Limits(), logger)
         self._tcp: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self.tcp_port = 0

@@ -120,9 +120,7 @@ class Api:
 
     def tombstone_topic(self, request: Request) -> Response:
         topic, node = argument(request, "topic"), argument(request, "node")
-        self._logger.info(
-            f"DB: setting tombstone for producer@{printable(node)} of topic({printable(topic)})"
-        )
+        self._logger.info(f"DB: setting tombstone for producer@{printable(node)} of topic({printable(topic)})")
         self._registry.tombstone(topic, node)
         return empty()
 

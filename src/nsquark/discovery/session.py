@@ -36,9 +36,7 @@ LINGER_S = 1.0
 KEEPALIVE_IDLE_S = 15
 KEEPALIVE_INTERVAL_S = 15
 
-WHITE_SPACE = (
-    "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
-)
+WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
 """What NSQ trims from a line. Not str.strip(), which takes four control characters more."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
