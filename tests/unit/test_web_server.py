@@ -98,9 +98,7 @@ def make_router() -> Router:
     router.add("GET", "/error", lambda request: error(404, "TOPIC_NOT_FOUND"))
     router.add("GET", "/echo", echo)
     router.add("POST", "/echo", echo)
-    router.add(
-        "POST", "/pub", lambda request: text("OK"), log=False, max_body_bytes=100, too_big="MSG_TOO_BIG"
-    )
+    router.add("POST", "/pub", lambda request: text("OK"), log=False, max_body_bytes=100, too_big="MSG_TOO_BIG")
     router.add("GET", "/later", later)
     router.add("GET", "/slow", slow)
     router.add("GET", "/slow_crash", slow_crash)
@@ -271,9 +269,7 @@ def test_a_client_that_closes_its_side_gets_its_answers(server: ServerThread) ->
 def test_pipelined_answers_keep_their_order(server: ServerThread) -> None:
     PENDING.clear()
     with server.connect() as client:
-        client.send(
-            get("/later") + get("/text") + get("/later") + get("/slow?say=slow") + get("/numbers?end=3")
-        )
+        client.send(get("/later") + get("/text") + get("/later") + get("/slow?say=slow") + get("/numbers?end=3"))
         client.send(get("/ping"))
         server.call(lambda: wait_until(lambda: len(PENDING) == 2))
         server.call(lambda: PENDING[1].resolve(text("second")))
@@ -330,9 +326,7 @@ def test_a_client_that_goes_away_stops_the_stream(server: ServerThread) -> None:
     server.call(lambda: wait_until(lambda: STREAMS_ENDED == [1000000000]))
 
 
-@pytest.mark.parametrize(
-    ("path", "reason"), [("/crash", "a secret reason"), ("/slow_crash", "a later reason")]
-)
+@pytest.mark.parametrize(("path", "reason"), [("/crash", "a secret reason"), ("/slow_crash", "a later reason")])
 def test_a_crash_is_told_to_the_log_only(server: ServerThread, path: str, reason: str) -> None:
     with server.connect() as client:
         client.send(get(path) + get("/ping"))
@@ -389,9 +383,7 @@ def test_redirects(server: ServerThread, request_line: str, status: int, locatio
     assert (reply.status, reply.headers["Location"]) == (status, location)
 
 
-@pytest.mark.parametrize(
-    "request_line", ["POST /ping/", "GET /pub/", "GET /config/x%0d%0ay/", "GET //evil.com/ping"]
-)
+@pytest.mark.parametrize("request_line", ["POST /ping/", "GET /pub/", "GET /config/x%0d%0ay/", "GET //evil.com/ping"])
 def test_no_redirect_to_what_is_not_there(server: ServerThread, request_line: str) -> None:
     assert server.ask(f"{request_line} HTTP/1.1\r\nHost: x\r\n\r\n".encode()).status == 404
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, cast
 from nsquark.cli.durations import Duration
 from nsquark.cli.logs import Level
 from nsquark.web.messages import Answer, Pending, Request, Response, StreamResponse, error, plain
-from nsquark.web.reader import INTERNAL_ERROR, Persistence, RequestReader
+from nsquark.web.reader import INTERNAL_ERROR, KEEP, Persistence, RequestReader
 from nsquark.web.router import BAD_REQUEST, Target
 from nsquark.web.streaming import stream
 
@@ -155,7 +155,7 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(refusal)
         self._busy = False
         self._flush()
-        if self._reader.line and not self._request_tick:
+        if self._reader.url and not self._request_tick:
             self._request_tick = self._server.tick
         if self._held:
             self._set_reading()
@@ -282,7 +282,7 @@ class HttpConnection(asyncio.Protocol):
             self._writable = None
 
     def _send(self, response: Response, persistence: Persistence) -> None:
-        if persistence is Persistence.KEEP and not response.close:
+        if persistence is KEEP and not response.close:
             wire = response.kept_wire or response.wire()
         elif persistence is Persistence.KEEP_1_0 and not response.close:
             wire = response.encode("keep-alive")

@@ -37,8 +37,8 @@ class Request(msgspec.Struct, gc=False):
     # False if the query has a bad escape or a `;`: NSQ answers 400 INVALID_REQUEST then.
     query_ok: bool
     body: bytes
-    # Names as they were sent.
-    raw_headers: dict[bytes, bytes]
+    # By lower-case name, the first of repeated ones.
+    headers: Mapping[bytes, bytes]
     remote: str
     https: bool
 
@@ -59,11 +59,6 @@ class Request(msgspec.Struct, gc=False):
     def tail(self) -> str:
         """What follows the prefix of a prefix route."""
         return self.target.tail
-
-    @property
-    def headers(self) -> dict[bytes, bytes]:
-        """By lower-case name, the first of repeated ones. Made anew each time, since few handlers look."""
-        return {name.lower(): value for name, value in reversed(self.raw_headers.items())}
 
 
 class Response:
