@@ -86,7 +86,7 @@ class Nsqd:
         )
         self.http = HttpServer(
             Api(self).router(),
-            Limits(body_bytes=options.max_body_size, connections=options.max_connections),
+            Limits(connections=options.max_connections),
             logger,
         )
         self._tcp: asyncio.AbstractServer | None = None

@@ -16,6 +16,7 @@ OUTPUT_BUFFER_BYTES_MIN = 64
 MSG_TIMEOUT_MS_MIN = 1_000
 SAMPLE_RATE_MAX = 99
 DEFLATE_LEVEL_DEFAULT = 6
+INT64_END = 1 << 63
 
 _STRINGS = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone")
 _BOOLEANS = ("feature_negotiation", "tls_v1", "snappy", "deflate")
@@ -73,8 +74,8 @@ def identify(body: bytes, settings: ClientSettings, options: Options) -> bytes:
     settings.tls_v1 = fields["tls_v1"] and bool(options.tls_cert)
     settings.deflate = fields["deflate"] and options.deflate
     settings.snappy = fields["snappy"] and options.snappy
-    level = fields["deflate_level"]
-    settings.deflate_level = min(level if level > 0 else DEFLATE_LEVEL_DEFAULT, options.max_deflate_level)
+    asked_level = fields["deflate_level"] if settings.deflate else 0
+    settings.deflate_level = min(asked_level if asked_level > 0 else DEFLATE_LEVEL_DEFAULT, options.max_deflate_level)
     if settings.deflate and settings.snappy:
         raise FatalClientError("E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression")
     return _answer(settings, options)
@@ -105,8 +106,8 @@ def _answer(settings: ClientSettings, options: Options) -> bytes:
 def _decode(body: bytes) -> dict[str, Any]:
     """Known fields by their lower-case names, with zeros for what is absent."""
     try:
-        document = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        document = msgspec.json.decode(body.decode("utf-8", "replace"))
+    except msgspec.DecodeError:
         raise _bad("failed to decode JSON body") from None
     if document is None:
         document = {}
@@ -116,7 +117,7 @@ def _decode(body: bytes) -> dict[str, Any]:
     for key, value in document.items():
         name = key.lower()
         if name in fields and value is not None:
-            if type(value) is not type(_ZEROS[name]):
+            if type(value) is not type(_ZEROS[name]) or (name in _INTEGERS and not -INT64_END <= value < INT64_END):
                 raise _bad("failed to decode JSON body")
             fields[name] = value
     return fields

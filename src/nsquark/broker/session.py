@@ -30,6 +30,7 @@ WRITE_BUFFER_BYTES_MAX = 256 << 10
 """A client that leaves more than this unread gets no more messages until it reads."""
 CLOSE_TIMEOUT_S = 5.0
 MESSAGE_ID_BYTES = 16
+UINT64_MAX = (1 << 64) - 1
 
 STATE_INIT, STATE_SUBSCRIBED, STATE_CLOSING = 0, 3, 4
 INCOMPLETE = -1
@@ -295,7 +296,8 @@ class Session(asyncio.BufferedProtocol):
             raise FatalClientError("E_INVALID", f"DPUB could not parse timeout {_text(params[2])}")
         delay_max_ms = self.nsqd.options.max_req_timeout.ms
         if not 0 <= delay_ms <= delay_max_ms:
-            raise FatalClientError("E_INVALID", f"DPUB timeout {delay_ms} out of range 0-{delay_max_ms}")
+            shown = delay_ms & UINT64_MAX  # unlike RDY's count
+            raise FatalClientError("E_INVALID", f"DPUB timeout {shown} out of range 0-{delay_max_ms}")
         size = self._message_size(pos, end, at_eof, "DPUB")
         if size is None:
             return INCOMPLETE
@@ -559,5 +561,5 @@ def _decimal(raw: bytes) -> int | None:
         return None
     value = 0
     for digit in raw:
-        value = (value * 10 + digit - 48) & 0xFFFF_FFFF_FFFF_FFFF
+        value = (value * 10 + digit - 48) & UINT64_MAX
     return value - (1 << 64) if value >= 1 << 63 else value

@@ -350,8 +350,9 @@ def _read_batch(fd: int, offset: int, end: int, seq: int) -> memoryview:
     """A piece of a file that holds, if there is one, a whole batch reaching beyond `seq`."""
     size = READ_BYTES
     while True:
-        piece = memoryview(os.pread(fd, min(size, end - offset), offset))
-        if offset + len(piece) >= end:
+        buffer = bytearray(min(size, end - offset))
+        piece = memoryview(buffer)[: os.preadv(fd, [buffer], offset)]
+        if offset + size >= end:
             return piece
         if any(isinstance(item, Batch) and item.next_seq > seq for item in scan(piece, offset)):
             return piece

@@ -53,6 +53,33 @@ class HttpConnection(asyncio.Protocol):
     * Between turns of the loop `_out` is empty; within one (`_busy`) answers gather there for one write.
     """
 
+    __slots__ = (
+        "_busy",
+        "_data_tick",
+        "_ended",
+        "_eof",
+        "_held",
+        "_https",
+        "_limits",
+        "_lingering",
+        "_logger",
+        "_out",
+        "_out_bytes",
+        "_reader",
+        "_reading",
+        "_refused",
+        "_remote",
+        "_request_tick",
+        "_server",
+        "_slots",
+        "_stalled_bytes",
+        "_stalled_tick",
+        "_transport",
+        "_unread",
+        "_writable",
+        "_write_paused",
+    )
+
     def __init__(self, server: HttpServer) -> None:
         self._server = server
         self._limits = server.limits

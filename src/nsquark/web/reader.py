@@ -42,6 +42,26 @@ class RequestReader:
     `stopped` is set by the last request of a connection, or from outside; what comes after is not read.
     """
 
+    __slots__ = (
+        "_body",
+        "_body_bytes",
+        "_headers",
+        "_https",
+        "_limits",
+        "_logger",
+        "_parser",
+        "_progress",
+        "_remote",
+        "_resolve",
+        "_resolved",
+        "_send_continue",
+        "_take",
+        "_unproductive_bytes",
+        "stopped",
+        "target",
+        "url",
+    )
+
     def __init__(
         self,
         router: Router,
