@@ -1,25 +1,342 @@
-"""nsqd's HTTP API."""
+"""nsqd's HTTP API: one method per path. What is published here goes the same way as a PUB over TCP."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import gc
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
-from nsquark.web.messages import Request, Response, plain
+from nsquark import NSQ_VERSION
+from nsquark.broker import stats_text
+from nsquark.broker.channel import Channel
+from nsquark.broker.http_config import ConfigApi
+from nsquark.broker.memory import memory_stats
+from nsquark.broker.stats import PACE_ROWS, Stats, collect_stats
+from nsquark.broker.topic import Topic, TopicExiting
+from nsquark.cli.hosts import HOSTNAME
+from nsquark.kernel.arena import MPUB_BAD_SIZE, MPUB_INCOMPLETE, MPUB_TOO_BIG, measure_mpub
+from nsquark.log.commit import Commit
+from nsquark.web.messages import TEXT_TYPE, Pending, Request, Response, empty, error, json, plain, text
 from nsquark.web.router import Router
+from nsquark.wire.names import is_valid_name
+from nsquark.wire.quote import quote
 
 if TYPE_CHECKING:
     from nsquark.broker.daemon import Nsqd
+
+INT64_MAX: Final = 2**63 - 1
+MESSAGE_BYTES_MIN: Final = 5
+"""Of a message in a binary /mpub: its size and one byte."""
+
+# Answers that are always the same: the server keeps their bytes.
+OK: Final = text("OK")
+DONE: Final = empty()
+EXITING: Final = error(503, "EXITING")
+MSG_EMPTY: Final = error(400, "MSG_EMPTY")
+MSG_TOO_BIG: Final = error(413, "MSG_TOO_BIG")
+BAD_BODY: Final = error(413, "BAD_BODY")
+BAD_MESSAGE: Final = error(413, "BAD_MESSAGE")
+INTERNAL_ERROR: Final = error(500, "INTERNAL_ERROR")
+
+OFF_WORDS: Final = ("false", "0")
+ON_WORDS: Final = ("true", "1")
+
+
+class Refused(Exception):
+    """The request is answered with an error."""
+
+    def __init__(self, status: int, code: str) -> None:
+        super().__init__(code)
+        self.response = error(status, code)
+
+
+class Publishing(Pending):
+    """The answer to a publish, given by the commit that it waits for."""
+
+    __slots__ = ()
+
+    def committed(self, commit: Commit) -> None:
+        self.resolve(OK if commit.error is None else EXITING)
 
 
 class Api:
     def __init__(self, nsqd: Nsqd) -> None:
         self.nsqd = nsqd
+        self._started_ns = time.monotonic_ns()
 
     def router(self) -> Router:
         router = Router()
+        options = self.nsqd.options
+        # As in NSQ, publishing is not logged.
+        router.add("POST", "/pub", self.pub, log=False, max_body_bytes=options.max_msg_size, too_big="MSG_TOO_BIG")
+        router.add("POST", "/mpub", self.mpub, log=False, max_body_bytes=options.max_body_size)
         router.add("GET", "/ping", self.ping)
+        router.add("GET", "/info", self.info)
+        router.add("GET", "/stats", self.stats)
+        for path, verb in (
+            ("/topic/create", self.create_topic),
+            ("/topic/delete", self.delete_topic),
+            ("/topic/empty", self.empty_topic),
+            ("/topic/pause", self.pause_topic),
+            ("/topic/unpause", self.unpause_topic),
+            ("/channel/create", self.create_channel),
+            ("/channel/delete", self.delete_channel),
+            ("/channel/empty", self.empty_channel),
+            ("/channel/pause", self.pause_channel),
+            ("/channel/unpause", self.unpause_channel),
+        ):
+            router.add("POST", path, _answering(verb))
+        ConfigApi(self.nsqd).add_routes(router)
+        router.add("GET", "/debug/pprof/cmdline", self.command_line, log=False)
+        router.add("PUT", "/debug/setblockrate", self.set_block_rate)
+        router.add("POST", "/debug/freememory", self.free_memory)
         return router
+
+    # -- about nsqd --------------------------------------------------------------------------------------
 
     def ping(self, request: Request) -> Response:
         health = self.nsqd.health
         return plain(200 if health == "OK" else 500, health)
+
+    def info(self, request: Request) -> Response:
+        nsqd, options = self.nsqd, self.nsqd.options
+        return json(
+            {
+                "version": NSQ_VERSION,
+                "broadcast_address": options.broadcast_address,
+                "hostname": HOSTNAME,
+                "http_port": nsqd.http_port,
+                "tcp_port": nsqd.tcp_port,
+                "start_time": nsqd.start_time,
+                "max_heartbeat_interval": int(options.max_heartbeat_interval),
+                "max_output_buffer_size": options.max_output_buffer_size,
+                "max_output_buffer_timeout": int(options.max_output_buffer_timeout),
+                "max_deflate_level": options.max_deflate_level,
+            }
+        )
+
+    async def stats(self, request: Request) -> Response:
+        if not request.query_ok:
+            return error(400, "INVALID_REQUEST")
+        query = request.query
+        stats = await collect_stats(
+            self.nsqd,
+            topic=query.get("topic", ""),
+            channel=query.get("channel", ""),
+            include_clients=query.get("include_clients") not in OFF_WORDS,
+        )
+        if query.get("include_mem") not in OFF_WORDS:
+            stats.memory = memory_stats()
+        return json(stats) if query.get("format") == "json" else await self._stats_as_text(stats)
+
+    async def _stats_as_text(self, stats: Stats) -> Response:
+        lines: list[str] = []
+        for line in stats_text.lines(stats, time.monotonic_ns() - self._started_ns):
+            lines.append(line)
+            if len(lines) % PACE_ROWS == 0:
+                await asyncio.sleep(0)
+        return text("\n".join(lines) + "\n")
+
+    # -- publishing --------------------------------------------------------------------------------------
+
+    def pub(self, request: Request) -> Response | Pending:
+        body = request.body
+        if not body:
+            return MSG_EMPTY
+        try:
+            topic = self._topic_to_publish(request)
+            defer = request.query.get("defer")
+            delay_ms = 0 if defer is None else self._delay_ms(defer)
+            if delay_ms:
+                return _answered_by(topic.publish_deferred(body, delay_ms))
+            return _answered_by(topic.publish(bytearray(body), 0, len(body)))
+        except Refused as refused:
+            return refused.response
+        except (TopicExiting, OSError) as failure:
+            return self._exiting(failure)
+
+    def mpub(self, request: Request) -> Response | Pending:
+        try:
+            topic = self._topic_to_publish(request)
+            binary = request.query.get("binary", "false")
+            if binary in OFF_WORDS:
+                return self._mpub_text(topic, request.body)
+            if binary not in ON_WORDS:
+                shown = quote(binary.encode())
+                self.nsqd.logger.warning(f"deprecated value {shown} used for /mpub binary param")
+            return self._mpub_binary(topic, bytearray(request.body))
+        except Refused as refused:
+            return refused.response
+        except (TopicExiting, OSError) as failure:
+            return self._exiting(failure)
+
+    def _mpub_text(self, topic: Topic, body: bytes) -> Response | Pending:
+        """A message per line; all of them in one commit, so all or none."""
+        messages = [line for line in body.split(b"\n") if line]
+        if not messages:
+            return OK
+        if max(map(len, messages)) > self.nsqd.options.max_msg_size:
+            return MSG_TOO_BIG
+        sized = bytearray()
+        for message in messages:
+            sized += len(message).to_bytes(4, "big")
+            sized += message
+        return _answered_by(topic.publish_sized(sized, 0, len(sized), len(messages)))
+
+    def _mpub_binary(self, topic: Topic, body: bytearray) -> Response | Pending:
+        """As MPUB over TCP, without the size of the whole."""
+        options = self.nsqd.options
+        count = int.from_bytes(body[:4], "big", signed=True)
+        if len(body) < 4 or not 0 < count <= (options.max_body_size - 4) // MESSAGE_BYTES_MIN:
+            return BAD_BODY
+        end, _, _ = measure_mpub(body, 4, len(body), count, options.max_msg_size)
+        if end in (MPUB_INCOMPLETE, MPUB_BAD_SIZE, MPUB_TOO_BIG):
+            return BAD_MESSAGE
+        return _answered_by(topic.publish_sized(body, 4, end, count))
+
+    def _topic_to_publish(self, request: Request) -> Topic:
+        """Made if it is not there, before the rest of the request is looked at, as in NSQ."""
+        name = _argument(request, "topic")
+        topic = self.nsqd.topics.get(name)
+        return topic if topic is not None else self.nsqd.topic(_valid(name, "INVALID_TOPIC"))
+
+    def _delay_ms(self, defer: str) -> int:
+        delay_ms = _int64(defer)
+        if delay_ms is None or not 0 <= delay_ms <= self.nsqd.options.max_req_timeout.ms:
+            raise Refused(400, "INVALID_DEFER")
+        return delay_ms
+
+    def _exiting(self, failure: Exception) -> Response:
+        if isinstance(failure, OSError):
+            self.nsqd.logger.error(f"failed to publish - {failure}")
+        return EXITING
+
+    # -- topics ------------------------------------------------------------------------------------------
+
+    def create_topic(self, request: Request) -> None:
+        self.nsqd.topic(_valid(_argument(request, "topic"), "INVALID_TOPIC"))
+
+    def delete_topic(self, request: Request) -> None:
+        self.nsqd.delete_topic(self._topic(_argument(request, "topic")).name)
+
+    def empty_topic(self, request: Request) -> None:
+        self._topic(_valid(_argument(request, "topic"), "INVALID_TOPIC")).empty()
+
+    def pause_topic(self, request: Request) -> None:
+        self._set_topic_paused(request, True)
+
+    def unpause_topic(self, request: Request) -> None:
+        self._set_topic_paused(request, False)
+
+    def _set_topic_paused(self, request: Request, paused: bool) -> None:
+        self._topic(_argument(request, "topic")).set_paused(paused)
+        self.nsqd.write_metadata()
+
+    def _topic(self, name: str) -> Topic:
+        topic = self.nsqd.topics.get(name)
+        if topic is None:
+            raise Refused(404, "TOPIC_NOT_FOUND")
+        return topic
+
+    # -- channels ----------------------------------------------------------------------------------------
+
+    def create_channel(self, request: Request) -> None:
+        topic, name = self._channel_arguments(request)
+        topic.channel(name)
+
+    def delete_channel(self, request: Request) -> None:
+        channel = self._channel(request)
+        channel.topic.delete_channel(channel.name)
+
+    def empty_channel(self, request: Request) -> None:
+        self._channel(request).empty()
+
+    def pause_channel(self, request: Request) -> None:
+        self._set_channel_paused(request, True)
+
+    def unpause_channel(self, request: Request) -> None:
+        self._set_channel_paused(request, False)
+
+    def _set_channel_paused(self, request: Request, paused: bool) -> None:
+        self._channel(request).set_paused(paused)
+        self.nsqd.write_metadata()
+
+    def _channel(self, request: Request) -> Channel:
+        topic, name = self._channel_arguments(request)
+        channel = topic.channels.get(name)
+        if channel is None:
+            raise Refused(404, "CHANNEL_NOT_FOUND")
+        return channel
+
+    def _channel_arguments(self, request: Request) -> tuple[Topic, str]:
+        """The topic and the channel's name; that both names are valid comes before whether they exist."""
+        topic_name = _valid(_argument(request, "topic"), "INVALID_ARG_TOPIC")
+        name = _valid(_argument(request, "channel"), "INVALID_ARG_CHANNEL")
+        return self._topic(topic_name), name
+
+    # -- debugging ---------------------------------------------------------------------------------------
+
+    def command_line(self, request: Request) -> Response:
+        return Response(body="\0".join(sys.argv).encode("utf-8", "surrogateescape"), content_type=TEXT_TYPE)
+
+    def set_block_rate(self, request: Request) -> Response:
+        """Python has no such rate; the answers are those of NSQ, whose success is a 500."""
+        rate = request.query.get("rate", "")
+        if _int64(rate) is None:
+            is_number = rate.removeprefix("-").removeprefix("+").isdecimal()
+            reason = "value out of range" if is_number else "invalid syntax"
+            return plain(400, f"invalid block rate : strconv.Atoi: parsing {quote(rate.encode())}: {reason}")
+        return INTERNAL_ERROR
+
+    def free_memory(self, request: Request) -> Response:
+        """Does it; the answer is NSQ's, whose success is a 500."""
+        gc.collect()
+        return INTERNAL_ERROR
+
+
+def _answering(verb: Callable[[Request], None]) -> Callable[[Request], Response]:
+    """A handler that says 200 with an empty body when the verb is done."""
+
+    def handler(request: Request) -> Response:
+        try:
+            verb(request)
+        except Refused as refused:
+            return refused.response
+        return DONE
+
+    return handler
+
+
+def _answered_by(commit: Commit) -> Response | Pending:
+    if commit.is_settled:
+        return OK if commit.error is None else EXITING
+    answer = Publishing()
+    commit.waiters.append(answer)
+    return answer
+
+
+def _argument(request: Request, name: str) -> str:
+    if not request.query_ok:
+        raise Refused(400, "INVALID_REQUEST")
+    value = request.query.get(name)
+    if value is None:
+        raise Refused(400, f"MISSING_ARG_{name.upper()}")
+    return value
+
+
+def _valid(name: str, code: str) -> str:
+    if not is_valid_name(name):
+        raise Refused(400, code)
+    return name
+
+
+def _int64(word: str) -> int | None:
+    """A decimal number as Go reads it: a sign may lead, nothing else is allowed, and it has 64 bits."""
+    digits = word[1:] if word[:1] in ("+", "-") else word
+    if not (digits.isascii() and digits.isdigit()):
+        return None
+    value = -int(digits) if word[0] == "-" else int(digits)
+    return value if -INT64_MAX - 1 <= value <= INT64_MAX else None

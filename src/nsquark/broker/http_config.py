@@ -1,0 +1,75 @@
+"""/config/<name>: options as the config file names them, read and, two of them, set."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nsquark.broker.options import config_value
+from nsquark.cli.logs import Level
+from nsquark.discovery.addresses import join_address
+from nsquark.web.messages import Request, Response, error, json, text
+from nsquark.web.router import Router
+
+if TYPE_CHECKING:
+    from nsquark.broker.daemon import Nsqd
+
+
+class ConfigApi:
+    def __init__(self, nsqd: Nsqd) -> None:
+        self.nsqd = nsqd
+
+    def add_routes(self, router: Router) -> None:
+        router.add_prefix("GET", "/config/", self.read)
+        limit = self.nsqd.options.max_msg_size
+        router.add_prefix("PUT", "/config/", self.write, max_body_bytes=limit, too_big="INVALID_VALUE")
+
+    def read(self, request: Request) -> Response:
+        nsqd, name = self.nsqd, request.tail
+        try:
+            value = config_value(nsqd.options, name)
+        except KeyError:
+            return error(400, "INVALID_OPTION")
+        if name == "broadcast_tcp_port":
+            value = nsqd.options.broadcast_tcp_port or nsqd.tcp_port
+        elif name == "broadcast_http_port":
+            value = nsqd.options.broadcast_http_port or nsqd.http_port
+        elif name == "statsd_prefix":
+            value = statsd_prefix(nsqd)
+        return text(value) if isinstance(value, str) else json(value)
+
+    def write(self, request: Request) -> Response:
+        if not request.body:
+            return error(413, "INVALID_VALUE")
+        if request.tail == "nsqlookupd_tcp_addresses":
+            return self._set_lookupds(request.body)
+        if request.tail == "log_level":
+            return self._set_log_level(request.body)
+        return error(400, "INVALID_OPTION")
+
+    def _set_lookupds(self, body: bytes) -> Response:
+        try:
+            addresses = msgspec.json.decode(body, type=list[str] | None)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return error(400, "INVALID_VALUE")
+        self.nsqd.options.lookupd_tcp_address = addresses or []
+        self.nsqd.lookup.set_addresses(addresses or [])
+        return json(addresses)
+
+    def _set_log_level(self, body: bytes) -> Response:
+        try:
+            level = Level.parse(body.decode("ascii"))
+        except ValueError:
+            return error(400, "INVALID_VALUE")
+        self.nsqd.options.log_level = self.nsqd.logger.level = level
+        return json(int(level))
+
+
+def statsd_prefix(nsqd: Nsqd) -> str:
+    """The prefix as it stands before each key: %s is this nsqd's address, in characters a key may have."""
+    options = nsqd.options
+    address = join_address(options.broadcast_address, options.broadcast_http_port or nsqd.http_port)
+    host_key = address.replace(".", "_").replace(":", "_")
+    prefix = options.statsd_prefix.replace("%s", host_key)
+    return prefix if not prefix or prefix.endswith(".") else prefix + "."

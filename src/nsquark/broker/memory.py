@@ -1,0 +1,81 @@
+"""This process's memory under the names NSQ has for Go's; what Python has no equivalent of is 0."""
+
+import gc
+import os
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+PAUSES_KEPT_MAX: Final = 256
+"""As many as Go keeps."""
+FULL_GENERATION: Final = 2
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+STATM: Final = Path("/proc/self/statm")
+
+
+class MemoryStats(msgspec.Struct):
+    """In the order of /stats."""
+
+    heap_objects: int
+    heap_idle_bytes: int
+    heap_in_use_bytes: int
+    heap_released_bytes: int
+    gc_pause_usec_100: int
+    gc_pause_usec_99: int
+    gc_pause_usec_95: int
+    next_gc_bytes: int
+    gc_total_runs: int
+
+
+class CollectorPauses:
+    """How long the last full collections took: only those visit every object and are long enough to notice."""
+
+    def __init__(self) -> None:
+        self.usec: deque[int] = deque(maxlen=PAUSES_KEPT_MAX)
+        self._started_ns = 0
+
+    def __call__(self, phase: str, info: dict[str, Any]) -> None:
+        """For `gc.callbacks`."""
+        if info["generation"] != FULL_GENERATION:
+            return
+        if phase == "start":
+            self._started_ns = time.perf_counter_ns()
+        elif self._started_ns:
+            self.usec.append((time.perf_counter_ns() - self._started_ns) // 1000)
+
+
+_pauses: Final = CollectorPauses()
+gc.callbacks.append(_pauses)
+
+
+def memory_stats() -> MemoryStats:
+    pauses = sorted(_pauses.usec)
+    return MemoryStats(
+        heap_objects=sys.getallocatedblocks(),
+        heap_idle_bytes=0,
+        heap_in_use_bytes=_private_bytes(),
+        heap_released_bytes=0,
+        gc_pause_usec_100=_percentile(pauses, 100),
+        gc_pause_usec_99=_percentile(pauses, 99),
+        gc_pause_usec_95=_percentile(pauses, 95),
+        next_gc_bytes=0,
+        gc_total_runs=gc.get_stats()[FULL_GENERATION]["collections"],
+    )
+
+
+def _private_bytes() -> int:
+    """What this process holds in memory for itself; 0 where the system does not say."""
+    try:
+        _, resident, shared, *_ = STATM.read_text().split()
+    except OSError:
+        return 0
+    return (int(resident) - int(shared)) * PAGE_BYTES
+
+
+def _percentile(values: list[int], percent: int) -> int:
+    """The least value that `percent` of the sorted values do not exceed."""
+    return values[-(-len(values) * percent // 100) - 1] if values else 0

@@ -1,0 +1,206 @@
+"""The numbers of /stats: their names, their order, and which are left out, as in NSQ.
+
+A broker may have thousands of channels, so collecting lets others run every PACE_ROWS rows; what is deleted meanwhile
+is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from nsquark import NSQ_VERSION
+from nsquark.broker.memory import MemoryStats
+
+if TYPE_CHECKING:
+    from nsquark.broker.channel import Channel
+    from nsquark.broker.daemon import Nsqd
+    from nsquark.broker.session import Session
+    from nsquark.broker.topic import Topic
+
+PACE_ROWS: Final = 500
+CLIENT_VERSION: Final = "V2"
+"""Of the protocol, not of the client; there is no other."""
+
+
+class Percentile(msgspec.Struct):
+    quantile: float
+    value: int
+    """Nanoseconds."""
+
+
+class Latency(msgspec.Struct):
+    """From publish to FIN; `percentiles` is None where it is not measured."""
+
+    count: int = 0
+    percentiles: list[Percentile] | None = None
+
+
+class PubCount(msgspec.Struct):
+    topic: str
+    count: int
+
+
+class ClientStats(msgspec.Struct, kw_only=True):
+    client_id: str
+    hostname: str
+    version: str = CLIENT_VERSION
+    remote_address: str
+    state: int
+    ready_count: int = 0
+    in_flight_count: int = 0
+    message_count: int = 0
+    finish_count: int = 0
+    requeue_count: int = 0
+    connect_ts: int
+    sample_rate: int
+    deflate: bool
+    snappy: bool
+    user_agent: str
+    authed: bool | UnsetType = UNSET
+    auth_identity: str | UnsetType = UNSET
+    auth_identity_url: str | UnsetType = UNSET
+    pub_counts: list[PubCount] | UnsetType = UNSET
+    tls: bool = False
+    tls_cipher_suite: str = ""
+    tls_version: str = ""
+    tls_negotiated_protocol: str = ""
+    tls_negotiated_protocol_is_mutual: bool = False
+
+
+class ChannelStats(msgspec.Struct):
+    channel_name: str
+    depth: int
+    backend_depth: int
+    in_flight_count: int
+    deferred_count: int
+    message_count: int
+    requeue_count: int
+    timeout_count: int
+    client_count: int
+    clients: list[ClientStats] | None
+    paused: bool
+    e2e_processing_latency: Latency
+
+
+class TopicStats(msgspec.Struct):
+    topic_name: str
+    channels: list[ChannelStats]
+    depth: int
+    backend_depth: int
+    message_count: int
+    message_bytes: int
+    paused: bool
+    e2e_processing_latency: Latency
+
+
+class Stats(msgspec.Struct, kw_only=True):
+    version: str = NSQ_VERSION
+    health: str
+    start_time: int
+    topics: list[TopicStats] | None = None
+    memory: MemoryStats | UnsetType = UNSET
+    producers: list[ClientStats] | None = None
+
+
+class _Pace:
+    """Counts rows, and says when it is time to let others run."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+
+    async def step(self, rows: int = 1) -> None:
+        self._rows += rows
+        if self._rows >= PACE_ROWS:
+            self._rows = 0
+            await asyncio.sleep(0)
+
+
+async def collect_stats(nsqd: Nsqd, *, topic: str = "", channel: str = "", include_clients: bool = True) -> Stats:
+    """All topics, or the one named; with a channel's name, only that channel and the topics that have it."""
+    stats = Stats(health=nsqd.health, start_time=nsqd.start_time)
+    if topic and topic not in nsqd.topics:
+        return stats
+    chosen = [nsqd.topics[topic]] if topic else sorted(nsqd.topics.values(), key=lambda each: each.name)
+    pace = _Pace()
+    stats.topics = []
+    for each in chosen:
+        if not each.is_exiting and (not channel or channel in each.channels):
+            stats.topics.append(await _topic_stats(each, topic, channel, include_clients, pace))
+            await pace.step()
+    if include_clients and nsqd.producers:
+        stats.producers = []
+        for session in list(nsqd.producers):
+            stats.producers.append(_client_stats(session, topic))
+            await pace.step()
+    return stats
+
+
+async def _topic_stats(
+    topic: Topic, topic_filter: str, channel_filter: str, include_clients: bool, pace: _Pace
+) -> TopicStats:
+    names = [channel_filter] if channel_filter else sorted(topic.channels)
+    channels: list[ChannelStats] = []
+    for name in names:
+        channel = topic.channels.get(name)
+        if channel is not None:
+            clients = [_client_stats(each, topic_filter) for each in channel.sessions] if include_clients else None
+            channels.append(_channel_stats(channel, clients))
+            await pace.step(1 + len(channel.sessions))
+    return TopicStats(
+        topic_name=topic.name,
+        channels=channels,
+        depth=topic.depth,
+        backend_depth=topic.backend_depth,
+        message_count=topic.message_count,
+        message_bytes=topic.message_bytes,
+        paused=topic.paused,
+        e2e_processing_latency=Latency(),
+    )
+
+
+def _channel_stats(channel: Channel, clients: list[ClientStats] | None) -> ChannelStats:
+    ledger = channel.ledger
+    return ChannelStats(
+        channel_name=channel.name,
+        depth=channel.depth,
+        backend_depth=channel.backend_depth,
+        in_flight_count=ledger.in_flight,
+        deferred_count=channel.deferred_count,
+        message_count=channel.message_count,
+        requeue_count=ledger.requeue_count,
+        timeout_count=ledger.timeout_count,
+        client_count=len(channel.sessions),
+        clients=clients,
+        paused=channel.paused,
+        e2e_processing_latency=Latency(),
+    )
+
+
+def _client_stats(session: Session, topic_filter: str) -> ClientStats:
+    settings, consumer = session.settings, session.consumer
+    stats = ClientStats(
+        client_id=settings.client_id,
+        hostname=settings.hostname,
+        remote_address=session.remote_address,
+        state=session.state,
+        connect_ts=session.connected_at,
+        sample_rate=settings.sample_rate,
+        deflate=settings.deflate,
+        snappy=settings.snappy,
+        user_agent=settings.user_agent,
+    )
+    if consumer is not None:
+        stats.ready_count = consumer.rdy
+        stats.in_flight_count = consumer.in_flight
+        stats.message_count = consumer.message_count
+        stats.finish_count = consumer.finish_count
+        stats.requeue_count = consumer.requeue_count
+    # As in NSQ one topic at most: the one asked for, or any.
+    published = topic_filter or next(iter(session.published), "")
+    if published in session.published:
+        stats.pub_counts = [PubCount(published, session.published[published])]
+    return stats
