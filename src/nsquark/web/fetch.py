@@ -150,6 +150,8 @@ class _Call:
                 data += piece
                 if len(data) > RESPONSE_BYTES_MAX:
                     raise self._error(f"the answer is larger than {RESPONSE_BYTES_MAX} bytes")
+            if response.length:
+                raise self._error(f"the answer broke off {response.length} bytes before its end")
             names = {name.lower(): value for name, value in response.getheaders()}
             return response.status, names, bytes(data)
         finally:
