@@ -334,6 +334,7 @@ class Topic:
             channel.delete()
             self.nsqd.channel_changed(self, name, created=False)
         self.listening.clear()
+        self.log.write()  # what was published before gets its OK
         self.log.discard()
         self.deferred.close()
         if self._cursors is not None and self.directory is not None:
