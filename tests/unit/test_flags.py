@@ -312,9 +312,7 @@ def test_config_values() -> None:
     assert config_value(options, "statsd_address") == ""
 
 
-@pytest.mark.parametrize(
-    "key", ["node_id", "lookupd_tcp_address", "version", "config", "verbose", "worker_id", "x"]
-)
+@pytest.mark.parametrize("key", ["node_id", "lookupd_tcp_address", "version", "config", "verbose", "worker_id", "x"])
 def test_config_has_no_other_keys(key: str) -> None:
     with pytest.raises(KeyError):
         config_value(Options(), key)

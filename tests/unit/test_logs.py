@@ -86,9 +86,7 @@ def test_last_lines_are_written_at_exit() -> None:
         "logger = Logger('', Level.INFO)\n"
         "for n in range(500): logger.info(f'line {n}')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True)
     assert [line.rpartition(" ")[2] for line in done.stderr.splitlines()] == [str(n) for n in range(500)]
 
 

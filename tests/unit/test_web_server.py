@@ -415,6 +415,8 @@ def test_access_log(server: ServerThread) -> None:
 def test_unix_socket(tmp_path: Path, loop: str) -> None:
     with ServerThread(make_router(), loop=loop, unix_path=str(tmp_path / "http.sock")) as server:
         assert stdlib_json.loads(server.ask(get("/echo")).body)["remote"] == "@"
+        server.close()
+        assert not (tmp_path / "http.sock").exists()
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")

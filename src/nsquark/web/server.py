@@ -5,6 +5,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
 import traceback
@@ -65,6 +66,7 @@ class HttpServer:
         self._connections: set[HttpConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: list[asyncio.AbstractServer] = []
+        self._unix_paths: list[str] = []
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
         self._empty = asyncio.Event()
@@ -96,12 +98,16 @@ class HttpServer:
     async def listen_unix(self, path: str) -> None:
         loop = asyncio.get_running_loop()
         self._started(await loop.create_unix_server(lambda: HttpConnection(self), path, backlog=LISTEN_BACKLOG))
+        self._unix_paths.append(path)
 
     async def close(self) -> None:
         """Stop listening, close idle connections, and give those being answered a bounded time."""
         self._closing = True
         for server in self._listeners:
             server.close()
+        for path in self._unix_paths:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
         for connection in list(self._connections):
             connection.shut_down()
         with contextlib.suppress(TimeoutError):
