@@ -165,8 +165,8 @@ class Api:
             if binary in OFF_WORDS:
                 return self._mpub_text(topic, request.body)
             if binary not in ON_WORDS:
-                shown = quote(binary.encode())
-                self.nsqd.logger.warning(f"deprecated value {shown} used for /mpub binary param")
+                shown = quote(binary.encode())[1:-1]
+                self.nsqd.logger.warning(f"deprecated value '{shown}' used for /mpub binary param")
             return self._mpub_binary(topic, bytearray(request.body))
         except Refused as refused:
             return refused.response
