@@ -204,9 +204,7 @@ def _resident_bytes(nsqd: Nsqd) -> int:
         b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n",
         b"GET /ping HTTP/1.1\r\n" + b"X-Header: y\r\n" * 200_000 + b"\r\n",
         b"GET /ping HTTP/1.1\r\nX: " + b"y" * 2_000_000 + b"\r\n\r\n",
-        b"GET /stats?format=json&topic="
-        + b"%ff" * 100
-        + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+        b"GET /stats?format=json&topic=" + b"%ff" * 100 + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
         b"GET /ping HTTP/1.1\r\n\0: \0\r\n\r\n",
         b"\r\n" * 10_000,
         b"GET",

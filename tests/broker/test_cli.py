@@ -131,9 +131,7 @@ def test_boolean_flag_never_takes_the_next_argument(make_nsqd: Callable[..., Nsq
     assert daemon.get("/config/max_rdy_count").json() == 2500
 
 
-def test_fixed_ports_are_free_again_at_once(
-    make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]
-) -> None:
+def test_fixed_ports_are_free_again_at_once(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
         ports = [one.getsockname()[1], two.getsockname()[1]]
     daemon = make_nsqd(f"--tcp-address=127.0.0.1:{ports[0]}", f"--http-address=127.0.0.1:{ports[1]}")
@@ -268,9 +266,7 @@ def test_the_program_is_the_process_that_was_started(make_nsqd: Callable[..., Ns
 
 
 def test_broadcast_ports_do_not_change_info(make_nsqd: Callable[..., Nsqd]) -> None:
-    daemon = make_nsqd(
-        "--broadcast-tcp-port=1111", "--broadcast-http-port=2222", "--broadcast-address=some.host"
-    )
+    daemon = make_nsqd("--broadcast-tcp-port=1111", "--broadcast-http-port=2222", "--broadcast-address=some.host")
     info = daemon.get("/info").json()
     assert (info["tcp_port"], info["http_port"]) == (daemon.tcp[1], daemon.http[1])
     assert info["broadcast_address"] == "some.host"

@@ -147,9 +147,7 @@ def test_requeued_message_may_go_to_another_consumer(connect: Callable[..., Wire
     again = second.read_message()
     assert (again.id, again.attempts) == (message.id, 2)
     first.FIN(message.id)
-    first.expect_error(
-        f"E_FIN_FAILED FIN {message.id.decode()} failed client does not own message", fatal=False
-    )
+    first.expect_error(f"E_FIN_FAILED FIN {message.id.decode()} failed client does not own message", fatal=False)
     second.FIN(message.id)
     second.assert_usable()
 
@@ -206,9 +204,7 @@ def test_requeue_while_closing(connect: Callable[..., Wire], topic: str) -> None
 def test_states_shown_in_stats(nsqd: Nsqd, client: Wire, topic: str) -> None:
     client.publish(topic, b"x")
     producer = next(
-        entry
-        for entry in nsqd.stats()["producers"]
-        if entry["remote_address"].endswith(f":{client.local_port}")
+        entry for entry in nsqd.stats()["producers"] if entry["remote_address"].endswith(f":{client.local_port}")
     )
     assert producer["state"] == 0
     client.subscribe(topic)
@@ -225,9 +221,7 @@ def test_consumers_of_a_channel_share_its_messages(connect: Callable[..., Wire],
 def test_every_channel_gets_every_message(connect: Callable[..., Wire], topic: str) -> None:
     consumers = [connect().subscribe(topic, f"ch{number}", rdy=10) for number in range(3)]
     connect().publish(topic, b"a", b"b", b"c")
-    seen = [
-        sorted((m.body, m.id, m.timestamp_ns) for m in consumer.read_messages(3)) for consumer in consumers
-    ]
+    seen = [sorted((m.body, m.id, m.timestamp_ns) for m in consumer.read_messages(3)) for consumer in consumers]
     assert seen[0] == seen[1] == seen[2]
     assert [entry[0] for entry in seen[0]] == [b"a", b"b", b"c"]
 

@@ -15,9 +15,7 @@ def _bodies(wire: Wire, count: int) -> set[bytes]:
     return {message.body for message in wire.read_messages(count, finish=True)}
 
 
-def test_acknowledged_messages_survive_a_crash(
-    make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]
-) -> None:
+def test_acknowledged_messages_survive_a_crash(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]) -> None:
     daemon = make_nsqd()
     publisher = connect(daemon)
     publisher.publish("t", b"single")
@@ -38,9 +36,7 @@ def test_crash_in_the_middle_of_publishing_loses_no_ok(
     for round_number in range(3):
         publisher = connect(daemon)
         topic = f"t{round_number}"
-        publisher.send(
-            b"".join(f"PUB {topic}\n".encode() + body_of(b"%d" % number) for number in range(2000))
-        )
+        publisher.send(b"".join(f"PUB {topic}\n".encode() + body_of(b"%d" % number) for number in range(2000)))
         acknowledged = 50 * (round_number + 1)
         publisher.expect_ok(acknowledged)
         daemon.kill()
@@ -100,9 +96,7 @@ def test_deferred_message_keeps_its_delay_over_a_restart(
     assert time.monotonic() - start >= 1.49
 
 
-def test_deferred_message_survives_a_crash(
-    make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]
-) -> None:
+def test_deferred_message_survives_a_crash(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]) -> None:
     daemon = make_nsqd()
     connect(daemon).subscribe("t")
     publisher = connect(daemon)
@@ -122,9 +116,7 @@ def test_pause_survives_a_crash(make_nsqd: Callable[..., Nsqd], connect: Callabl
     assert daemon.channel("t", "c")["paused"] is True
 
 
-def test_ids_are_not_used_twice_after_a_crash(
-    make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]
-) -> None:
+def test_ids_are_not_used_twice_after_a_crash(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]) -> None:
     daemon = make_nsqd()
     ids: set[bytes] = set()
     for _ in range(3):
@@ -136,9 +128,7 @@ def test_ids_are_not_used_twice_after_a_crash(
     assert len(ids) == 300
 
 
-def test_new_channel_times_out_without_delay(
-    make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]
-) -> None:
+def test_new_channel_times_out_without_delay(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]) -> None:
     """NSQ may need five seconds to notice a new channel."""
     daemon = make_nsqd("--msg-timeout=200ms")
     client = connect(daemon)
@@ -148,16 +138,12 @@ def test_new_channel_times_out_without_delay(
     assert client.read_message(2).attempts == 2
 
 
-def test_torn_tail_is_cut_and_the_rest_served(
-    make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]
-) -> None:
+def test_torn_tail_is_cut_and_the_rest_served(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]) -> None:
     """Bytes of a write that never finished, at the end of the topic's newest file."""
     daemon = make_nsqd()
     connect(daemon).publish("torn", *[b"%d" % number for number in range(50)])
     daemon.kill()
-    files = [
-        path for path in daemon.data_path.rglob("*") if path.is_file() and b"49" in path.read_bytes()[-200:]
-    ]
+    files = [path for path in daemon.data_path.rglob("*") if path.is_file() and b"49" in path.read_bytes()[-200:]]
     assert files, "no file ends with the last message"
     for path in files:
         with path.open("ab") as file:
@@ -167,3 +153,32 @@ def test_torn_tail_is_cut_and_the_rest_served(
     publisher.publish("torn", b"after")
     consumer = connect(daemon).subscribe("torn", rdy=100)
     assert _bodies(consumer, 51) == {b"%d" % number for number in range(50)} | {b"after"}
+
+
+MANY = 280_000
+"""More than the broker keeps individual state for: what is held longer must be set aside and remembered."""
+
+
+def test_messages_held_back_while_very_many_pass(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]) -> None:
+    daemon = make_nsqd()
+    publisher = connect(daemon)
+    consumer = connect(daemon).subscribe("t", rdy=2500)
+    publisher.publish("t", b"held", b"requeued")
+    held, requeued = sorted(consumer.read_messages(2), key=lambda message: message.body)
+    consumer.REQ(requeued.id, 3_600_000)
+    for sent in range(0, MANY, 1000):
+        publisher.publish("t", *[b"%d" % number for number in range(sent, sent + 1000)])
+        ids = [message.id for message in consumer.read_messages(1000)]
+        consumer.send(b"".join(b"FIN " + message_id + b"\n" for message_id in ids))
+    consumer.TOUCH(held.id)
+    consumer.assert_usable()
+    shown = daemon.channel("t")
+    assert (shown["depth"], shown["in_flight_count"], shown["deferred_count"]) == (0, 1, 1)
+    daemon.restart(crash=True)
+    again = connect(daemon).subscribe("t", rdy=10)
+    message = again.read_message()
+    assert (message.body, message.id) == (b"held", held.id)
+    again.FIN(message.id)
+    again.expect_silence(0.2)
+    shown = daemon.channel("t")
+    assert (shown["depth"], shown["in_flight_count"], shown["deferred_count"]) == (0, 0, 1)

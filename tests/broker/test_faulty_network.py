@@ -77,9 +77,7 @@ def test_publisher_whose_side_is_half_closed_is_let_go(
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 7])
-def test_bytes_that_trickle(
-    proxy: FaultProxy, through: Callable[[], Wire], topic: str, chunk_bytes: int
-) -> None:
+def test_bytes_that_trickle(proxy: FaultProxy, through: Callable[[], Wire], topic: str, chunk_bytes: int) -> None:
     proxy.up.chunk_bytes = proxy.down.chunk_bytes = chunk_bytes
     proxy.up.bytes_per_s = proxy.down.bytes_per_s = 20_000
     client = through()
@@ -139,9 +137,7 @@ def test_garbled_bytes_hurt_only_their_connection(
         for _ in range(10):
             client = Wire(proxy.address)
             with contextlib.suppress(ClosedError, TimeoutError, OSError):
-                client.send(
-                    f"PUB {topic}_garbled#ephemeral\n".encode() + (100).to_bytes(4, "big") + b"x" * 100
-                )
+                client.send(f"PUB {topic}_garbled#ephemeral\n".encode() + (100).to_bytes(4, "big") + b"x" * 100)
                 client.read_frame(0.05)
             client.close()
     bystander = connect()

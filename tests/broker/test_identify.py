@@ -148,9 +148,7 @@ def test_bad_document(client: Wire, document: bytes) -> None:
     client.expect_error("E_BAD_BODY IDENTIFY failed to decode JSON body")
 
 
-@pytest.mark.parametrize(
-    "document", [b"null", b"{}", b" {} \n", b"\t{\r\n}\n ", b'{"client_id":"\xff"}'], ids=repr
-)
+@pytest.mark.parametrize("document", [b"null", b"{}", b" {} \n", b"\t{\r\n}\n ", b'{"client_id":"\xff"}'], ids=repr)
 def test_odd_but_good_document(client: Wire, document: bytes) -> None:
     client.command("IDENTIFY", document)
     client.expect_ok()

@@ -38,9 +38,7 @@ def test_answer_and_query(client: Wire, server: AuthServer) -> None:
     assert client.identify()["auth_required"] is True
     client.AUTH("s3cret &=")
     client.expect('{"identity":"kay","identity_url":"http://kay","permission_count":1}')
-    assert server.queries == [
-        {"common_name": "", "remote_ip": "127.0.0.1", "secret": "s3cret &=", "tls": "false"}
-    ]
+    assert server.queries == [{"common_name": "", "remote_ip": "127.0.0.1", "secret": "s3cret &=", "tls": "false"}]
     assert server.paths[-1] == "/auth"
 
 
@@ -69,9 +67,7 @@ def test_guarded_without_auth(nsqd: Nsqd, client: Wire, topic: str, command: str
 
 @pytest.mark.parametrize("command", ["PUB", "MPUB", "DPUB", "SUB"])
 def test_not_permitted(nsqd: Nsqd, client: Wire, server: AuthServer, topic: str, command: str) -> None:
-    server.answer = granting(
-        {"topic": "^other$", "channels": [".*"], "permissions": ["subscribe", "publish"]}
-    )
+    server.answer = granting({"topic": "^other$", "channels": [".*"], "permissions": ["subscribe", "publish"]})
     _authorised(client)
     _send(client, command, topic)
     channel = "ch" if command == "SUB" else ""
@@ -91,9 +87,7 @@ def _send(client: Wire, command: str, topic: str) -> None:
 
 
 def test_names_are_searched_not_matched_whole(client: Wire, server: AuthServer, topic: str) -> None:
-    server.answer = granting(
-        {"topic": "pic_", "channels": ["h$", "^$"], "permissions": ["subscribe", "publish"]}
-    )
+    server.answer = granting({"topic": "pic_", "channels": ["h$", "^$"], "permissions": ["subscribe", "publish"]})
     _authorised(client)
     client.publish(topic, b"x")
     client.subscribe(topic, "ch", rdy=1)

@@ -240,9 +240,7 @@ def test_error_that_leaves_the_connection_usable(client: Wire, topic: str, sent:
 def test_sixteen_arbitrary_bytes_are_an_id(client: Wire, topic: str, odd_id: bytes, verb: str) -> None:
     client.subscribe(topic)
     client.send(verb.encode() + b" " + odd_id + b" 0\n")
-    client.expect_error(
-        f"E_{verb}_FAILED {verb} ".encode() + odd_id + b" failed ID not in flight", fatal=False
-    )
+    client.expect_error(f"E_{verb}_FAILED {verb} ".encode() + odd_id + b" failed ID not in flight", fatal=False)
     client.assert_usable()
 
 
@@ -259,9 +257,7 @@ def test_a_message_of_another_consumer(connect: Callable[..., Wire], topic: str,
     owner.assert_usable()
 
 
-def test_too_many_consumers_of_a_channel(
-    make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]
-) -> None:
+def test_too_many_consumers_of_a_channel(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]) -> None:
     daemon = make_nsqd("--max-channel-consumers=2")
     for _ in range(2):
         connect(daemon).subscribe("t", "c")

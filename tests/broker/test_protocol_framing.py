@@ -203,9 +203,7 @@ def test_one_connection_may_publish_and_consume(client: Wire, topic: str) -> Non
         client.FIN(message.data[10:26])
 
 
-def test_a_reader_that_stops_reading_does_not_stop_others(
-    nsqd: Nsqd, connect: Callable[..., Wire], topic: str
-) -> None:
+def test_a_reader_that_stops_reading_does_not_stop_others(nsqd: Nsqd, connect: Callable[..., Wire], topic: str) -> None:
     stuck = connect()
     stuck.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     stuck.subscribe(topic, "stuck", rdy=2000)

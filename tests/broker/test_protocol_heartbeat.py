@@ -83,9 +83,7 @@ def test_heartbeats_are_checked_before_the_parameters_of_sub(client: Wire) -> No
     client.expect_error("E_INVALID cannot SUB with heartbeats disabled")
 
 
-def test_a_second_identify_changes_the_metadata_but_not_the_heartbeats(
-    nsqd: Nsqd, client: Wire, topic: str
-) -> None:
+def test_a_second_identify_changes_the_metadata_but_not_the_heartbeats(nsqd: Nsqd, client: Wire, topic: str) -> None:
     client.identify(client_id="first", heartbeat_interval=1000, msg_timeout=2000)
     answer = client.identify(client_id="second", heartbeat_interval=30000, msg_timeout=3000)
     assert answer["msg_timeout"] == 3000

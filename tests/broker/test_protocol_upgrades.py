@@ -95,9 +95,7 @@ def test_tls_is_the_clients_choice(tls_nsqd: Nsqd, connect: Callable[..., Wire],
 
 @needs_openssl
 @pytest.mark.parametrize("compression", ["deflate", "snappy"])
-def test_compression_inside_tls(
-    tls_nsqd: Nsqd, connect: Callable[..., Wire], topic: str, compression: str
-) -> None:
+def test_compression_inside_tls(tls_nsqd: Nsqd, connect: Callable[..., Wire], topic: str, compression: str) -> None:
     client = connect(tls_nsqd)
     client.IDENTIFY(feature_negotiation=True, tls_v1=True, **{compression: True})
     client.read_frame()

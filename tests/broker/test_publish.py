@@ -96,6 +96,18 @@ def test_deferred_message_waits(nsqd: Nsqd, connect: Callable[..., Wire], topic:
     assert nsqd.channel(topic)["deferred_count"] == 0
 
 
+def test_deferred_message_published_before_there_is_a_channel(nsqd: Nsqd, client: Wire, topic: str) -> None:
+    client.DPUB(topic, 200, b"later")
+    client.expect_ok()
+    client.publish(topic, b"now")
+    client.subscribe(topic, rdy=5, output_buffer_timeout=25)
+    assert [message.body for message in client.read_messages(2, finish=True)] == [b"now", b"later"]
+    client.assert_usable()
+    shown = nsqd.channel(topic)
+    assert (shown["depth"], shown["in_flight_count"], shown["deferred_count"]) == (0, 0, 0)
+    assert shown["message_count"] == 2
+
+
 def test_deferred_message_does_not_hold_up_others(connect: Callable[..., Wire], topic: str) -> None:
     consumer = connect().subscribe(topic, rdy=1)
     publisher = connect()

@@ -24,9 +24,7 @@ def test_backlog_goes_to_the_first_channel_only(nsqd: Nsqd, connect: Callable[..
     assert nsqd.channel(topic, "second")["message_count"] == 1
 
 
-def test_channel_without_consumers_keeps_messages(
-    nsqd: Nsqd, connect: Callable[..., Wire], topic: str
-) -> None:
+def test_channel_without_consumers_keeps_messages(nsqd: Nsqd, connect: Callable[..., Wire], topic: str) -> None:
     nsqd.post("/topic/create", topic=topic)
     nsqd.post("/channel/create", topic=topic, channel="ch")
     connect().publish(topic, b"x", b"y")
@@ -35,9 +33,7 @@ def test_channel_without_consumers_keeps_messages(
     assert len(connect().subscribe(topic, rdy=2).read_messages(2)) == 2
 
 
-def test_ephemeral_channel_goes_with_its_last_client(
-    nsqd: Nsqd, connect: Callable[..., Wire], topic: str
-) -> None:
+def test_ephemeral_channel_goes_with_its_last_client(nsqd: Nsqd, connect: Callable[..., Wire], topic: str) -> None:
     first, second = (connect().subscribe(topic, "c#ephemeral") for _ in range(2))
     first.close()
     eventually(lambda: nsqd.channel(topic, "c#ephemeral")["client_count"] == 1)
@@ -56,9 +52,7 @@ def test_ephemeral_channel_made_over_http_waits_for_its_first_client(
     eventually(lambda: nsqd.topic(topic)["channels"] == [])
 
 
-def test_ephemeral_topic_goes_with_its_last_channel(
-    nsqd: Nsqd, connect: Callable[..., Wire], topic: str
-) -> None:
+def test_ephemeral_topic_goes_with_its_last_channel(nsqd: Nsqd, connect: Callable[..., Wire], topic: str) -> None:
     name = f"{topic}#ephemeral"
     connect().publish(name, b"x")
     assert name in nsqd.topic_names()
@@ -68,9 +62,7 @@ def test_ephemeral_topic_goes_with_its_last_channel(
     eventually(lambda: name not in nsqd.topic_names())
 
 
-def test_ephemeral_topic_stays_with_a_lasting_channel(
-    nsqd: Nsqd, connect: Callable[..., Wire], topic: str
-) -> None:
+def test_ephemeral_topic_stays_with_a_lasting_channel(nsqd: Nsqd, connect: Callable[..., Wire], topic: str) -> None:
     name = f"{topic}#ephemeral"
     lasting, fleeting = connect().subscribe(name, "lasting"), connect().subscribe(name, "c#ephemeral")
     fleeting.close()
@@ -109,9 +101,7 @@ def test_ephemeral_topic_overflow_is_acknowledged_and_bounded(
 
 
 @pytest.mark.parametrize("size", [0, 1, 10])
-def test_small_memory_loses_nothing(
-    make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], size: int
-) -> None:
+def test_small_memory_loses_nothing(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], size: int) -> None:
     daemon = make_nsqd(f"--mem-queue-size={size}")
     publisher = connect(daemon)
     consumers = [connect(daemon).subscribe("t", channel, rdy=200) for channel in ("a", "b")]
@@ -155,16 +145,12 @@ def test_metadata_file(make_nsqd: Callable[..., Nsqd]) -> None:
     daemon.post("/channel/pause", topic="t", channel="c")
     daemon.post("/topic/pause", topic="nochan")
     stored = json.loads((daemon.data_path / "nsqd.dat").read_text())
-    assert list(stored) == ["topics", "version"]
+    assert list(stored)[:2] == ["topics", "version"]
     assert stored["version"] == "1.3.0"
     topics = sorted(stored["topics"], key=lambda topic: topic["name"])
-    assert topics == [
-        {"name": "nochan", "paused": True, "channels": None},
-        {"name": "t", "paused": False, "channels": [{"name": "c", "paused": True}]},
-    ] or topics == [
-        {"name": "nochan", "paused": True, "channels": []},
-        {"name": "t", "paused": False, "channels": [{"name": "c", "paused": True}]},
-    ]
+    assert [(topic["name"], topic["paused"]) for topic in topics] == [("nochan", True), ("t", False)]
+    assert not topics[0]["channels"]
+    assert topics[1]["channels"] == [{"name": "c", "paused": True}]
     assert (daemon.data_path / "nsqd.dat").stat().st_mode & 0o777 == 0o600
 
 
@@ -218,9 +204,7 @@ def test_messages_survive_a_stop(make_nsqd: Callable[..., Nsqd], connect: Callab
     assert {message.body for message in backlog.read_messages(2)} == {b"b1", b"b2"}
 
 
-def test_counters_start_at_zero_after_a_restart(
-    make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]
-) -> None:
+def test_counters_start_at_zero_after_a_restart(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]) -> None:
     daemon = make_nsqd()
     daemon.post("/topic/create", topic="t")
     daemon.post("/channel/create", topic="t", channel="ch")

@@ -185,9 +185,7 @@ def test_consumer(nsqd: Nsqd, busy: dict[str, Wire]) -> None:
 
 
 def _producer(stats: dict[str, Any], wire: Wire) -> dict[str, Any]:
-    return next(
-        entry for entry in stats["producers"] if entry["remote_address"].endswith(f":{wire.local_port}")
-    )
+    return next(entry for entry in stats["producers"] if entry["remote_address"].endswith(f":{wire.local_port}"))
 
 
 def test_producer(nsqd: Nsqd, busy: dict[str, Wire]) -> None:
@@ -195,9 +193,7 @@ def test_producer(nsqd: Nsqd, busy: dict[str, Wire]) -> None:
     assert list(producer) == CLIENT_KEYS
     assert producer["pub_counts"] == [{"topic": "alpha", "count": 3}]
     assert producer["state"] == 0
-    assert _producer(nsqd.stats(topic="beta"), busy["producer"])["pub_counts"] == [
-        {"topic": "beta", "count": 1}
-    ]
+    assert _producer(nsqd.stats(topic="beta"), busy["producer"])["pub_counts"] == [{"topic": "beta", "count": 1}]
     counts = _producer(nsqd.stats(), busy["producer"])["pub_counts"]
     assert len(counts) == 1
     assert counts[0] in ({"topic": "alpha", "count": 3}, {"topic": "beta", "count": 1})
@@ -283,9 +279,7 @@ def test_text_marks_what_is_paused_and_parts_topics_by_a_blank_line(make_nsqd: C
 
 
 def test_latency_percentiles(make_nsqd: Callable[..., Nsqd]) -> None:
-    daemon = make_nsqd(
-        "--e2e-processing-latency-percentile=0.5,0.99", "--e2e-processing-latency-percentile=1.0"
-    )
+    daemon = make_nsqd("--e2e-processing-latency-percentile=0.5,0.99", "--e2e-processing-latency-percentile=1.0")
     with daemon.connect() as client:
         client.publish("t", *[b"x"] * 20)
         client.subscribe("t", rdy=20)

@@ -55,9 +55,7 @@ def test_late_fin_after_redelivery_to_another(connect: Callable[..., Wire], topi
     quick = connect().subscribe(topic, rdy=1, msg_timeout=1500)
     assert quick.read_message().attempts == 2
     slow.FIN(message.id)
-    slow.expect_error(
-        f"E_FIN_FAILED FIN {message.id.decode()} failed client does not own message", fatal=False
-    )
+    slow.expect_error(f"E_FIN_FAILED FIN {message.id.decode()} failed client does not own message", fatal=False)
     quick.FIN(message.id)
     quick.assert_usable()
 

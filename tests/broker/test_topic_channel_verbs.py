@@ -202,9 +202,7 @@ def test_channel_empty(nsqd: Nsqd, connect: Callable[..., Wire], topic: str) -> 
     assert consumer.read_message().body == b"new"
 
 
-def test_channel_empty_leaves_other_channels_alone(
-    nsqd: Nsqd, connect: Callable[..., Wire], topic: str
-) -> None:
+def test_channel_empty_leaves_other_channels_alone(nsqd: Nsqd, connect: Callable[..., Wire], topic: str) -> None:
     nsqd.post("/topic/create", topic=topic)
     for channel in ("one", "two"):
         nsqd.post("/channel/create", topic=topic, channel=channel)
