@@ -229,6 +229,8 @@ def test_an_idle_connection_is_closed_and_a_busy_one_is_not(server: ServerThread
         assert idle.is_closed()
         server.call(lambda: app.pending[0].resolve(text("patience")))
         assert busy.reply().body == b"patience"
+        busy.send(get("/ping"))
+        assert busy.reply().body == b"OK"
 
 
 # --- number

@@ -379,7 +379,10 @@ class HttpConnection(asyncio.Protocol):
         elif self._request_tick:
             if self._reading and tick - self._request_tick > limits.request_seconds:
                 self._refuse(TOO_SLOW)
-        elif not self._slots and tick - self._data_tick > limits.idle_seconds:
+        elif self._slots:
+            # A connection is idle from its last answer on, not from its last request.
+            self._data_tick = tick
+        elif tick - self._data_tick > limits.idle_seconds:
             self._transport.close()
 
     def _log(self, request: Request, status: int, started_ns: int) -> None:
