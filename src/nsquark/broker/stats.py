@@ -25,7 +25,7 @@ PACE_ROWS: Final = 500
 CLIENT_VERSION: Final = "V2"
 """Of the protocol, not of the client; there is no other."""
 
-# None of these refer to what refers to them, so the collector need not know the many that a large broker has (gc=False).
+# None of these is ever part of a cycle, so the collector need not visit the thousands a large broker has (gc=False).
 
 
 class Percentile(msgspec.Struct, gc=False):
