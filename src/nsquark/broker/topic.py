@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from bisect import bisect_left
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,10 +57,14 @@ class Topic:
         self.is_exiting = False
         self.message_count = 0
         self.message_bytes = 0
+        self.head_waiters: list[Callable[[], None]] = []
+        """Called once when the head has moved, or the topic goes."""
         self.pumped = 0
         """Messages that entered the channels since the start."""
         self.pump = self.log.head
         self._pump_deferred = 0
+        self._own_deferred = 0
+        """Deferred messages that wait and belong to no channel yet."""
         self._follows = False
         self._awaits_channels = False
         self._voided_deferred: list[tuple[int, int]] = []
@@ -94,6 +99,7 @@ class Topic:
         self.paused = rest.paused
         self._voided_deferred = list(rest.voided_deferred)
         self._pump_deferred = slot.deferred
+        self._own_deferred = 0 if rest.follows else self.deferred_found(slot.deferred)
         head, first = self.log.head, self.log.extents.first
         # A cursor may be ahead of a log that lost its end with the power; new messages come above both.
         self.pump = head if rest.follows else max(first, min(slot.position, head))
@@ -160,6 +166,8 @@ class Topic:
             return commit
         self.message_count += 1
         self.message_bytes += len(body)
+        if not self._follows:
+            self._own_deferred += 1
         for channel in self.channels.values():
             channel.deferred_pending += 1
         self.nsqd.deferring[self] = None
@@ -180,6 +188,13 @@ class Topic:
                 self.nsqd.turn.wake(channel)
         elif self.directory is None:
             self._drop_excess()
+        if self.head_waiters:
+            self._wake_head_waiters()
+
+    def _wake_head_waiters(self) -> None:
+        waiters, self.head_waiters = self.head_waiters, []
+        for waiter in waiters:
+            waiter()
 
     def _drop_excess(self) -> None:
         """An ephemeral topic that nobody reads keeps the newest --mem-queue-size messages."""
@@ -228,6 +243,8 @@ class Topic:
             self.deferred.put_back(due)
             return
         self.deferred.confirm(due)
+        if not self._follows:
+            self._own_deferred -= sum(number >= self._pump_deferred for number in numbers)
         for channel in self.channels.values():
             for number, seq in zip(numbers, seqs, strict=True):
                 if number < channel.deferred_from:
@@ -251,6 +268,7 @@ class Topic:
                 self.nsqd.turn.wake(channel)
         if not follows and self._follows:
             self._pump_deferred = self.deferred.number
+            self._own_deferred = 0
         self._follows = follows
         self._store_topic()
 
@@ -279,6 +297,7 @@ class Topic:
         if not self._follows and self.deferred.number > self._pump_deferred:
             self._voided_deferred.append((self._pump_deferred, self.deferred.number))
             self._pump_deferred = self.deferred.number
+            self._own_deferred = 0
         for channel in self.channels.values():
             channel.skip_range(low, self.pump)
         self._store_topic()
@@ -301,6 +320,7 @@ class Topic:
             slot.rest = msgspec.msgpack.encode(ChannelRest(name))
             self.store(slot)
         channel = self.channels[name] = Channel(self, name, slot, ChannelRest(name), position, deferred_from)
+        channel.deferred_pending = 0 if self._follows else self._own_deferred
         if channel.ephemeral:
             self.listening[channel] = None
         self.nsqd.channel_changed(self, name, created=True)
@@ -329,6 +349,7 @@ class Topic:
 
     def delete(self) -> None:
         self.is_exiting = True
+        self._wake_head_waiters()
         for name in list(self.channels):
             channel = self.channels.pop(name)
             channel.delete()
