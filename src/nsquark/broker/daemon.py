@@ -14,6 +14,7 @@ from nsquark.broker.lookup import LookupPeers
 from nsquark.broker.options import Options
 from nsquark.broker.session import LINE_BYTES_MAX, Session
 from nsquark.broker.store import DOOMED_PREFIX, METADATA_FILE, DataPath, encode_metadata
+from nsquark.broker.takeover import take_over
 from nsquark.broker.topic import DIRECTORY_PREFIX, Topic
 from nsquark.broker.turn import Turn
 from nsquark.cli.hosts import HOSTNAME
@@ -120,6 +121,7 @@ class Nsqd:
             self.logs.sequences = Sequences(self.data.own / "sequence", highest + 1)
         except SequenceFileDamaged as error:
             raise StartError(str(error)) from None
+        take_over(self)
 
     async def _listen(self) -> None:
         try:

@@ -1,0 +1,159 @@
+"""The disk queues of NSQ's nsqd, read only.
+
+A queue named `base` is `base.diskqueue.meta.dat`, three lines of text:
+
+    depth LF read file,read position LF write file,write position LF
+
+and the numbered files `base.diskqueue.000000.dat` with records, all numbers big-endian:
+
+    i32 size of the rest | i64 timestamp ns | u16 attempts | 16 bytes id, ascii hex | body
+
+The meta file may be older than the data after a crash. So reading starts where it says, but ends where the files end:
+whole records behind the recorded write position are good. Files that NSQ found damaged end in `.bad`; it never reads
+them again, and neither do we.
+"""
+
+import os
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+READ_BYTES = 1 << 20
+
+_FILE_NAME = re.compile(r"(?P<base>.+)\.diskqueue\.(?P<kind>\d{6,}|meta)\.dat(?P<rest>\.bad|\.\d+\.tmp|)", re.DOTALL)
+_META = re.compile(rb"(-?\d+)\n(\d+),(\d+)\n(\d+),(\d+)\n?")
+_RECORD = struct.Struct(">iqH16s")
+_ID_AND_BEFORE_BYTES = _RECORD.size - 4
+"""What a record's size counts besides the body."""
+_LOOKS_LIKE_A_RECORD = re.compile(rb"(?=[\x00-\x7f].{3}[\x0d-\x39].{7}.{2}[0-9a-f]{16})", re.DOTALL)
+"""For finding a record behind damage: a size, a time between 1999 and 2100, attempts, an id."""
+
+Record = tuple[int, int, int, int]
+"""Position and size of the body in the piece, timestamp in ns, attempts."""
+
+
+class Piece(NamedTuple):
+    """Some of a file, and the whole records in it."""
+
+    data: bytearray
+    records: list[Record]
+    end: int
+
+
+@dataclass(slots=True)
+class DiskQueue:
+    """One queue: the files found, and after `pieces` was read to its end, what was wrong with them."""
+
+    base: str
+    data_files: dict[int, Path] = field(default_factory=dict)
+    other_files: list[Path] = field(default_factory=list)
+    depth: int = 0
+    read_file: int = 0
+    read_position: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def files(self) -> list[Path]:
+        return [*self.data_files.values(), *self.other_files]
+
+    @property
+    def unread_bytes(self) -> int:
+        sizes = {number: path.stat().st_size for number, path in self._unread()}
+        if self.read_file in sizes:
+            sizes[self.read_file] = max(0, sizes[self.read_file] - self.read_position)
+        return sum(sizes.values())
+
+    def pieces(self) -> Iterator[Piece]:
+        """All unread records in order; what lies between them and is none is told in `problems`."""
+        found = 0
+        for number, path in self._unread():
+            for piece in self._read(path, self.read_position if number == self.read_file else 0):
+                found += len(piece.records)
+                yield piece
+        if found < self.depth:
+            self.problems.append(f"{self.base}: {found} messages found of {self.depth} that the meta file names")
+
+    def _unread(self) -> list[tuple[int, Path]]:
+        return sorted((number, path) for number, path in self.data_files.items() if number >= self.read_file)
+
+    def _load_meta(self, path: Path) -> None:
+        match = _META.fullmatch(path.read_bytes())
+        if match is None:
+            self.problems.append(f"{path.name} is damaged: all of its queue is taken, messages may come again")
+            return
+        self.depth, self.read_file, self.read_position, _, _ = map(int, match.groups())
+
+    def _read(self, path: Path, offset: int) -> Iterator[Piece]:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            end = os.fstat(fd).st_size
+            want = READ_BYTES
+            while offset < end:
+                data = bytearray(min(want, end - offset))
+                del data[os.preadv(fd, [data], offset) :]
+                records, used, needed = _parse(data, end - offset)
+                if records:
+                    yield Piece(data, records, used)
+                offset += used
+                if needed < 0:
+                    after = _find_record(fd, offset + 1, end)
+                    self.problems.append(f"{path.name}: bytes {offset} to {after} are damaged and left out")
+                    offset = after
+                want = max(READ_BYTES, needed)
+        finally:
+            os.close(fd)
+
+
+def find_queues(directory: Path) -> dict[str, DiskQueue]:
+    """All queues of which any file lies in the directory, by name."""
+    queues: dict[str, DiskQueue] = {}
+    for path in sorted(directory.iterdir()):
+        match = _FILE_NAME.fullmatch(path.name)
+        if match is None or not path.is_file():
+            continue
+        queue = queues.setdefault(match["base"], DiskQueue(match["base"]))
+        if match["kind"] != "meta" and not match["rest"]:
+            queue.data_files[int(match["kind"])] = path
+            continue
+        queue.other_files.append(path)
+        if match["rest"] == ".bad":
+            queue.problems.append(f"{path.name} was set aside by NSQ as damaged: its messages are left out")
+        elif not match["rest"]:
+            queue._load_meta(path)
+    return queues
+
+
+def _parse(data: bytearray, left: int) -> tuple[list[Record], int, int]:
+    """The whole records at the start of `data`, of which `left` bytes are left in the file, and where they end.
+
+    Third, how many bytes the next record needs; 0 if that is not known, -1 if there is none.
+    """
+    records: list[Record] = []
+    pos, end = 0, len(data)
+    while pos + _RECORD.size <= end:
+        size, timestamp_ns, attempts, message_id = _RECORD.unpack_from(data, pos)
+        after = pos + 4 + size
+        if size < _ID_AND_BEFORE_BYTES or after > left or not message_id.isalnum():
+            return records, pos, -1
+        if after > end:
+            return records, pos, 4 + size
+        records.append((pos + _RECORD.size, size - _ID_AND_BEFORE_BYTES, timestamp_ns, attempts))
+        pos = after
+    is_torn = pos < end == left
+    return records, pos, -1 if is_torn else 0
+
+
+def _find_record(fd: int, offset: int, end: int) -> int:
+    """Where the next record starts; the file's end if there is none."""
+    while offset + _RECORD.size <= end:
+        data = os.pread(fd, READ_BYTES, offset)
+        for match in _LOOKS_LIKE_A_RECORD.finditer(data):
+            at = match.start()
+            size = int.from_bytes(data[at : at + 4], "big")
+            if size >= _ID_AND_BEFORE_BYTES and offset + at + 4 + size <= end:
+                return offset + at
+        offset += max(1, len(data) - _RECORD.size + 1)
+    return end
