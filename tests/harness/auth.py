@@ -48,9 +48,7 @@ class AuthServer:
                 url = urllib.parse.urlsplit(self.path)
                 server.paths.append(url.path)
                 server.queries.append(dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True)))
-                body = (
-                    server.answer if isinstance(server.answer, bytes) else json.dumps(server.answer).encode()
-                )
+                body = server.answer if isinstance(server.answer, bytes) else json.dumps(server.answer).encode()
                 self.send_response(server.status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()

@@ -104,9 +104,7 @@ class Nsqd:
             text=True,
             errors="replace",
         )
-        self._reader = threading.Thread(
-            target=self._collect_log, args=(self.process, self._lines), daemon=True
-        )
+        self._reader = threading.Thread(target=self._collect_log, args=(self.process, self._lines), daemon=True)
         self._reader.start()
         eventually(lambda: self._ended() or self._is_listening(), START_TIMEOUT_S, 0.002)
         if self._ended():
@@ -192,9 +190,7 @@ class Nsqd:
     def connect(self, **settings: Any) -> Wire:
         return Wire(self.tcp, **settings)
 
-    def request(
-        self, method: str, target: str, body: Any = None, headers: dict[str, str] | None = None
-    ) -> HttpReply:
+    def request(self, method: str, target: str, body: Any = None, headers: dict[str, str] | None = None) -> HttpReply:
         connection = http.client.HTTPConnection(*self.http, timeout=HTTP_TIMEOUT_S)
         try:
             connection.request(method, target, body, headers or {})
@@ -219,10 +215,7 @@ class Nsqd:
         return answer
 
     def topic_names(self) -> set[str]:
-        return {
-            topic["topic_name"]
-            for topic in self.stats(include_clients="false", include_mem="false")["topics"]
-        }
+        return {topic["topic_name"] for topic in self.stats(include_clients="false", include_mem="false")["topics"]}
 
     def topic(self, topic: str) -> dict[str, Any]:
         """The topic's part of /stats; the topic must exist."""
