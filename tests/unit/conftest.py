@@ -1,0 +1,19 @@
+"""Fixtures of the unit tests: the kernel's modules in both forms, one test run each."""
+
+from types import ModuleType
+
+import hypothesis_profiles
+import kernel_forms
+import pytest
+
+hypothesis_profiles.load()
+
+
+@pytest.fixture(params=kernel_forms.FORMS)
+def arena(request: pytest.FixtureRequest) -> ModuleType:
+    return kernel_forms.load("arena", request.param)
+
+
+@pytest.fixture(params=kernel_forms.FORMS)
+def ledger(request: pytest.FixtureRequest) -> ModuleType:
+    return kernel_forms.load("ledger", request.param)
