@@ -181,13 +181,17 @@ class Nsqd:
         found = self.topics.get(name)
         if found is not None:
             return found
-        topic = self.topics[name] = Topic(self, name)
+        try:
+            topic = self.topics[name] = Topic(self, name)
+        except OSError as error:
+            self.logs.disk_error = error
+            raise
         self.logger.info(f"TOPIC({name}): created")
         self.lookup.register(name, None)
         self._metadata_changed(topic.ephemeral)
         if self.lookup.addresses:
             topic.await_channels(True)
-            self._spawn(self._bring_channels(topic))
+            self.spawn(self._bring_channels(topic))
         return topic
 
     async def _bring_channels(self, topic: Topic) -> None:
@@ -316,7 +320,6 @@ class Nsqd:
         for topic in list(self.deferring):
             due_ms = topic.deferred.next_due_ms(now)
             if due_ms is None:
-                topic.append_due()  # lets go of empty files
                 del self.deferring[topic]
             elif due_ms <= now:
                 topic.append_due()
@@ -347,7 +350,7 @@ class Nsqd:
         error = self.logs.disk_error
         return "OK" if error is None else f"NOK - {error}"
 
-    def _spawn(self, work) -> None:  # type: ignore[no-untyped-def]
+    def spawn(self, work) -> None:  # type: ignore[no-untyped-def]
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

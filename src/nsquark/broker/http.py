@@ -6,20 +6,21 @@ import asyncio
 import gc
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
 
 from nsquark import NSQ_VERSION
 from nsquark.broker import stats_text
 from nsquark.broker.channel import Channel
 from nsquark.broker.http_config import ConfigApi
+from nsquark.broker.logapi import LogApi
 from nsquark.broker.memory import memory_stats
 from nsquark.broker.stats import PACE_ROWS, Stats, collect_stats
 from nsquark.broker.topic import Topic, TopicExiting
 from nsquark.cli.hosts import HOSTNAME
 from nsquark.kernel.arena import MPUB_BAD_SIZE, MPUB_INCOMPLETE, MPUB_TOO_BIG, measure_mpub
 from nsquark.log.commit import Commit
-from nsquark.web.messages import TEXT_TYPE, Pending, Request, Response, empty, error, json, plain, text
+from nsquark.web.messages import TEXT_TYPE, Handler, Pending, Request, Response, empty, error, json, plain, text
 from nsquark.web.router import Router
 from nsquark.wire.names import is_valid_name
 from nsquark.wire.quote import quote
@@ -65,6 +66,7 @@ class Publishing(Pending):
 class Api:
     def __init__(self, nsqd: Nsqd) -> None:
         self.nsqd = nsqd
+        self.log_api = LogApi(nsqd)
         self._started_ns = time.monotonic_ns()
 
     def router(self) -> Router:
@@ -90,6 +92,7 @@ class Api:
         ):
             router.add("POST", path, _answering(verb))
         ConfigApi(self.nsqd).add_routes(router)
+        self.log_api.add_routes(router)
         router.add("GET", "/debug/pprof/cmdline", self.command_line, log=False)
         router.add("PUT", "/debug/setblockrate", self.set_block_rate)
         router.add("POST", "/debug/freememory", self.free_memory)
@@ -243,9 +246,12 @@ class Api:
 
     # -- channels ----------------------------------------------------------------------------------------
 
-    def create_channel(self, request: Request) -> None:
+    def create_channel(self, request: Request) -> Coroutine[Any, Any, Response] | None:
         topic, name = self._channel_arguments(request)
+        if "start" in request.query:  # ours: a position that may have to be looked up
+            return self.log_api.channels.create(topic, name, request.query["start"])
         topic.channel(name)
+        return None
 
     def delete_channel(self, request: Request) -> None:
         channel = self._channel(request)
@@ -297,15 +303,14 @@ class Api:
         return INTERNAL_ERROR
 
 
-def _answering(verb: Callable[[Request], None]) -> Callable[[Request], Response]:
-    """A handler that says 200 with an empty body when the verb is done."""
+def _answering(verb: Callable[[Request], Coroutine[Any, Any, Response] | None]) -> Handler:
+    """A handler that says 200 with an empty body when the verb is done, unless it answers itself."""
 
-    def handler(request: Request) -> Response:
+    def handler(request: Request) -> Response | Coroutine[Any, Any, Response]:
         try:
-            verb(request)
+            return verb(request) or DONE
         except Refused as refused:
             return refused.response
-        return DONE
 
     return handler
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from nsquark.kernel.arena import Chunk
+from nsquark.log.batches import Batch
 
 
 class Waiter(Protocol):
@@ -28,6 +29,17 @@ class Commit:
             waiter.committed(self)
 
 
+class Apart(Protocol):
+    """Records that are made and written in a thread, from sequence numbers of their own: too many for one turn."""
+
+    first_seq: int
+    bytes_max: int
+    """At most so many bytes of the file."""
+
+    def write(self, fd: int, offset: int) -> list[Batch]:
+        """Writes everything at `offset` and makes it durable, or leaves the file as it was and raises."""
+
+
 @dataclass(slots=True)
 class Unit:
     """The records of one commit: slices of chunks, each from a record's index on, and the times they span."""
@@ -39,3 +51,5 @@ class Unit:
     bytes_added: int = 0
     flags: int = 0
     token: bytes = field(default=bytes(16))
+    apart: Apart | None = None
+    """Instead of slices."""

@@ -8,13 +8,14 @@ their OK, and the records are below `head`, where channels find them by `chunk_a
 import os
 import time
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from nsquark.kernel.arena import Chunk
 from nsquark.log.batches import HEADER_BYTES, MORE_FOLLOWS, NO_TOKEN, Batch, encode_header
 from nsquark.log.cache import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkCache, chunk_records
-from nsquark.log.commit import Commit, Unit
+from nsquark.log.commit import Apart, Commit, Unit
 from nsquark.log.extents import Extents
 from nsquark.log.segment import Segment
 from nsquark.log.segments import DiskLimitReached, Segments
@@ -34,12 +35,20 @@ RECORD_BYTES = 34
 Buffer = bytearray | memoryview
 
 
+class LogDiscarded(Exception):
+    """The log is being deleted."""
+
+    def __str__(self) -> str:
+        return "exiting"
+
+
 class TopicLog:
     """An append-only sequence of messages.
 
     * Messages below `head` are committed: in the file (or, without a directory, in memory) and visible.
     * Chunks in `_chunks` are in order and do not overlap; the last is the tail while `_tail` is set.
-    * At most one unit is being written (`_writing`); what is appended meanwhile waits in `_open`.
+    * At most one unit is being written (`_writing`); what is appended meanwhile waits in `_open`, or, where the order
+      needs it, in `_closed` before that. Sequence numbers rise from `_writing` over `_closed` to `_open`.
     """
 
     def __init__(self, shared: LogShared, directory: Path | None, on_dirty: Callable[[], None]) -> None:
@@ -57,10 +66,12 @@ class TopicLog:
         self._firsts: list[int] = []
         self._tail: Chunk | None = None
         self._open: Unit | None = None
+        self._closed: deque[Unit] = deque()
         self._writing: Unit | None = None
         self._uncommitted_bytes = 0
         self._threaded = shared.settings.sync_every == 1
         self._fast_writes = 0
+        self._is_discarded = False
 
     # -- appending ---------------------------------------------------------------------------------------
 
@@ -105,6 +116,18 @@ class TopicLog:
         unit.token = token
         return unit.commit, seqs
 
+    def append_unit(self, apart: Apart, timestamp_ns: int) -> Commit:
+        """A commit of its own, written in a thread; its sequence numbers were leased in this turn."""
+        assert self.segments is not None
+        if self._open is not None:
+            self._closed.append(self._open)
+            self._open = None
+        unit = Unit(Commit(), [], timestamp_ns, timestamp_ns, apart=apart)
+        self._closed.append(unit)
+        self._tail, self._lease = None, (0, 0)  # what comes now gets higher numbers
+        self.write()
+        return unit.commit
+
     @property
     def is_congested(self) -> bool:
         return self._uncommitted_bytes > UNCOMMITTED_BYTES_MAX
@@ -112,7 +135,7 @@ class TopicLog:
     @property
     def open_commit(self) -> Commit | None:
         """The commit that is being written or waits to be, if any."""
-        unit = self._open or self._writing
+        unit = self._open or (self._closed[-1] if self._closed else self._writing)
         return unit.commit if unit is not None else None
 
     def next_seq(self) -> int:
@@ -156,11 +179,18 @@ class TopicLog:
 
     def write(self) -> None:
         """Writes what was appended since the last time; called at the end of each turn in which there was something."""
-        unit = self._open
-        if unit is None or self._writing is not None:
+        if self._writing is not None:
             return
-        self._open = None
+        if self._closed:
+            unit = self._closed.popleft()
+        elif self._open is not None:
+            unit, self._open = self._open, None
+        else:
+            return
         self._writing = unit
+        if unit.apart is not None:
+            self._write_apart(unit, unit.apart)
+            return
         batches, pieces = self._batches(unit)
         if self.segments is None:
             self._written(unit, batches)
@@ -186,6 +216,32 @@ class TopicLog:
         if time.monotonic() - started > SLOW_WRITE_S:
             self._threaded = True
         self._written(unit, batches, segment)
+        if self._closed:
+            self.write()
+
+    def _write_apart(self, unit: Unit, apart: Apart) -> None:
+        assert self.segments is not None
+        try:
+            segment = self.segments.for_append(apart.first_seq, apart.bytes_max)
+            fd = os.dup(segment.fd)  # the topic may be deleted meanwhile
+        except (OSError, DiskLimitReached) as error:
+            self._failed(unit, error)
+            return
+        offset = segment.size
+        batches: list[Batch] = []
+
+        def work() -> None:
+            try:
+                batches.extend(apart.write(fd, offset))
+            finally:
+                os.close(fd)
+
+        def done(error: Exception | None) -> None:
+            unit.bytes_added = sum(batch.payload_bytes for batch in batches)
+            self._uncommitted_bytes += unit.bytes_added
+            self._thread_wrote(unit, segment, batches, error)
+
+        self.shared.run(work, done)
 
     def _batches(self, unit: Unit) -> tuple[list[Batch], list[bytes | memoryview]]:
         """A batch for each slice, since a batch has consecutive sequence numbers."""
@@ -214,6 +270,12 @@ class TopicLog:
         return batches, pieces
 
     def _thread_wrote(self, unit: Unit, segment: Segment, batches: list[Batch], error: Exception | None) -> None:
+        if self._is_discarded:
+            self._writing = None
+            assert self.segments is not None
+            self.segments.abandon()
+            unit.commit.settle(LogDiscarded())
+            return
         if error is not None:
             self._failed(unit, error)
             return
@@ -242,16 +304,18 @@ class TopicLog:
         """Takes back what was not written, and what was appended behind it meanwhile; their publishers fail."""
         if self.segments is not None:
             self.segments.write_failed(error)
-        later, self._open, self._writing = self._open, None, None
-        for chunk, start in reversed(unit.slices + (later.slices if later is not None else [])):
+        later = [*self._closed, self._open] if self._open is not None else list(self._closed)
+        self._closed.clear()
+        self._open = self._writing = None
+        for chunk, start in reversed([piece for failed in (unit, *later) for piece in failed.slices]):
             chunk.truncate(start)
             if chunk.count == 0:
                 self._drop(chunk)
         self._tail = self._chunks[-1] if self._chunks and self._is_end(self._chunks[-1]) else None
         self._uncommitted_bytes = 0
         unit.commit.settle(error)
-        if later is not None:
-            later.commit.settle(error)
+        for failed in later:
+            failed.commit.settle(error)
 
     def _is_end(self, chunk: Chunk) -> bool:
         return chunk.first_seq + chunk.count == self.head
@@ -277,7 +341,10 @@ class TopicLog:
         if chunks is None:
             return None
         self._insert(chunks)
-        return self.chunk_at(seq)
+        chunk = self.chunk_at(seq)
+        if chunk is None:  # it proved to be damaged: the caller goes on behind it
+            self.shared.post(then)
+        return chunk
 
     def _loaded(self, chunks: list[Chunk], then: Callable[[], None]) -> None:
         self._insert(chunks)
@@ -305,7 +372,7 @@ class TopicLog:
 
     def evict(self, chunk: Chunk) -> bool:
         """Called by the cache. What is not written yet must stay."""
-        for unit in (self._open, self._writing):
+        for unit in (self._open, self._writing, *self._closed):
             if unit is not None and any(held is chunk for held, _ in unit.slices):
                 return False
         self._remove(chunk)
@@ -334,7 +401,7 @@ class TopicLog:
 
     def close(self) -> None:
         """Writes and syncs everything; only after all publishers are gone."""
-        while self._open is not None or self._writing is not None:
+        while self._open is not None or self._closed or self._writing is not None:
             self.write()
             self.shared.drain()
         if self.segments is not None:
@@ -342,8 +409,12 @@ class TopicLog:
         self._let_go()
 
     def discard(self) -> None:
-        """Forgets everything in memory; the files are the caller's to delete."""
-        if self.segments is not None:
+        """Forgets everything; the files are the caller's to delete. What is still being written fails."""
+        self._is_discarded = True
+        if self._open is not None:
+            unit, self._open = self._open, None
+            unit.commit.settle(LogDiscarded())
+        if self.segments is not None and self._writing is None:
             self.segments.abandon()
         self._let_go()
 

@@ -7,7 +7,7 @@ between, always after the data was synced. A start therefore reads only what fol
 
 import os
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,8 +112,8 @@ class Segment:
         self.size = batch.end
         if batch.flags & DEFERRED:
             self.deferred_append = max(self.deferred_append, int.from_bytes(batch.token[:8], "little"))
-        elif batch.flags & APPEND_ONCE:
-            self.tokens.append(batch.token)
+        elif batch.flags & APPEND_ONCE and not batch.flags & MORE_FOLLOWS:
+            self.tokens.append(batch.token)  # only the last batch makes the append complete
 
     @property
     def wants_checkpoint(self) -> bool:
@@ -219,6 +219,16 @@ class Segment:
         self.tokens = index.tokens
 
     # -- finding -----------------------------------------------------------------------------------------
+
+    @property
+    def index(self) -> tuple["array[int]", "array[int]"]:
+        """The sparse index by sequence number: the first of some batches, and their offsets."""
+        return self._seqs, self._offsets
+
+    def offset_beyond(self, seq: int) -> int:
+        """Where a batch starts that holds nothing below `seq`, or the file ends."""
+        index = bisect_left(self._seqs, seq)
+        return self._offsets[index] if index < len(self._offsets) else self.size
 
     def offset_of(self, seq: int) -> int:
         """Where a batch starts that is not behind the one with `seq`."""

@@ -10,6 +10,7 @@ from nsquark.kernel.arena import Chunk
 from nsquark.log.batches import HEADER_BYTES, Batch, Damage, scan
 from nsquark.log.extents import Extents
 from nsquark.log.files import DIRECTORY_MODE, sync_directory, write_all
+from nsquark.log.removed import Removed
 from nsquark.log.segment import SEGMENT_SUFFIX, Segment, scan_file
 from nsquark.log.shared import LogShared
 
@@ -33,6 +34,8 @@ class Segments:
         self.shared = shared
         self.directory = directory
         self.extents = Extents()
+        self.removed = Removed(directory / "removed")
+        self.before_remove: Callable[[Segment], None] = lambda segment: None
         self._segments: list[Segment] = []
         self._bases: list[int] = []
         self._unsynced_messages = 0
@@ -60,6 +63,7 @@ class Segments:
                 for first, count in segment.extents.ranges():
                     self.extents.add(first, count)
         self._synced_size = self._segments[-1].size if self._segments else 0
+        self.removed.load(bases[0] if bases else 0)
 
     @property
     def total_bytes(self) -> int:
@@ -311,11 +315,13 @@ class Segments:
 
     def remove_first(self) -> int:
         """Deletes the lowest segment, needed or not; the lowest message left."""
+        self.before_remove(self._segments[0])
         segment = self._segments.pop(0)
         self._bases.pop(0)
         self.shared.disk_bytes -= segment.size
         left = self._bases[0] if self._bases else segment.extents.head
         self.extents.remove_below(left)
+        self.removed.note(segment.extents.head, left)
         segment.close()
         doomed = segment.path.with_suffix(REMOVED_SUFFIX)
         os.replace(segment.path, doomed)

@@ -1,0 +1,40 @@
+"""How far a log's messages were removed, remembered beside it.
+
+Sequence numbers have gaps, so the lowest message left does not tell whether there were any below it. A reader that
+stopped at the end of what is now removed has lost nothing, one that stopped before it has: this file tells them apart.
+"""
+
+import struct
+from pathlib import Path
+
+from xxhash import xxh3_64_intdigest
+
+from nsquark.log.files import write_atomically
+
+_RECORD = struct.Struct("<QQ")  # removed to, base of the lowest segment left
+
+
+class Removed:
+    """Messages below `to` were there and are gone; those from it on are there, or never were."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.to = 0
+
+    def load(self, base_left: int) -> None:
+        """If the record does not fit the lowest segment, a crash came between: all below that counts as removed."""
+        try:
+            raw = self._path.read_bytes()
+        except FileNotFoundError:
+            return
+        self.to = base_left
+        if len(raw) == _RECORD.size + 8 and xxh3_64_intdigest(raw[:-8]) == int.from_bytes(raw[-8:], "little"):
+            to, expected_base = _RECORD.unpack(raw[:-8])
+            if expected_base == base_left:
+                self.to = to
+
+    def note(self, to: int, base_left: int) -> None:
+        """To be called before the files go. Not synced: it reaches the disk no later than their removal does."""
+        body = _RECORD.pack(to, base_left)
+        write_atomically(self._path, body + xxh3_64_intdigest(body).to_bytes(8, "little"), sync=False)
+        self.to = to

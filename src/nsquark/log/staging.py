@@ -1,0 +1,298 @@
+"""Staged appends: messages that arrive in parts, wait in files, and enter the log all together or not at all.
+
+A part is a file under the topic's directory. `StagedAppend` makes the log's batches from them in a thread, a little at
+a time. All batches but the last say that more follow, and the last is written only after those are on disk: so after
+any crash either the last is there, and everything before it, or recovery cuts the rest off.
+"""
+
+import os
+import time
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from xxhash import xxh3_128_digest
+
+from nsquark.kernel.arena import Chunk
+from nsquark.log.batches import APPEND_ONCE, HEADER_BYTES, MORE_FOLLOWS, Batch, encode_header
+from nsquark.log.files import DIRECTORY_MODE, FILE_MODE, write_all
+from nsquark.log.log import RECORD_BYTES
+from nsquark.log.sequences import Sequences
+
+STAGE_BYTES_MAX = 64 << 20
+"""Of one append, as it will be in the log: each message counts its body and 34 bytes."""
+STAGED_BYTES_MAX = 1 << 30
+"""Of all stages of an nsqd."""
+STAGES_MAX = 1000
+PARTS_MAX = 10_000
+"""Part numbers are below this."""
+STAGE_IDLE_S = 600.0
+"""A stage that got no part for so long is dropped."""
+BATCH_BYTES = 128 << 10
+"""Of the batches made here: a cold read gets one whole."""
+WRITE_BYTES = 1 << 20
+PIECES_PER_WRITE_MAX = 1000
+"""The system takes 1024."""
+DIRECTORY = "staged"
+COUNT_BYTES = 4
+SIZE_BYTES = 4
+
+
+class AppendTooBig(Exception):
+    """More than one append may have."""
+
+
+class StagingFull(Exception):
+    """A bound of the staging area is reached; the text says which."""
+
+
+class Incomplete(Exception):
+    """Parts are missing or still arriving; the text says which."""
+
+
+@dataclass(slots=True)
+class StagedPart:
+    """A file with the body as it was sent: count, then each message behind its size."""
+
+    path: Path
+    count: int
+    log_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class Stage:
+    """The parts of one append so far, in files that `parts` names; `arriving` more are being written."""
+
+    token: bytes
+    directory: Path
+    parts: dict[int, StagedPart] = field(default_factory=dict)
+    log_bytes: int = 0
+    arriving: int = 0
+    used_s: float = 0.0
+    is_appending: bool = False
+    is_dropped: bool = False
+
+    @property
+    def count(self) -> int:
+        return sum(part.count for part in self.parts.values())
+
+    def bytes_beside(self, number: int) -> int:
+        """Of all parts but one."""
+        replaced = self.parts.get(number)
+        return self.log_bytes - (replaced.log_bytes if replaced is not None else 0)
+
+    def check_complete(self, parts: int | None) -> None:
+        """A stage that was dropped in between, and begun again, must not pass for a whole one."""
+        if self.arriving:
+            raise Incomplete(f"{self.arriving} parts are still arriving")
+        wanted = len(self.parts) if parts is None else parts
+        missing = [number for number in range(wanted) if number not in self.parts]
+        if missing or len(self.parts) != wanted:
+            raise Incomplete(
+                f"parts 0 to {wanted - 1} are needed, {sorted(self.parts)[:10]} are staged; stage all again"
+            )
+
+
+class Staging:
+    """All stages of an nsqd, within its bounds: `staged_bytes` is the sum of their `log_bytes`."""
+
+    def __init__(self) -> None:
+        self.staged_bytes = 0
+        # By topic, not by its name: one that was deleted and made again is another.
+        self._stages: dict[tuple[Hashable, bytes], Stage] = {}
+        self._serial = 0
+
+    def __len__(self) -> int:
+        return len(self._stages)
+
+    def find(self, topic: Hashable, token: bytes) -> Stage | None:
+        return self._stages.get((topic, token))
+
+    def begin_part(
+        self, topic: Hashable, directory: Path, token: bytes, number: int, count: int, log_bytes: int
+    ) -> tuple[Stage, StagedPart]:
+        """Makes room for a part; then `write_part` in a thread, then `end_part`."""
+        stage = self._stages.get((topic, token))
+        if (stage.bytes_beside(number) if stage is not None else 0) + log_bytes > STAGE_BYTES_MAX:
+            raise AppendTooBig(f"an append has at most {STAGE_BYTES_MAX} bytes: split it, each piece with a token")
+        if self.staged_bytes + log_bytes > STAGED_BYTES_MAX:
+            raise StagingFull(f"{STAGED_BYTES_MAX} bytes are staged: append or abort some of them, or try again later")
+        if stage is None:
+            if len(self._stages) >= STAGES_MAX:
+                raise StagingFull(f"{STAGES_MAX} appends are staged: append or abort some of them, or try again later")
+            stage = self._stages[topic, token] = Stage(token, directory / DIRECTORY)
+        self._serial += 1
+        stage.arriving += 1
+        stage.log_bytes += log_bytes
+        stage.used_s = time.monotonic()
+        self.staged_bytes += log_bytes
+        return stage, StagedPart(stage.directory / f"{token.hex()}.{self._serial}", count, log_bytes)
+
+    def end_part(self, stage: Stage, number: int, part: StagedPart, *, written: bool) -> StagedPart | None:
+        """The part is there, or failed; what is to be deleted now: one that it replaces, or itself."""
+        stage.arriving -= 1
+        useless: StagedPart | None = part
+        if written and not stage.is_dropped:
+            useless = stage.parts.get(number)
+            stage.parts[number] = part
+        if useless is not None:
+            stage.log_bytes -= useless.log_bytes
+            self.staged_bytes -= useless.log_bytes
+        return useless
+
+    def drop(self, topic: Hashable, stage: Stage) -> list[Path]:
+        """Forgets a stage; the files to delete."""
+        if self._stages.get((topic, stage.token)) is not stage:
+            return []
+        del self._stages[topic, stage.token]
+        paths = [part.path for part in stage.parts.values()]
+        for part in stage.parts.values():
+            stage.log_bytes -= part.log_bytes
+            self.staged_bytes -= part.log_bytes
+        stage.parts = {}
+        stage.is_dropped = True
+        return paths
+
+    def drop_idle(self) -> list[Path]:
+        """Drops what was left alone for too long; the files to delete."""
+        before = time.monotonic() - STAGE_IDLE_S
+        paths: list[Path] = []
+        for (topic, _), stage in list(self._stages.items()):
+            if stage.used_s < before and not stage.arriving and not stage.is_appending:
+                paths += self.drop(topic, stage)
+        return paths
+
+    def drop_topic(self, topic: Hashable) -> None:
+        """The topic is gone, and its files with it."""
+        for owner, token in list(self._stages):
+            if owner is topic:
+                self.drop(topic, self._stages[owner, token])
+
+
+def token_of(text: str) -> bytes:
+    """What the log keeps of a token: as many bytes as make a chance match impossible in practice."""
+    return xxh3_128_digest(text.encode())
+
+
+def log_bytes_of(body_bytes: int, count: int) -> int:
+    """What a part's messages take in the log."""
+    return body_bytes - COUNT_BYTES + count * (RECORD_BYTES - SIZE_BYTES)
+
+
+def write_part(part: StagedPart, body: bytes | bytearray) -> None:
+    """Not synced: a stage does not outlive the process."""
+    part.path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+    fd = os.open(part.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+    try:
+        write_all(fd, memoryview(body))
+    finally:
+        os.close(fd)
+
+
+def remove_leftovers(topics: Path) -> None:
+    """At start: what was staged is gone, its publishers have to stage it again."""
+    for path in topics.glob(f"*/{DIRECTORY}/*"):
+        path.unlink(missing_ok=True)
+
+
+def lease_spans(sequences: Sequences, count: int) -> list[tuple[int, int]]:
+    """`count` sequence numbers, as (first, count) of consecutive ones."""
+    spans: list[tuple[int, int]] = []
+    while count:
+        low, high = sequences.lease(count)
+        taken = min(count, high - low)
+        if spans and sum(spans[-1]) == low:
+            spans[-1] = (spans[-1][0], spans[-1][1] + taken)
+        else:
+            spans.append((low, taken))
+        count -= taken
+    return spans
+
+
+class StagedAppend:
+    """Makes the batches of one append from its parts and writes them: memory for one part and a few batches."""
+
+    def __init__(
+        self, node_id: int, token: bytes, parts: Iterable[StagedPart], spans: list[tuple[int, int]], timestamp_ns: int
+    ) -> None:
+        self._node_id = node_id
+        self._token = token
+        self._parts = list(parts)
+        self._spans = spans
+        self._timestamp_ns = timestamp_ns
+        self.first_seq, self.next_seq = spans[0][0], sum(spans[-1])
+        records = sum(part.log_bytes for part in self._parts)
+        # Each batch but the last of a part, or of a span, is filled to where the next message might not have fitted.
+        batches_max = 2 * records // BATCH_BYTES + len(self._parts) + len(spans)
+        self.bytes_max = records + batches_max * HEADER_BYTES
+
+    def write(self, fd: int, offset: int) -> list[Batch]:
+        writer = _Writer(fd, offset)
+        try:
+            previous: Chunk | None = None
+            for chunk in self._chunks():
+                if previous is not None:
+                    writer.add(self._batch(previous, MORE_FOLLOWS), previous)
+                previous = chunk
+            assert previous is not None
+            if writer.batches:
+                writer.flush()
+                os.fdatasync(fd)
+            writer.add(self._batch(previous, 0), previous)
+            writer.flush()
+            os.fdatasync(fd)
+        except BaseException:
+            os.ftruncate(fd, offset)
+            raise
+        return writer.batches
+
+    def _batch(self, chunk: Chunk, more: int) -> Batch:
+        now = self._timestamp_ns
+        return Batch(0, chunk.first_seq, chunk.count, chunk.used, now, now, APPEND_ONCE | more, self._token)
+
+    def _chunks(self) -> Iterator[Chunk]:
+        """All messages in order, in chunks of consecutive sequence numbers."""
+        spans = iter(self._spans)
+        seq, left_in_span = next(spans)
+        for part in self._parts:
+            body = bytearray(part.path.read_bytes())
+            pos, left = COUNT_BYTES, part.count
+            while left:
+                if not left_in_span:
+                    seq, left_in_span = next(spans)
+                size = int.from_bytes(body[pos : pos + SIZE_BYTES], "big") + RECORD_BYTES
+                rest = len(body) - pos + left * (RECORD_BYTES - SIZE_BYTES)
+                most = min(left, left_in_span)
+                size = max(size, min(rest, BATCH_BYTES))
+                chunk = Chunk(self._node_id, seq, size, min(most, size // RECORD_BYTES + 1))
+                taken = chunk.append_sized(body, pos, most, self._timestamp_ns)
+                pos = chunk.resume
+                seq, left, left_in_span = seq + taken, left - taken, left_in_span - taken
+                yield chunk
+
+
+class _Writer:
+    """Writes batches one after another, several with one system call."""
+
+    def __init__(self, fd: int, offset: int) -> None:
+        self.batches: list[Batch] = []
+        self._fd = fd
+        self._offset = offset
+        self._pieces: list[bytes | memoryview] = []
+        self._bytes = 0
+
+    def add(self, batch: Batch, chunk: Chunk) -> None:
+        payload = chunk.view[: chunk.used]
+        batch = batch._replace(offset=self._offset + self._bytes)
+        self._pieces += (encode_header(batch, payload), payload)
+        self._bytes += HEADER_BYTES + len(payload)
+        self.batches.append(batch)
+        if self._bytes >= WRITE_BYTES or len(self._pieces) >= PIECES_PER_WRITE_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        written = os.pwritev(self._fd, self._pieces, self._offset)
+        if written != self._bytes:
+            raise OSError(28, "no space left on device: the write was cut short")
+        self._offset += written
+        self._pieces, self._bytes = [], 0
