@@ -1,0 +1,202 @@
+"""Deflate and snappy as NSQ puts them on a connection: one endless stream for each direction, no I/O.
+
+An encoder turns bytes into encoded bytes that the other side can read at once. A decoder takes encoded bytes as they
+come and gives plain ones in portions of the caller's choice, so that input which grows a thousandfold costs no more
+memory than any other.
+"""
+
+import threading
+import zlib
+from typing import Final, Protocol
+
+import cramjam
+
+Bytes = bytes | bytearray | memoryview
+
+RAW_DEFLATE_WBITS: Final = -15
+"""A stream of the widest window with neither zlib's nor gzip's header."""
+DEFLATE_LEVEL_DEFAULT: Final = 6
+
+SNAPPY_STREAM_START: Final = b"\xff\x06\x00\x00sNaPpY"
+SNAPPY_HEAD_BYTES: Final = 4
+SNAPPY_CHECKSUM_BYTES: Final = 4
+SNAPPY_PLAIN_BYTES_MAX: Final = 65_536
+SNAPPY_CHUNK_BYTES_MAX: Final = SNAPPY_CHECKSUM_BYTES + 76_490
+"""The most that 65536 bytes can become when they do not compress at all."""
+SNAPPY_LENGTH_BYTES_MAX: Final = 5
+
+_COMPRESSED, _UNCOMPRESSED, _STREAM_START = 0x00, 0x01, 0xFF
+_SKIPPABLE_FROM: Final = 0x80
+
+
+class CorruptStream(Exception):
+    """What came is not the promised encoding; nothing after it can be read."""
+
+
+class Encoder(Protocol):
+    def encode(self, data: Bytes) -> bytes: ...
+
+
+class Decoder(Protocol):
+    @property
+    def is_ended(self) -> bool:
+        """The other side has closed its stream."""
+
+    def feed(self, data: Bytes) -> None:
+        """Takes encoded bytes; they are kept until read, so feed again when `read` has nothing left."""
+
+    def read(self, limit: int) -> bytes:
+        """At most `limit` plain bytes; none if more input is needed."""
+
+
+class DeflateEncoder:
+    def __init__(self, level: int = DEFLATE_LEVEL_DEFAULT) -> None:
+        self._deflate = zlib.compressobj(level, zlib.DEFLATED, RAW_DEFLATE_WBITS)
+
+    def encode(self, data: Bytes) -> bytes:
+        return self._deflate.compress(data) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
+
+
+class DeflateDecoder:
+    def __init__(self) -> None:
+        self._inflate = zlib.decompressobj(RAW_DEFLATE_WBITS)
+        self._input = b""
+        self._has_more = False
+        """The last read was cut at its limit, so the inflater may hold plain bytes although its input is used up."""
+
+    @property
+    def is_ended(self) -> bool:
+        return self._inflate.eof
+
+    def feed(self, data: Bytes) -> None:
+        self._input += data
+
+    def read(self, limit: int) -> bytes:
+        if not self._input and not self._has_more:
+            return b""
+        try:
+            plain = self._inflate.decompress(self._input, limit)
+        except zlib.error as error:
+            raise CorruptStream(f"deflate: {error}") from None
+        self._input = b"" if self._inflate.eof else self._inflate.unconsumed_tail
+        self._has_more = len(plain) == limit and not self._inflate.eof
+        return plain
+
+
+class _Compressors(threading.local):
+    """A snappy compressor has 140 KB of buffers and no memory of what it did before, so all streams share one."""
+
+    def __init__(self) -> None:
+        self.compressor = cramjam.snappy.Compressor()
+        self.compressor.compress(b"\0")
+        self.compressor.flush()  # with this went the stream start that it writes once
+
+
+_compressors = _Compressors()
+
+
+class SnappyEncoder:
+    def __init__(self) -> None:
+        self._start = SNAPPY_STREAM_START
+
+    def encode(self, data: Bytes) -> bytes:
+        compressor = _compressors.compressor
+        compressor.compress(bytes(data))
+        start, self._start = self._start, b""
+        return start + bytes(compressor.flush())
+
+
+class SnappyDecoder:
+    """Chunks are cut here and decoded, with their checksums, by the library; as many at a time as the reader takes."""
+
+    def __init__(self) -> None:
+        self._input = bytearray()
+        self._plain = b""
+        self._skip_bytes = 0
+        self._has_started = False
+
+    @property
+    def is_ended(self) -> bool:
+        return False
+
+    def feed(self, data: Bytes) -> None:
+        self._input += data
+
+    def read(self, limit: int) -> bytes:
+        plain, self._plain = self._plain, b""
+        if not plain:
+            plain = self._decode(limit)
+        if len(plain) > limit:
+            plain, self._plain = plain[:limit], plain[limit:]
+        return plain
+
+    def _decode(self, limit: int) -> bytes:
+        """The whole chunks at the front, up to `limit` plain bytes but at least one chunk."""
+        chunks: list[memoryview] = []
+        pos = plain_bytes = 0
+        with memoryview(self._input) as view:
+            while True:
+                skipped = min(self._skip_bytes, len(view) - pos)
+                self._skip_bytes -= skipped
+                pos += skipped
+                if len(view) - pos < SNAPPY_HEAD_BYTES:
+                    break
+                kind = view[pos]
+                end = pos + SNAPPY_HEAD_BYTES + int.from_bytes(view[pos + 1 : pos + SNAPPY_HEAD_BYTES], "little")
+                self._check(kind, end - pos - SNAPPY_HEAD_BYTES)
+                if kind >= _SKIPPABLE_FROM and kind != _STREAM_START:
+                    self._skip_bytes = end - pos
+                    continue
+                if end > len(view):
+                    break
+                if kind == _STREAM_START:
+                    self._start(bytes(view[pos:end]))
+                else:
+                    size = _plain_size(kind, view[pos + SNAPPY_HEAD_BYTES + SNAPPY_CHECKSUM_BYTES : end])
+                    if chunks and plain_bytes + size > limit:
+                        break
+                    plain_bytes += size
+                    chunks.append(view[pos:end])
+                pos = end
+            encoded = b"".join((SNAPPY_STREAM_START, *chunks)) if chunks else b""
+            for chunk in chunks:
+                chunk.release()
+        del self._input[:pos]
+        if not encoded:
+            return b""
+        try:
+            return bytes(cramjam.snappy.decompress(encoded, output_len=plain_bytes))
+        except cramjam.DecompressionError as error:
+            raise CorruptStream(str(error)) from None
+
+    def _check(self, kind: int, size: int) -> None:
+        """Before the whole of a chunk is here: whether it is one to wait for."""
+        if not self._has_started and kind != _STREAM_START:
+            raise CorruptStream("snappy: the stream does not begin with its start chunk")
+        if _UNCOMPRESSED < kind < _SKIPPABLE_FROM:
+            raise CorruptStream(f"snappy: unknown chunk type {kind}")
+        if kind <= _UNCOMPRESSED and not SNAPPY_CHECKSUM_BYTES <= size <= SNAPPY_CHUNK_BYTES_MAX:
+            raise CorruptStream(f"snappy: chunk of {size} bytes")
+        if kind == _STREAM_START and size != len(SNAPPY_STREAM_START) - SNAPPY_HEAD_BYTES:
+            raise CorruptStream(f"snappy: start chunk of {size} bytes")
+
+    def _start(self, chunk: bytes) -> None:
+        if chunk != SNAPPY_STREAM_START:
+            raise CorruptStream("snappy: bad start chunk")
+        self._has_started = True
+
+
+def _plain_size(kind: int, content: memoryview) -> int:
+    """How many bytes a chunk says it holds; more than a chunk may hold is refused before it is decoded."""
+    size = len(content)
+    if kind == _COMPRESSED:
+        size = 0
+        for index, byte in enumerate(content[:SNAPPY_LENGTH_BYTES_MAX]):
+            size |= (byte & 0x7F) << 7 * index
+            if byte < 0x80:
+                break
+        else:
+            raise CorruptStream("snappy: a chunk without its size")
+    if size > SNAPPY_PLAIN_BYTES_MAX:
+        raise CorruptStream(f"snappy: a chunk of {size} plain bytes")
+    return size
