@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from broker.nsq_files import TIMESTAMP_NS, Stored, records, write_messages, write_metadata, write_queue
-from harness import Message, Nsqd, Wire, eventually
+from harness import Message, Nsqd, StartError, Wire, eventually
 
 pytestmark = pytest.mark.ours
 
@@ -178,6 +178,25 @@ def test_files_of_nsq_are_set_aside_untouched(data: Path, make_nsqd: MakeNsqd) -
     daemon.restart()
     assert daemon.channel("t", "ch")["depth"] == 4
     assert "TAKEOVER" not in daemon.log
+
+
+def test_failing_leaves_everything_of_nsq_as_it_was(data: Path, make_nsqd: MakeNsqd, connect: Connect) -> None:
+    """Here a file is in the way of the directory in which the import is prepared."""
+    write_messages(data, "t:ch", numbered("c", 2))
+    write_metadata(data, {"t": {"ch": True}, "later": {"ch": True}})
+    before = {path.name: path.read_bytes() for path in data.iterdir()}
+    (data / "nsquark").mkdir()
+    (data / "nsquark" / "takeover").mkdir()
+    obstacle = data / "nsquark" / "takeover" / "ready.t"
+    obstacle.write_text("in the way")
+    with pytest.raises(StartError) as caught:
+        make_nsqd()
+    assert "failed to take over the data of NSQ - " in caught.value.log
+    assert {path.name: path.read_bytes() for path in data.iterdir() if path.is_file()} == before
+    obstacle.unlink()
+    daemon = make_nsqd()
+    assert daemon.channel("t", "ch")["paused"] and daemon.channel("later", "ch")["paused"]
+    assert daemon.channel("t", "ch")["depth"] == 2
 
 
 def test_channels_in_files_of_windows(data: Path, make_nsqd: MakeNsqd, connect: Connect) -> None:

@@ -60,6 +60,8 @@ class Nsqd:
         self.read_view = memoryview(self.read_buffer)
         self.held_bytes_max = LINE_BYTES_MAX + 8 + max(options.max_body_size, options.max_msg_size)
         self.is_exiting = False
+        self.may_write_metadata = False
+        """Not before all is loaded: until then nsqd.dat may be NSQ's, with what is not taken over yet."""
         self.tcp_port = 0
         self.http_port = 0
         self.logs = LogShared(
@@ -244,6 +246,8 @@ class Nsqd:
 
     def write_metadata(self) -> None:
         """nsqd.dat, for tools that read it and for going back to NSQ; our own state is in the topics' files."""
+        if not self.may_write_metadata:
+            return
         path = self.data.path / METADATA_FILE
         self.logger.info(f"NSQ: persisting topic/channel metadata to {path}")
         topics = (

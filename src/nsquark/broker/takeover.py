@@ -116,6 +116,7 @@ def take_over(nsqd: Nsqd) -> None:
     """Brings everything NSQ's nsqd left into our topics; before clients are served."""
     try:
         TakeOver(nsqd).run()
+        nsqd.may_write_metadata = True
     except OSError as error:
         raise DataPathError(
             f"failed to take over the data of NSQ - {error}; nothing is lost: start again when this is mended"
@@ -368,6 +369,7 @@ class TakeOver:
         content, copy = path.read_bytes(), self.aside / METADATA_FILE
         if not copy.exists() or copy.read_bytes() != content:
             write_atomically(_free_name(copy), content)
+        self.nsqd.may_write_metadata = True
         self.nsqd.write_metadata()
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
