@@ -64,7 +64,7 @@ class ChannelPositions:
         if channel.owner and channel.owner != owner:
             raise _owned(channel)
         channel.empty()
-        channel.restart_at(min(position, topic.pump))
+        channel.restart_at(position)
         return _standing(channel)
 
     async def commit(self, arguments: Arguments, request: Request) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _standing(channel: Channel) -> dict[str, Any]:
     return {
         "topic": topic.name,
         "channel": channel.name,
-        "position": channel.ledger.floor,
+        "position": topic.log.extents.at_or_after(channel.ledger.floor),
         "depth": channel.depth,
         "next": topic.log.head,
     }

@@ -62,6 +62,8 @@ class Segments:
             if not segment.partial:
                 for first, count in segment.extents.ranges():
                     self.extents.add(first, count)
+            if base != bases[-1] and not segment.sealed:
+                self._seal(segment)  # a crash came before its index was stored
         self._synced_size = self._segments[-1].size if self._segments else 0
         self.removed.load(bases[0] if bases else 0)
 
