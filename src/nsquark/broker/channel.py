@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from nsquark.broker.clock import now_ms, wall_ms, wall_offset_ms
+from nsquark.broker.latency import LatencyWindow
+from nsquark.broker.topology import Closeness, TopologyCounts, is_aware
 from nsquark.kernel.ledger import Ledger
 from nsquark.log.cursors import ChannelRest, Slot
 from nsquark.log.journal import Journal
@@ -57,6 +60,11 @@ class Channel:
         self.is_deleted = False
         self.ledger = Ledger(position, options.max_msg_timeout.ms, options.max_req_timeout.ms)
         self.ledger.wall_offset_ms = wall_offset_ms()
+        self.latency: LatencyWindow | None = None
+        if options.e2e_processing_latency_percentile:
+            self.latency = LatencyWindow(options.e2e_processing_latency_window_time.seconds, time.monotonic())
+            self.ledger.measure = True
+        self.topology = TopologyCounts(options) if is_aware(options) else None
         self.deferred_pending = topic.deferred_found(deferred)
         self._joined_at = topic.pumped
         self._skips = list(rest.skips)
@@ -136,21 +144,39 @@ class Channel:
             return
         eager, self._refill_due = self._refill_due, False
         ready = [session for session in self.sessions if session.is_ready]
-        if not eager:
+        if not eager and self.topology is None:  # to wait for the near would send to the far
             ready = self._without_nearly_full(ready)
         available = self.new_count + self.ledger.queued if ready else 0
         if available <= 0:
             self._trim()
             return
         now = now_ms()
-        share = -(-available // len(ready))
-        self._rotation = (self._rotation + 1) % len(ready)
-        for session in ready[self._rotation :] + ready[: self._rotation]:
-            self._fill(session, min(session.free, share), now)
+        if self.topology is None:
+            self._share(ready, available, now)
+        else:
+            self._share_by_closeness(self.topology, ready, now)
         if self.ledger.queued + self.new_count > 0 and not self._is_loading:
             if any(session.is_ready for session in ready):
                 self.wake()
         self._trim()
+
+    def _share(self, ready: list[Session], available: int, now: int) -> None:
+        share = -(-available // len(ready))
+        self._rotation = (self._rotation + 1) % len(ready)
+        for session in ready[self._rotation :] + ready[: self._rotation]:
+            self._fill(session, min(session.free, share), now)
+
+    def _share_by_closeness(self, topology: TopologyCounts, ready: list[Session], now: int) -> None:
+        """Those in this nsqd's zone first, then those in its region; the others get what is left."""
+        for closeness in Closeness:
+            group = [session for session in ready if topology.closeness(session.settings) is closeness]
+            sent = -1
+            while group and sent != 0 and (available := self.depth) > 0:
+                in_flight = self.ledger.in_flight
+                self._share(group, available, now)
+                sent = self.ledger.in_flight - in_flight
+                topology.sent[closeness] += sent
+                group = [session for session in group if session.is_ready]
 
     def _without_nearly_full(self, ready: list[Session]) -> list[Session]:
         """Leaves out who would get a small portion now and a larger one in a few milliseconds."""
@@ -196,8 +222,11 @@ class Channel:
         assert session.consumer is not None
         if session.sample_rate > 0:
             return self._send_sampled(session, count, now)
+        records = chunk.view[chunk.offset(index) : chunk.offset(index + count)]
         ledger.take(session.consumer, count, now)
-        session.send(chunk.view[chunk.offset(index) : chunk.offset(index + count)])
+        if self.latency is not None:
+            ledger.stamp(seq, records)
+        session.send(records)
         return count
 
     def _next_run_end(self) -> int:
@@ -223,6 +252,8 @@ class Channel:
                 if record is None:
                     return 0
                 self.ledger.take(session.consumer, 1, now)
+                if self.latency is not None:
+                    self.ledger.stamp(seq, record)
                 session.send(record)
             else:
                 self.ledger.skip(seq + 1)
@@ -244,6 +275,8 @@ class Channel:
                 self.ledger.discard(seq)
                 continue
             attempts = self.ledger.retake(session.consumer, seq, now)
+            if self.latency is not None:
+                self.ledger.stamp(seq, record)
             pieces.append(b"".join((record[:16], attempts.to_bytes(2, "big"), record[18:])))
         if pieces:
             session.send(b"".join(pieces))
@@ -281,6 +314,9 @@ class Channel:
     def persist(self) -> None:
         """Notes how far the channel came: the journal before the cursor, since the cursor relies on it."""
         ledger = self.ledger
+        if self.latency is not None and ledger.finished_ns:
+            self.latency.finished(ledger.finished_ns, time.time_ns(), time.monotonic())
+            ledger.finished_ns.clear()
         ledger.settle()
         if self._slot is None or self.is_deleted:
             ledger.journal.clear()

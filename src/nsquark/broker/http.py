@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from nsquark import NSQ_VERSION
-from nsquark.broker import stats_text
+from nsquark.broker import stats_text, topology
 from nsquark.broker.channel import Channel
 from nsquark.broker.http_config import ConfigApi
 from nsquark.broker.logapi import LogApi
@@ -106,20 +106,22 @@ class Api:
 
     def info(self, request: Request) -> Response:
         nsqd, options = self.nsqd, self.nsqd.options
-        return json(
-            {
-                "version": NSQ_VERSION,
-                "broadcast_address": options.broadcast_address,
-                "hostname": HOSTNAME,
-                "http_port": nsqd.http_port,
-                "tcp_port": nsqd.tcp_port,
-                "start_time": nsqd.start_time,
-                "max_heartbeat_interval": int(options.max_heartbeat_interval),
-                "max_output_buffer_size": options.max_output_buffer_size,
-                "max_output_buffer_timeout": int(options.max_output_buffer_timeout),
-                "max_deflate_level": options.max_deflate_level,
-            }
-        )
+        about: dict[str, str | int] = {
+            "version": NSQ_VERSION,
+            "broadcast_address": options.broadcast_address,
+            "hostname": HOSTNAME,
+            "http_port": nsqd.http_port,
+            "tcp_port": nsqd.tcp_port,
+            "start_time": nsqd.start_time,
+            "max_heartbeat_interval": int(options.max_heartbeat_interval),
+            "max_output_buffer_size": options.max_output_buffer_size,
+            "max_output_buffer_timeout": int(options.max_output_buffer_timeout),
+            "max_deflate_level": options.max_deflate_level,
+        }
+        if topology.is_shown(options):
+            about["topology_zone"] = options.topology_zone
+            about["topology_region"] = options.topology_region
+        return json(about)
 
     async def stats(self, request: Request) -> Response:
         if not request.query_ok:

@@ -7,6 +7,7 @@ import msgspec
 
 from nsquark import NSQ_VERSION
 from nsquark.broker.options import Options
+from nsquark.broker.topology import is_shown
 from nsquark.wire.errors import FatalClientError
 
 HEARTBEAT_MS_DEFAULT = 30_000
@@ -97,7 +98,7 @@ def _answer(settings: ClientSettings, options: Options) -> bytes:
         "output_buffer_size": settings.output_buffer_bytes,
         "output_buffer_timeout": settings.output_buffer_timeout_ms,
     }
-    if options.topology_region or options.topology_zone:
+    if is_shown(options):
         answer["topology_region"] = options.topology_region
         answer["topology_zone"] = options.topology_zone
     return msgspec.json.encode(answer)

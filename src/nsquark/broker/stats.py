@@ -7,13 +7,17 @@ is left out.
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from nsquark import NSQ_VERSION
+from nsquark.broker.latency import Sketch
 from nsquark.broker.memory import MemoryStats
+from nsquark.broker.topology import Closeness, is_shown
 
 if TYPE_CHECKING:
     from nsquark.broker.channel import Channel
@@ -68,6 +72,8 @@ class ClientStats(msgspec.Struct, kw_only=True, gc=False):
     authed: bool | UnsetType = UNSET
     auth_identity: str | UnsetType = UNSET
     auth_identity_url: str | UnsetType = UNSET
+    topology_zone: str | UnsetType = UNSET
+    topology_region: str | UnsetType = UNSET
     pub_counts: list[PubCount] | UnsetType = UNSET
     tls: bool = False
     tls_cipher_suite: str = ""
@@ -76,13 +82,16 @@ class ClientStats(msgspec.Struct, kw_only=True, gc=False):
     tls_negotiated_protocol_is_mutual: bool = False
 
 
-class ChannelStats(msgspec.Struct, gc=False):
+class ChannelStats(msgspec.Struct, kw_only=True, gc=False):
     channel_name: str
     depth: int
     backend_depth: int
     in_flight_count: int
     deferred_count: int
     message_count: int
+    zone_local_msg_count: int | UnsetType = UNSET
+    region_local_msg_count: int | UnsetType = UNSET
+    global_msg_count: int | UnsetType = UNSET
     requeue_count: int
     timeout_count: int
     client_count: int
@@ -163,13 +172,13 @@ async def _topic_stats(
         message_count=topic.message_count,
         message_bytes=topic.message_bytes,
         paused=topic.paused,
-        e2e_processing_latency=NOT_MEASURED,
+        e2e_processing_latency=latency_of(topic.nsqd, topic.channels.values()),
     )
 
 
 def _channel_stats(channel: Channel, clients: list[ClientStats] | None) -> ChannelStats:
     ledger = channel.ledger
-    return ChannelStats(
+    stats = ChannelStats(
         channel_name=channel.name,
         depth=channel.depth,
         backend_depth=channel.backend_depth,
@@ -181,8 +190,27 @@ def _channel_stats(channel: Channel, clients: list[ClientStats] | None) -> Chann
         client_count=len(channel.sessions),
         clients=clients,
         paused=channel.paused,
-        e2e_processing_latency=NOT_MEASURED,
+        e2e_processing_latency=latency_of(channel.topic.nsqd, [channel]),
     )
+    if channel.topology is not None:
+        sent = channel.topology.sent
+        stats.zone_local_msg_count = sent[Closeness.ZONE] or UNSET
+        stats.region_local_msg_count = sent[Closeness.REGION] or UNSET
+        stats.global_msg_count = sent[Closeness.ELSEWHERE] or UNSET
+    return stats
+
+
+def latency_of(nsqd: Nsqd, channels: Iterable[Channel]) -> Latency:
+    """Of all these channels together."""
+    wanted = nsqd.options.e2e_processing_latency_percentile
+    windows = [channel.latency for channel in channels if channel.latency is not None] if wanted else []
+    if not windows:
+        return NOT_MEASURED
+    sketch, now_s = Sketch(), time.monotonic()
+    for window in windows:
+        window.add_to(sketch, now_s)
+    values = zip(wanted, sketch.quantiles(wanted), strict=True)
+    return Latency(sketch.count, [Percentile(quantile, value) for quantile, value in values])
 
 
 def _client_stats(session: Session, topic_filter: str) -> ClientStats:
@@ -204,6 +232,9 @@ def _client_stats(session: Session, topic_filter: str) -> ClientStats:
         stats.message_count = consumer.message_count
         stats.finish_count = consumer.finish_count
         stats.requeue_count = consumer.requeue_count
+    if is_shown(session.nsqd.options):
+        stats.topology_zone = settings.topology_zone
+        stats.topology_region = settings.topology_region
     # As in NSQ one topic at most: the one asked for, or any.
     published = topic_filter or next(iter(session.published), "")
     if published in session.published:

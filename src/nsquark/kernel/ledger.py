@@ -85,8 +85,9 @@ class Block:
     owner: cython.uint[::1]
     deadline: cython.longlong[::1]
     delivered: cython.longlong[::1]
+    published: cython.longlong[::1]  # ns; only where latency is measured
 
-    def __init__(self, size: cython.int):
+    def __init__(self, size: cython.int, measure: cython.bint):
         self.size = size
         self.slots = memoryview(bytearray(2 * (size if size < BLOCK_SLOTS else 1))).cast("H")
         self.state = memoryview(bytearray(size))
@@ -94,6 +95,7 @@ class Block:
         self.owner = memoryview(bytearray(4 * size)).cast("I")
         self.deadline = memoryview(bytearray(8 * size)).cast("q")
         self.delivered = memoryview(bytearray(8 * size)).cast("q")
+        self.published = memoryview(bytearray(8 * (size if measure else 1))).cast("q")
         self.reset(0)
 
     @cython.ccall
@@ -143,9 +145,9 @@ class Block:
         return self.state[index] != FREE and self.state[index] != FINISHED
 
     @cython.cfunc
-    def thinned(self):
+    def thinned(self, measure: cython.bint):
         """The same block with only what is active in it."""
-        thin: Block = Block(self.active)
+        thin: Block = Block(self.active, measure)
         at: cython.int = 0
         index: cython.int
         for index in range(self.size):
@@ -156,6 +158,8 @@ class Block:
                 thin.owner[at] = self.owner[index]
                 thin.deadline[at] = self.deadline[index]
                 thin.delivered[at] = self.delivered[index]
+                if measure:
+                    thin.published[at] = self.published[index]
                 at += 1
         thin.number = self.number
         thin.active = self.active
@@ -176,6 +180,7 @@ class Ledger:
     * From `next` on no message was delivered since the start; some may be known from the journal: `ahead` of them.
     * Between the two each message is in flight, queued (for delivery again), deferred or finished.
     * `in_flight`, `queued` and `deferred` are the numbers of messages in these states, wherever they lie.
+    * With `measure`, messages are stamped when taken, and `finished_ns` gets the publish time of each one finished.
     """
 
     floor = cython.declare(cython.longlong, visibility="readonly")
@@ -191,6 +196,8 @@ class Ledger:
     msg_timeout_max_ms = cython.declare(cython.longlong, visibility="readonly")
     req_timeout_max_ms = cython.declare(cython.longlong, visibility="readonly")
     journal = cython.declare(object, visibility="public")
+    measure = cython.declare(cython.bint, visibility="public")  # set before the first message is taken
+    finished_ns = cython.declare(list, visibility="readonly")
     _blocks: dict
     _order: object
     _queued_blocks: list
@@ -203,6 +210,8 @@ class Ledger:
     def __init__(
         self, floor: cython.longlong, msg_timeout_max_ms: cython.longlong, req_timeout_max_ms: cython.longlong
     ):
+        self.measure = False
+        self.finished_ns = []
         self.msg_timeout_max_ms = msg_timeout_max_ms
         self.req_timeout_max_ms = req_timeout_max_ms
         self.wall_offset_ms = 0
@@ -329,6 +338,25 @@ class Ledger:
         self._due(block, deadline)
         return block.attempts[index]
 
+    def stamp(self, seq: cython.longlong, records: cython.uchar[::1]) -> None:
+        """Notes the publish times of messages just taken, the first of which is `seq`, from their records."""
+        pos: cython.longlong = 0
+        end: cython.longlong = len(records)
+        at: cython.longlong
+        value: cython.longlong
+        block: Block
+        while pos < end:
+            value = 0
+            for at in range(pos + 8, pos + 16):
+                value = (value << 8) | records[at]
+            block = self._find(seq)
+            block.published[block.index(seq & SLOT_MASK)] = value
+            value = 0
+            for at in range(pos, pos + 4):
+                value = (value << 8) | records[at]
+            pos += 4 + value
+            seq += 1
+
     def discard(self, seq: cython.longlong) -> None:
         """Finishes a queued message that no consumer gets: sampled out, or its body is lost."""
         block: Block = self._blocks[seq >> BLOCK_BITS]
@@ -349,6 +377,8 @@ class Ledger:
         self.in_flight -= 1
         consumer.in_flight -= 1
         consumer.finish_count += 1
+        if self.measure:
+            self.finished_ns.append(block.published[index])
         self._finished(block, index, seq)
         return _DONE
 
@@ -556,7 +586,7 @@ class Ledger:
         block.parked = True
         self._parked.add(block.number)
         if block.active <= SPARSE_SLOTS_MAX:
-            self._blocks[block.number] = block.thinned()
+            self._blocks[block.number] = block.thinned(self.measure)
             self._pool_add(block)
             self._recent = None
 
@@ -699,7 +729,7 @@ class Ledger:
     def _open(self, number: cython.longlong) -> Block:
         block: Block = self._blocks.get(number)
         if block is None:
-            block = self._pool.pop() if self._pool else Block(BLOCK_SLOTS)
+            block = self._pool.pop() if self._pool else Block(BLOCK_SLOTS, self.measure)
             block.reset(number)
             self._blocks[number] = block
             if self._order and number < self._order[len(self._order) - 1]:  # the journal knew of later ones

@@ -1,0 +1,91 @@
+"""How long messages take from publish to FIN: quantiles over a sliding window, in bounded memory.
+
+A value is counted in the bucket of its logarithm, so that every quantile is within 1 % of a value that was really
+measured. Sketches are merged by adding their buckets: nothing is lost by looking at several channels at once.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from math import ceil, log
+from typing import Final
+
+RELATIVE_ERROR: Final = 0.01
+_GROWTH: Final = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
+"""The upper end of a bucket over its lower one."""
+_BUCKETS_PER_UNIT_OF_LOG: Final = 1 / log(_GROWTH)
+BUCKETS_MAX: Final = ceil(log(2**63) * _BUCKETS_PER_UNIT_OF_LOG) + 1
+"""A sketch has no more, whatever 64-bit values it is given: 2,185."""
+HALF_WINDOW_S_MIN: Final = 0.001
+
+
+class Sketch:
+    """Counts of whole numbers by bucket: bucket i holds those above _GROWTH ** (i - 1) and up to _GROWTH ** i."""
+
+    __slots__ = ("_buckets", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._buckets: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        """How many buckets are in use."""
+        return len(self._buckets)
+
+    def add(self, value: int, times: int = 1) -> None:
+        """Less than 1, as a clock that was set back may give, counts as 1."""
+        self._buckets[ceil(log(value) * _BUCKETS_PER_UNIT_OF_LOG) if value > 1 else 0] += times
+        self.count += times
+
+    def merge(self, other: "Sketch") -> None:
+        self._buckets.update(other._buckets)
+        self.count += other.count
+
+    def quantiles(self, wanted: Iterable[float]) -> list[int]:
+        """For each of these the value that this share of all values does not exceed; 0 if there are none."""
+        ordered = sorted(self._buckets.items())
+        return [self._at_rank(ordered, quantile * (self.count - 1)) for quantile in wanted]
+
+    def _at_rank(self, ordered: list[tuple[int, int]], rank: float) -> int:
+        below = 0
+        for bucket, times in ordered:
+            below += times
+            if below > rank:
+                return round(2 * _GROWTH**bucket / (_GROWTH + 1))
+        return 0
+
+
+class LatencyWindow:
+    """The latencies of one channel, in two halves of the window: the older goes when the newer is full.
+
+    `total_count` and `total_ns` are of all since the start.
+    """
+
+    def __init__(self, window_s: float, now_s: float) -> None:
+        self.total_count = 0
+        self.total_ns = 0
+        self._half_s = max(window_s / 2, HALF_WINDOW_S_MIN)
+        self._newer, self._older = Sketch(), Sketch()
+        self._turned_s = now_s
+
+    def finished(self, publish_times_ns: list[int], now_ns: int, now_s: float) -> None:
+        """Messages of these times are finished; of one batch many have the same, so they are counted together."""
+        self._turn(now_s)
+        for published_ns, times in Counter(publish_times_ns).items():
+            latency_ns = max(0, now_ns - published_ns)
+            self._newer.add(latency_ns, times)
+            self.total_ns += latency_ns * times
+        self.total_count += len(publish_times_ns)
+
+    def add_to(self, sketch: Sketch, now_s: float) -> None:
+        """Merges what is in the window now."""
+        self._turn(now_s)
+        sketch.merge(self._newer)
+        sketch.merge(self._older)
+
+    def _turn(self, now_s: float) -> None:
+        halves = int((now_s - self._turned_s) / self._half_s)
+        if halves < 1:
+            return
+        self._older = self._newer if halves == 1 else Sketch()
+        self._newer = Sketch()
+        self._turned_s += halves * self._half_s

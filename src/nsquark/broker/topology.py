@@ -1,0 +1,48 @@
+"""Where nsqd and its consumers stand, so that messages need not leave a zone or a region when that can be avoided."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+from nsquark.broker.options import Options
+
+if TYPE_CHECKING:
+    from nsquark.broker.identify import ClientSettings
+
+AWARE_CONSUMPTION: Final = "topology-aware-consumption"
+"""For --enable-experiment."""
+
+
+class Closeness(IntEnum):
+    """In the order in which consumers are served."""
+
+    ZONE = 0
+    REGION = 1
+    ELSEWHERE = 2
+
+
+class TopologyCounts:
+    """Which consumers of one channel come first, and how many messages went how far."""
+
+    def __init__(self, options: Options) -> None:
+        self._region = options.topology_region
+        self._zone = options.topology_zone
+        self.sent = dict.fromkeys(Closeness, 0)
+
+    def closeness(self, client: ClientSettings) -> Closeness:
+        """A name that is not given is nobody's neighbour."""
+        if self._zone and client.topology_zone == self._zone:
+            return Closeness.ZONE
+        if self._region and client.topology_region == self._region:
+            return Closeness.REGION
+        return Closeness.ELSEWHERE
+
+
+def is_aware(options: Options) -> bool:
+    return AWARE_CONSUMPTION in options.enable_experiment
+
+
+def is_shown(options: Options) -> bool:
+    """NSQ 1.3.0 has none of these fields, so they are left out where nobody asked for them."""
+    return bool(options.topology_region or options.topology_zone or is_aware(options))
