@@ -116,8 +116,7 @@ class Nsqd:
             name = directory.name.removeprefix(DIRECTORY_PREFIX)
             if directory.name.startswith(DIRECTORY_PREFIX) and is_valid_name(name):
                 self.topics[name] = Topic(self, name)
-                if self.topics[name].deferred.count:
-                    self.deferring[self.topics[name]] = None
+                self.deferring[self.topics[name]] = None
         highest = max((topic.highest_named for topic in self.topics.values()), default=0)
         try:
             self.logs.sequences = Sequences(self.data.own / "sequence", highest + 1)

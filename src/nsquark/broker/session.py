@@ -223,6 +223,8 @@ class Session(asyncio.BufferedProtocol):
         """Answers with an error frame; True if that ends the connection."""
         self.nsqd.logger.error(f"[{self.remote_address}] - {_text(error.payload())}")
         data = frame(FrameType.ERROR, error.payload())
+        if self.channel is not None:
+            self.channel.persist()  # who sees this answer may rely on what was finished before
         if error.fatal:
             self.transport.pause_reading()
             self._replies.send_last(data)
@@ -247,7 +249,7 @@ class Session(asyncio.BufferedProtocol):
         size = self._message_size(pos, end, at_eof, "PUB")
         if size is None:
             return INCOMPLETE
-        topic = self.nsqd.topic(name)
+        topic = self._topic(name, "PUB")
         self._published(topic, 1, lambda: topic.publish(self._data, pos + 4, size), "PUB")
         return pos + 4 + size
 
@@ -257,7 +259,7 @@ class Session(asyncio.BufferedProtocol):
         name = _text(params[1])
         if name not in self.nsqd.topics and not is_valid_name(name):
             raise FatalClientError("E_BAD_TOPIC", f"E_BAD_TOPIC MPUB topic name {quote(params[1])} is not valid")
-        topic = self.nsqd.topic(name)
+        topic = self._topic(name, "MPUB")
         options = self.nsqd.options
         size = self._body_size(pos, end, at_eof, "E_BAD_BODY", "MPUB failed to read body")
         if size is None:
@@ -301,7 +303,7 @@ class Session(asyncio.BufferedProtocol):
         size = self._message_size(pos, end, at_eof, "DPUB")
         if size is None:
             return INCOMPLETE
-        topic = self.nsqd.topic(name)
+        topic = self._topic(name, "DPUB")
         if delay_ms == 0:
             self._published(topic, 1, lambda: topic.publish(self._data, pos + 4, size), "DPUB")
         else:
@@ -314,6 +316,12 @@ class Session(asyncio.BufferedProtocol):
         if name not in self.nsqd.topics and not is_valid_name(name):
             raise FatalClientError("E_BAD_TOPIC", f"{word} topic name {quote(raw)} is not valid")
         return name
+
+    def _topic(self, name: str, word: str) -> Topic:
+        try:
+            return self.nsqd.topic(name)
+        except OSError as error:
+            raise FatalClientError(f"E_{word}_FAILED", f"{word} failed {error}") from None
 
     def _message_size(self, pos: int, end: int, at_eof: bool, word: str) -> int | None:
         """The size of one message; None if not all of it is here."""
@@ -446,6 +454,8 @@ class Session(asyncio.BufferedProtocol):
         self.consumer.rdy = 0
         self.consumer.rdy_max = -1  # RDY is ignored from now on
         self.state = STATE_CLOSING
+        if self.channel is not None:
+            self.channel.persist()
         self._replies.send(CLOSE_WAIT)
         return pos
 

@@ -18,6 +18,7 @@ from nsquark.log.commit import Commit
 from nsquark.log.cursors import ChannelRest, CursorFile, Slot, TopicRest
 from nsquark.log.deferred import DeferredMessages, Due
 from nsquark.log.log import TopicLog
+from nsquark.log.segment import Segment
 from nsquark.wire.names import is_ephemeral
 
 if TYPE_CHECKING:
@@ -67,7 +68,6 @@ class Topic:
         """Deferred messages that wait and belong to no channel yet."""
         self._follows = False
         self._awaits_channels = False
-        self._voided_deferred: list[tuple[int, int]] = []
         self._appending: tuple[Due, list[int], list[int]] | None = None
         self._cursors = CursorFile(self.directory / "cursors") if self.directory is not None else None
         self._slot: Slot | None = None
@@ -79,25 +79,28 @@ class Topic:
         slots = self._cursors.load() if self._cursors is not None else []
         topic_slot = slots[0] if slots and slots[0].index == 0 else None
         segments = self.log.segments
-        floor = max((slot.deferred for slot in slots), default=0) or 1
+        rest = msgspec.msgpack.decode(topic_slot.rest, type=TopicRest) if topic_slot is not None else TopicRest(self.name)
+        self._voided_deferred = list(rest.voided_deferred)
+        self._removed_append = rest.deferred_append
+        floor = max([1, *(slot.deferred for slot in slots), *(high for _, high in rest.voided_deferred)])
         self.deferred = DeferredMessages(
             self.directory / "deferred" if self.directory is not None else None,
-            segments.last_deferred_append if segments is not None else 0,
+            max(rest.deferred_append, segments.last_deferred_append if segments is not None else 0),
             floor,
         )
+        if segments is not None:
+            segments.before_remove = self._note_removed_append
         if topic_slot is not None:
-            self._restore(topic_slot, slots[1:])
+            self._restore(topic_slot, rest, slots[1:])
         elif self._cursors is not None:
             self._slot = self._cursors.topic_slot()
             self.pump = self.log.extents.first
             self._store_topic()
         self.deferred.found.clear()
 
-    def _restore(self, slot: Slot, channel_slots: list[Slot]) -> None:
-        rest = msgspec.msgpack.decode(slot.rest, type=TopicRest)
+    def _restore(self, slot: Slot, rest: TopicRest, channel_slots: list[Slot]) -> None:
         self._slot = slot
         self.paused = rest.paused
-        self._voided_deferred = list(rest.voided_deferred)
         self._pump_deferred = slot.deferred
         self._own_deferred = 0 if rest.follows else self.deferred_found(slot.deferred)
         head, first = self.log.head, self.log.extents.first
@@ -121,9 +124,17 @@ class Topic:
             self._slot.position = self.pump
             self._slot.deferred = self._pump_deferred
             self._slot.rest = msgspec.msgpack.encode(
-                TopicRest(self.name, self.paused, self._follows, tuple(self._voided_deferred))
+                TopicRest(
+                    self.name, self.paused, self._follows, tuple(self._voided_deferred), self._removed_append
+                )
             )
             self.store(self._slot)
+
+    def _note_removed_append(self, segment: Segment) -> None:
+        """The log is what tells which deferred messages it has; what goes with a segment is remembered here."""
+        if segment.deferred_append > self._removed_append:
+            self._removed_append = segment.deferred_append
+            self._store_topic()
 
     def store(self, slot: Slot) -> None:
         assert self._cursors is not None
@@ -312,7 +323,7 @@ class Topic:
         if self.is_exiting:
             raise TopicExiting
         deferred_from = self.deferred.number if self._follows else self._pump_deferred
-        position = self.pump if start is None else min(start, self.pump)
+        position = self.pump if start is None else min(start, self.log.head)
         slot = None
         if self._cursors is not None and not is_ephemeral(name):
             slot = self._cursors.new_slot()

@@ -47,17 +47,20 @@ class Turn:
             self._loop.call_soon(self.run)
 
     def run(self) -> None:
-        """Commit, then deliver what that made available, then note how far the channels came."""
+        """Note how far the channels came, commit, then deliver what that made available.
+
+        In this order a client that got an OK knows that what it finished before is noted too.
+        """
         self._scheduled = False
         self.count += 1
+        for channel in self._channels:
+            self._guard(channel.persist)
         logs, self._logs = self._logs, []
         for log in logs:
             self._guard(log.write)
         channels, self._channels = self._channels, {}
         for channel in channels:
             self._guard(channel.deliver)
-        for channel in channels:
-            self._guard(channel.persist)
 
     def _guard(self, work: Callable[[], None]) -> None:
         """A fault in one topic must not stop the others."""

@@ -39,6 +39,7 @@ class TopicRest(msgspec.Struct, array_like=True, frozen=True):
     paused: bool = False
     follows: bool = False
     voided_deferred: tuple[tuple[int, int], ...] = ()
+    deferred_append: int = 0  # the last append of deferred messages in a segment that was removed
 
 
 class SlotTooSmall(Exception):

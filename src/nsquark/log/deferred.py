@@ -76,13 +76,15 @@ class _Bucket:
         for entry in entries:
             self._memory.pop(entry[1], None)
 
-    def load(self, last_append: int) -> None:
-        """Builds the index from the file."""
+    def load(self, last_append: int) -> int:
+        """Builds the index from the file; the highest number of a message in it, whether it still waits or not."""
         entries: dict[int, Entry] = {}
         appended: dict[int, bytes] = {}
+        highest = 0
         for offset, kind, due_ms, number, body in self._scan():
             if kind == _MESSAGE:
                 entries[number] = (due_ms, number, offset)
+                highest = max(highest, number)
             else:
                 appended[number] = body
         for append_number, numbers in appended.items():
@@ -92,6 +94,7 @@ class _Bucket:
         self.waiting = list(entries.values())
         heapq.heapify(self.waiting)
         self.count = len(self.waiting)
+        return highest
 
     def unload(self) -> None:
         if self.path is not None:
@@ -150,12 +153,10 @@ class DeferredMessages:
         if directory is not None and directory.exists():
             for path in sorted(directory.glob(f"*{_SUFFIX}")):
                 bucket = self._buckets[int(path.stem)] = _Bucket(path)
-                bucket.load(last_append)
+                self.number = max(self.number, bucket.load(last_append) + 1)
                 self.found.extend(entry[1] for entry in bucket.waiting or ())
                 bucket.unload()
         self.found.sort()
-        if self.found:
-            self.number = max(self.number, self.found[-1] + 1)
 
     @property
     def count(self) -> int:
@@ -177,14 +178,15 @@ class DeferredMessages:
         return bucket
 
     def next_due_ms(self, now_ms: int) -> int | None:
-        """When the next message is due, or a bucket has to be looked into."""
+        """When the next message is due, or a bucket has to be looked into or can go; None if there is no bucket."""
         soonest: int | None = None
         for key, bucket in self._buckets.items():
-            if bucket.count == 0:
-                continue
             if bucket.waiting is None and key * BUCKET_MS <= now_ms + BUCKET_MS:
                 bucket.load(self._appends)
-            due_ms = bucket.waiting[0][0] if bucket.waiting else (key - 1) * BUCKET_MS
+            if bucket.waiting is None:
+                due_ms = (key - 1) * BUCKET_MS
+            else:
+                due_ms = bucket.waiting[0][0] if bucket.waiting else (key + 1) * BUCKET_MS
             soonest = due_ms if soonest is None else min(soonest, due_ms)
         return soonest
 

@@ -45,7 +45,7 @@ class LogShared:
         self.disk_error: Exception | None = None
         self.sync_count = 0
         self.sync_seconds = 0.0
-        self._post = post
+        self.post = post
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="log")
         self._running: dict[Future[None], Callable[[], None]] = {}
 
@@ -58,7 +58,7 @@ class LogShared:
                 work()
             except Exception as error:
                 outcome[0] = error
-            self._post(finish)
+            self.post(finish)
 
         def finish() -> None:
             if self._running.pop(future, None) is not None:
