@@ -44,8 +44,8 @@ class ChunkCache:
             self.used_bytes -= len(chunk.view)
 
     def _shrink(self) -> None:
-        """One pass over the chunks at most: what its owner holds on to goes to the recent end."""
-        for _ in range(len(self._chunks)):
+        """One pass over the others at most: what was just added stays, however large, or it could not be read."""
+        for _ in range(len(self._chunks) - 1):
             if self.used_bytes <= self.budget_bytes:
                 return
             chunk, owner = next(iter(self._chunks.items()))

@@ -351,7 +351,7 @@ class TopicLog:
         then()
 
     def _insert(self, chunks: list[Chunk]) -> None:
-        for chunk in chunks:
+        for chunk in reversed(chunks):  # the first is wanted most, and the cache lets go of what came earliest
             index = bisect_right(self._firsts, chunk.first_seq)
             overlaps_before = index > 0 and self._firsts[index - 1] + self._chunks[index - 1].count > chunk.first_seq
             overlaps_after = index < len(self._firsts) and self._firsts[index] < chunk.first_seq + chunk.count
