@@ -1,0 +1,114 @@
+"""A topic's log in a real directory, driven by a test instead of an event loop."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from nsquark.log.batches import NO_TOKEN
+from nsquark.log.cache import ChunkCache
+from nsquark.log.commit import Commit
+from nsquark.log.log import TopicLog
+from nsquark.log.sequences import Sequences
+from nsquark.log.shared import LogSettings, LogShared
+
+NODE_ID = 7
+CACHE_BYTES = 64 << 20
+
+
+class Rig:
+    """`shared`, `log` and what they reported; `settle` lets threads finish and runs what they left to do."""
+
+    def __init__(
+        self, root: Path, directory: Path | None, *, cache_bytes: int = CACHE_BYTES, **settings: int
+    ) -> None:
+        self.reports: list[str] = []
+        self.delayed: list[Callable[[], None]] = []
+        self._posted: list[Callable[[], None]] = []
+        self.shared = LogShared(
+            LogSettings(**settings),
+            NODE_ID,
+            ChunkCache(cache_bytes),
+            self._posted.append,
+            lambda _seconds, call: self.delayed.append(call),
+            self.reports.append,
+        )
+        self.log = TopicLog(self.shared, directory, lambda: None)
+        self.shared.sequences = Sequences(root / "sequence", self.log.head)
+        self._is_open = True
+
+    # -- publishing --------------------------------------------------------------------------------------
+
+    def publish(self, *bodies: bytes, timestamp_ns: int = 1) -> Commit:
+        """Appends and writes these messages as one commit."""
+        commit = self.append(*bodies, timestamp_ns=timestamp_ns)
+        self.log.write()
+        self.settle()
+        return commit
+
+    def append(self, *bodies: bytes, timestamp_ns: int = 1) -> Commit:
+        for body in bodies:
+            commit = self.log.append(bytearray(body), 0, len(body), timestamp_ns)
+        return commit
+
+    def append_apart(self, *bodies: bytes, flags: int = 0, token: bytes = NO_TOKEN) -> tuple[Commit, list[int]]:
+        commit, seqs = self.log.append_apart([(1, body) for body in bodies], flags, token)
+        self.log.write()
+        self.settle()
+        return commit, seqs
+
+    def settle(self) -> None:
+        """Waits for threads, runs what they left to do, and what that asked for later, until nothing is left."""
+        self.shared.drain()
+        while self.delayed or self._posted:
+            calls, self.delayed[:], self._posted[:] = self._posted + self.delayed, [], []
+            for call in calls:
+                call()
+            self.shared.drain()
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    def read(self) -> list[tuple[int, bytes]]:
+        """Every message, as (sequence number, body), read as a channel reads: from memory, else loaded."""
+        messages: list[tuple[int, bytes]] = []
+        seq = self.log.extents.at_or_after(0)
+        while seq < self.log.head:
+            record = self.record(seq)
+            if record is not None:
+                assert int(record[18:34], 16) & ((1 << 53) - 1) == seq
+                messages.append((seq, record[34:]))
+                seq += 1
+            seq = self.log.extents.at_or_after(seq)
+        return messages
+
+    def record(self, seq: int) -> bytes | None:
+        """A message's record; None if it turned out to be lost."""
+        while self.log.extents.between(seq, seq + 1):
+            chunk = self.log.chunk_at(seq)
+            if chunk is None:
+                called: list[bool] = []
+                chunk = self.log.load(seq, lambda: called.append(True))  # noqa: B023  (called before the next round)
+                if chunk is None:
+                    self.settle()
+                    assert called, f"message {seq} was neither loaded nor will anybody be told"
+                    continue
+            index = seq - chunk.first_seq
+            return bytes(chunk.view[chunk.offset(index) : chunk.offset(index + 1)])
+        return None
+
+    def bodies(self) -> list[bytes]:
+        return [body for _, body in self.read()]
+
+    # -- the end -----------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """A clean stop."""
+        self._is_open = False
+        self.log.close()
+        self.shared.close()
+
+    def crash(self) -> None:
+        """The process is gone; what it wrote stays."""
+        if self._is_open:
+            self._is_open = False
+            self.shared.drain()
+            for segment in self.log.segments or ():
+                segment.close()

@@ -1,0 +1,89 @@
+"""Which messages exist, beside a plain set."""
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from nsquark.log.extents import Extents
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(0, 5), st.integers(1, 20)),
+        st.tuples(st.just("remove_below"), st.integers(0, 150), st.just(0)),
+        st.tuples(st.just("remove"), st.integers(0, 150), st.integers(0, 40)),
+    ),
+    max_size=15,
+)
+
+
+def build(operations: list[tuple[str, int, int]]) -> tuple[Extents, list[int]]:
+    """The extents after some operations, and the existing messages in order."""
+    extents, existing, end = Extents(), set[int](), 1
+    for kind, first, second in operations:
+        if kind == "add":
+            extents.add(end + first, second)
+            existing.update(range(end + first, end + first + second))
+            end += first + second
+        elif kind == "remove_below":
+            extents.remove_below(first)
+            existing = {seq for seq in existing if seq >= first}
+        else:
+            lost = {seq for seq in existing if first <= seq < first + second}
+            assert extents.remove(first, first + second) == len(lost)
+            existing -= lost
+    return extents, sorted(existing)
+
+
+@given(steps)
+def test_counts(operations: list[tuple[str, int, int]]) -> None:
+    extents, existing = build(operations)
+    assert extents.count == len(existing)
+    found = [seq for first, count in extents.ranges() for seq in range(first, first + count)]
+    assert found == existing
+
+
+@given(steps, st.integers(0, 200), st.integers(0, 200))
+def test_between_counts_what_exists(operations: list[tuple[str, int, int]], low: int, high: int) -> None:
+    extents, existing = build(operations)
+    assert extents.between(low, high) == sum(low <= seq < high for seq in existing)
+
+
+@given(steps, st.integers(0, 200))
+def test_at_or_after_finds_the_next_one(operations: list[tuple[str, int, int]], seq: int) -> None:
+    extents, existing = build(operations)
+    following = [found for found in existing if found >= seq]
+    if following:
+        assert extents.at_or_after(seq) == following[0]
+    else:
+        assert extents.at_or_after(seq) >= max([seq, *existing])
+
+
+@given(steps)
+def test_ordinals_and_sequence_numbers_are_inverse(operations: list[tuple[str, int, int]]) -> None:
+    extents, existing = build(operations)
+    ordinals = [extents.ordinal(seq) for seq in existing]
+    assert ordinals == list(range(ordinals[0], ordinals[0] + len(existing))) if existing else not ordinals
+    assert [extents.nth(ordinal) for ordinal in ordinals] == existing
+
+
+@given(steps)
+def test_removing_the_oldest_keeps_the_ordinals_of_the_rest(operations: list[tuple[str, int, int]]) -> None:
+    extents, existing = build(operations)
+    if existing:
+        middle = existing[len(existing) // 2]
+        before = extents.ordinal(middle)
+        extents.remove_below(middle)
+        assert extents.ordinal(middle) == before
+
+
+def test_a_log_that_never_had_a_message() -> None:
+    extents = Extents()
+    assert (extents.head, extents.first, extents.count, extents.ranges()) == (0, 0, 0, [])
+    assert (extents.between(0, 1 << 53), extents.at_or_after(0)) == (0, 0)
+
+
+def test_adjacent_ranges_are_one() -> None:
+    extents = Extents()
+    extents.add(10, 5)
+    extents.add(15, 5)
+    assert extents.ranges() == [(10, 10)]
+    assert extents.head == 20
