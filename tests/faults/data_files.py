@@ -1,0 +1,28 @@
+"""The files of a topic, for tests that damage them."""
+
+from pathlib import Path
+
+
+def topic_directory(data_path: Path, topic: str) -> Path:
+    return data_path / "nsquark" / "topics" / f"t.{topic}"
+
+
+def segments(data_path: Path, topic: str) -> list[Path]:
+    """The topic's data files, oldest first."""
+    return sorted(topic_directory(data_path, topic).glob("*.log"))
+
+
+def flip_byte(path: Path, offset: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 0xFF
+    path.write_bytes(content)
+
+
+def cut(path: Path, size: int) -> None:
+    with path.open("r+b") as file:
+        file.truncate(size)
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)

@@ -1,0 +1,277 @@
+"""A full disk: publishers are told, consumers go on, nothing acknowledged is lost, and it ends by itself."""
+
+import contextlib
+import itertools
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import ClosedError, Frame, Nsqd, Wire, eventually
+
+pytestmark = pytest.mark.ours
+
+Make = Callable[..., Nsqd]
+Connect = Callable[..., Wire]
+
+DISK = "8m"
+SMALL_FILES = "--max-bytes-per-file=262144"
+BODY_BYTES = 4000
+NOT_REACHED = 10_000
+"""More messages than the disk holds."""
+ERROR = 1
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own that is quickly full."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a small file system")
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(path)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+@pytest.fixture
+def disk(small_disk: Path, make_nsqd: Make) -> Path:
+    """The same, unmounted only after the nsqds that use it are gone."""
+    return small_disk
+
+
+class Filler:
+    """Publishes bodies that no other message has, and knows which got their OK."""
+
+    def __init__(self, daemon: Nsqd, topic: str = "t") -> None:
+        self.daemon = daemon
+        self.topic = topic
+        self.acknowledged: list[bytes] = []
+        self._numbers = itertools.count()
+
+    def body(self) -> bytes:
+        return b"%08d" % next(self._numbers) + b"." * BODY_BYTES
+
+    def fill(self, command: str = "PUB") -> Frame:
+        """Publishes until that is refused; the answer then."""
+        with self.daemon.connect() as wire:
+            for _ in range(NOT_REACHED):
+                bodies = [self.body() for _ in range(5 if command == "MPUB" else 1)]
+                if command == "PUB":
+                    wire.PUB(self.topic, bodies[0])
+                elif command == "MPUB":
+                    wire.MPUB(self.topic, bodies)
+                else:
+                    wire.DPUB(self.topic, 500, bodies[0])
+                answer = wire.read_frame()
+                if answer.data != b"OK":
+                    with contextlib.suppress(ConnectionResetError):
+                        wire.expect_closed()
+                    return answer
+                self.acknowledged += bodies
+        raise AssertionError("the disk is never full")
+
+    def drain(self, channel: str = "ch") -> list[bytes]:
+        with self.daemon.connect() as consumer:
+            consumer.subscribe(self.topic, channel, rdy=100)
+            received = [message.body for message in consumer.read_messages(len(self.acknowledged), finish=True)]
+            consumer.expect_silence(0.1)
+        return received
+
+
+def _ping(daemon: Nsqd) -> tuple[int, str]:
+    answer = daemon.get("/ping")
+    return answer.status, answer.text
+
+
+@pytest.mark.parametrize("command", ["PUB", "MPUB", "DPUB"])
+def test_publishing_is_refused_and_goes_on_when_there_is_space(
+    disk: Path, make_nsqd: Make, connect: Connect, command: str
+) -> None:
+    daemon = make_nsqd(SMALL_FILES, data_path=disk)
+    connect(daemon).subscribe("t")
+    filler = Filler(daemon)
+    answer = filler.fill(command)
+    assert answer.kind == ERROR
+    assert answer.data.startswith(f"E_{command}_FAILED {command} failed ".encode())
+    assert b"pace" in answer.data, "the error should name the reason"
+    status, text = _ping(daemon)
+    assert status == 500 and text.startswith("NOK - ")
+    assert sorted(filler.drain()) == sorted(filler.acknowledged)
+    with daemon.connect() as publisher:
+        eventually(lambda: _accepts(daemon))
+        publisher.publish("t", b"again")
+    assert _ping(daemon) == (200, "OK")
+    assert daemon.is_running
+
+
+def _accepts(daemon: Nsqd) -> bool:
+    """Whether a publish of ordinary size is accepted again, on a topic that is consumed."""
+    with daemon.connect() as wire:
+        wire.PUB("probe", b"." * BODY_BYTES)
+        return wire.read_frame().data == b"OK"
+
+
+def test_http_says_503(disk: Path, make_nsqd: Make, connect: Connect) -> None:
+    daemon = make_nsqd(SMALL_FILES, data_path=disk)
+    connect(daemon).subscribe("t")
+    filler = Filler(daemon)
+    filler.fill()
+    for path, content in (("/pub", b"." * BODY_BYTES), ("/mpub", b"\n".join([b"." * BODY_BYTES] * 3))):
+        answer = daemon.post(path, content, topic="t")
+        assert answer.status == 503, answer
+    assert _ping(daemon)[0] == 500
+    assert filler.drain() == filler.acknowledged
+    eventually(lambda: daemon.post("/pub", b"x" * BODY_BYTES, topic="t").status == 200)
+    assert _ping(daemon) == (200, "OK")
+
+
+def test_new_topics_and_channels_are_refused_politely(disk: Path, make_nsqd: Make, connect: Connect) -> None:
+    """They need space too; whatever is refused must not harm the others."""
+    daemon = make_nsqd(SMALL_FILES, data_path=disk)
+    connect(daemon).subscribe("t")
+    filler = Filler(daemon)
+    filler.fill()
+    _use_up(disk)
+    for number in range(20):
+        with daemon.connect() as wire:
+            wire.PUB(f"new{number}", b"x" * 100)
+            answer = wire.read_frame()
+            assert answer.data == b"OK" or answer.data.startswith(b"E_PUB_FAILED PUB failed "), answer
+        with daemon.connect() as wire:
+            wire.SUB("t", f"new{number}")
+            answer = wire.read_frame()
+            assert answer.data == b"OK" or answer.data.startswith(b"E_SUB_FAILED SUB failed "), answer
+        assert daemon.post("/topic/create", topic=f"created{number}").status in (200, 500, 503)
+    (disk / "used_up").unlink()
+    assert filler.drain() == filler.acknowledged
+    assert "INTERNAL" not in daemon.log and "Traceback" not in daemon.log
+
+
+def _use_up(disk: Path) -> None:
+    """Takes what is left, so that not even a small file fits."""
+    with contextlib.suppress(OSError), (disk / "used_up").open("wb", buffering=0) as file:
+        while True:
+            file.write(b"." * 4096)
+
+
+def test_space_freed_by_others_is_used(disk: Path, make_nsqd: Make, connect: Connect) -> None:
+    daemon = make_nsqd(data_path=disk)
+    ballast = disk / "ballast"
+    ballast.write_bytes(b"." * (4 << 20))
+    connect(daemon).subscribe("t")
+    filler = Filler(daemon)
+    filler.fill()
+    assert _ping(daemon)[0] == 500
+    ballast.unlink()
+    before = len(filler.acknowledged)
+    filler.fill()
+    assert len(filler.acknowledged) - before > 500
+    assert filler.drain() == filler.acknowledged
+
+
+@pytest.mark.parametrize("crash", [False, True], ids=["clean", "crash"])
+def test_restart_at_a_full_disk(disk: Path, make_nsqd: Make, connect: Connect, crash: bool) -> None:
+    """nsqd must start where nothing can be written: only consumers can make room."""
+    daemon = make_nsqd(SMALL_FILES, data_path=disk)
+    consumer = connect(daemon).subscribe("t", rdy=50)
+    filler = Filler(daemon)
+    filler.fill()
+    finished = [message.body for message in consumer.read_messages(50)]
+    _use_up(disk)
+    if crash:
+        daemon.kill()
+    else:
+        daemon.stop()
+    daemon.start()
+    (disk / "used_up").unlink()
+    assert len(finished) == 50
+    assert filler.drain() == filler.acknowledged
+    eventually(lambda: _accepts(daemon))
+
+
+def test_requeues_and_timeouts_work_at_a_full_disk(disk: Path, make_nsqd: Make, connect: Connect) -> None:
+    daemon = make_nsqd(SMALL_FILES, "--msg-timeout=1s", data_path=disk)
+    consumer = connect(daemon).subscribe("t", rdy=10)
+    filler = Filler(daemon)
+    filler.fill()
+    _use_up(disk)
+    first = consumer.read_messages(10)
+    consumer.RDY(0)
+    for index, message in enumerate(first):
+        if index % 2:
+            consumer.REQ(message.id, 100 if index % 4 == 1 else 0)
+    consumer.RDY(5)
+    again = consumer.read_messages(5)
+    assert all(message.attempts == 2 for message in again)
+    (disk / "used_up").unlink()
+    consumer.close()
+    assert sorted(filler.drain()) == sorted(filler.acknowledged)
+
+
+def test_full_disk_and_consumers_at_once(disk: Path, make_nsqd: Make, connect: Connect) -> None:
+    """Again and again full and drained: each acknowledged message comes, in order, once."""
+    daemon = make_nsqd(SMALL_FILES, data_path=disk)
+    connect(daemon).subscribe("t")
+    filler = Filler(daemon)
+    for command in ("PUB", "MPUB", "PUB"):
+        filler.acknowledged.clear()
+        answer = filler.fill(command)
+        assert answer.data.startswith(f"E_{command}_FAILED".encode())
+        assert filler.drain() == filler.acknowledged
+        eventually(lambda: _accepts(daemon))
+    assert not list(disk.rglob("*.tmp")), "half-written files are left behind"
+
+
+def test_max_disk_bytes_with_reject(make_nsqd: Make, connect: Connect) -> None:
+    daemon = make_nsqd("--max-disk-bytes=2000000", "--disk-policy=reject", SMALL_FILES)
+    connect(daemon).subscribe("t")
+    filler = Filler(daemon)
+    answer = filler.fill()
+    assert answer.kind == ERROR and answer.data.startswith(b"E_PUB_FAILED PUB failed ")
+    assert b"max-disk-bytes" in answer.data
+    assert 1_700_000 < len(filler.acknowledged) * BODY_BYTES < 2_000_000
+    assert daemon.post("/pub", b"." * BODY_BYTES, topic="t").status == 503
+    assert _ping(daemon)[0] == 500
+    assert filler.drain() == filler.acknowledged
+    eventually(lambda: _accepts(daemon))
+    assert _ping(daemon) == (200, "OK")
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["running", "restarted"])
+def test_max_disk_bytes_with_drop_oldest(make_nsqd: Make, connect: Connect, restart: bool) -> None:
+    """Publishing always works; the oldest files go, and channels go on with what is left."""
+    daemon = make_nsqd("--max-disk-bytes=2000000", "--disk-policy=drop-oldest", SMALL_FILES)
+    early = connect(daemon).subscribe("t", "early", rdy=10)
+    publisher = connect(daemon)
+    bodies = [b"%08d" % number + b"." * BODY_BYTES for number in range(1500)]
+    for body in bodies:
+        publisher.publish("t", body)
+    held = early.read_messages(10)
+    assert [message.body for message in held] == bodies[:10]
+    for message in held[::2]:
+        early.REQ(message.id, 0)
+    early.assert_usable()
+    early.close()
+    size = sum(path.stat().st_size for path in daemon.data_path.rglob("*.log"))
+    assert size <= 2_000_000
+    if restart:
+        daemon.restart(crash=True)
+    depth = daemon.channel("t", "early")["depth"]
+    assert 300 < depth < 600
+    with contextlib.closing(connect(daemon).subscribe("t", "early", rdy=100)) as consumer:
+        received = []
+        with contextlib.suppress(TimeoutError, ClosedError):
+            while True:
+                message = consumer.read_message(1.0)
+                received.append(message.body)
+                consumer.FIN(message.id)
+    assert received == bodies[-len(received) :] and len(received) > 300
+    assert daemon.channel("t", "early")["depth"] == 0
+    assert _ping(daemon) == (200, "OK")
