@@ -11,11 +11,14 @@ from nsquark import NSQ_VERSION
 from nsquark.broker.clock import now_ms, wall_ms, wall_offset_ms
 from nsquark.broker.http import Api
 from nsquark.broker.lookup import LookupPeers
+from nsquark.broker.loop_delay import LoopDelay
 from nsquark.broker.options import Options
 from nsquark.broker.session import LINE_BYTES_MAX, Session
+from nsquark.broker.statsd import StatsdPusher
 from nsquark.broker.store import DOOMED_PREFIX, METADATA_FILE, DataPath, encode_metadata
 from nsquark.broker.takeover import take_over
 from nsquark.broker.topic import DIRECTORY_PREFIX, Topic
+from nsquark.broker.topology import is_shown
 from nsquark.broker.turn import Turn
 from nsquark.cli.hosts import HOSTNAME
 from nsquark.cli.logs import Logger
@@ -48,10 +51,12 @@ class Nsqd:
         self.topics_path: Path = data.topics
         self.loop = asyncio.get_running_loop()
         self.turn = Turn(self.loop, logger.error)
+        self.loop_delay = LoopDelay(self.loop)
         self.node = data.prepare()
         self.start_time = int(wall_ms() // 1000)
         self.topics: dict[str, Topic] = {}
         self.sessions: set[Session] = set()
+        self.sessions_admitted = 0
         self.producers: dict[Session, None] = {}
         self.deferring: dict[Topic, None] = {}
         """Topics with messages that wait for their time."""
@@ -106,6 +111,9 @@ class Nsqd:
         self.write_metadata()
         self.lookup.start(self.options.lookupd_tcp_address)
         self._ticker = self.loop.create_task(self._tick())
+        self.loop_delay.start()
+        if self.options.statsd_address:
+            self.spawn(StatsdPusher(self).run())
 
     def _load(self) -> None:
         """Opens every topic found, then lets sequence numbers start above all that is there."""
@@ -142,6 +150,7 @@ class Nsqd:
     async def stop(self) -> None:
         """Answers what was received, closes all connections, and leaves nothing unsaved."""
         self.is_exiting = True
+        self.loop_delay.stop()
         if self._tcp is not None:
             self._tcp.close()
         for task in [*self._tasks, self._ticker]:
@@ -169,6 +178,7 @@ class Nsqd:
         if self.is_exiting or (limit and len(self.sessions) >= limit):
             return False
         self.sessions.add(session)
+        self.sessions_admitted += 1
         return True
 
     def forget(self, session: Session) -> None:
@@ -274,13 +284,17 @@ class Nsqd:
     # -- nsqlookupd --------------------------------------------------------------------------------------
 
     def _identity(self) -> dict[str, object]:
-        return {
+        identity: dict[str, object] = {
             "version": NSQ_VERSION,
             "tcp_port": self.options.broadcast_tcp_port or self.tcp_port,
             "http_port": self.options.broadcast_http_port or self.http_port,
             "hostname": HOSTNAME,
             "broadcast_address": self.options.broadcast_address,
         }
+        if is_shown(self.options):
+            identity["topology_zone"] = self.options.topology_zone
+            identity["topology_region"] = self.options.topology_region
+        return identity
 
     def _registrations(self) -> list[tuple[str, str | None]]:
         registrations: list[tuple[str, str | None]] = []

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 from nsquark import NSQ_VERSION
 from nsquark.broker import stats_text, topology
 from nsquark.broker.channel import Channel
+from nsquark.broker.exposition import CONTENT_TYPE
 from nsquark.broker.http_config import ConfigApi
 from nsquark.broker.logapi import LogApi
 from nsquark.broker.memory import memory_stats
+from nsquark.broker.metrics import metrics_text
 from nsquark.broker.stats import PACE_ROWS, Stats, collect_stats
 from nsquark.broker.topic import Topic, TopicExiting
 from nsquark.cli.hosts import HOSTNAME
@@ -78,6 +80,7 @@ class Api:
         router.add("GET", "/ping", self.ping)
         router.add("GET", "/info", self.info)
         router.add("GET", "/stats", self.stats)
+        router.add("GET", "/metrics", self.metrics)
         for path, verb in (
             ("/topic/create", self.create_topic),
             ("/topic/delete", self.delete_topic),
@@ -136,6 +139,9 @@ class Api:
         if query.get("include_mem") not in OFF_WORDS:
             stats.memory = memory_stats()
         return json(stats) if query.get("format") == "json" else await self._stats_as_text(stats)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(body=(await metrics_text(self.nsqd)).encode(), content_type=CONTENT_TYPE)
 
     async def _stats_as_text(self, stats: Stats) -> Response:
         lines: list[str] = []

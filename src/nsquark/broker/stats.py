@@ -120,7 +120,7 @@ class Stats(msgspec.Struct, kw_only=True, gc=False):
     producers: list[ClientStats] | None = None
 
 
-class _Pace:
+class Pace:
     """Counts rows, and says when it is time to let others run."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ async def collect_stats(nsqd: Nsqd, *, topic: str = "", channel: str = "", inclu
     if topic and topic not in nsqd.topics:
         return stats
     chosen = [nsqd.topics[topic]] if topic else sorted(nsqd.topics.values(), key=lambda each: each.name)
-    pace = _Pace()
+    pace = Pace()
     stats.topics = []
     for each in chosen:
         if not each.is_exiting and (not channel or channel in each.channels):
@@ -154,7 +154,7 @@ async def collect_stats(nsqd: Nsqd, *, topic: str = "", channel: str = "", inclu
 
 
 async def _topic_stats(
-    topic: Topic, topic_filter: str, channel_filter: str, include_clients: bool, pace: _Pace
+    topic: Topic, topic_filter: str, channel_filter: str, include_clients: bool, pace: Pace
 ) -> TopicStats:
     names = [channel_filter] if channel_filter else sorted(topic.channels)
     channels: list[ChannelStats] = []

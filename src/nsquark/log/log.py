@@ -202,10 +202,7 @@ class TopicLog:
             return
         batches = _placed(batches, segment.size)
         if self._threaded:
-            self.shared.run(
-                lambda: _write_pieces(segment, pieces, strict=self.shared.settings.sync_every == 1),
-                lambda error: self._thread_wrote(unit, segment, batches, error),
-            )
+            self._write_in_thread(unit, segment, batches, pieces)
             return
         started = time.monotonic()
         try:
@@ -218,6 +215,19 @@ class TopicLog:
         self._written(unit, batches, segment)
         if self._closed:
             self.write()
+
+    def _write_in_thread(
+        self, unit: Unit, segment: Segment, batches: list[Batch], pieces: list[bytes | memoryview]
+    ) -> None:
+        strict = self.shared.settings.sync_every == 1
+        started = time.monotonic()
+
+        def done(error: Exception | None) -> None:
+            if strict:
+                self.shared.sync_seconds.observe(time.monotonic() - started)
+            self._thread_wrote(unit, segment, batches, error)
+
+        self.shared.run(lambda: _write_pieces(segment, pieces, strict=strict), done)
 
     def _write_apart(self, unit: Unit, apart: Apart) -> None:
         assert self.segments is not None
@@ -297,6 +307,7 @@ class TopicLog:
         self._uncommitted_bytes -= unit.bytes_added
         if self.segments is not None:
             self.segments.written(messages, sum(HEADER_BYTES + batch.payload_bytes for batch in batches))
+        self.shared.commit_messages.observe(messages)
         self.on_committed(messages, unit.bytes_added - RECORD_BYTES * messages)
         unit.commit.settle()
 

@@ -160,8 +160,7 @@ class Segments:
             if self._abandoned:
                 self._close_files()
                 return
-            self.shared.sync_count += 1
-            self.shared.sync_seconds += time.monotonic() - started
+            self.shared.sync_seconds.observe(time.monotonic() - started)
             if error is not None:
                 self._sync_failed(segment, error)
             elif self._segments and segment is self._segments[-1]:

@@ -6,9 +6,12 @@ from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 
 from nsquark.log.cache import ChunkCache
+from nsquark.log.histogram import Histogram
 from nsquark.log.sequences import Sequences
 
 THREADS_MAX = 4
+SYNC_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+COMMIT_BOUNDS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
 DRAIN_TIMEOUT_S = 30.0
 
 
@@ -43,8 +46,8 @@ class LogShared:
         self.make_room: Callable[[int], bool] = lambda size: False
         self.disk_bytes = 0
         self.disk_error: Exception | None = None
-        self.sync_count = 0
-        self.sync_seconds = 0.0
+        self.sync_seconds = Histogram(SYNC_BOUNDS_S)
+        self.commit_messages = Histogram(COMMIT_BOUNDS)
         self.post = post
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="log")
         self._running: dict[Future[None], Callable[[], None]] = {}

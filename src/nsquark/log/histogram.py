@@ -1,0 +1,18 @@
+"""How often values fell between given bounds, and their sum."""
+
+from bisect import bisect_left
+
+
+class Histogram:
+    """`counts` has one more entry than `bounds`: `counts[i]` are the values up to `bounds[i]`, the last those above."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum: float = 0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
