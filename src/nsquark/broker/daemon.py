@@ -4,19 +4,22 @@ import asyncio
 import contextlib
 import resource
 import shutil
+import ssl
 import uuid
 from pathlib import Path
 
 from nsquark import NSQ_VERSION
+from nsquark.broker.auth import AuthServers
 from nsquark.broker.clock import now_ms, wall_ms, wall_offset_ms
 from nsquark.broker.http import Api
 from nsquark.broker.lookup import LookupPeers
 from nsquark.broker.loop_delay import LoopDelay
-from nsquark.broker.options import Options
+from nsquark.broker.options import Options, TlsRequired
 from nsquark.broker.session import LINE_BYTES_MAX, Session
 from nsquark.broker.statsd import StatsdPusher
 from nsquark.broker.store import DOOMED_PREFIX, METADATA_FILE, DataPath, encode_metadata
 from nsquark.broker.takeover import take_over
+from nsquark.broker.tls import TlsRequiredRouter, asks_for_certificates, server_context
 from nsquark.broker.topic import DIRECTORY_PREFIX, Topic
 from nsquark.broker.topology import is_shown
 from nsquark.broker.turn import Turn
@@ -28,6 +31,7 @@ from nsquark.log.files import write_atomically
 from nsquark.log.sequences import SequenceFileDamaged, Sequences
 from nsquark.log.shared import LogSettings, LogShared
 from nsquark.web.server import HttpServer, Limits
+from nsquark.web.unix import is_unix_address, listen_unix, remove_socket
 from nsquark.wire.names import is_ephemeral, is_valid_name
 
 READ_BUFFER_BYTES = 256 << 10
@@ -69,6 +73,10 @@ class Nsqd:
         """Not before all is loaded: until then nsqd.dat may be NSQ's, with what is not taken over yet."""
         self.tcp_port = 0
         self.http_port = 0
+        self.https_port = 0
+        """A port is 0 while nothing listens, -1 with a unix socket."""
+        self.tls_context = server_context(options)
+        self.auth = AuthServers(options, logger) if options.auth_http_address else None
         self.logs = LogShared(
             LogSettings(
                 options.max_bytes_per_file,
@@ -92,11 +100,10 @@ class Nsqd:
             request_timeout=options.http_client_request_timeout.seconds,
             max_body_bytes=options.max_body_size,
         )
-        self.http = HttpServer(
-            Api(self).router(),
-            Limits(connections=options.max_connections),
-            logger,
-        )
+        router, limits = Api(self).router(), Limits(connections=options.max_connections)
+        self.https = HttpServer(router, limits, logger)
+        refused = options.tls_required is TlsRequired.YES
+        self.http = HttpServer(TlsRequiredRouter(self) if refused else router, limits, logger)
         self._tcp: asyncio.AbstractServer | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._metadata_timer: asyncio.TimerHandle | None = None
@@ -107,6 +114,8 @@ class Nsqd:
     async def start(self) -> None:
         _raise_file_limit()
         self._load()
+        if asks_for_certificates(self.options) and self.options.tls_client_auth_policy != "require-verify":
+            self.logger.warning("--tls-client-auth-policy=require checks certificates as require-verify does")
         await self._listen()
         self.write_metadata()
         self.lookup.start(self.options.lookupd_tcp_address)
@@ -133,19 +142,27 @@ class Nsqd:
         take_over(self)
 
     async def _listen(self) -> None:
+        options = self.options
         try:
-            address = self.options.tcp_address
-            bound = listen(address)
-            self._tcp = await self.loop.create_server(lambda: Session(self), sock=bound)
-            self.tcp_port = int(bound.getsockname()[1])
-            self.logger.info(f"TCP: listening on {show_address(bound.getsockname())}")
-            address = self.options.http_address
-            if address:
-                host, port = split_address(address)
-                host, self.http_port = await self.http.listen(host_to_bind(host), port)
-                self.logger.info(f"HTTP: listening on {show_address((host, self.http_port))}")
+            await self._listen_tcp(address := options.tcp_address)
+            if self.tls_context is not None and (address := options.https_address):
+                self.https_port, shown = await _listen_http(self.https, address, self.tls_context)
+                self.logger.info(f"HTTPS: listening on {shown}")
+            if address := options.http_address:
+                self.http_port, shown = await _listen_http(self.http, address, None)
+                self.logger.info(f"HTTP: listening on {shown}")
         except (OSError, ValueError) as error:
             raise StartError(f"listen ({address}) failed - {error}") from None
+
+    async def _listen_tcp(self, address: str) -> None:
+        if is_unix_address(address):
+            bound, shown, self.tcp_port = listen_unix(address), address, -1
+        else:
+            bound = listen(address)
+            shown, self.tcp_port = show_address(bound.getsockname()), int(bound.getsockname()[1])
+        make = self.loop.create_unix_server if self.tcp_port == -1 else self.loop.create_server
+        self._tcp = await make(lambda: Session(self), sock=bound)
+        self.logger.info(f"TCP: listening on {shown}")
 
     async def stop(self) -> None:
         """Answers what was received, closes all connections, and leaves nothing unsaved."""
@@ -153,10 +170,12 @@ class Nsqd:
         self.loop_delay.stop()
         if self._tcp is not None:
             self._tcp.close()
+            if is_unix_address(self.options.tcp_address):
+                remove_socket(self.options.tcp_address)
         for task in [*self._tasks, self._ticker]:
             if task is not None:
                 task.cancel()
-        await self.http.close()
+        await asyncio.gather(self.http.close(), self.https.close())
         await self.lookup.stop()
         self.turn.run()
         for session in list(self.sessions):
@@ -371,6 +390,16 @@ class Nsqd:
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _listen_http(server: HttpServer, address: str, tls: ssl.SSLContext | None) -> tuple[int, str]:
+    """The port, -1 with a unix socket, and the address as it is shown."""
+    if is_unix_address(address):
+        await server.listen_unix(address)
+        return -1, address
+    host, port = split_address(address)
+    host, port = await server.listen(host_to_bind(host), port, tls)
+    return port, show_address((host, port))
 
 
 def _raise_file_limit() -> None:

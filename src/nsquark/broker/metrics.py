@@ -204,7 +204,7 @@ def _broker(nsqd: Nsqd) -> list[Family]:
     logs = nsqd.logs
     connections = Family("nsqd_connections", "gauge", "Open connections.")
     connections.add(len(nsqd.sessions), 'kind="tcp"')
-    connections.add(nsqd.http.connection_count, 'kind="http"')
+    connections.add(nsqd.http.connection_count + nsqd.https.connection_count, 'kind="http"')
     channels = sum(len(topic.channels) for topic in nsqd.topics.values())
     compiled = "compiled" if kernel.is_compiled() else "interpreted"
     python = ".".join(str(number) for number in sys.version_info[:3])

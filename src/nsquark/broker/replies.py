@@ -9,16 +9,16 @@ from nsquark.wire.frames import OK, FrameType, frame
 
 
 class _Reply:
-    """`count` publishes that share a commit, or a frame that is ready."""
+    """`count` publishes that share a commit, or a frame that is ready; it is the last if something comes `then`."""
 
-    __slots__ = ("commit", "count", "data", "is_last", "word")
+    __slots__ = ("commit", "count", "data", "then", "word")
 
-    def __init__(self, commit: Commit | None, word: str, data: bytes, is_last: bool) -> None:
+    def __init__(self, commit: Commit | None, word: str, data: bytes, then: Callable[[], None] | None) -> None:
         self.commit = commit
         self.word = word
         self.data = data
         self.count = 1
-        self.is_last = is_last
+        self.then = then
 
 
 class Replies:
@@ -39,39 +39,43 @@ class Replies:
         if waiting and waiting[-1].commit is commit and waiting[-1].word == word:
             waiting[-1].count += 1
             return False
-        waiting.append(_Reply(commit, word, b"", False))
+        waiting.append(_Reply(commit, word, b"", None))
         return True
 
     def send(self, data: bytes) -> None:
         """A frame in its turn."""
         if self._waiting:
-            self._waiting.append(_Reply(None, "", data, False))
+            self._waiting.append(_Reply(None, "", data, None))
         else:
             self._write(data)
 
     def send_last(self, data: bytes) -> None:
         """A frame in its turn, after which the connection is closed."""
-        self._waiting.append(_Reply(None, "", data, True))
+        self.send_then(data, self._close)
+
+    def send_then(self, data: bytes, then: Callable[[], None]) -> None:
+        """A frame in its turn; once it is written nothing else is owed, and `then` is called."""
+        self._waiting.append(_Reply(None, "", data, then))
         self.flush()
 
     def flush(self) -> None:
         """Writes what is settled, up to the first that is not."""
         waiting = self._waiting
         out: list[bytes] = []
-        is_last = False
-        while waiting and not is_last and (waiting[0].commit is None or waiting[0].commit.is_settled):
+        then: Callable[[], None] | None = None
+        while waiting and then is None and (waiting[0].commit is None or waiting[0].commit.is_settled):
             reply = waiting.popleft()
             if reply.commit is None:
                 out.append(reply.data)
-                is_last = reply.is_last
+                then = reply.then
             elif reply.commit.error is None:
                 out.append(OK * reply.count)
             else:
                 error = FatalClientError(f"E_{reply.word}_FAILED", f"{reply.word} failed {reply.commit.error}")
                 out.append(frame(FrameType.ERROR, error.payload()))
-                is_last = True
+                then = self._close
         if out:
             self._write(out[0] if len(out) == 1 else b"".join(out))
-        if is_last:
+        if then is not None:
             waiting.clear()
-            self._close()
+            then()

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, cast
 
+from nsquark.broker import upgrade
+from nsquark.broker.auth import Guard
 from nsquark.broker.channel import REFILL_RDY_MIN, Channel
 from nsquark.broker.clock import now_ms
 from nsquark.broker.identify import ClientSettings, identify
+from nsquark.broker.options import TlsRequired
 from nsquark.broker.replies import Replies
+from nsquark.broker.tls import TlsState
 from nsquark.broker.topic import Topic, TopicExiting
+from nsquark.discovery.addresses import show_address
 from nsquark.kernel.arena import MPUB_BAD_SIZE, MPUB_TOO_BIG, measure_mpub
 from nsquark.kernel.ledger import DONE, NOT_OWNER, Consumer, sequence_of
 from nsquark.log.commit import Commit
@@ -47,6 +52,10 @@ class Session(asyncio.BufferedProtocol):
         self.nsqd = nsqd
         self.transport: asyncio.Transport
         self.remote_address = ""
+        self.remote_ip = ""
+        self.tls: TlsState | None = None
+        self.guard: Guard | None = None
+        """What AUTH allows; None if all is allowed."""
         self.settings: ClientSettings
         self.state = STATE_INIT
         self.channel: Channel | None = None
@@ -58,6 +67,7 @@ class Session(asyncio.BufferedProtocol):
         self._data: bytearray = nsqd.read_buffer
         self._held: bytearray | None = None
         self._held_bytes = 0
+        self._commands: Mapping[bytes, Command] | BeforeTls = COMMANDS
         self._got_magic = False
         self._identified = False
         self._is_closed = False
@@ -71,19 +81,26 @@ class Session(asyncio.BufferedProtocol):
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
         peer = self.transport.get_extra_info("peername")
-        host = peer[0] if isinstance(peer, tuple) else ""
-        self.remote_address = f"{host}:{peer[1]}" if isinstance(peer, tuple) else "@"
+        self.remote_address = show_address(peer) if isinstance(peer, tuple) else "@"
+        self.remote_ip = host = self.remote_address.rpartition(":")[0].strip("[]")
         options = self.nsqd.options
         self.settings = ClientSettings(host, host, options.msg_timeout.ms, options.output_buffer_timeout.ms)
         if not self.nsqd.admit(self):
             self._close()
             return
+        if options.tls_required is not TlsRequired.NO:
+            self._commands = BEFORE_TLS
+        if self.nsqd.auth is not None:
+            self.guard = Guard(self, self.nsqd.auth)
+        self._heartbeat = self.nsqd.loop.call_later(options.max_heartbeat_interval.seconds, self.abort)
         self.nsqd.logger.info(f"TCP: new client({self.remote_address})")
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_closed = True
         if self._heartbeat is not None:
             self._heartbeat.cancel()
+        if self.guard is not None:
+            self.guard.cancel()
         if self.channel is not None:
             self.channel.remove(self)
         self._held = None
@@ -214,7 +231,7 @@ class Session(asyncio.BufferedProtocol):
     def _execute(self, line: bytes, pos: int, end: int, at_eof: bool) -> int:
         """One command whose body, if it has one, starts at `pos`; where the next command starts."""
         params = line.split(b" ")
-        command = _COMMANDS.get(params[0])
+        command = self._commands.get(params[0])
         if command is None:
             raise FatalClientError("E_INVALID", f"invalid command {_text(params[0])}")
         return command(self, params, pos, end, at_eof)
@@ -249,6 +266,8 @@ class Session(asyncio.BufferedProtocol):
         size = self._message_size(pos, end, at_eof, "PUB")
         if size is None:
             return INCOMPLETE
+        if self.guard is not None and not self.guard.allows("PUB", name, ""):
+            return INCOMPLETE
         topic = self._topic(name, "PUB")
         self._published(topic, 1, lambda: topic.publish(self._data, pos + 4, size), "PUB")
         return pos + 4 + size
@@ -259,6 +278,8 @@ class Session(asyncio.BufferedProtocol):
         name = _text(params[1])
         if name not in self.nsqd.topics and not is_valid_name(name):
             raise FatalClientError("E_BAD_TOPIC", f"E_BAD_TOPIC MPUB topic name {quote(params[1])} is not valid")
+        if self.guard is not None and not self.guard.allows("MPUB", name, ""):
+            return INCOMPLETE
         topic = self._topic(name, "MPUB")
         options = self.nsqd.options
         size = self._body_size(pos, end, at_eof, "E_BAD_BODY", "MPUB failed to read body")
@@ -302,6 +323,8 @@ class Session(asyncio.BufferedProtocol):
             raise FatalClientError("E_INVALID", f"DPUB timeout {shown} out of range 0-{delay_max_ms}")
         size = self._message_size(pos, end, at_eof, "DPUB")
         if size is None:
+            return INCOMPLETE
+        if self.guard is not None and not self.guard.allows("DPUB", name, ""):
             return INCOMPLETE
         topic = self._topic(name, "DPUB")
         if delay_ms == 0:
@@ -355,7 +378,8 @@ class Session(asyncio.BufferedProtocol):
 
     def committed(self, commit: Commit) -> None:
         if not self._is_closed:
-            self.transport.resume_reading()
+            if self.guard is None or not self.guard.is_asking:
+                self.transport.resume_reading()
             self._replies.flush()
 
     # -- commands that consume ---------------------------------------------------------------------------
@@ -371,6 +395,8 @@ class Session(asyncio.BufferedProtocol):
         channel_name = _text(params[2])
         if not is_valid_name(channel_name):
             raise FatalClientError("E_BAD_CHANNEL", f"SUB channel name {quote(params[2])} is not valid")
+        if self.guard is not None and not self.guard.allows("SUB", topic_name, channel_name):
+            return INCOMPLETE
         try:
             channel = self.nsqd.topic(topic_name).channel(channel_name)
         except (TopicExiting, OSError) as error:
@@ -472,12 +498,20 @@ class Session(asyncio.BufferedProtocol):
             return INCOMPLETE
         body = bytes(self._data[pos + 4 : pos + 4 + size])
         self.nsqd.logger.info(f"[{self.remote_address}] IDENTIFY: {_text(body)}")
-        answer = identify(body, self.settings, self.nsqd.options)
-        self._replies.send(frame(FrameType.RESPONSE, answer))
+        answer = frame(FrameType.RESPONSE, identify(body, self.settings, self.nsqd.options))
         if not self._identified:
             self._identified = True
             self._schedule_heartbeat()
+        if upgrade.is_wanted(self):
+            self._replies.send_then(answer, upgrade.Upgrade(self, self._fail).begin)
+            return end  # as in NSQ, what was sent too early is lost
+        self._replies.send(answer)
         return pos + 4 + size
+
+    def secured(self, tls: TlsState) -> None:
+        """The connection uses TLS from now on."""
+        self.tls = tls
+        self._commands = COMMANDS
 
     def AUTH(self, params: list[bytes], pos: int, end: int, at_eof: bool) -> int:
         if self.state != STATE_INIT:
@@ -487,7 +521,24 @@ class Session(asyncio.BufferedProtocol):
         size = self._command_body(pos, end, at_eof, "AUTH")
         if size is None:
             return INCOMPLETE
-        raise FatalClientError("E_AUTH_DISABLED", "AUTH disabled")
+        if self.guard is None:
+            raise FatalClientError("E_AUTH_DISABLED", "AUTH disabled")
+        answer = self.guard.authorize(bytes(self._data[pos + 4 : pos + 4 + size]))
+        if answer is None:
+            return INCOMPLETE
+        self._replies.send(frame(FrameType.RESPONSE, answer))
+        return pos + 4 + size
+
+    def go_on(self) -> None:
+        """The auth server has answered: the command that waits for it is looked at again, then those behind it."""
+        if self._is_closed or self._held is None:
+            return
+        self._received_at_ms = now_ms()
+        self.transport.resume_reading()
+        self._data, end = self._held, self._held_bytes
+        pos = self._run(0, end)
+        if not self._is_closed:
+            self._hold(pos, end)
 
     def _command_body(self, pos: int, end: int, at_eof: bool, word: str) -> int | None:
         size = self._body_size(pos, end, at_eof, "E_BAD_BODY", f"{word} failed to read body")
@@ -543,6 +594,8 @@ class Session(asyncio.BufferedProtocol):
     def _beat(self) -> None:
         """Sends a heartbeat; a client silent for two intervals, or not reading for one, is cut off."""
         now = now_ms()
+        if self.guard is not None and self.guard.is_asking:
+            self._received_at_ms = now  # it is not the client that keeps us waiting
         silent_ms = now - self._received_at_ms
         not_reading_ms = now - self._write_paused_at_ms if self._write_paused_at_ms else 0
         if silent_ms >= 2 * self.settings.heartbeat_ms > 0 or not_reading_ms >= self._interval_ms:
@@ -553,10 +606,23 @@ class Session(asyncio.BufferedProtocol):
         self._heartbeat = self.nsqd.loop.call_later(self._interval_ms / 1000, self._beat)
 
 
-_COMMANDS: dict[bytes, Callable[[Session, list[bytes], int, int, bool], int]] = {
+Command = Callable[[Session, list[bytes], int, int, bool], int]
+COMMANDS: dict[bytes, Command] = {
     name.encode(): getattr(Session, name)
     for name in ("IDENTIFY", "AUTH", "SUB", "PUB", "MPUB", "DPUB", "RDY", "FIN", "REQ", "TOUCH", "CLS", "NOP")
 }
+
+
+class BeforeTls:
+    """The commands of a client that must use TLS and does not yet: IDENTIFY; every other word is refused."""
+
+    def get(self, word: bytes) -> Command:
+        if word != b"IDENTIFY":
+            raise FatalClientError("E_INVALID", f"cannot {_text(word)} in current state (TLS required)")
+        return Session.IDENTIFY
+
+
+BEFORE_TLS = BeforeTls()
 
 
 def _text(raw: bytes) -> str:

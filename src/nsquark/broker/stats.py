@@ -232,6 +232,14 @@ def _client_stats(session: Session, topic_filter: str) -> ClientStats:
         stats.message_count = consumer.message_count
         stats.finish_count = consumer.finish_count
         stats.requeue_count = consumer.requeue_count
+    if session.guard is not None and session.guard.grant is not None:
+        stats.authed = True
+        stats.auth_identity = session.guard.grant.identity or UNSET
+        stats.auth_identity_url = session.guard.grant.identity_url or UNSET
+    if session.tls is not None:
+        stats.tls = stats.tls_negotiated_protocol_is_mutual = True
+        stats.tls_cipher_suite = session.tls.cipher_suite
+        stats.tls_version = session.tls.version
     if is_shown(session.nsqd.options):
         stats.topology_zone = settings.topology_zone
         stats.topology_region = settings.topology_region

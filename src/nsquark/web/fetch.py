@@ -28,7 +28,11 @@ Fetched = tuple[int, dict[str, str], bytes]
 
 
 class FetchError(Exception):
-    """No answer was got. The text names the request and the reason."""
+    """No answer was got. The text names the request and the reason; `reason` alone is for who asks with a secret."""
+
+    def __init__(self, text: str, reason: str = "") -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 class _TlsRequired(msgspec.Struct):
@@ -69,8 +73,12 @@ def _split(url: str) -> SplitResult:
         if parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0):
             return parts
     except ValueError as error:
-        raise FetchError(f"cannot fetch {url!r} - {error}") from None
-    raise FetchError(f"cannot fetch {url!r} - expected http://host:port/path or https://host:port/path")
+        raise _bad_url(url, str(error)) from None
+    raise _bad_url(url, "expected http://host:port/path or https://host:port/path")
+
+
+def _bad_url(url: str, reason: str) -> FetchError:
+    return FetchError(f"cannot fetch {url!r} - {reason}", reason)
 
 
 class _Call:
@@ -187,4 +195,4 @@ class _Call:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def _error(self, reason: str) -> FetchError:
-        return FetchError(f"{self._method} {self._parts.geturl()} failed - {reason}")
+        return FetchError(f"{self._method} {self._parts.geturl()} failed - {reason}", reason)

@@ -5,7 +5,6 @@
 
 import asyncio
 import contextlib
-import os
 import socket
 import ssl
 import traceback
@@ -30,6 +29,7 @@ from nsquark.web.messages import (
 )
 from nsquark.web.reader import INTERNAL_ERROR
 from nsquark.web.router import Router
+from nsquark.web.unix import listen_unix, remove_socket
 
 __all__ = [
     "Answer",
@@ -97,7 +97,7 @@ class HttpServer:
 
     async def listen_unix(self, path: str) -> None:
         loop = asyncio.get_running_loop()
-        self._started(await loop.create_unix_server(lambda: HttpConnection(self), path, backlog=LISTEN_BACKLOG))
+        self._started(await loop.create_unix_server(lambda: HttpConnection(self), sock=listen_unix(path)))
         self._unix_paths.append(path)
 
     async def close(self) -> None:
@@ -106,8 +106,7 @@ class HttpServer:
         for server in self._listeners:
             server.close()
         for path in self._unix_paths:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+            remove_socket(path)
         for connection in list(self._connections):
             connection.shut_down()
         with contextlib.suppress(TimeoutError):
