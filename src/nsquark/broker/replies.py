@@ -33,13 +33,15 @@ class Replies:
     def are_owed(self) -> bool:
         return bool(self._waiting)
 
-    def promise(self, commit: Commit, word: str) -> bool:
+    def promise(self, commit: Commit, word: str, count: int = 1) -> bool:
         """OK, or the error of the command `word`, once the commit is settled; False if others wait for it already."""
         waiting = self._waiting
         if waiting and waiting[-1].commit is commit and waiting[-1].word == word:
-            waiting[-1].count += 1
+            waiting[-1].count += count
             return False
-        waiting.append(_Reply(commit, word, b"", None))
+        reply = _Reply(commit, word, b"", None)
+        reply.count = count
+        waiting.append(reply)
         return True
 
     def send(self, data: bytes) -> None:

@@ -68,6 +68,9 @@ class Session(asyncio.BufferedProtocol):
         self._held: bytearray | None = None
         self._held_bytes = 0
         self._commands: Mapping[bytes, Command] | BeforeTls = COMMANDS
+        self._recent: Topic | None = None
+        self._recent_line = b""
+        self._is_congested = False
         self._got_magic = False
         self._identified = False
         self._is_closed = False
@@ -209,6 +212,10 @@ class Session(asyncio.BufferedProtocol):
                 pos = self.channel.ledger.acknowledge(self.consumer, self._data, pos, end, now)
                 if pos == end:
                     break
+            if self._recent is not None:
+                pos = self._run_pubs(self._recent, pos, end)
+                if pos == end:
+                    break
             line_end = self._data.find(b"\n", pos, min(end, pos + LINE_BYTES_MAX))
             if line_end < 0:
                 if end - pos >= LINE_BYTES_MAX:
@@ -227,6 +234,15 @@ class Session(asyncio.BufferedProtocol):
         if self.channel is not None:
             self.channel.wake()
         return pos
+
+    def _run_pubs(self, topic: Topic, pos: int, end: int) -> int:
+        """PUB after PUB to the topic last published to; where something else, or an incomplete one, starts."""
+        done = topic.publish_pubs(self._data, pos, end, self._recent_line)
+        if done is None:
+            return pos
+        commit, count, after = done
+        self._promise(topic, commit, "PUB", count, count)
+        return after
 
     def _execute(self, line: bytes, pos: int, end: int, at_eof: bool) -> int:
         """One command whose body, if it has one, starts at `pos`; where the next command starts."""
@@ -269,6 +285,8 @@ class Session(asyncio.BufferedProtocol):
         if self.guard is not None and not self.guard.allows("PUB", name, ""):
             return INCOMPLETE
         topic = self._topic(name, "PUB")
+        if self.guard is None:
+            self._recent, self._recent_line = topic, b"PUB %s\n" % params[1]
         self._published(topic, 1, lambda: topic.publish(self._data, pos + 4, size), "PUB")
         return pos + 4 + size
 
@@ -366,19 +384,27 @@ class Session(asyncio.BufferedProtocol):
             commit = publish()
         except TopicExiting as error:
             raise FatalClientError(f"E_{word}_FAILED", f"{word} failed {error}") from None
-        self.published[topic.name] = self.published.get(topic.name, 0) + count
-        self.nsqd.producers[self] = None
-        if self._replies.promise(commit, word):
+        self._promise(topic, commit, word, count, 1)
+
+    def _promise(self, topic: Topic, commit: Commit, word: str, messages: int, replies: int) -> None:
+        if topic.name in self.published:
+            self.published[topic.name] += messages
+        else:
+            self.published[topic.name] = messages
+            self.nsqd.producers[self] = None
+        if self._replies.promise(commit, word, replies):
             if commit.is_settled:
                 self._replies.flush()
             else:
                 commit.waiters.append(self)
                 if topic.log.is_congested:
+                    self._is_congested = True
                     self.transport.pause_reading()
 
     def committed(self, commit: Commit) -> None:
         if not self._is_closed:
-            if self.guard is None or not self.guard.is_asking:
+            if self._is_congested and (self.guard is None or not self.guard.is_asking):
+                self._is_congested = False
                 self.transport.resume_reading()
             self._replies.flush()
 

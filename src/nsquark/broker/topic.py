@@ -79,7 +79,9 @@ class Topic:
         slots = self._cursors.load() if self._cursors is not None else []
         topic_slot = slots[0] if slots and slots[0].index == 0 else None
         segments = self.log.segments
-        rest = msgspec.msgpack.decode(topic_slot.rest, type=TopicRest) if topic_slot is not None else TopicRest(self.name)
+        rest = (
+            msgspec.msgpack.decode(topic_slot.rest, type=TopicRest) if topic_slot is not None else TopicRest(self.name)
+        )
         self._voided_deferred = list(rest.voided_deferred)
         self._removed_append = rest.deferred_append
         floor = max([1, *(slot.deferred for slot in slots), *(high for _, high in rest.voided_deferred)])
@@ -124,9 +126,7 @@ class Topic:
             self._slot.position = self.pump
             self._slot.deferred = self._pump_deferred
             self._slot.rest = msgspec.msgpack.encode(
-                TopicRest(
-                    self.name, self.paused, self._follows, tuple(self._voided_deferred), self._removed_append
-                )
+                TopicRest(self.name, self.paused, self._follows, tuple(self._voided_deferred), self._removed_append)
             )
             self.store(self._slot)
 
@@ -158,6 +158,12 @@ class Topic:
         if self.is_exiting:
             raise TopicExiting
         return self.log.append(source, pos, size, time.time_ns())
+
+    def publish_pubs(self, source: Buffer, pos: int, end: int, line: bytes) -> tuple[Commit, int, int] | None:
+        """PUB commands with this line: commit, how many, and where the first other thing starts."""
+        if self.is_exiting:
+            return None
+        return self.log.append_pubs(source, pos, end, line, self.nsqd.options.max_msg_size, time.time_ns())
 
     def publish_sized(self, source: Buffer, pos: int, end: int, count: int) -> Commit:
         """Messages that each stand behind their size."""

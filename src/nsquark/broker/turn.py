@@ -53,18 +53,19 @@ class Turn:
         """
         self._scheduled = False
         self.count += 1
-        for channel in self._channels:
-            self._guard(channel.persist)
-        logs, self._logs = self._logs, []
-        for log in logs:
-            self._guard(log.write)
-        channels, self._channels = self._channels, {}
-        for channel in channels:
-            self._guard(channel.deliver)
+        if self._channels:
+            self._each([channel.persist for channel in self._channels])
+        if self._logs:
+            logs, self._logs = self._logs, []
+            self._each([log.write for log in logs])
+        if self._channels:
+            channels, self._channels = self._channels, {}
+            self._each([channel.deliver for channel in channels])
 
-    def _guard(self, work: Callable[[], None]) -> None:
+    def _each(self, works: list[Callable[[], None]]) -> None:
         """A fault in one topic must not stop the others."""
-        try:
-            work()
-        except Exception:
-            self._report(f"INTERNAL: {traceback.format_exc()}")
+        for work in works:
+            try:
+                work()
+            except Exception:
+                self._report(f"INTERNAL: {traceback.format_exc()}")

@@ -149,19 +149,16 @@ def _parse_floats(text: str) -> list[float]:
 
 
 def _floats_of(value: object) -> list[float]:
+    """In the file's order, as in NSQ; only those of the command line are sorted."""
     if isinstance(value, str):
-        return _descending(_parse_floats(value))
+        return _parse_floats(value)
     if isinstance(value, list) and all(type(item) in (float, int) for item in value):
-        return _descending([float(item) for item in value])
+        return [float(item) for item in value]
     raise ValueError("expected an array of floats, or one string with commas")
 
 
-def _descending(values: list[object] | list[float]) -> list[float]:
-    return sorted((float(value) for value in values if isinstance(value, float)), reverse=True)
-
-
 def _arrange_floats(values: list[object]) -> list[object]:
-    return list(_descending(values))
+    return [*sorted((value for value in values if isinstance(value, float)), reverse=True)]
 
 
 STRING: Final = Kind("string", str, _string_of, show_quoted)

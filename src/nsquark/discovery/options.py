@@ -24,9 +24,7 @@ class Options:
     inactive_producer_timeout: Duration = option(
         DURATION, Duration.parse("5m"), "silence after which an nsqd is no longer listed"
     )
-    tombstone_lifetime: Duration = option(
-        DURATION, Duration.parse("45s"), "time a tombstoned producer stays hidden"
-    )
+    tombstone_lifetime: Duration = option(DURATION, Duration.parse("45s"), "time a tombstoned producer stays hidden")
 
 
 SPEC: Final[tuple[Option, ...]] = table(Options)

@@ -174,6 +174,37 @@ class Chunk:
         self.resume = pos
         return done
 
+    def append_pubs(
+        self,
+        source: cython.uchar[::1],
+        pos: cython.longlong,
+        end: cython.longlong,
+        line: bytes,
+        size_max: cython.longlong,
+        timestamp_ns: cython.longlong,
+    ) -> cython.longlong:
+        """The whole PUB commands at `pos` whose line is `line`; how many had room. `resume` is where the rest starts."""
+        done: cython.longlong = 0
+        size: cython.longlong
+        at: cython.longlong
+        index: cython.longlong
+        line_bytes: cython.longlong = len(line)
+        while pos + line_bytes + 4 < end and self.count < self._count_max:
+            index = 0
+            while index < line_bytes and source[pos + index] == cython.cast(cython.uchar, line[index]):
+                index += 1
+            if index < line_bytes:
+                break
+            at = pos + line_bytes
+            size = _u32(source, at)
+            if size == 0 or size > size_max or at + 4 + size > end or self.used + RECORD_OVERHEAD + size > self._size:
+                break
+            self._write(source, at + 4, size, timestamp_ns)
+            pos = at + 4 + size
+            done += 1
+        self.resume = pos
+        return done
+
     @cython.cfunc
     @cython.exceptval(check=False)
     def _write(

@@ -24,9 +24,9 @@ DEFERRED = 2
 APPEND_ONCE = 4
 """Flag: the token is a publisher's idempotency token."""
 
-_HEADER = struct.Struct("<4sBBHIIIIQqqQ16s")
-HEADER_BYTES = _HEADER.size
-_CHECKED_FROM = 12  # what follows the header check
+_HEAD = struct.Struct("<4sBBHI")  # magic, version, flags, header bytes, check of what follows in the header
+_TAIL = struct.Struct("<IIIQqqQ16s")
+HEADER_BYTES = _HEAD.size + _TAIL.size
 
 Bytes = bytes | bytearray | memoryview
 
@@ -61,48 +61,22 @@ class Damage(NamedTuple):
 
 
 def encode_header(batch: Batch, payload: Bytes) -> bytes:
+    _, first_seq, messages, size, time_min_ns, time_max_ns, flags, token = batch
     check = xxh3_64_intdigest(payload)
-    _, first_seq, count, size, time_min_ns, time_max_ns, flags, token = batch
-    head = _HEADER.pack(
-        MAGIC,
-        VERSION,
-        flags,
-        HEADER_BYTES,
-        0,
-        count,
-        size,
-        0,
-        first_seq,
-        time_min_ns,
-        time_max_ns,
-        check,
-        token,
-    )
-    return head[:8] + xxh32_intdigest(head[_CHECKED_FROM:], seed=flags).to_bytes(4, "little") + head[_CHECKED_FROM:]
+    tail = _TAIL.pack(messages, size, 0, first_seq, time_min_ns, time_max_ns, check, token)
+    return _HEAD.pack(MAGIC, VERSION, flags, HEADER_BYTES, xxh32_intdigest(tail, flags)) + tail
 
 
 def read_header(data: Bytes, pos: int, offset: int) -> tuple[Batch, int] | None:
     """The batch whose header lies at `data[pos]` (file offset `offset`) and its payload's check, if it is one."""
-    (
-        magic,
-        version,
-        flags,
-        head_bytes,
-        check,
-        count,
-        size,
-        _,
-        first_seq,
-        time_min_ns,
-        time_max_ns,
-        payload_check,
-        token,
-    ) = _HEADER.unpack_from(data, pos)
-    if magic != MAGIC or version != VERSION or head_bytes != HEADER_BYTES:
+    magic, version, flags, header_bytes, check = _HEAD.unpack_from(data, pos)
+    if magic != MAGIC or version != VERSION or header_bytes != HEADER_BYTES:
         return None
-    if xxh32_intdigest(data[pos + _CHECKED_FROM : pos + HEADER_BYTES], seed=flags) != check:
+    tail = data[pos + _HEAD.size : pos + HEADER_BYTES]
+    if xxh32_intdigest(tail, flags) != check:
         return None
-    return Batch(offset, first_seq, count, size, time_min_ns, time_max_ns, flags, token), payload_check
+    messages, size, _, first_seq, time_min_ns, time_max_ns, payload_check, token = _TAIL.unpack(tail)
+    return Batch(offset, first_seq, messages, size, time_min_ns, time_max_ns, flags, token), payload_check
 
 
 def scan(data: memoryview, offset: int) -> Iterator[Batch | Damage]:

@@ -5,6 +5,7 @@ turn `write` puts all that was appended into the file with one system call; then
 their OK, and the records are below `head`, where channels find them by `chunk_at`.
 """
 
+import errno
 import os
 import time
 from bisect import bisect_right
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nsquark.kernel.arena import Chunk
-from nsquark.log.batches import HEADER_BYTES, MORE_FOLLOWS, NO_TOKEN, Batch, encode_header
+from nsquark.log.batches import HEADER_BYTES, MORE_FOLLOWS, Batch, encode_header
 from nsquark.log.cache import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkCache, chunk_records
 from nsquark.log.commit import Apart, Commit, Unit
 from nsquark.log.extents import Extents
@@ -28,8 +29,8 @@ SLOW_WRITE_S = 0.005
 """A write that takes longer moves this log's writing to a thread..."""
 FAST_WRITES_TO_RETURN = 1000
 """...and so many quick ones in a row move it back."""
-SLICES_PER_WRITE_MAX = 500
-"""Each is two pieces of a vectored write, of which the system takes 1024."""
+PIECES_PER_WRITE_MAX = 1024
+"""The most pieces the system takes in one vectored write."""
 RECORD_BYTES = 34
 
 Buffer = bytearray | memoryview
@@ -82,6 +83,24 @@ class TopicLog:
             self._extend(size).append(source, pos, size, timestamp_ns)
         self._added(unit, size + RECORD_BYTES, timestamp_ns)
         return unit.commit
+
+    def append_pubs(
+        self, source: Buffer, pos: int, end: int, line: bytes, size_max: int, timestamp_ns: int
+    ) -> tuple[Commit, int, int] | None:
+        """PUB commands with the same `line`, as far as they are whole and the tail has room: commit, count, where it ended.
+
+        The quick way for a client that publishes one by one; what it leaves takes the other.
+        """
+        tail = self._tail
+        if tail is None:
+            return None
+        first, used = tail.count, tail.used
+        count = tail.append_pubs(source, pos, end, line, size_max, timestamp_ns)
+        if count == 0:
+            return None
+        unit = self._open or self._begin(timestamp_ns, first)
+        self._added(unit, tail.used - used, timestamp_ns)
+        return unit.commit, count, tail.resume
 
     def append_sized(self, source: Buffer, pos: int, end: int, count: int, timestamp_ns: int) -> Commit:
         """`count` messages, each behind its size, as in MPUB; they were measured before."""
@@ -142,8 +161,9 @@ class TopicLog:
         """The number the next message gets if the tail has room for it."""
         return self._tail.first_seq + self._tail.count if self._tail is not None else self.head
 
-    def _begin(self, timestamp_ns: int) -> Unit:
-        slices = [(self._tail, self._tail.count)] if self._tail is not None else []
+    def _begin(self, timestamp_ns: int, first: int | None = None) -> Unit:
+        """Opens a commit for what comes from record `first` of the tail on."""
+        slices = [(self._tail, self._tail.count if first is None else first)] if self._tail is not None else []
         self._open = unit = Unit(Commit(), slices, timestamp_ns, timestamp_ns)
         self._on_dirty()
         return unit
@@ -191,23 +211,22 @@ class TopicLog:
         if unit.apart is not None:
             self._write_apart(unit, unit.apart)
             return
-        batches, pieces = self._batches(unit)
+        slices = [(chunk, start) for chunk, start in unit.slices if chunk.count > start]
         if self.segments is None:
-            self._written(unit, batches)
+            self._written(unit, _batches(unit, slices, 0, []))
             return
         try:
-            segment = self.segments.for_append(batches[0].first_seq, sum(map(len, pieces)))
+            chunk, start = slices[0]
+            size = unit.bytes_added + HEADER_BYTES * len(slices)
+            segment = self.segments.for_append(chunk.first_seq + start, size)
+            pieces: list[bytes | memoryview] = []
+            batches = _batches(unit, slices, segment.size, pieces)
+            if self._threaded:
+                self._write_in_thread(unit, segment, batches, pieces)
+                return
+            started = time.monotonic()
+            _write_pieces(segment, pieces, size)
         except (OSError, DiskLimitReached) as error:
-            self._failed(unit, error)
-            return
-        batches = _placed(batches, segment.size)
-        if self._threaded:
-            self._write_in_thread(unit, segment, batches, pieces)
-            return
-        started = time.monotonic()
-        try:
-            _write_pieces(segment, pieces)
-        except OSError as error:
             self._failed(unit, error)
             return
         if time.monotonic() - started > SLOW_WRITE_S:
@@ -227,7 +246,8 @@ class TopicLog:
                 self.shared.sync_seconds.observe(time.monotonic() - started)
             self._thread_wrote(unit, segment, batches, error)
 
-        self.shared.run(lambda: _write_pieces(segment, pieces, strict=strict), done)
+        size = unit.bytes_added + HEADER_BYTES * len(batches)
+        self.shared.run(lambda: _write_pieces(segment, pieces, size, strict=strict), done)
 
     def _write_apart(self, unit: Unit, apart: Apart) -> None:
         assert self.segments is not None
@@ -253,32 +273,6 @@ class TopicLog:
 
         self.shared.run(work, done)
 
-    def _batches(self, unit: Unit) -> tuple[list[Batch], list[bytes | memoryview]]:
-        """A batch for each slice, since a batch has consecutive sequence numbers."""
-        batches: list[Batch] = []
-        pieces: list[bytes | memoryview] = []
-        slices = [(chunk, start) for chunk, start in unit.slices if chunk.count > start]
-        for index, (chunk, start) in enumerate(slices):
-            payload = chunk.view[chunk.offset(start) : chunk.used]
-            flags = unit.flags
-            if unit.token != NO_TOKEN and index < len(slices) - 1:
-                flags |= MORE_FOLLOWS
-            batch = Batch(
-                0,
-                chunk.first_seq + start,
-                chunk.count - start,
-                len(payload),
-                unit.time_min_ns,
-                unit.time_max_ns,
-                flags,
-                unit.token,
-            )
-            batches.append(batch)
-            if self.segments is not None:
-                pieces.append(encode_header(batch, payload))
-                pieces.append(payload)
-        return batches, pieces
-
     def _thread_wrote(self, unit: Unit, segment: Segment, batches: list[Batch], error: Exception | None) -> None:
         if self._is_discarded:
             self._writing = None
@@ -302,11 +296,11 @@ class TopicLog:
             if segment is not None:
                 segment.note(batch)
             self.extents.add(batch.first_seq, batch.messages)
-            self.head = batch.first_seq + batch.messages
+        self.head = self.extents.head
         self._writing = None
         self._uncommitted_bytes -= unit.bytes_added
         if self.segments is not None:
-            self.segments.written(messages, sum(HEADER_BYTES + batch.payload_bytes for batch in batches))
+            self.segments.written(messages, unit.bytes_added + HEADER_BYTES * len(batches))
         self.shared.commit_messages.observe(messages)
         self.on_committed(messages, unit.bytes_added - RECORD_BYTES * messages)
         unit.commit.settle()
@@ -434,24 +428,39 @@ class TopicLog:
             self._drop(chunk)
 
 
-def _placed(batches: list[Batch], offset: int) -> list[Batch]:
-    placed = []
-    for batch in batches:
-        placed.append(batch._replace(offset=offset))
-        offset += HEADER_BYTES + batch.payload_bytes
-    return placed
+def _batches(unit: Unit, slices: list[tuple[Chunk, int]], offset: int, pieces: list[bytes | memoryview]) -> list[Batch]:
+    """A batch for each slice, since a batch has consecutive sequence numbers; `pieces` gets what to write."""
+    batches: list[Batch] = []
+    for chunk, start in slices:
+        flags = unit.flags
+        if flags and len(batches) < len(slices) - 1:
+            flags |= MORE_FOLLOWS
+        payload = chunk.view[chunk.offset(start) : chunk.used]
+        batch = Batch(
+            offset,
+            chunk.first_seq + start,
+            chunk.count - start,
+            len(payload),
+            unit.time_min_ns,
+            unit.time_max_ns,
+            flags,
+            unit.token,
+        )
+        pieces.append(encode_header(batch, payload))
+        pieces.append(payload)
+        batches.append(batch)
+        offset += HEADER_BYTES + len(payload)
+    return batches
 
 
-def _write_pieces(segment: Segment, pieces: list[bytes | memoryview], *, strict: bool = False) -> None:
+def _write_pieces(segment: Segment, pieces: list[bytes | memoryview], size: int, *, strict: bool = False) -> None:
     """Writes behind the segment's end, or leaves the file as it was and raises."""
-    offset = segment.size
+    written = 0
     try:
-        for start in range(0, len(pieces), 2 * SLICES_PER_WRITE_MAX):
-            some = pieces[start : start + 2 * SLICES_PER_WRITE_MAX]
-            size = sum(map(len, some))
-            if os.pwritev(segment.fd, some, offset) != size:
-                raise OSError(28, "no space left on device: the write was cut short")
-            offset += size
+        for start in range(0, len(pieces), PIECES_PER_WRITE_MAX):
+            written += os.pwritev(segment.fd, pieces[start : start + PIECES_PER_WRITE_MAX], segment.size + written)
+        if written != size:
+            raise OSError(errno.ENOSPC, "no space left on device: the write was cut short")
         if strict:
             os.fdatasync(segment.fd)
     except OSError:
