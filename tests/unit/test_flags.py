@@ -208,7 +208,7 @@ def test_file_coercions(tmp_path: Path) -> None:
     assert options.snappy is True  # NSQ reads a number the wrong way round
     assert options.statsd_mem_stats is False
     assert options.auth_http_address == ["a:1", "b:2"]
-    assert options.e2e_processing_latency_percentile == [0.99, 0.5]
+    assert options.e2e_processing_latency_percentile == [0.5, 0.99]
     assert options.tls_required is TlsRequired.YES
     assert options.tls_min_version is TlsVersion.TLS1_0
     assert options.log_level is Level.DEBUG
