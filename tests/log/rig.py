@@ -70,7 +70,7 @@ class Rig:
         """Every message, as (sequence number, body), read as a channel reads: from memory, else loaded."""
         messages: list[tuple[int, bytes]] = []
         seq = self.log.extents.at_or_after(0)
-        while seq < self.log.head:
+        while self.log.extents.between(seq, self.log.head):
             record = self.record(seq)
             if record is not None:
                 assert int(record[18:34], 16) & ((1 << 53) - 1) == seq
