@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 KERNEL := $(wildcard src/nsquark/kernel/*.py)
 
-.PHONY: build test lint bench clean
+.PHONY: build test lint bench crash soak clean
 
 build: $(STAMP)
 
@@ -27,6 +27,14 @@ lint: build
 # PEER_NSQD=<path of another nsqd> measures it in the same run and prints ratios.
 bench: build
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# Twenty rounds of kill -9 under load, with a verdict on every message.
+crash: build
+	$(BIN)/python -m tests.faults.crash_rounds --rounds 20 $(ARGS)
+
+# The long forms of the tests of bounded memory.
+soak: build
+	$(BIN)/python -m pytest tests/faults -m long -s $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

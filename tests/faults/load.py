@@ -9,7 +9,6 @@ import time
 from dataclasses import dataclass, field
 
 from harness import ClosedError, Nsqd, Wire, body_of, mpub_body, mpub_messages
-
 from nsquark.kernel.frames import FrameScanner
 
 READ_BYTES = 256 << 10
@@ -232,8 +231,8 @@ class Consumer(Client):
             self.events.append(Delivery(now, message_id, attempts, body))
         ids = [message[2] for message in messages]
         if self.steady or self.calm:
-            finish, requeue = self._held + ids, []
-            self._held = []
+            finish, self._held = self._held + ids, []
+            requeue: list[tuple[bytes, int]] = []
         else:
             finish, requeue = self._choose(messages)
         data = b"".join(b"FIN %b\n" % message_id for message_id in finish)

@@ -62,7 +62,9 @@ def test_torn_tail_is_cut_and_reported(make_nsqd: Make, connect: Connect, torn_b
     assert "set aside" not in daemon.log
 
 
-@pytest.mark.parametrize("garbage", [b"\x00" * 5000, b"NQB1" * 500, bytes(range(256)) * 3], ids=["zeros", "magic", "bytes"])
+@pytest.mark.parametrize(
+    "garbage", [b"\x00" * 5000, b"NQB1" * 500, bytes(range(256)) * 3], ids=["zeros", "magic", "bytes"]
+)
 def test_garbage_at_the_end_is_cut_and_reported(make_nsqd: Make, connect: Connect, garbage: bytes) -> None:
     daemon = make_nsqd()
     bodies = _publish_batches(daemon, connect, 20)

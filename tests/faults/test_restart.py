@@ -90,9 +90,7 @@ def test_backlog_without_channels_goes_to_the_first_channel(make_nsqd: Make, con
 
 
 @crash_or_not
-def test_channel_made_in_a_pause_gets_what_the_pause_held_back(
-    make_nsqd: Make, connect: Connect, crash: bool
-) -> None:
+def test_channel_made_in_a_pause_gets_what_the_pause_held_back(make_nsqd: Make, connect: Connect, crash: bool) -> None:
     daemon = make_nsqd()
     connect(daemon).subscribe("t", "old")
     connect(daemon).publish("t", b"before")
@@ -333,8 +331,8 @@ def test_cursor_ahead_of_the_log_harms_no_new_message(
         if channel == "behind":
             assert old == [b"%d" % number for number in range(len(old))]
             assert len(old) == 0 if lost_share == 1.0 else len(old) >= 600
-        else:
-            assert all(int(body) % 100 == 99 for body in old)
+        elif not requeued:
+            assert not old
         _settle(consumer)
         assert daemon.channel("t", channel)["depth"] == 0
     daemon.restart()

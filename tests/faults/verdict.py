@@ -1,4 +1,4 @@
-"""Judges what clients saw over several rounds: was anything lost, invented, out of order, or repeated without a reason?"""
+"""Judges what clients saw over several rounds: was anything lost, invented, out of order, repeated without a reason?"""
 
 from collections import Counter
 from dataclasses import dataclass, field
