@@ -71,6 +71,7 @@ class Session(asyncio.BufferedProtocol):
         self._recent: Topic | None = None
         self._recent_line = b""
         self._is_congested = False
+        self._awaits_ok = False
         self._got_magic = False
         self._identified = False
         self._is_closed = False
@@ -407,6 +408,9 @@ class Session(asyncio.BufferedProtocol):
                 self._is_congested = False
                 self.transport.resume_reading()
             self._replies.flush()
+            if self._awaits_ok and self.channel is not None and not self._replies.are_owed:
+                self._awaits_ok = False
+                self.channel.wake()
 
     # -- commands that consume ---------------------------------------------------------------------------
 
@@ -428,6 +432,7 @@ class Session(asyncio.BufferedProtocol):
         except (TopicExiting, OSError) as error:
             raise FatalClientError("E_SUB_FAILED", f"SUB failed {error}") from None
         self._join(channel)
+        self._awaits_ok = self._replies.are_owed  # no message may come before the OK of SUB
         self._replies.send(OK)
         return pos
 
@@ -591,7 +596,7 @@ class Session(asyncio.BufferedProtocol):
 
     @property
     def is_ready(self) -> bool:
-        return self.free > 0 and not self._write_paused_at_ms and not self._is_closed
+        return self.free > 0 and not self._write_paused_at_ms and not self._is_closed and not self._awaits_ok
 
     @property
     def is_nearly_full(self) -> bool:
