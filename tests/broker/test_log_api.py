@@ -1,5 +1,6 @@
 """The Log API: what a log holds, reading it by range, and channels as positions in it."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -8,6 +9,7 @@ import pytest
 
 from broker.logs import answer, begin, decode, info, plan, read, read_all, read_raw, refusal
 from harness import Nsqd, Wire, eventually
+from nsquark.log.batches import Batch, Damage, scan
 
 pytestmark = pytest.mark.ours
 
@@ -106,6 +108,22 @@ def test_long_polls_do_not_hold_up_a_stop(make_nsqd: Callable[..., Nsqd]) -> Non
     assert time.monotonic() - started < 4, "the server gives requests five seconds to end by themselves"
     assert waiting.getresponse().status == 200
     waiting.close()
+
+
+def test_too_many_long_polls_at_once_are_refused(make_nsqd: Callable[..., Nsqd]) -> None:
+    daemon = make_nsqd()
+    _publish(daemon, "t", 1)
+    request = f"GET /log/info?topic=t&after={info(daemon, 't')['next']}&wait=50 HTTP/1.1\r\nHost: x\r\n\r\n"
+    waiting = [socket.create_connection(daemon.http) for _ in range(4)]
+    for connection in waiting:
+        connection.sendall(request.encode() * 256)
+    one_more = {"topic": "t", "after": info(daemon, "t")["next"], "wait": 0.2}
+    eventually(lambda: daemon.get("/log/info", **one_more).status == 503)
+    _publish(daemon, "t", 1)
+    for connection in waiting:
+        assert connection.recv(100).startswith(b"HTTP/1.1 200 OK")
+        connection.close()
+    assert eventually(lambda: daemon.get("/log/info", **one_more).status == 200)
 
 
 @pytest.mark.parametrize(
@@ -308,6 +326,26 @@ def test_reading_goes_on_while_messages_are_published(nsqd: Nsqd, topic: str) ->
     publisher.join()
     assert reads > 0
     assert len(read_all(nsqd, topic)) == 6000
+
+
+def test_a_damaged_batch_is_passed_on_and_can_be_stepped_over(make_nsqd: Callable[..., Nsqd]) -> None:
+    daemon = make_nsqd()
+    _publish(daemon, "t", 100)
+    found = info(daemon, "t")
+    seqs = [record.seq for record in read_all(daemon, "t")]
+    assert daemon.stop() == 0
+    [log_file] = daemon.data_path.glob("**/t.t/*.log")
+    raw = bytearray(log_file.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    log_file.write_bytes(raw)
+    daemon.start()
+    stream = read_raw(daemon, "t", found["first"], found["next"])
+    assert stream == raw
+    items = list(scan(memoryview(stream), 0))
+    damages = [item for item in items if isinstance(item, Damage)]
+    intact = [seq for item in items if isinstance(item, Batch) for seq in range(item.first_seq, item.next_seq)]
+    assert len(damages) == 1
+    assert intact == seqs[:40] + seqs[60:], "one batch of 20 is lost, and no other"
 
 
 def test_a_reader_that_stalls_holds_up_nobody(make_nsqd: Callable[..., Nsqd]) -> None:

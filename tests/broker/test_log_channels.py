@@ -122,6 +122,18 @@ def test_a_seek_survives_a_crash(make_nsqd: Callable[..., Nsqd], connect: Callab
     assert daemon.channel("t")["depth"] == 18
 
 
+def test_seeking_to_the_newest_skips_what_a_pause_holds_back(
+    nsqd: Nsqd, connect: Callable[..., Wire], topic: str
+) -> None:
+    consumer = connect().subscribe(topic, rdy=20)
+    nsqd.post("/topic/pause", topic=topic)
+    _publish(nsqd, topic, 0, 10)
+    assert _seek(nsqd, topic, "newest")["position"] == info(nsqd, topic)["next"]
+    nsqd.post("/topic/unpause", topic=topic)
+    _publish(nsqd, topic, 10, 12)
+    assert _bodies(consumer, 2) == [b"010", b"011"]
+
+
 def test_seek_needs_a_topic_and_a_channel_that_exist(nsqd: Nsqd, topic: str) -> None:
     query = {"topic": topic, "channel": "ch", "to": "oldest"}
     assert refusal(nsqd, "POST", "/channel/seek", **query)[1]["message"] == "TOPIC_NOT_FOUND"
