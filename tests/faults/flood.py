@@ -5,7 +5,7 @@ import threading
 import time
 from pathlib import Path
 
-from harness import ClosedError, Nsqd, Wire, mpub_body
+from harness import ClosedError, Message, Nsqd, Wire, mpub_body
 from nsquark.kernel.frames import FrameScanner, finish_all
 
 READ_BYTES = 256 << 10
@@ -14,6 +14,7 @@ WINDOW_BATCHES = 4
 PROBE_EVERY_S = 0.01
 STALLED_S = 30.0
 """A broker that gives nothing for so long, while there is something, is stuck."""
+NO_HEARTBEATS = -1
 MIB = 1 << 20
 
 
@@ -27,6 +28,7 @@ def publish_many(daemon: Nsqd, topic: str, count: int, size: int = 200) -> None:
     """MPUB after MPUB, some on their way at a time; returns after the last OK."""
     batch = f"MPUB {topic}\n".encode() + mpub_body([b"x" * size] * BATCH_MESSAGES)
     with daemon.connect(timeout_s=STALLED_S) as wire:
+        wire.identify(heartbeat_interval=NO_HEARTBEATS)
         on_their_way = 0
         for _ in range(-(-count // BATCH_MESSAGES)):
             wire.send(batch)
@@ -93,12 +95,21 @@ class Probe(threading.Thread):
     def run(self) -> None:
         daemon = self.daemon_under_test
         with contextlib.suppress(ClosedError), daemon.connect() as publisher, daemon.connect() as consumer:
+            publisher.identify(heartbeat_interval=NO_HEARTBEATS)
             consumer.subscribe("probe", rdy=10)
             while not self._stopping.wait(PROBE_EVERY_S):
                 begun = time.monotonic()
                 publisher.publish("probe", b"x")
-                consumer.FIN(consumer.read_message(STALLED_S).id)
+                consumer.FIN(self._next_message(consumer).id)
                 self.latencies_s.append(time.monotonic() - begun)
+
+    @staticmethod
+    def _next_message(consumer: Wire) -> Message:
+        frame = consumer.read_frame(STALLED_S)
+        while frame.data == b"_heartbeat_":
+            consumer.NOP()
+            frame = consumer.read_frame(STALLED_S)
+        return Message.parse(frame.data)
 
     @property
     def p99_s(self) -> float:

@@ -45,9 +45,10 @@ def wires() -> Iterator[contextlib.ExitStack]:
 
 def _check(daemon: Nsqd, probe: Probe, what: str, limit_mib: float = MEMORY_MIB_MAX) -> None:
     now, highest = memory_mib(daemon)
+    p99_ms, longest_ms = probe.p99_s * 1000, max(probe.latencies_s) * 1000
     print(
         f"\n{what}: {now:.0f} MiB, at most {highest:.0f} MiB (limit {limit_mib:.0f}); "
-        f"others: p99 {probe.p99_s * 1000:.1f} ms, at most {max(probe.latencies_s) * 1000:.0f} ms, disk {disk_mib(daemon):.0f} MiB"
+        f"others: p99 {p99_ms:.1f} ms, at most {longest_ms:.0f} ms; disk {disk_mib(daemon):.0f} MiB"
     )
     assert highest < limit_mib
     assert probe.p99_s < PROBE_P99_S_MAX
