@@ -12,19 +12,15 @@ from harness.wire import Wire
 SNAPPY_STREAM_START = b"\xff\x06\x00\x00sNaPpY"
 _CRC32C_POLYNOMIAL = 0x82F63B78
 
-OPENSSL_SELF_SIGNED = [
-    *["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes"],
-    *["-days", "2", "-subj", "/CN=localhost"],
-]
+OPENSSL_NEW = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+
+Certificate = tuple[Path, Path]
+"""The files of a certificate and of its key."""
 
 
 def use_tls(wire: Wire, context: ssl.SSLContext | None = None) -> None:
-    if context is None:
-        context = ssl.create_default_context()
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
     wire.socket.settimeout(wire.timeout_s)
-    wire.socket = context.wrap_socket(wire.socket, server_hostname="localhost")
+    wire.socket = (context or trusting_anything()).wrap_socket(wire.socket, server_hostname="localhost")
 
 
 class _Coded:
@@ -181,12 +177,25 @@ def _snappy_decompress(data: bytes) -> bytes:
     return bytes(plain)
 
 
-def make_certificate(directory: Path) -> tuple[Path, Path]:
-    """A self-signed certificate for localhost and its key."""
-    certificate, key = directory / "cert.pem", directory / "key.pem"
-    subprocess.run(
-        [*OPENSSL_SELF_SIGNED, "-keyout", str(key), "-out", str(certificate)],
-        check=True,
-        capture_output=True,
-    )
+def make_certificate(
+    directory: Path, common_name: str = "localhost", signed_by: Certificate | None = None
+) -> Certificate:
+    """Self-signed unless told otherwise."""
+    certificate, key = directory / f"{common_name}.cert.pem", directory / f"{common_name}.key.pem"
+    command = [*OPENSSL_NEW, "-subj", f"/CN={common_name}", "-keyout", str(key), "-out", str(certificate)]
+    if common_name == "localhost":
+        command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    if signed_by is not None:
+        command += ["-CA", str(signed_by[0]), "-CAkey", str(signed_by[1])]
+    subprocess.run(command, check=True, capture_output=True)
     return certificate, key
+
+
+def trusting_anything(certificate: Certificate | None = None) -> ssl.SSLContext:
+    """A client's context that takes any server, and shows this certificate."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    if certificate is not None:
+        context.load_cert_chain(*certificate)
+    return context

@@ -1,0 +1,273 @@
+"""Auth servers that are slow, down or talk nonsense; what a connection does meanwhile, and what is never logged."""
+
+import json
+import shutil
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from harness import AuthServer, Nsqd, Wire, body_of, eventually
+from harness.auth import GRANT_ALL, granting
+from harness.upgrades import make_certificate, use_snappy
+
+GRANTED = b'{"identity":"kay","identity_url":"http://kay","permission_count":1}'
+SECRET = "hush-hush"
+
+
+@pytest.fixture
+def server() -> Iterator[AuthServer]:
+    with AuthServer() as running:
+        yield running
+
+
+@pytest.fixture
+def nsqd(make_nsqd: Callable[..., Nsqd], server: AuthServer) -> Nsqd:
+    return make_nsqd(f"--auth-http-address={server.address}")
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def test_post(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], server: AuthServer) -> None:
+    client = connect(make_nsqd(f"--auth-http-address={server.address}", "--auth-http-request-method=post"))
+    client.AUTH('s3cret "&=')
+    client.expect(GRANTED)
+    assert server.queries == [{"common_name": "", "remote_ip": "127.0.0.1", "secret": 's3cret "&=', "tls": "false"}]
+    assert server.paths == ["/auth"]
+
+
+def test_what_follows_waits_in_order(nsqd: Nsqd, connect: Callable[..., Wire], server: AuthServer, topic: str) -> None:
+    """Commands behind AUTH are not lost, not early and not out of order; others are not held up."""
+    server.gate.clear()
+    client = connect(nsqd)
+    client.AUTH(SECRET)
+    client.PUB(topic, b"one")
+    client.MPUB(topic, [b"two", bytes(300_000)])
+    client.SUB(topic, "ch")
+    client.RDY(3)
+    client.PUB(topic, b"four")
+    eventually(lambda: server.queries)
+    client.expect_silence(0.3)
+    connect(nsqd).NOP()
+    assert nsqd.topic_names() == set()
+    server.gate.set()
+    client.expect(GRANTED)
+    client.expect_ok(3)
+    replies = [client.read_frame() for _ in range(4)]
+    assert (0, b"OK") in replies
+    assert sorted(len(frame.data) for frame in replies) == [2, 29, 29, 300_026]
+    assert len(server.queries) == 1
+
+
+def test_replies_before_auth_keep_their_place(nsqd: Nsqd, connect: Callable[..., Wire], server: AuthServer) -> None:
+    client = connect(nsqd)
+    client.send(b"IDENTIFY\n" + body_of(b"{}") + b"AUTH\n" + body_of(SECRET.encode()) + b"BOGUS\n")
+    client.expect_ok()
+    client.expect(GRANTED)
+    client.expect_error("E_INVALID invalid command BOGUS")
+
+
+def test_through_compression(nsqd: Nsqd, connect: Callable[..., Wire], server: AuthServer, topic: str) -> None:
+    server.gate.clear()
+    client = connect(nsqd)
+    client.identify(snappy=True)
+    use_snappy(client)
+    client.expect_ok()
+    client.AUTH(SECRET)
+    for _ in range(20):
+        client.PUB(topic, bytes(40_000))
+    eventually(lambda: server.queries)
+    server.gate.set()
+    client.expect(GRANTED)
+    client.expect_ok(20)
+
+
+def test_a_client_that_waits_is_not_cut_off_and_beats(
+    make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], server: AuthServer
+) -> None:
+    daemon = make_nsqd(f"--auth-http-address={server.address}", "--http-client-request-timeout=20s")
+    server.gate.clear()
+    client = connect(daemon)
+    client.identify(heartbeat_interval=1000)
+    client.AUTH(SECRET)
+    for _ in range(3):
+        client.expect("_heartbeat_")
+    server.gate.set()
+    client.expect(GRANTED)
+
+
+def test_slow_server(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], server: AuthServer) -> None:
+    daemon = make_nsqd(f"--auth-http-address={server.address}", "--http-client-request-timeout=300ms")
+    server.gate.clear()
+    clients = [connect(daemon) for _ in range(100)]
+    for client in clients:
+        client.AUTH(SECRET)
+    assert daemon.get("/ping").body == b"OK"
+    for client in clients:
+        client.expect_error("E_AUTH_FAILED AUTH failed")
+    server.gate.set()
+    late = connect(daemon)
+    late.AUTH(SECRET)
+    late.expect(GRANTED)
+    threads = len(list(Path(f"/proc/{daemon.pid}/task").iterdir()))
+    print(f"threads after 100 clients of a slow auth server: {threads}")
+    assert threads < 40
+
+
+def test_a_client_that_leaves_while_it_waits(nsqd: Nsqd, connect: Callable[..., Wire], server: AuthServer) -> None:
+    server.gate.clear()
+    for _ in range(20):
+        client = connect(nsqd)
+        client.AUTH(SECRET)
+        client.close()
+    eventually(lambda: len(server.queries) >= 1)
+    server.gate.set()
+    client = connect(nsqd)
+    client.AUTH(SECRET)
+    client.expect(GRANTED)
+    assert "Traceback" not in nsqd.log
+
+
+def test_servers_that_fail_are_passed_over(
+    make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], server: AuthServer
+) -> None:
+    with AuthServer() as nonsense:
+        nonsense.answer = b"<html>"
+        daemon = make_nsqd(
+            f"--auth-http-address=127.0.0.1:{_free_port()}",
+            f"--auth-http-address={nonsense.address}",
+            f"--auth-http-address={server.address}",
+        )
+        for _ in range(12):  # starting at a random one
+            client = connect(daemon)
+            client.AUTH(SECRET)
+            client.expect(GRANTED)
+        assert nonsense.queries, "always the same was asked first"
+        assert len(server.queries) == 12
+        daemon.wait_for_log(f"AUTH: auth server {nonsense.address} failed - bad answer")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b'{"ttl":"3600"}',
+        b'{"ttl":1e99}',
+        b"\xff\xfe",
+        b'{"ttl":60,"authorizations":{}}',
+        json.dumps(granting({**GRANT_ALL, "topic": "[[:alpha:]]+"})).encode(),
+        json.dumps(granting({**GRANT_ALL, "topic": "(?<!"})).encode(),
+        b"[" * 100_000,
+    ],
+    ids=lambda answer: answer[:30].decode("latin-1"),
+)
+def test_nonsense(nsqd: Nsqd, connect: Callable[..., Wire], server: AuthServer, answer: bytes) -> None:
+    server.answer = answer
+    client = connect(nsqd)
+    client.AUTH(SECRET)
+    client.expect_error("E_AUTH_FAILED AUTH failed")
+    server.answer = granting(GRANT_ALL)
+    client = connect(nsqd)
+    client.AUTH(SECRET)
+    client.expect(GRANTED)
+
+
+def test_an_answer_without_end(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]) -> None:
+    """Bytes that never become an answer end with the time they are given."""
+
+    class Endless(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            try:
+                while True:
+                    self.wfile.write(b" ")
+                    time.sleep(0.01)
+            except OSError:
+                return
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    endless = ThreadingHTTPServer(("127.0.0.1", 0), Endless)
+    endless.daemon_threads = True
+    threading.Thread(target=endless.serve_forever, args=(0.02,), daemon=True).start()
+    address = f"127.0.0.1:{endless.server_address[1]}"
+    client = connect(make_nsqd(f"--auth-http-address={address}", "--http-client-request-timeout=500ms"))
+    client.AUTH(SECRET)
+    client.expect_error("E_AUTH_FAILED AUTH failed")
+    endless.shutdown()
+    endless.server_close()
+
+
+def test_expired_grants_are_renewed_for_commands_in_flight(
+    nsqd: Nsqd, connect: Callable[..., Wire], server: AuthServer, topic: str
+) -> None:
+    server.answer = granting(GRANT_ALL, ttl=1)
+    client = connect(nsqd)
+    client.AUTH(SECRET)
+    client.expect(GRANTED)
+    client.expect_silence(1.1)
+    for _ in range(50):
+        client.PUB(topic, b"x")
+    client.expect_ok(50)
+    assert len(server.queries) == 2
+    assert {query["secret"] for query in server.queries} == {SECRET}
+
+
+def test_a_renewed_grant_may_allow_less(
+    nsqd: Nsqd, connect: Callable[..., Wire], server: AuthServer, topic: str
+) -> None:
+    server.answer = granting(GRANT_ALL, ttl=1)
+    client = connect(nsqd)
+    client.AUTH(SECRET)
+    client.expect(GRANTED)
+    server.answer = granting({**GRANT_ALL, "topic": "^other$"})
+    client.expect_silence(1.1)
+    client.SUB(topic, "ch")
+    client.expect_error(f'E_UNAUTHORIZED AUTH failed for SUB on "{topic}" "ch"')
+
+
+def test_secrets_are_not_logged(
+    make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], server: AuthServer
+) -> None:
+    daemon = make_nsqd(
+        f"--auth-http-address={server.address}",
+        f"--auth-http-address=http://127.0.0.1:{_free_port()}/path",
+        "--auth-http-address=ftp://nowhere",
+        "--log-level=debug",
+    )
+    for status in (200, 403):
+        server.status = status
+        client = connect(daemon)
+        client.AUTH(SECRET)
+        client.read_frame()
+    eventually(lambda: daemon.log.count("AUTH: auth server") >= 3)
+    assert SECRET not in daemon.log
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_https(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], tmp_path: Path) -> None:
+    """The server's certificate is checked against --tls-root-ca-file."""
+    own = make_certificate(tmp_path)
+    with AuthServer() as server:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*own)
+        server.use_tls(context)
+        address = f"--auth-http-address=https://{server.address}/auth"
+        trusting = connect(make_nsqd(address, f"--tls-root-ca-file={own[0]}"))
+        trusting.AUTH(SECRET)
+        trusting.expect(GRANTED)
+        doubting = connect(make_nsqd(address, data_path=tmp_path / "other"))
+        doubting.AUTH(SECRET)
+        doubting.expect_error("E_AUTH_FAILED AUTH failed")
