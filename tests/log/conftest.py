@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hypothesis_profiles
 import pytest
 from rig import Rig
+
+import hypothesis_profiles
 
 hypothesis_profiles.load()
 

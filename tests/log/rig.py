@@ -17,9 +17,7 @@ CACHE_BYTES = 64 << 20
 class Rig:
     """`shared`, `log` and what they reported; `settle` lets threads finish and runs what they left to do."""
 
-    def __init__(
-        self, root: Path, directory: Path | None, *, cache_bytes: int = CACHE_BYTES, **settings: int
-    ) -> None:
+    def __init__(self, root: Path, directory: Path | None, *, cache_bytes: int = CACHE_BYTES, **settings: int) -> None:
         self.reports: list[str] = []
         self.delayed: list[Callable[[], None]] = []
         self._posted: list[Callable[[], None]] = []

@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from xxhash import xxh32_intdigest
 
-from nsquark.log.batches import HEADER_BYTES, MAGIC, NO_TOKEN, Batch, Damage, encode_header, find_header, read_header, scan
+from nsquark.log.batches import (
+    HEADER_BYTES,
+    MAGIC,
+    NO_TOKEN,
+    Batch,
+    Damage,
+    encode_header,
+    find_header,
+    read_header,
+    scan,
+)
 
 FILE_OFFSET = 1_000_000
 

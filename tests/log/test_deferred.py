@@ -5,9 +5,16 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
-from hypothesis_profiles import examples
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
+from hypothesis_profiles import examples
 from nsquark.log import deferred as deferred_module
 from nsquark.log.deferred import BUCKET_MS, DeferredMessages, Due
 
@@ -194,9 +201,7 @@ class TestDisk:
         assert DeferredMessages(directory, 0, 1).count == 2
         assert take_bodies(waiting, NOW_MS) == [b"kept", b"later"]
 
-    def test_an_append_that_cannot_be_noted_is_not_made(
-        self, directory: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_an_append_that_cannot_be_noted_is_not_made(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         waiting = DeferredMessages(directory, 0, 1)
         waiting.add(b"a", 1, NOW_MS)
         with monkeypatch.context() as patch:

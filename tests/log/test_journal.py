@@ -80,15 +80,14 @@ def test_rewriting_replaces_everything(path: Path) -> None:
 def test_is_rewritten_when_most_of_it_is_out_of_date(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "COMPACT_BYTES_MIN", 100)
     journal = Journal(path)
-    assert not journal.wants_rewrite
+    assert not journal.wants_rewrite(0)
     journal.append(record(1) * 10)
-    assert journal.wants_rewrite
+    assert journal.wants_rewrite(0)
+    assert not journal.wants_rewrite(10)
+    journal.append(record(1) * 15)
+    assert journal.wants_rewrite(10)
     journal.rewrite(record(1) * 10)
-    assert not journal.wants_rewrite
-    journal.append(record(1) * 9)
-    assert not journal.wants_rewrite
-    journal.append(record(1) * 2)
-    assert journal.wants_rewrite
+    assert not journal.wants_rewrite(10)
 
 
 @pytest.mark.parametrize("written", [0, 5, 30])

@@ -87,9 +87,7 @@ class TestIndex:
         assert [body[:1] for body in make_rig().bodies()] == [b"0", b"1", b"2", b"3", b"4", b"5", b"6"]
 
     @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
-    def test_a_damaged_index_is_made_up_for_by_the_data(
-        self, make_rig: MakeRig, directory: Path, damage: str
-    ) -> None:
+    def test_a_damaged_index_is_made_up_for_by_the_data(self, make_rig: MakeRig, directory: Path, damage: str) -> None:
         rig = make_rig()
         rig.publish(b"a")
         rig.publish(b"b")
@@ -138,7 +136,7 @@ class TestTornEnd:
             whole = [batch for batch in batches if batch.end <= cut]
             assert again.bodies() == [b"a", b"bb", b"ccc"][: len(whole)]
             assert (other / path.name).stat().st_size == (whole[-1].end if whole else 0)
-            assert bool(again.reports) == (bool(whole) and cut > whole[-1].end or not whole and cut > 0)
+            assert bool(again.reports) == ((bool(whole) and cut > whole[-1].end) or (not whole and cut > 0))
             assert again.publish(b"new").error is None
             again.crash()
             assert make_rig(other).bodies()[-1] == b"new"
@@ -244,9 +242,7 @@ class TestRemoving:
         return rig.log.extents.count
 
     @pytest.mark.parametrize(("needed", "left"), [(0, 7), (1, 7), (2, 5), (3, 5), (4, 3), (6, 1), (7, 1)])
-    def test_whole_files_that_nobody_needs_go(
-        self, make_rig: MakeRig, directory: Path, needed: int, left: int
-    ) -> None:
+    def test_whole_files_that_nobody_needs_go(self, make_rig: MakeRig, directory: Path, needed: int, left: int) -> None:
         rig = self.full(make_rig)
         assert self.remove(rig, needed) == left
         assert rig.shared.disk_bytes == sum(path.stat().st_size for path in files(directory, ".log"))

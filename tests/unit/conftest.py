@@ -2,9 +2,10 @@
 
 from types import ModuleType
 
-import hypothesis_profiles
 import kernel_forms
 import pytest
+
+import hypothesis_profiles
 
 hypothesis_profiles.load()
 

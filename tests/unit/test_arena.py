@@ -141,9 +141,7 @@ class TestOffset:
 class TestLoad:
     @both_forms
     @given(bodies, bodies)
-    def test_what_was_written_is_found_again(
-        self, arena: ModuleType, messages: list[bytes], more: list[bytes]
-    ) -> None:
+    def test_what_was_written_is_found_again(self, arena: ModuleType, messages: list[bytes], more: list[bytes]) -> None:
         written = filled(arena, messages + more)
         cut = written.offset(len(messages))
         source = bytearray(b"head" + content(written))
