@@ -163,6 +163,8 @@ def test_one_held_message_does_not_keep_all_files(make_nsqd: Make, wires: contex
     assert finish_many(others, 1_000_000) == 1_000_000
     publisher.join()
     eventually(lambda: disk_mib(daemon) < DISK_MIB_MAX)
+    others.RDY(0)
+    others.assert_usable()
     holder.REQ(held.id, 0)
     assert holder.read_message().body == b"held"
     daemon.restart(crash=True)

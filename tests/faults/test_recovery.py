@@ -225,7 +225,7 @@ def test_damaged_sequence_file_stops_the_start_with_advice(make_nsqd: Make) -> N
     daemon = make_nsqd()
     assert daemon.stop() == 0
     path = daemon.data_path / "nsquark" / "sequence"
-    flip_byte(path, 10)
+    flip_byte(path, path.stat().st_size - 1)
     with pytest.raises(Exception, match="damaged"):
         daemon.start()
     path.unlink()

@@ -60,10 +60,16 @@ def mpub_body(bodies: Sequence[bytes]) -> bytes:
 class Wire:
     """One connection. Upper-case methods send the command of that name and read nothing."""
 
-    def __init__(self, address: tuple[str, int], *, magic: bytes = MAGIC, timeout_s: float = READ_TIMEOUT_S):
+    def __init__(self, address: tuple[str, int] | str, *, magic: bytes = MAGIC, timeout_s: float = READ_TIMEOUT_S):
+        """`address` is a host and port, or the path of a unix socket."""
         self.timeout_s = timeout_s
-        self.socket = socket.create_connection(address, timeout=timeout_s)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if isinstance(address, str):
+            self.socket = socket.socket(socket.AF_UNIX)
+            self.socket.settimeout(timeout_s)
+            self.socket.connect(address)
+        else:
+            self.socket = socket.create_connection(address, timeout=timeout_s)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._pending = bytearray()
         self.send(magic)
 

@@ -24,6 +24,7 @@ def build(operations: list[tuple[str, int, int]]) -> tuple[Extents, list[int]]:
             existing.update(range(end + first, end + first + second))
             end += first + second
         elif kind == "remove_below":
+            first = min(first, max(existing, default=0))  # the last segment always stays
             extents.remove_below(first)
             existing = {seq for seq in existing if seq >= first}
         else:

@@ -27,6 +27,7 @@ PARK_BLOCKS = 64
 REFILL_DELAY_S = 0.005
 """A consumer with most of its window in flight is refilled in larger portions, at most this much later."""
 REFILL_RDY_MIN = 8
+NOT_STORED = 0
 SUBSCRIBERS_LOGGED_MAX = 10
 
 
@@ -265,7 +266,7 @@ class Channel:
         pieces: list[bytes] = []
         while len(pieces) < min(want, REDELIVERY_RUN_MAX) and self.ledger.queued:
             seq = self.ledger.next_queued()
-            if not self.topic.log.extents.between(seq, seq + 1):
+            if not self.topic.log.extents.between(seq, seq + 1) and seq not in self.topic.kept:
                 self.ledger.discard(seq)  # damaged, or removed by a disk policy
                 continue
             record = self._record(seq)
@@ -283,6 +284,9 @@ class Channel:
         return len(pieces)
 
     def _record(self, seq: int) -> memoryview | None:
+        kept = self.topic.kept.record(seq)
+        if kept is not None:
+            return memoryview(kept)
         chunk = self.topic.log.chunk_at(seq) or self._load(seq)
         if chunk is None:
             return None
@@ -321,26 +325,32 @@ class Channel:
         if self._slot is None or self.is_deleted:
             ledger.journal.clear()
             return
-        if ledger.journal:
-            self._append_journal()
-        if ledger.floor != self._slot.position:
-            self._slot.position = ledger.floor
-            self.topic.store(self._slot)
-        if ledger.blocks_open > PARK_BLOCKS and not self._is_parking:
-            self._park()
+        try:
+            if ledger.journal:
+                self._append_journal()
+            if ledger.floor != self._slot.position:
+                self._slot.position = ledger.floor
+                self.topic.store(self._slot)
+            if ledger.blocks_open > PARK_BLOCKS and not self._is_parking:
+                self._park()
+        except OSError as error:  # tried again with the next thing to note
+            self._slot.position = NOT_STORED
+            self.topic.nsqd.logs.disk_error = error
 
     def _append_journal(self) -> None:
         assert self._journal is not None
         self._journal.append(self.ledger.journal)
         self.ledger.journal.clear()
-        if self._journal.wants_rewrite:
-            self._journal.rewrite(self.ledger.snapshot())
+        ledger = self.ledger
+        live = ledger.in_flight + ledger.queued + ledger.deferred
+        if self._journal.wants_rewrite(live) and not self._is_parking:
+            self._journal.rewrite(ledger.snapshot())
 
     def _park(self) -> None:
         assert self._journal is not None
-        self._is_parking = True
         numbers = self.ledger.park(self.ledger.blocks_open - PARK_BLOCKS // 2)
         self._append_journal()
+        self._is_parking = True
         journal, ledger = self._journal, self.ledger
 
         def parked(error: Exception | None) -> None:
@@ -361,9 +371,9 @@ class Channel:
         return self._slot.position if self._slot is not None else 0
 
     @property
-    def lowest_needed(self) -> int:
-        """No message below this one is needed; an ephemeral channel holds nothing back."""
-        return self.topic.log.head if self.ephemeral and self.topic.directory else self.ledger.lowest()
+    def floor_needed(self) -> int:
+        """Below this one only parked messages are needed; an ephemeral channel holds nothing back."""
+        return self.topic.log.head if self.ephemeral and self.topic.directory else self.ledger.floor
 
     def rest(self) -> ChannelRest:
         return ChannelRest(

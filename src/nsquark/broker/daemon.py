@@ -184,7 +184,10 @@ class Nsqd:
         self.write_metadata()
         self.logger.info("NSQ: closing topics")
         for topic in list(self.topics.values()):
-            topic.close()
+            try:
+                topic.close()
+            except OSError as error:  # the next start finds what is written, as after a crash
+                self.logger.error(f"TOPIC({topic.name}): failed to close - {error}")
         if hasattr(self.logs, "sequences"):
             self.logs.close()
         self.data.unlock()

@@ -93,13 +93,28 @@ class Api:
             ("/channel/pause", self.pause_channel),
             ("/channel/unpause", self.unpause_channel),
         ):
-            router.add("POST", path, _answering(verb))
+            router.add("POST", path, self._answering(verb))
         ConfigApi(self.nsqd).add_routes(router)
         self.log_api.add_routes(router)
         router.add("GET", "/debug/pprof/cmdline", self.command_line, log=False)
         router.add("PUT", "/debug/setblockrate", self.set_block_rate)
         router.add("POST", "/debug/freememory", self.free_memory)
         return router
+
+    def _answering(self, verb: Callable[[Request], Coroutine[Any, Any, Response] | None]) -> Handler:
+        """A handler that says 200 with an empty body when the verb is done, unless it answers itself."""
+
+        def handler(request: Request) -> Response | Coroutine[Any, Any, Response]:
+            try:
+                return verb(request) or DONE
+            except Refused as refused:
+                return refused.response
+            except OSError as failure:  # what a verb changes is stored before it is answered
+                self.nsqd.logs.disk_error = failure
+                self.nsqd.logger.error(f"failed to store - {failure}")
+                return EXITING
+
+        return handler
 
     # -- about nsqd --------------------------------------------------------------------------------------
 
@@ -309,18 +324,6 @@ class Api:
         """Does it; the answer is NSQ's, whose success is a 500."""
         gc.collect()
         return INTERNAL_ERROR
-
-
-def _answering(verb: Callable[[Request], Coroutine[Any, Any, Response] | None]) -> Handler:
-    """A handler that says 200 with an empty body when the verb is done, unless it answers itself."""
-
-    def handler(request: Request) -> Response | Coroutine[Any, Any, Response]:
-        try:
-            return verb(request) or DONE
-        except Refused as refused:
-            return refused.response
-
-    return handler
 
 
 def _answered_by(commit: Commit) -> Response | Pending:

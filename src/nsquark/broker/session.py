@@ -383,7 +383,7 @@ class Session(asyncio.BufferedProtocol):
     def _published(self, topic: Topic, count: int, publish: Callable[[], Commit], word: str) -> None:
         try:
             commit = publish()
-        except TopicExiting as error:
+        except (TopicExiting, OSError) as error:
             raise FatalClientError(f"E_{word}_FAILED", f"{word} failed {error}") from None
         self._promise(topic, commit, word, count, 1)
 

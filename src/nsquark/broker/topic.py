@@ -17,8 +17,10 @@ from nsquark.log.batches import DEFERRED
 from nsquark.log.commit import Commit
 from nsquark.log.cursors import ChannelRest, CursorFile, Slot, TopicRest
 from nsquark.log.deferred import DeferredMessages, Due
+from nsquark.log.kept import KEPT_MESSAGES_MAX, KeptMessages
 from nsquark.log.log import TopicLog
 from nsquark.log.segment import Segment
+from nsquark.log.segments import Segments, read_records
 from nsquark.wire.names import is_ephemeral
 
 if TYPE_CHECKING:
@@ -69,6 +71,8 @@ class Topic:
         self._follows = False
         self._awaits_channels = False
         self._appending: tuple[Due, list[int], list[int]] | None = None
+        self.kept = KeptMessages(self.directory / "kept" if self.directory is not None else None)
+        self._is_keeping = False
         self._cursors = CursorFile(self.directory / "cursors") if self.directory is not None else None
         self._slot: Slot | None = None
         self._load()
@@ -358,11 +362,31 @@ class Topic:
 
     def collect(self) -> None:
         """Removes what nobody needs any more."""
-        needed = min([self.pump] + [channel.lowest_needed for channel in self.channels.values()])
-        if self.log.segments is not None:
-            self.log.segments.remove_below(needed, time.time_ns())
-        else:
-            self.log.forget_below(needed)
+        floor = min([self.pump, *(channel.floor_needed for channel in self.channels.values())])
+        segments = self.log.segments
+        if segments is None:
+            self.log.forget_below(floor)
+            return
+        cut = segments.last_base_at_or_below(floor)
+        held = sorted({seq for channel in self.channels.values() for seq in channel.ledger.unfinished_below(cut)})
+        missing = [seq for seq in held if seq not in self.kept]
+        segments.remove_below(min([floor, *missing]), time.time_ns())
+        if (missing and len(held) <= KEPT_MESSAGES_MAX) or self.kept.wants_rewrite(len(held)):
+            self._keep(segments, held, missing)
+
+    def _keep(self, segments: Segments, held: list[int], missing: list[int]) -> None:
+        """Copies the records that are held for long, so that their segments can go."""
+        if self._is_keeping:
+            return
+        self._is_keeping = True
+
+        def done(error: Exception | None) -> None:
+            self._is_keeping = False
+            if error is not None:
+                self.nsqd.logger.warning(f"TOPIC({self.name}): could not set messages aside that are held - {error}")
+
+        places = segments.places(missing)
+        self.nsqd.logs.run(lambda: self.kept.replace(self.kept.content_with(read_records(places), held)), done)
 
     def delete(self) -> None:
         self.is_exiting = True

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 SOCKET_READ_BYTES: Final = 128 << 10
-TURN_BYTES_MAX: Final = 256 << 10
-"""Plain bytes given to a session before others have their turn: as much as one read of a plain connection."""
+TURN_BYTES_MAX: Final = 64 << 10
+"""Plain bytes given to a session before others have their turn: little input may become much work."""
 GATHER_BYTES_MAX: Final = 64 << 10
 """What is written within a turn is encoded together, up to this."""
 TLS_RECORD_BYTES_MAX: Final = 16 << 10
@@ -190,7 +190,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
                 self._is_pumping = True
                 self._loop.call_soon(self._pump)
                 break
-            view = self._session.get_buffer(-1)
+            view = self._session.get_buffer(-1)[: TURN_BYTES_MAX - portion]
             try:
                 count = self._decode_into(view)
             except (CorruptStream, ssl.SSLError) as error:

@@ -20,7 +20,6 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.size = 0
-        self._live_bytes = 0
         self._fd = -1
 
     def load(self) -> bytes:
@@ -41,7 +40,7 @@ class Journal:
             pos += _PIECE_HEAD_BYTES + size
         if pos < len(raw):
             os.truncate(self.path, pos)
-        self.size = self._live_bytes = pos
+        self.size = pos
         return b"".join(records)
 
     def append(self, records: bytes | bytearray) -> None:
@@ -51,20 +50,20 @@ class Journal:
         write_all(self._fd, piece, self.size)
         self.size += len(piece)
 
-    @property
-    def wants_rewrite(self) -> bool:
-        return self.size > COMPACT_BYTES_MIN and self.size > 2 * self._live_bytes
+    def wants_rewrite(self, live_records: int) -> bool:
+        """Whether most of it is out of date, given how many messages it has to remember."""
+        return self.size > COMPACT_BYTES_MIN and self.size > 2 * live_records * JOURNAL_RECORD.size
 
     def rewrite(self, records: bytes, *, sync: bool = False) -> None:
         """Replaces everything by `records`."""
         self.close()
         if not records:
             self.path.unlink(missing_ok=True)
-            self.size = self._live_bytes = 0
+            self.size = 0
             return
         piece = _piece(records)
         write_atomically(self.path, piece, sync=sync)
-        self.size = self._live_bytes = len(piece)
+        self.size = len(piece)
 
     def sync(self) -> None:
         if self._fd >= 0:

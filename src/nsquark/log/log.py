@@ -212,7 +212,7 @@ class TopicLog:
             self._write_apart(unit, unit.apart)
             return
         slices = [(chunk, start) for chunk, start in unit.slices if chunk.count > start]
-        if self.segments is None:
+        if self.segments is None or not slices:  # nothing, if there was no sequence number to be had
             self._written(unit, _batches(unit, slices, 0, []))
             return
         try:

@@ -30,7 +30,7 @@ class ByteScale:
     """The files of a log laid end to end: which byte a message is at, and which message a byte belongs to."""
 
     def __init__(self, segments: Segments) -> None:
-        self._segments = [segment for segment in segments if segment.extents.count and not segment.partial]
+        self._segments = [segment for segment in segments if segment.extents.count]
         self._bases = [segment.base_seq for segment in self._segments]
         self._starts: list[int] = []
         total = 0

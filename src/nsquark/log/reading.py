@@ -116,7 +116,7 @@ def _spans(segments: Segments, low: int, high: int) -> Iterator[_Span]:
 
 def _whole(segments: Segments) -> Iterator[Segment]:
     """The segments that have all their messages, and have any."""
-    return (segment for segment in segments if segment.size and segment.extents.count and not segment.partial)
+    return (segment for segment in segments if segment.size and segment.extents.count)
 
 
 def _open(path: Path) -> int:

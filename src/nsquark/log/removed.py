@@ -4,6 +4,7 @@ Sequence numbers have gaps, so the lowest message left does not tell whether the
 stopped at the end of what is now removed has lost nothing, one that stopped before it has: this file tells them apart.
 """
 
+import contextlib
 import struct
 from pathlib import Path
 
@@ -34,7 +35,12 @@ class Removed:
                 self.to = to
 
     def note(self, to: int, base_left: int) -> None:
-        """To be called before the files go. Not synced: it reaches the disk no later than their removal does."""
+        """To be called before the files go. Not synced: it reaches the disk no later than their removal does.
+
+        On a full disk it is left out, since the removal is what makes room: the next start then takes all below the
+        lowest segment for removed.
+        """
         body = _RECORD.pack(to, base_left)
-        write_atomically(self._path, body + xxh3_64_intdigest(body).to_bytes(8, "little"), sync=False)
+        with contextlib.suppress(OSError):
+            write_atomically(self._path, body + xxh3_64_intdigest(body).to_bytes(8, "little"), sync=False)
         self.to = to

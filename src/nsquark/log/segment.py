@@ -5,6 +5,7 @@ that is known to be on disk. It is written when the segment is sealed, at a clea
 between, always after the data was synced. A start therefore reads only what follows it.
 """
 
+import contextlib
 import os
 from array import array
 from bisect import bisect_left, bisect_right
@@ -31,7 +32,6 @@ class _Index(msgspec.Struct, array_like=True):
 
     size: int
     sealed: bool
-    partial: bool
     ranges: list[tuple[int, int]]
     time_min_ns: int
     time_max_ns: int
@@ -54,7 +54,6 @@ class Segment:
         self.path = directory / f"{base_seq:020d}{SEGMENT_SUFFIX}"
         self.size = 0
         self.sealed = False
-        self.partial = False  # only what parked messages need is left of it
         self.extents = Extents()
         self.time_min_ns = 0
         self.time_max_ns = 0
@@ -126,7 +125,6 @@ class Segment:
             _Index(
                 size=self.size,
                 sealed=self.sealed,
-                partial=self.partial,
                 ranges=self.extents.ranges(),
                 time_min_ns=self.time_min_ns,
                 time_max_ns=self.time_max_ns,
@@ -185,7 +183,8 @@ class Segment:
 
     def _set_aside(self, fd: int, damage: Damage) -> None:
         path = self.path.with_suffix(f".{damage.offset}.bad")
-        path.write_bytes(os.pread(fd, min(damage.end - damage.offset, SCAN_BYTES), damage.offset))
+        with contextlib.suppress(OSError):  # a copy for the curious; on a full disk there is none
+            path.write_bytes(os.pread(fd, min(damage.end - damage.offset, SCAN_BYTES), damage.offset))
 
     def _forget(self) -> None:
         self.size = 0
@@ -208,7 +207,6 @@ class Segment:
         index = msgspec.msgpack.decode(content, type=_Index)
         self.size = index.size
         self.sealed = index.sealed
-        self.partial = index.partial
         for first, count in index.ranges:
             self.extents.add(first, count)
         self.time_min_ns, self.time_max_ns = index.time_min_ns, index.time_max_ns

@@ -5,6 +5,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from nsquark.kernel.arena import Chunk
 from nsquark.log.batches import HEADER_BYTES, Batch, Damage, scan
@@ -18,6 +19,15 @@ READ_BYTES = 256 << 10
 """How much of a file one cold read brings in, unless a single batch is larger."""
 READ_RETRY_S = 1.0
 REMOVED_SUFFIX = ".removed"
+
+
+class RecordPlace(NamedTuple):
+    """A batch that reaches beyond `seq` starts in the file at `offset` or later."""
+
+    seq: int
+    path: Path
+    offset: int
+    end: int
 
 
 class DiskLimitReached(Exception):
@@ -59,9 +69,8 @@ class Segments:
             self._segments.append(segment)
             self._bases.append(base)
             self.shared.disk_bytes += segment.size
-            if not segment.partial:
-                for first, count in segment.extents.ranges():
-                    self.extents.add(first, count)
+            for first, count in segment.extents.ranges():
+                self.extents.add(first, count)
             if base != bases[-1] and not segment.sealed:
                 self._seal(segment)  # a crash came before its index was stored
         self._synced_size = self._segments[-1].size if self._segments else 0
@@ -296,6 +305,20 @@ class Segments:
         if count:
             self.shared.report(f"LOG({segment.path}): {count} messages from {low} on are damaged and left out")
 
+    def places(self, seqs: list[int]) -> list[RecordPlace]:
+        """Where single records of this log are to be found, for `read_records` in a thread."""
+        places: list[RecordPlace] = []
+        for seq in seqs:
+            segment = self.segment_of(seq)
+            if segment is not None:
+                places.append(RecordPlace(seq, segment.path, segment.offset_of(seq), segment.size))
+        return places
+
+    def last_base_at_or_below(self, seq: int) -> int:
+        """The lowest message of the segment that holds `seq`; everything below could be removed."""
+        index = bisect_right(self._bases, seq) - 1
+        return self._bases[index] if index >= 0 else 0
+
     # -- removing ----------------------------------------------------------------------------------------
 
     def remove_below(self, needed_seq: int, now_ns: int) -> int:
@@ -364,3 +387,21 @@ def _read_batch(fd: int, offset: int, end: int, seq: int) -> memoryview:
         if any(isinstance(item, Batch) and item.next_seq > seq for item in scan(piece, offset)):
             return piece
         size *= 2
+
+
+def read_records(places: list[RecordPlace]) -> dict[int, bytes]:
+    """The records at these places, less those that are damaged."""
+    found: dict[int, bytes] = {}
+    for seq, path, offset, end in places:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            piece = _read_batch(fd, offset, end, seq)
+        finally:
+            os.close(fd)
+        for batch in scan(piece, offset):
+            if isinstance(batch, Batch) and batch.first_seq <= seq < batch.next_seq:
+                chunk = Chunk(0, batch.first_seq, batch.payload_bytes, batch.messages)
+                chunk.load(piece, batch.offset - offset + HEADER_BYTES, batch.payload_bytes, batch.messages)
+                index = seq - batch.first_seq
+                found[seq] = bytes(chunk.view[chunk.offset(index) : chunk.offset(index + 1)])
+    return found
