@@ -38,6 +38,7 @@ READ_BUFFER_BYTES = 256 << 10
 TICK_S = 0.1
 """How often timeouts and delays are looked at, as in NSQ."""
 COLLECT_S = 1.0
+PROBE_BYTES = 64 << 10
 METADATA_DELAY_S = 0.05
 
 
@@ -340,6 +341,7 @@ class Nsqd:
             if elapsed - collected_s >= COLLECT_S:
                 collected_s = elapsed
                 self._guard(self._collect)
+                self._guard(self._probe_disk)
 
     def _guard(self, work) -> None:  # type: ignore[no-untyped-def]
         try:
@@ -373,6 +375,20 @@ class Nsqd:
                 topic.log.segments.sync()
             for channel in topic.channels.values():
                 channel.ledger.wall_offset_ms = offset
+
+    def _probe_disk(self) -> None:
+        """After a failed write, finds out by itself when there is space again: /ping decides whether clients come."""
+        limit = self.options.max_disk_bytes
+        if self.logs.disk_error is None or (limit and self.logs.disk_bytes >= limit):
+            return
+        try:
+            probe = self.data.own / "probe"
+            write_atomically(probe, bytes(PROBE_BYTES))
+            probe.unlink()
+        except OSError as error:
+            self.logs.disk_error = error
+        else:
+            self.logs.disk_error = None
 
     def _collect(self) -> None:
         for topic in list(self.topics.values()):
