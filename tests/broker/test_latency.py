@@ -100,6 +100,7 @@ def test_messages_of_an_earlier_process(make_nsqd: Callable[..., Nsqd]) -> None:
         client.publish("t", b"1", b"2")
         client.subscribe("t", rdy=1)
         message = client.read_message()
+        client.RDY(0)  # it must not come again here
         client.REQ(message.id, 0)
         client.assert_usable()
     time.sleep(HELD_S)

@@ -140,7 +140,9 @@ def test_counters_tell_what_they_rose(make_nsqd: Callable[..., Nsqd], statsd: St
         assert totals["topic.t.message_count"] == 5
 
 
+@pytest.mark.ours
 def test_a_topic_made_anew_counts_from_zero(make_nsqd: Callable[..., Nsqd], statsd: Statsd) -> None:
+    """NSQ sends a negative count."""
     daemon = make_nsqd(statsd.flag, INTERVAL, "--statsd-mem-stats=false")
     key = f"{prefix_of(daemon)}topic.t.message_count"
     with daemon.connect() as client:
