@@ -284,6 +284,7 @@ class DeferredModel(RuleBasedStateMachine):
             self.store.close()
 
 
+@pytest.mark.timeout(3600)  # for HYPOTHESIS_PROFILE=long
 def test_every_deferred_message_is_appended_once(tmp_path_factory: pytest.TempPathFactory) -> None:
     machine = type("Machine", (DeferredModel,), {"make_directory": lambda _: tmp_path_factory.mktemp("deferred")})
     run_state_machine_as_test(machine, settings=settings(max_examples=examples(2)))

@@ -273,6 +273,7 @@ class LogModel(RuleBasedStateMachine):
             self.rig.crash()
 
 
+@pytest.mark.timeout(3600)  # for HYPOTHESIS_PROFILE=long
 def test_the_log_agrees_with_a_list(tmp_path_factory: pytest.TempPathFactory) -> None:
     machine = type("LogMachine", (LogModel,), {"make_root": lambda _: tmp_path_factory.mktemp("log")})
     run_state_machine_as_test(machine, settings=settings(max_examples=examples(0.7)))

@@ -378,6 +378,7 @@ class LedgerModel(RuleBasedStateMachine):
         assert self.book.earliest <= min(deadlines, default=1 << 62)
 
 
+@pytest.mark.timeout(3600)  # for HYPOTHESIS_PROFILE=long
 @pytest.mark.parametrize("form", kernel_forms.FORMS)
 def test_the_ledger_agrees_with_the_model(form: str) -> None:
     machine = type("LedgerMachine", (LedgerModel,), {"kernel": kernel_forms.load("ledger", form)})
