@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 SOCKET_READ_BYTES: Final = 128 << 10
 TURN_BYTES_MAX: Final = 64 << 10
-"""Plain bytes given to a session before others have their turn: little input may become much work."""
+TURN_BYTES_MIN: Final = 1 << 10
+TURN_MS_MAX: Final = 1.0
+"""Little input may become much work, so a session gets fewer plain bytes a turn while they take longer than this."""
 GATHER_BYTES_MAX: Final = 64 << 10
 """What is written within a turn is encoded together, up to this."""
 TLS_RECORD_BYTES_MAX: Final = 16 << 10
@@ -74,6 +77,8 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
         self._is_ended = False
         """The client has closed its side, or all is closed."""
         self._is_pumping = False
+        """Others have their turn; then more is decoded."""
+        self._turn_bytes = TURN_BYTES_MAX
         self._gathered: list[bytes | bytearray | memoryview] = []
         self._gathered_bytes = 0
         self._is_flush_due = False
@@ -184,13 +189,13 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
     def _pump(self) -> None:
         """Gives the session what can be decoded, up to a turn's portion; the rest later, or when it reads again."""
         self._is_pumping = False
-        portion = 0
+        portion, started_s = 0, time.monotonic()
         while self._is_reading and not self._is_ended:
-            if portion >= TURN_BYTES_MAX:
+            if portion >= self._turn_bytes:
                 self._is_pumping = True
                 self._loop.call_soon(self._pump)
                 break
-            view = self._session.get_buffer(-1)[: TURN_BYTES_MAX - portion]
+            view = self._session.get_buffer(-1)[: self._turn_bytes - portion]
             try:
                 count = self._decode_into(view)
             except (CorruptStream, ssl.SSLError) as error:
@@ -201,8 +206,15 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
                 break
             portion += count
             self._session.buffer_updated(count)
+        self._pace(started_s)
         self._send_tls()
         self._set_socket_reading()
+
+    def _pace(self, started_s: float) -> None:
+        if (time.monotonic() - started_s) * 1000 > TURN_MS_MAX:
+            self._turn_bytes = max(TURN_BYTES_MIN, self._turn_bytes // 2)
+        else:
+            self._turn_bytes = min(TURN_BYTES_MAX, self._turn_bytes * 2)
 
     def _decode_into(self, view: memoryview) -> int:
         """Plain bytes into `view`; 0 if more has to come first."""
