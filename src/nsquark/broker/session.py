@@ -115,7 +115,7 @@ class Session(asyncio.BufferedProtocol):
         """The client sends no more: an unfinished command is answered as such, then all is closed in order."""
         if self._held_bytes and not self._is_closed and self._got_magic and self._held is not None:
             self._data = self._held
-            self._run(0, self._held_bytes, at_eof=True)
+            self._run(0, self._held_bytes, now_ms(), at_eof=True)
         if not self._is_closed:
             self._replies.send_last(b"")
         return True
@@ -159,7 +159,7 @@ class Session(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._is_closed:
             return
-        self._received_at_ms = now_ms()
+        self._received_at_ms = now = now_ms()
         if self._held is None:
             self._data, end = self.nsqd.read_buffer, nbytes
         else:
@@ -172,8 +172,8 @@ class Session(asyncio.BufferedProtocol):
             if not self._take_magic():
                 return
             pos = len(MAGIC_V2)
-        pos = self._run(pos, end)
-        if not self._is_closed:
+        pos = self._run(pos, end, now)
+        if not self._is_closed and (pos < end or self._held is not None):
             self._hold(pos, end)
 
     def _take_magic(self) -> bool:
@@ -205,18 +205,20 @@ class Session(asyncio.BufferedProtocol):
             self._held[:left] = self._held[pos:end]
         self._held_bytes = left
 
-    def _run(self, pos: int, end: int, *, at_eof: bool = False) -> int:
+    def _run(self, pos: int, end: int, now: int, *, at_eof: bool = False) -> int:
         """Carries out the commands in `_data[pos:end]`; where the first incomplete one starts."""
-        now = now_ms()
         while pos < end and not self._is_closed:
             if self.consumer is not None and self.channel is not None:
                 pos = self.channel.ledger.acknowledge(self.consumer, self._data, pos, end, now)
                 if pos == end:
                     break
             if self._recent is not None:
-                pos = self._run_pubs(self._recent, pos, end)
-                if pos == end:
-                    break
+                pubs = self._recent.publish_pubs(self._data, pos, end, self._recent_line)
+                if pubs is not None:
+                    commit, count, pos = pubs
+                    self._promise(self._recent, commit, "PUB", count, count)
+                    if pos == end:
+                        break
             line_end = self._data.find(b"\n", pos, min(end, pos + LINE_BYTES_MAX))
             if line_end < 0:
                 if end - pos >= LINE_BYTES_MAX:
@@ -235,15 +237,6 @@ class Session(asyncio.BufferedProtocol):
         if self.channel is not None:
             self.channel.wake()
         return pos
-
-    def _run_pubs(self, topic: Topic, pos: int, end: int) -> int:
-        """PUB after PUB to the topic last published to; where something else, or an incomplete one, starts."""
-        done = topic.publish_pubs(self._data, pos, end, self._recent_line)
-        if done is None:
-            return pos
-        commit, count, after = done
-        self._promise(topic, commit, "PUB", count, count)
-        return after
 
     def _execute(self, line: bytes, pos: int, end: int, at_eof: bool) -> int:
         """One command whose body, if it has one, starts at `pos`; where the next command starts."""
@@ -567,7 +560,7 @@ class Session(asyncio.BufferedProtocol):
         self._received_at_ms = now_ms()
         self.transport.resume_reading()
         self._data, end = self._held, self._held_bytes
-        pos = self._run(0, end)
+        pos = self._run(0, end, now_ms())
         if not self._is_closed:
             self._hold(pos, end)
 

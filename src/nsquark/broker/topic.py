@@ -51,7 +51,7 @@ class Topic:
         self.name = name
         self.ephemeral = is_ephemeral(name)
         self.directory: Path | None = None if self.ephemeral else nsqd.topics_path / f"{DIRECTORY_PREFIX}{name}"
-        self.log = TopicLog(nsqd.logs, self.directory, lambda: nsqd.turn.write(self.log))
+        self.log = TopicLog(nsqd.logs, self.directory, nsqd.turn.write)
         self.log.on_committed = self._on_committed
         self.channels: dict[str, Channel] = {}
         self.listening: dict[Channel, None] = {}

@@ -34,17 +34,18 @@ class Turn:
     def write(self, log: Writable) -> None:
         """A log has something to commit; each log says so once."""
         self._logs.append(log)
-        self._schedule()
+        if not self._scheduled:
+            self._schedule()
 
     def wake(self, channel: Deliverer) -> None:
         """A channel may have something to deliver or to note."""
         self._channels[channel] = None
-        self._schedule()
+        if not self._scheduled:
+            self._schedule()
 
     def _schedule(self) -> None:
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self.run)
+        self._scheduled = True
+        self._loop.call_soon(self.run)
 
     def run(self) -> None:
         """Note how far the channels came, commit, then deliver what that made available.

@@ -1,32 +1,14 @@
 """A commit: what one write makes durable, and who waits for it."""
 
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from nsquark.kernel.arena import Chunk
-from nsquark.log.batches import Batch
+from nsquark.log.batches import NO_TOKEN, Batch
 
 
 class Waiter(Protocol):
     def committed(self, commit: "Commit") -> None:
         """The commit is settled: `commit.error` tells how."""
-
-
-class Commit:
-    """Open while messages are being added, then settled once, with an error or without."""
-
-    __slots__ = ("error", "is_settled", "waiters")
-
-    def __init__(self) -> None:
-        self.waiters: list[Waiter] = []
-        self.is_settled = False
-        self.error: Exception | None = None
-
-    def settle(self, error: Exception | None = None) -> None:
-        self.is_settled = True
-        self.error = error
-        for waiter in self.waiters:
-            waiter.committed(self)
 
 
 class Apart(Protocol):
@@ -40,16 +22,40 @@ class Apart(Protocol):
         """Writes everything at `offset` and makes it durable, or leaves the file as it was and raises."""
 
 
-@dataclass(slots=True)
-class Unit:
-    """The records of one commit: slices of chunks, each from a record's index on, and the times they span."""
+class Commit:
+    """The records of one write: open while messages are being added, then settled once, with an error or without.
 
-    commit: Commit
-    slices: list[tuple[Chunk, int]]
-    time_min_ns: int
-    time_max_ns: int
-    bytes_added: int = 0
-    flags: int = 0
-    token: bytes = field(default=bytes(16))
-    apart: Apart | None = None
-    """Instead of slices."""
+    `slices` are parts of chunks, each from a record's index on; a commit that is made in a thread has `apart` instead.
+    """
+
+    __slots__ = (
+        "apart",
+        "bytes_added",
+        "error",
+        "flags",
+        "is_settled",
+        "slices",
+        "time_max_ns",
+        "time_min_ns",
+        "token",
+        "waiters",
+    )
+
+    def __init__(
+        self, slices: list[tuple[Chunk, int]] | None = None, timestamp_ns: int = 0, apart: "Apart | None" = None
+    ) -> None:
+        self.waiters: list[Waiter] = []
+        self.is_settled = False
+        self.error: Exception | None = None
+        self.slices = slices or []
+        self.time_min_ns = self.time_max_ns = timestamp_ns
+        self.bytes_added = 0
+        self.flags = 0
+        self.token = NO_TOKEN
+        self.apart = apart
+
+    def settle(self, error: Exception | None = None) -> None:
+        self.is_settled = True
+        self.error = error
+        for waiter in self.waiters:
+            waiter.committed(self)

@@ -16,7 +16,7 @@ from pathlib import Path
 from nsquark.kernel.arena import Chunk
 from nsquark.log.batches import HEADER_BYTES, MORE_FOLLOWS, Batch, encode_header
 from nsquark.log.cache import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkCache, chunk_records
-from nsquark.log.commit import Apart, Commit, Unit
+from nsquark.log.commit import Apart, Commit
 from nsquark.log.extents import Extents
 from nsquark.log.segment import Segment
 from nsquark.log.segments import DiskLimitReached, Segments
@@ -48,11 +48,11 @@ class TopicLog:
 
     * Messages below `head` are committed: in the file (or, without a directory, in memory) and visible.
     * Chunks in `_chunks` are in order and do not overlap; the last is the tail while `_tail` is set.
-    * At most one unit is being written (`_writing`); what is appended meanwhile waits in `_open`, or, where the order
+    * At most one commit is being written (`_writing`); what is appended meanwhile waits in `_open`, or, where the order
       needs it, in `_closed` before that. Sequence numbers rise from `_writing` over `_closed` to `_open`.
     """
 
-    def __init__(self, shared: LogShared, directory: Path | None, on_dirty: Callable[[], None]) -> None:
+    def __init__(self, shared: LogShared, directory: Path | None, on_dirty: Callable[["TopicLog"], None]) -> None:
         self.shared = shared
         self.segments = Segments(shared, directory) if directory is not None else None
         self.extents = self.segments.extents if self.segments is not None else Extents()
@@ -66,10 +66,10 @@ class TopicLog:
         self._chunks: list[Chunk] = []
         self._firsts: list[int] = []
         self._tail: Chunk | None = None
-        self._open: Unit | None = None
-        self._closed: deque[Unit] = deque()
-        self._writing: Unit | None = None
-        self._uncommitted_bytes = 0
+        self._open: Commit | None = None
+        self._closed: deque[Commit] = deque()
+        self._writing: Commit | None = None
+        self.uncommitted_bytes = 0
         self._threaded = shared.settings.sync_every == 1
         self._fast_writes = 0
         self._is_discarded = False
@@ -78,11 +78,11 @@ class TopicLog:
 
     def append(self, source: Buffer, pos: int, size: int, timestamp_ns: int) -> Commit:
         """One message; it is published once the commit is settled without an error."""
-        unit = self._open or self._begin(timestamp_ns)
+        commit = self._open or self._begin(timestamp_ns)
         if self._tail is None or not self._tail.append(source, pos, size, timestamp_ns):
             self._extend(size).append(source, pos, size, timestamp_ns)
-        self._added(unit, size + RECORD_BYTES, timestamp_ns)
-        return unit.commit
+        self._added(commit, size + RECORD_BYTES, timestamp_ns)
+        return commit
 
     def append_pubs(
         self, source: Buffer, pos: int, end: int, line: bytes, size_max: int, timestamp_ns: int
@@ -98,13 +98,16 @@ class TopicLog:
         count = tail.append_pubs(source, pos, end, line, size_max, timestamp_ns)
         if count == 0:
             return None
-        unit = self._open or self._begin(timestamp_ns, first)
-        self._added(unit, tail.used - used, timestamp_ns)
-        return unit.commit, count, tail.resume
+        commit = self._open or self._begin(timestamp_ns, first)
+        size = tail.used - used
+        commit.bytes_added += size
+        commit.time_max_ns = timestamp_ns  # the clock of the last one, whatever it did meanwhile
+        self.uncommitted_bytes += size
+        return commit, count, tail.resume
 
     def append_sized(self, source: Buffer, pos: int, end: int, count: int, timestamp_ns: int) -> Commit:
         """`count` messages, each behind its size, as in MPUB; they were measured before."""
-        unit = self._open or self._begin(timestamp_ns)
+        commit = self._open or self._begin(timestamp_ns)
         start, left = pos, count
         while left:
             if self._tail is not None:
@@ -112,8 +115,8 @@ class TopicLog:
                 pos = self._tail.resume
             if left:
                 self._extend(int.from_bytes(source[pos : pos + 4], "big"))
-        self._added(unit, end - start + count * (RECORD_BYTES - 4), timestamp_ns)
-        return unit.commit
+        self._added(commit, end - start + count * (RECORD_BYTES - 4), timestamp_ns)
+        return commit
 
     def append_apart(self, messages: list[tuple[int, bytes]], flags: int, token: bytes) -> tuple[Commit, list[int]]:
         """Messages with their own times in a commit of their own, all or nothing; their sequence numbers.
@@ -123,17 +126,17 @@ class TopicLog:
         self.write()
         if self._writing is not None or self._open is not None:
             raise BlockingIOError("the log is busy; try again after its commit")
-        unit = self._begin(messages[0][0])
+        commit = self._begin(messages[0][0])
         seqs: list[int] = []
         for timestamp_ns, body in messages:
             source = bytearray(body)
             if self._tail is None or not self._tail.append(source, 0, len(source), timestamp_ns):
                 self._extend(len(source)).append(source, 0, len(source), timestamp_ns)
-            self._added(unit, len(source) + RECORD_BYTES, timestamp_ns)
+            self._added(commit, len(source) + RECORD_BYTES, timestamp_ns)
             seqs.append(self.next_seq() - 1)
-        unit.flags = flags
-        unit.token = token
-        return unit.commit, seqs
+        commit.flags = flags
+        commit.token = token
+        return commit, seqs
 
     def append_unit(self, apart: Apart, timestamp_ns: int) -> Commit:
         """A commit of its own, written in a thread; its sequence numbers were leased in this turn."""
@@ -141,40 +144,41 @@ class TopicLog:
         if self._open is not None:
             self._closed.append(self._open)
             self._open = None
-        unit = Unit(Commit(), [], timestamp_ns, timestamp_ns, apart=apart)
-        self._closed.append(unit)
+        commit = Commit([], timestamp_ns, apart)
+        self._closed.append(commit)
         self._tail, self._lease = None, (0, 0)  # what comes now gets higher numbers
         self.write()
-        return unit.commit
+        return commit
 
     @property
     def is_congested(self) -> bool:
-        return self._uncommitted_bytes > UNCOMMITTED_BYTES_MAX
+        """Publishers are to be paused."""
+        return self.uncommitted_bytes > UNCOMMITTED_BYTES_MAX
 
     @property
     def open_commit(self) -> Commit | None:
         """The commit that is being written or waits to be, if any."""
-        unit = self._open or (self._closed[-1] if self._closed else self._writing)
-        return unit.commit if unit is not None else None
+        commit = self._open or (self._closed[-1] if self._closed else self._writing)
+        return commit if commit is not None else None
 
     def next_seq(self) -> int:
         """The number the next message gets if the tail has room for it."""
         return self._tail.first_seq + self._tail.count if self._tail is not None else self.head
 
-    def _begin(self, timestamp_ns: int, first: int | None = None) -> Unit:
+    def _begin(self, timestamp_ns: int, first: int | None = None) -> Commit:
         """Opens a commit for what comes from record `first` of the tail on."""
         slices = [(self._tail, self._tail.count if first is None else first)] if self._tail is not None else []
-        self._open = unit = Unit(Commit(), slices, timestamp_ns, timestamp_ns)
-        self._on_dirty()
-        return unit
+        self._open = commit = Commit(slices, timestamp_ns)
+        self._on_dirty(self)
+        return commit
 
-    def _added(self, unit: Unit, size: int, timestamp_ns: int) -> None:
-        unit.bytes_added += size
-        self._uncommitted_bytes += size
-        if timestamp_ns > unit.time_max_ns:
-            unit.time_max_ns = timestamp_ns
-        elif timestamp_ns < unit.time_min_ns:
-            unit.time_min_ns = timestamp_ns
+    def _added(self, commit: Commit, size: int, timestamp_ns: int) -> None:
+        commit.bytes_added += size
+        self.uncommitted_bytes += size
+        if timestamp_ns > commit.time_max_ns:
+            commit.time_max_ns = timestamp_ns
+        elif timestamp_ns < commit.time_min_ns:
+            commit.time_min_ns = timestamp_ns
 
     def _extend(self, body_bytes: int) -> Chunk:
         """A new tail with room for a message of `body_bytes` and, if the topic is busy, many more."""
@@ -202,41 +206,41 @@ class TopicLog:
         if self._writing is not None:
             return
         if self._closed:
-            unit = self._closed.popleft()
+            commit = self._closed.popleft()
         elif self._open is not None:
-            unit, self._open = self._open, None
+            commit, self._open = self._open, None
         else:
             return
-        self._writing = unit
-        if unit.apart is not None:
-            self._write_apart(unit, unit.apart)
+        self._writing = commit
+        if commit.apart is not None:
+            self._write_apart(commit, commit.apart)
             return
-        slices = [(chunk, start) for chunk, start in unit.slices if chunk.count > start]
+        slices = [(chunk, start) for chunk, start in commit.slices if chunk.count > start]
         if self.segments is None or not slices:  # nothing, if there was no sequence number to be had
-            self._written(unit, _batches(unit, slices, 0, []))
+            self._written(commit, _batches(commit, slices, 0, []))
             return
         try:
             chunk, start = slices[0]
-            size = unit.bytes_added + HEADER_BYTES * len(slices)
+            size = commit.bytes_added + HEADER_BYTES * len(slices)
             segment = self.segments.for_append(chunk.first_seq + start, size)
             pieces: list[bytes | memoryview] = []
-            batches = _batches(unit, slices, segment.size, pieces)
+            batches = _batches(commit, slices, segment.size, pieces)
             if self._threaded:
-                self._write_in_thread(unit, segment, batches, pieces)
+                self._write_in_thread(commit, segment, batches, pieces)
                 return
             started = time.monotonic()
             _write_pieces(segment, pieces, size)
         except (OSError, DiskLimitReached) as error:
-            self._failed(unit, error)
+            self._failed(commit, error)
             return
         if time.monotonic() - started > SLOW_WRITE_S:
             self._threaded = True
-        self._written(unit, batches, segment)
+        self._written(commit, batches, segment)
         if self._closed:
             self.write()
 
     def _write_in_thread(
-        self, unit: Unit, segment: Segment, batches: list[Batch], pieces: list[bytes | memoryview]
+        self, commit: Commit, segment: Segment, batches: list[Batch], pieces: list[bytes | memoryview]
     ) -> None:
         strict = self.shared.settings.sync_every == 1
         started = time.monotonic()
@@ -244,18 +248,18 @@ class TopicLog:
         def done(error: Exception | None) -> None:
             if strict:
                 self.shared.sync_seconds.observe(time.monotonic() - started)
-            self._thread_wrote(unit, segment, batches, error)
+            self._thread_wrote(commit, segment, batches, error)
 
-        size = unit.bytes_added + HEADER_BYTES * len(batches)
+        size = commit.bytes_added + HEADER_BYTES * len(batches)
         self.shared.run(lambda: _write_pieces(segment, pieces, size, strict=strict), done)
 
-    def _write_apart(self, unit: Unit, apart: Apart) -> None:
+    def _write_apart(self, commit: Commit, apart: Apart) -> None:
         assert self.segments is not None
         try:
             segment = self.segments.for_append(apart.first_seq, apart.bytes_max)
             fd = os.dup(segment.fd)  # the topic may be deleted meanwhile
         except (OSError, DiskLimitReached) as error:
-            self._failed(unit, error)
+            self._failed(commit, error)
             return
         offset = segment.size
         batches: list[Batch] = []
@@ -267,29 +271,29 @@ class TopicLog:
                 os.close(fd)
 
         def done(error: Exception | None) -> None:
-            unit.bytes_added = sum(batch.payload_bytes for batch in batches)
-            self._uncommitted_bytes += unit.bytes_added
-            self._thread_wrote(unit, segment, batches, error)
+            commit.bytes_added = sum(batch.payload_bytes for batch in batches)
+            self.uncommitted_bytes += commit.bytes_added
+            self._thread_wrote(commit, segment, batches, error)
 
         self.shared.run(work, done)
 
-    def _thread_wrote(self, unit: Unit, segment: Segment, batches: list[Batch], error: Exception | None) -> None:
+    def _thread_wrote(self, commit: Commit, segment: Segment, batches: list[Batch], error: Exception | None) -> None:
         if self._is_discarded:
             self._writing = None
             assert self.segments is not None
             self.segments.abandon()
-            unit.commit.settle(LogDiscarded())
+            commit.settle(LogDiscarded())
             return
         if error is not None:
-            self._failed(unit, error)
+            self._failed(commit, error)
             return
         self._fast_writes += 1
         if self._fast_writes >= FAST_WRITES_TO_RETURN and self.shared.settings.sync_every != 1:
             self._threaded, self._fast_writes = False, 0
-        self._written(unit, batches, segment)
+        self._written(commit, batches, segment)
         self.write()
 
-    def _written(self, unit: Unit, batches: list[Batch], segment: Segment | None = None) -> None:
+    def _written(self, commit: Commit, batches: list[Batch], segment: Segment | None = None) -> None:
         messages = 0
         for batch in batches:
             messages += batch.messages
@@ -298,29 +302,29 @@ class TopicLog:
             self.extents.add(batch.first_seq, batch.messages)
         self.head = self.extents.head
         self._writing = None
-        self._uncommitted_bytes -= unit.bytes_added
+        self.uncommitted_bytes -= commit.bytes_added
         if self.segments is not None:
-            self.segments.written(messages, unit.bytes_added + HEADER_BYTES * len(batches))
+            self.segments.written(messages, commit.bytes_added + HEADER_BYTES * len(batches))
         self.shared.commit_messages.observe(messages)
-        self.on_committed(messages, unit.bytes_added - RECORD_BYTES * messages)
-        unit.commit.settle()
+        self.on_committed(messages, commit.bytes_added - RECORD_BYTES * messages)
+        commit.settle()
 
-    def _failed(self, unit: Unit, error: Exception) -> None:
+    def _failed(self, commit: Commit, error: Exception) -> None:
         """Takes back what was not written, and what was appended behind it meanwhile; their publishers fail."""
         if self.segments is not None:
             self.segments.write_failed(error)
         later = [*self._closed, self._open] if self._open is not None else list(self._closed)
         self._closed.clear()
         self._open = self._writing = None
-        for chunk, start in reversed([piece for failed in (unit, *later) for piece in failed.slices]):
+        for chunk, start in reversed([piece for failed in (commit, *later) for piece in failed.slices]):
             chunk.truncate(start)
             if chunk.count == 0:
                 self._drop(chunk)
         self._tail = self._chunks[-1] if self._chunks and self._is_end(self._chunks[-1]) else None
-        self._uncommitted_bytes = 0
-        unit.commit.settle(error)
+        self.uncommitted_bytes = 0
+        commit.settle(error)
         for failed in later:
-            failed.commit.settle(error)
+            failed.settle(error)
 
     def _is_end(self, chunk: Chunk) -> bool:
         return chunk.first_seq + chunk.count == self.head
@@ -377,8 +381,8 @@ class TopicLog:
 
     def evict(self, chunk: Chunk) -> bool:
         """Called by the cache. What is not written yet must stay."""
-        for unit in (self._open, self._writing, *self._closed):
-            if unit is not None and any(held is chunk for held, _ in unit.slices):
+        for commit in (self._open, self._writing, *self._closed):
+            if commit is not None and any(held is chunk for held, _ in commit.slices):
                 return False
         self._remove(chunk)
         return True
@@ -417,8 +421,8 @@ class TopicLog:
         """Forgets everything; the files are the caller's to delete. What is still being written fails."""
         self._is_discarded = True
         if self._open is not None:
-            unit, self._open = self._open, None
-            unit.commit.settle(LogDiscarded())
+            commit, self._open = self._open, None
+            commit.settle(LogDiscarded())
         if self.segments is not None and self._writing is None:
             self.segments.abandon()
         self._let_go()
@@ -428,11 +432,11 @@ class TopicLog:
             self._drop(chunk)
 
 
-def _batches(unit: Unit, slices: list[tuple[Chunk, int]], offset: int, pieces: list[bytes | memoryview]) -> list[Batch]:
+def _batches(commit: Commit, slices: list[tuple[Chunk, int]], offset: int, pieces: list[bytes | memoryview]) -> list[Batch]:
     """A batch for each slice, since a batch has consecutive sequence numbers; `pieces` gets what to write."""
     batches: list[Batch] = []
     for chunk, start in slices:
-        flags = unit.flags
+        flags = commit.flags
         if flags and len(batches) < len(slices) - 1:
             flags |= MORE_FOLLOWS
         payload = chunk.view[chunk.offset(start) : chunk.used]
@@ -441,10 +445,10 @@ def _batches(unit: Unit, slices: list[tuple[Chunk, int]], offset: int, pieces: l
             chunk.first_seq + start,
             chunk.count - start,
             len(payload),
-            unit.time_min_ns,
-            unit.time_max_ns,
+            commit.time_min_ns,
+            commit.time_max_ns,
             flags,
-            unit.token,
+            commit.token,
         )
         pieces.append(encode_header(batch, payload))
         pieces.append(payload)
