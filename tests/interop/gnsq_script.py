@@ -13,8 +13,8 @@ import gnsq  # noqa: E402
 STEP_TIMEOUT_S = 10
 
 
-def publish(address: str, topic: str) -> None:
-    producer = gnsq.Producer([address])
+def publish(address: str, topic: str, options: dict[str, object]) -> None:
+    producer = gnsq.Producer([address], **options)
     producer.start()
     assert producer.publish(topic, b"single") == b"OK"
     assert producer.multipublish(topic, [b"multi 1", b"multi 2", b"bad"]) == b"OK"
@@ -52,7 +52,10 @@ def consume(address: str, topic: str, options: dict[str, object], wanted: int) -
 
 def main() -> None:
     address, topic, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-    publish(address, topic)
+    secret: dict[str, object] = {}
+    if "auth_secret" in options:
+        secret["auth_secret"] = options["auth_secret"] = options["auth_secret"].encode()
+    publish(address, topic, secret)
     seen = consume(address, topic, {**options, "requeue_delay": 0, "max_backoff_duration": 0}, 7)
     print(json.dumps(sorted(seen)))
 
