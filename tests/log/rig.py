@@ -29,7 +29,7 @@ class Rig:
             lambda _seconds, call: self.delayed.append(call),
             self.reports.append,
         )
-        self.log = TopicLog(self.shared, directory, lambda: None)
+        self.log = TopicLog(self.shared, directory, lambda log: None)
         self.shared.sequences = Sequences(root / "sequence", self.log.head)
         self._is_open = True
 

@@ -10,7 +10,7 @@ import msgspec
 from nsquark.broker.clock import now_ms, wall_ms, wall_offset_ms
 from nsquark.broker.latency import LatencyWindow
 from nsquark.broker.topology import Closeness, TopologyCounts, is_aware
-from nsquark.kernel.ledger import Ledger
+from nsquark.kernel.ledger import JOURNAL_FINISHED, JOURNAL_RECORD, Ledger
 from nsquark.log.cursors import ChannelRest, Slot
 from nsquark.log.journal import Journal
 from nsquark.wire.names import is_ephemeral
@@ -77,9 +77,21 @@ class Channel:
         self._refill_due = False
         self._refill_timer = False
         if self._journal is not None:
-            records = self._journal.load()
+            records = self._existing(self._journal.load())
             if records:
                 self.ledger.restore(records, now_ms())
+
+    def _existing(self, records: bytes) -> bytes:
+        """A journal without what the log no longer has: its counts are of messages that exist."""
+        extents, kept = self.topic.log.extents, self.topic.kept
+        existing = bytearray()
+        for kind, attempts, count, seq, due_ms in JOURNAL_RECORD.iter_unpack(records):
+            if kind != JOURNAL_FINISHED and seq in kept:
+                existing += JOURNAL_RECORD.pack(kind, attempts, count, seq, due_ms)
+                continue
+            for first, part in extents.within(seq, seq + count):
+                existing += JOURNAL_RECORD.pack(kind, attempts, part, first, due_ms)
+        return bytes(existing)
 
     # -- what /stats shows ---------------------------------------------------------------------------------
 
@@ -233,15 +245,20 @@ class Channel:
     def _next_run_end(self) -> int:
         """Steps over what does not exist or was voided; where the messages from there on end."""
         ledger, pump = self.ledger, self.topic.pump
-        while self._skips and self._skips[0][0] <= ledger.next:
-            ledger.skip(self._skips.pop(0)[1])
-            self._write_rest()
-        seq = min(self.topic.log.extents.at_or_after(ledger.next), pump)
-        if self._skips and self._skips[0][0] < seq:
-            ledger.skip(self._skips[0][0])
-            return self._next_run_end()
-        ledger.skip(seq)
-        return min(pump, self._skips[0][0]) if self._skips else pump
+        end = pump
+        for low, high in self._skips:
+            self._skip_gap(min(low, pump))
+            if low <= ledger.next < high:
+                ledger.skip(high)
+            elif ledger.next < low:
+                end = min(low, pump)
+                break
+        self._skip_gap(end)
+        return end
+
+    def _skip_gap(self, limit: int) -> None:
+        """Moves on to the next message that exists, if that is below `limit`."""
+        self.ledger.skip(min(self.topic.log.extents.at_or_after(self.ledger.next), limit))
 
     def _send_sampled(self, session: Session, count: int, now: int) -> int:
         """Draws for each message; what loses is discarded for the whole channel, as NSQ does."""
@@ -328,7 +345,10 @@ class Channel:
         try:
             if ledger.journal:
                 self._append_journal()
-            if ledger.floor != self._slot.position:
+            if self._skips and self._skips[0][1] <= ledger.floor:
+                self._skips.pop(0)
+                self._write_rest()
+            elif ledger.floor != self._slot.position:
                 self._slot.position = ledger.floor
                 self.topic.store(self._slot)
             if ledger.blocks_open > PARK_BLOCKS and not self._is_parking:
@@ -447,7 +467,7 @@ class Channel:
             return
         self.ledger.settle()
         if self._journal is not None:
-            self._journal.rewrite(self.ledger.snapshot(), sync=True)
+            self._journal.rewrite(self.ledger.snapshot())
         self._write_rest()
 
     def delete(self) -> None:

@@ -556,11 +556,17 @@ class Ledger:
     @property
     def blocks_open(self) -> int:
         """How many blocks hold the floor back."""
-        return len(self._order)
+        first_ahead: cython.longlong = self.next >> BLOCK_BITS
+        if self.ahead == 0:
+            return len(self._order)
+        return sum(number < first_ahead for number in self._order)
 
     def park(self, count: cython.longlong) -> list:
         """Notes what is unfinished in the `count` lowest blocks; once that is durable, `let_pass` them."""
-        numbers: list = [number for number in list(self._order)[:count] if number in self._blocks]
+        first_ahead: cython.longlong = self.next >> BLOCK_BITS
+        numbers: list = [
+            number for number in list(self._order)[:count] if number in self._blocks and number < first_ahead
+        ]
         index: cython.int
         block: Block
         for number in numbers:
@@ -614,25 +620,40 @@ class Ledger:
     def snapshot(self) -> bytes:
         """Everything worth keeping over a restart, as records of the journal."""
         kept, self.journal = self.journal, bytearray()
-        index: cython.int
-        run: cython.int
         block: Block
-        for number in sorted(self._blocks):
-            block = self._blocks[number]
-            index = 0
-            while index < block.size:
-                run = index + 1
-                if block.is_active(index):
-                    self._note(block, index)
-                elif block.state[index] == FINISHED and not block.sparse:
-                    while run < block.size and block.state[run] == FINISHED:
-                        run += 1
-                    self.journal += JOURNAL_RECORD.pack(
-                        JOURNAL_FINISHED, 0, run - index, (block.number << BLOCK_BITS) + index, 0
-                    )
-                index = run
+        for number in sorted({*self._blocks, *self._order}):
+            block = self._blocks.get(number)
+            if block is not None:
+                self._note_block(block)
+            elif number < self.next >> BLOCK_BITS:  # finished as a whole, above the floor
+                self._note_finished(number << BLOCK_BITS, BLOCK_SLOTS)
         snapshot, self.journal = bytes(self.journal), kept
         return snapshot
+
+    @cython.cfunc
+    def _note_block(self, block: Block):
+        index: cython.int = 0
+        run: cython.int
+        while index < block.size:
+            run = index + 1
+            if block.is_active(index):
+                self._note(block, index)
+            elif not block.sparse and self._is_done(block, index):
+                while run < block.size and self._is_done(block, run):
+                    run += 1
+                self._note_finished((block.number << BLOCK_BITS) + index, run - index)
+            index = run
+
+    @cython.cfunc
+    def _is_done(self, block: Block, slot: cython.int) -> cython.bint:
+        """Finished, or passed over."""
+        if block.state[slot] == FINISHED:
+            return True
+        return block.state[slot] == FREE and (block.number << BLOCK_BITS) + slot < self.next
+
+    @cython.cfunc
+    def _note_finished(self, seq: cython.longlong, count: cython.longlong):
+        self.journal += JOURNAL_RECORD.pack(JOURNAL_FINISHED, 0, count, seq, 0)
 
     def restore(self, records: bytes, now_ms: cython.longlong) -> None:
         """Takes up a journal's records, in order; only before anything was taken."""
@@ -644,13 +665,15 @@ class Ledger:
                     waiting.pop(at, None)
                 finished.append((seq, count))
             elif seq >= self.floor or kind == JOURNAL_PARKED:
-                waiting[seq] = (attempts, due_ms)
+                waiting[seq] = (attempts, due_ms, kind)
         block: Block = None
         for seq in sorted(waiting):
             if block is not None and block.number != seq >> BLOCK_BITS and block.number < self.floor >> BLOCK_BITS:
                 self._set_aside(block)
-            attempts, due_ms = waiting[seq]
+            attempts, due_ms, kind = waiting[seq]
             block = self._restore_waiting(seq, attempts, due_ms - self.wall_offset_ms, now_ms)
+            if kind == JOURNAL_PARKED:
+                block.noted = True
         if block is not None and block.number < self.floor >> BLOCK_BITS:
             self._set_aside(block)
         for seq, count in finished:
@@ -679,7 +702,7 @@ class Ledger:
     def finish_ahead(self, seq: cython.longlong, count: cython.longlong) -> None:
         """Finishes untouched messages from `next` on that this channel is not to deliver."""
         self._finish_ahead(seq, seq + count)
-        self.journal += JOURNAL_RECORD.pack(JOURNAL_FINISHED, 0, count, seq, 0)
+        self._note_finished(seq, count)
 
     @cython.cfunc
     def _finish_ahead(self, seq: cython.longlong, end: cython.longlong):
@@ -780,7 +803,7 @@ class Ledger:
         block.state[index] = FINISHED
         block.active -= 1
         if block.noted:
-            self.journal += JOURNAL_RECORD.pack(JOURNAL_FINISHED, 0, 1, seq, 0)
+            self._note_finished(seq, 1)
         if block.active == 0 and block.number < self.next >> BLOCK_BITS:
             self._release(block)
 

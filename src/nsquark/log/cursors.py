@@ -64,7 +64,7 @@ class CursorFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-        self._free: list[int] = []
+        self._free: dict[int, int] = {}  # generations, since a reused slot must outdo the one before
         self._slots = 1
         self.damaged = 0
 
@@ -74,14 +74,15 @@ class CursorFile:
         found: list[Slot] = []
         self._slots = max(1, -(-len(raw) // (2 * SLOT_BYTES)))
         for index in range(self._slots):
-            slot = self._load_slot(raw, index)
-            if slot is not None:
+            slot, used = self._load_slot(raw, index)
+            if used:
                 found.append(slot)
             elif index > 0:
-                self._free.append(index)
+                self._free[index] = slot.generation
         return found
 
-    def _load_slot(self, raw: bytes, index: int) -> Slot | None:
+    def _load_slot(self, raw: bytes, index: int) -> tuple[Slot, bool]:
+        """The newer of the two places that are intact, and whether it is in use."""
         best: tuple[int, int, int, int, bytes] | None = None
         for place in (0, 1):
             start = (2 * index + place) * SLOT_BYTES
@@ -95,13 +96,15 @@ class CursorFile:
                 continue
             if best is None or generation > best[0]:
                 best = (generation, position, deferred, used, rest)
-        if best is None or not best[3]:
-            return None
-        return Slot(index, best[1], best[2], best[4], best[0])
+        if best is None:
+            return Slot(index), False
+        generation, position, deferred, used, rest = best
+        return Slot(index, position, deferred, rest, generation), bool(used)
 
     def new_slot(self) -> Slot:
         if self._free:
-            return Slot(self._free.pop())
+            index, generation = self._free.popitem()
+            return Slot(index, generation=generation)
         self._slots += 1
         return Slot(self._slots - 1)
 
@@ -127,7 +130,7 @@ class CursorFile:
         """Both places are cleared, so that no older generation comes back."""
         self.write(slot, used=False)
         self.write(slot, used=False)
-        self._free.append(slot.index)
+        self._free[slot.index] = slot.generation
 
     def sync(self) -> None:
         os.fdatasync(self._fd)

@@ -3,8 +3,8 @@
 In the log they would pin every segment for as long as the longest delay. Each file (a bucket) holds what is due within
 one minute, and only the buckets of this minute and the next have an index in memory. When messages come due, first
 their numbers are noted in the bucket as append N, then they are appended to the log in a batch that carries N: after a
-crash the log tells whether the last noted append happened. A failed append is tried again under the same N, in the
-same bucket, so of several notes of one N the last counts.
+crash the log tells whether the last noted append happened. If the log refuses, an empty note of the same N takes the
+first one back, so of several notes of one N in a bucket the last counts.
 """
 
 import heapq
@@ -148,6 +148,7 @@ class DeferredMessages:
         self._directory = directory
         self._appends = last_append
         self._buckets: dict[int, _Bucket] = {}
+        self._refused: Due | None = None
         self.found: list[int] = []
         """The numbers of what waited at the start, in order."""
         if directory is not None and directory.exists():
@@ -191,7 +192,10 @@ class DeferredMessages:
         return soonest
 
     def take_due(self, now_ms: int) -> Due | None:
-        """Some of what is due, noted as about to be appended."""
+        """Some of what is due, noted as about to be appended; OSError if that cannot be noted."""
+        if self._refused is not None:
+            self._refused.bucket.note_append(self._refused.append_number, [])
+            self._refused = None
         for key in sorted(self._buckets):
             bucket = self._buckets[key]
             if bucket.count == 0 and (key + 1) * BUCKET_MS <= now_ms:
@@ -206,13 +210,13 @@ class DeferredMessages:
         entries: list[Entry] = []
         while bucket.waiting and bucket.waiting[0][0] <= now_ms and len(entries) < DUE_MESSAGES_MAX:
             entries.append(heapq.heappop(bucket.waiting))
-        bucket.count -= len(entries)
-        due = Due(bucket, self._appends + 1, entries)
         try:
+            due = Due(bucket, self._appends + 1, entries)
             bucket.note_append(due.append_number, entries)
         except OSError:
-            self.put_back(due)
+            self._return(bucket, entries)
             raise
+        bucket.count -= len(entries)
         return due
 
     def confirm(self, due: Due) -> None:
@@ -221,11 +225,16 @@ class DeferredMessages:
         due.bucket.forget(due.entries)
 
     def put_back(self, due: Due) -> None:
-        """The log did not take them: they are due again, under the same append number."""
-        assert due.bucket.waiting is not None
-        for entry in due.entries:
-            heapq.heappush(due.bucket.waiting, entry)
+        """The log did not take them: they are due again. The note is taken back before its number is used anew."""
+        self._return(due.bucket, due.entries)
         due.bucket.count += len(due.entries)
+        self._refused = due
+
+    @staticmethod
+    def _return(bucket: _Bucket, entries: list[Entry]) -> None:
+        assert bucket.waiting is not None
+        for entry in entries:
+            heapq.heappush(bucket.waiting, entry)
 
     def sync(self) -> None:
         for bucket in self._buckets.values():

@@ -7,26 +7,23 @@ from bisect import bisect_right
 
 
 class Extents:
-    """Ranges of existing sequence numbers, in order, each with the ordinal of its first message.
+    """Ranges of existing sequence numbers, in order, each with the ordinal of its first message; none is empty.
 
-    The ordinal counts the messages the log ever had; removing old ones does not change it.
+    The ordinal counts the messages the log ever had; removing old ones does not change it. `head` is the sequence
+    number after the last message the log ever had, 0 if it never had one.
     """
 
     def __init__(self) -> None:
+        self.head = 0
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._ordinals: list[int] = []
         self._total = 0
 
     @property
-    def head(self) -> int:
-        """The sequence number after the last message; 0 for a log that never had one."""
-        return self._ends[-1] if self._ends else 0
-
-    @property
     def first(self) -> int:
         """The lowest existing sequence number; the head if there is none."""
-        return self._starts[0] if self._starts else 0
+        return self._starts[0] if self._starts else self.head
 
     @property
     def count(self) -> int:
@@ -34,14 +31,16 @@ class Extents:
         return self._total - (self._ordinals[0] if self._ordinals else self._total)
 
     def add(self, first: int, count: int) -> None:
-        """Messages were appended; always above the head."""
+        """Messages were appended; always at the head or above."""
+        end = first + count
         if self._ends and self._ends[-1] == first:
-            self._ends[-1] += count
+            self._ends[-1] = end
         else:
             self._starts.append(first)
-            self._ends.append(first + count)
+            self._ends.append(end)
             self._ordinals.append(self._total)
         self._total += count
+        self.head = end
 
     def ordinal(self, seq: int) -> int:
         """How many messages the log ever had below `seq`."""
@@ -55,14 +54,15 @@ class Extents:
         index = bisect_right(self._ordinals, ordinal) - 1
         if index < 0:
             return self.first
-        return min(self._starts[index] + ordinal - self._ordinals[index], self._ends[index])
+        seq = self._starts[index] + ordinal - self._ordinals[index]
+        return seq if seq < self._ends[index] else self.head
 
     def between(self, low: int, high: int) -> int:
         """How many existing messages are in `low <= seq < high`."""
         return max(0, self.ordinal(high) - self.ordinal(low))
 
     def at_or_after(self, seq: int) -> int:
-        """The lowest existing sequence number not below `seq`; the head if there is none."""
+        """The lowest existing sequence number not below `seq`; if there is none, the head or `seq` itself."""
         index = bisect_right(self._starts, seq) - 1
         if index >= 0 and seq < self._ends[index]:
             return seq
@@ -71,27 +71,36 @@ class Extents:
 
     def remove_below(self, seq: int) -> None:
         """The messages below `seq` are gone."""
-        while self._starts and self._ends[0] <= seq and len(self._starts) > 1:
+        while self._starts and self._ends[0] <= seq:
             del self._starts[0], self._ends[0], self._ordinals[0]
         if self._starts and self._starts[0] < seq:
-            cut = min(seq, self._ends[0])
-            self._ordinals[0] += cut - self._starts[0]
-            self._starts[0] = cut
+            self._ordinals[0] += seq - self._starts[0]
+            self._starts[0] = seq
 
     def remove(self, low: int, high: int) -> int:
         """The messages in `low <= seq < high` are lost; how many there were. Rare, so it may be slow."""
-        pieces = [(start, end) for start, end in zip(self._starts, self._ends, strict=True)]
-        lost = 0
-        base = self._ordinals[0] if self._ordinals else self._total
-        self._starts, self._ends, self._ordinals = [], [], []
-        self._total = base
+        pieces = list(zip(self._starts, self._ends, strict=True))
+        head, base, lost = self.head, self._ordinals[0] if self._ordinals else self._total, 0
+        self._starts, self._ends, self._ordinals, self._total = [], [], [], base
         for start, end in pieces:
             lost += max(0, min(end, high) - max(start, low))
             for piece_start, piece_end in ((start, min(end, low)), (max(start, high), end)):
                 if piece_start < piece_end:
                     self.add(piece_start, piece_end - piece_start)
+        self.head = head
         return lost
 
     def ranges(self) -> list[tuple[int, int]]:
         """All ranges, as (first, count)."""
         return [(start, end - start) for start, end in zip(self._starts, self._ends, strict=True)]
+
+    def within(self, low: int, high: int) -> list[tuple[int, int]]:
+        """The existing part of `low <= seq < high`, as (first, count)."""
+        found: list[tuple[int, int]] = []
+        index = max(0, bisect_right(self._starts, low) - 1)
+        while index < len(self._starts) and self._starts[index] < high:
+            start, end = max(low, self._starts[index]), min(high, self._ends[index])
+            if start < end:
+                found.append((start, end - start))
+            index += 1
+        return found

@@ -1,6 +1,7 @@
 """Small things about files that the log's parts share."""
 
 import os
+import threading
 from pathlib import Path
 
 FILE_MODE = 0o600
@@ -18,7 +19,7 @@ def sync_directory(path: Path) -> None:
 
 def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
     """Replaces a file as a whole: after a crash it has the old content or the new one."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
         try:

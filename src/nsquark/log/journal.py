@@ -54,15 +54,15 @@ class Journal:
         """Whether most of it is out of date, given how many messages it has to remember."""
         return self.size > COMPACT_BYTES_MIN and self.size > 2 * live_records * JOURNAL_RECORD.size
 
-    def rewrite(self, records: bytes, *, sync: bool = False) -> None:
-        """Replaces everything by `records`."""
+    def rewrite(self, records: bytes) -> None:
+        """Replaces everything by `records`, durably: parked messages rely on it."""
         self.close()
         if not records:
             self.path.unlink(missing_ok=True)
             self.size = 0
             return
         piece = _piece(records)
-        write_atomically(self.path, piece, sync=sync)
+        write_atomically(self.path, piece)
         self.size = len(piece)
 
     def sync(self) -> None:

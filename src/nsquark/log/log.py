@@ -374,9 +374,10 @@ class TopicLog:
         """The lowest message of the part that is in memory up to the head."""
         low = self.head
         for chunk in reversed(self._chunks):
-            if self.extents.at_or_after(chunk.first_seq + chunk.count) != low and low != self.head:
+            end = min(chunk.first_seq + chunk.count, self.head)
+            if self.extents.between(end, low):
                 break
-            low = chunk.first_seq
+            low = min(low, chunk.first_seq)
         return low
 
     def evict(self, chunk: Chunk) -> bool:
@@ -432,7 +433,9 @@ class TopicLog:
             self._drop(chunk)
 
 
-def _batches(commit: Commit, slices: list[tuple[Chunk, int]], offset: int, pieces: list[bytes | memoryview]) -> list[Batch]:
+def _batches(
+    commit: Commit, slices: list[tuple[Chunk, int]], offset: int, pieces: list[bytes | memoryview]
+) -> list[Batch]:
     """A batch for each slice, since a batch has consecutive sequence numbers; `pieces` gets what to write."""
     batches: list[Batch] = []
     for chunk, start in slices:

@@ -148,29 +148,18 @@ class Segment:
     def open_existing(self, *, last: bool) -> list[Damage]:
         """Reads the index and whatever lies behind it; what is damaged, after setting it aside.
 
-        The last segment may end in what a crash left behind, half a batch or half of batches that belong together:
-        that is cut off.
+        A segment may end in what a crash or a failed write left behind, half a batch or half of batches that belong
+        together: that is not served, and cut off the last segment. Behind the end of a sealed one nothing counts.
         """
         self._load_index()
         file_bytes = os.stat(self.path).st_size
         if self.size > file_bytes:  # the file is shorter than it was: trust only what can be read
             self._forget()
-        damages: list[Damage] = []
-        open_end: Batch | None = None
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            for item in scan_file(fd, self.size, file_bytes):
-                if isinstance(item, Damage):
-                    damages.append(item)
-                    continue
-                self.note(item)
-                if not item.flags & MORE_FOLLOWS:
-                    open_end = None
-                elif open_end is None:
-                    open_end = item
-            if last and open_end is not None:
-                self.cut(open_end.offset, open_end.first_seq)
+            damages = self._read_on(fd, self.size if self.sealed else file_bytes)
             if self.size < file_bytes:
+                damages = [damage for damage in damages if damage.offset < self.size]
                 damages.append(Damage(self.size, file_bytes, "torn end"))
             for damage in damages:
                 self._set_aside(fd, damage)
@@ -179,6 +168,23 @@ class Segment:
         finally:
             os.close(fd)
         self._checkpoint_bytes = self.size
+        return damages
+
+    def _read_on(self, fd: int, end: int) -> list[Damage]:
+        """Notes the whole batches up to `end`, and of batches that belong together all or none."""
+        damages: list[Damage] = []
+        run: list[Batch] = []
+        for item in scan_file(fd, self.size, end):
+            if isinstance(item, Damage):
+                damages.append(item)
+            elif item.first_seq < max(self.base_seq, run[-1].next_seq if run else self.extents.head):
+                damages.append(Damage(item.offset, item.end, "sequence numbers that go back"))
+            else:
+                run.append(item)
+                if not item.flags & MORE_FOLLOWS:
+                    for batch in run:
+                        self.note(batch)
+                    run.clear()
         return damages
 
     def _set_aside(self, fd: int, damage: Damage) -> None:
@@ -192,6 +198,7 @@ class Segment:
         self.extents = Extents()
         self._seqs, self._offsets, self._times = array("Q"), array("Q"), array("q")
         self.time_min_ns = self.time_max_ns = 0
+        self.deferred_append, self.tokens = 0, []
 
     def _load_index(self) -> None:
         try:

@@ -1,5 +1,6 @@
 """The files of one log: which one to write, reading them back, syncing, and removing what nobody needs."""
 
+import contextlib
 import os
 import time
 from bisect import bisect_right
@@ -10,7 +11,7 @@ from typing import NamedTuple
 from nsquark.kernel.arena import Chunk
 from nsquark.log.batches import HEADER_BYTES, Batch, Damage, scan
 from nsquark.log.extents import Extents
-from nsquark.log.files import DIRECTORY_MODE, sync_directory, write_all
+from nsquark.log.files import DIRECTORY_MODE, sync_directory, write_all, write_atomically
 from nsquark.log.removed import Removed
 from nsquark.log.segment import SEGMENT_SUFFIX, Segment, scan_file
 from nsquark.log.shared import LogShared
@@ -111,6 +112,10 @@ class Segments:
             if not segment.size or segment.size + size <= self.shared.settings.max_bytes_per_file:
                 return segment
             self._seal(segment)
+        if segment is not None and segment.size == 0:  # its first write failed: nothing of it is worth keeping
+            self._segments.pop()
+            self._bases.pop()
+            segment.delete()
         segment = Segment(self.directory, first_seq)
         segment.create()
         self._segments.append(segment)
@@ -134,8 +139,10 @@ class Segments:
         self.shared.disk_error = error
         segment = self._segments[-1] if self._segments else None
         if segment is not None and not segment.sealed and os.stat(segment.path).st_size != segment.size:
-            # The file could not be cut back: what lies behind its good end is found and set aside at the next start.
-            self._seal(segment)
+            # The file could not be cut back: the index says where its good end is.
+            segment.sealed = True
+            with contextlib.suppress(OSError):
+                write_atomically(segment.index_path, segment.index_content())
 
     def _seal(self, segment: Segment) -> None:
         segment.sealed = True
@@ -143,7 +150,6 @@ class Segments:
         self.shared.run(lambda: segment.sync(content), lambda error: self._sealed(segment, error))
 
     def _sealed(self, segment: Segment, error: Exception | None) -> None:
-        segment.close()  # reopened when something reads it
         if error is not None:
             self._sync_failed(segment, error)
 
@@ -210,7 +216,8 @@ class Segments:
         else:
             segment.cut(self._synced_size, batches[0].first_seq)
             segment.sealed = True
-            segment.close()
+            os.ftruncate(segment.fd, segment.size)
+            write_atomically(segment.index_path, segment.index_content())
             self._segments.append(fresh)
             self._bases.append(fresh.base_seq)
         self._synced_size = fresh.size
