@@ -634,6 +634,8 @@ class Ledger:
     def _note_block(self, block: Block):
         index: cython.int = 0
         run: cython.int
+        if not block.parked and self.floor > block.number << BLOCK_BITS:
+            index = self.floor - (block.number << BLOCK_BITS)
         while index < block.size:
             run = index + 1
             if block.is_active(index):

@@ -242,6 +242,8 @@ class TopicLog:
     def _write_in_thread(
         self, commit: Commit, segment: Segment, batches: list[Batch], pieces: list[bytes | memoryview]
     ) -> None:
+        assert self.segments is not None
+        self.segments.is_writing = True
         strict = self.shared.settings.sync_every == 1
         started = time.monotonic()
 
@@ -261,6 +263,7 @@ class TopicLog:
         except (OSError, DiskLimitReached) as error:
             self._failed(commit, error)
             return
+        self.segments.is_writing = True
         offset = segment.size
         batches: list[Batch] = []
 

@@ -52,6 +52,9 @@ class Segments:
         self._unsynced_messages = 0
         self._syncing = False
         self._abandoned = False
+        self.is_writing = False
+        """A thread writes to the last segment."""
+        self._rescue_later: Segment | None = None
         self._synced_size = 0
         self._directory_synced = False
         directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
@@ -131,11 +134,18 @@ class Segments:
         self.shared.disk_bytes += size
         self.shared.disk_error = None
         self._unsynced_messages += messages
+        self._write_ended()
         every = self.shared.settings.sync_every
         if every > 1 and self._unsynced_messages >= every:
             self.sync()
 
+    def _write_ended(self) -> None:
+        self.is_writing = False
+        if self._rescue_later is not None:
+            self._try_rescue(self._rescue_later)
+
     def write_failed(self, error: Exception) -> None:
+        self._write_ended()
         self.shared.disk_error = error
         segment = self._segments[-1] if self._segments else None
         if segment is not None and not segment.sealed and os.stat(segment.path).st_size != segment.size:
@@ -190,6 +200,13 @@ class Segments:
         self.shared.report(f"LOG({segment.path}): sync failed: {error}")
         if not self._segments or segment is not self._segments[-1] or segment.sealed:
             return
+        if self.is_writing:  # its batches are not noted yet
+            self._rescue_later = segment
+            return
+        self._try_rescue(segment)
+
+    def _try_rescue(self, segment: Segment) -> None:
+        self._rescue_later = None
         try:
             self._rescue(segment)
         except OSError as rescue_error:

@@ -108,7 +108,9 @@ class Sequences:
             raise SequenceFileDamaged(
                 f"{self._path} is damaged; restore it from a backup, or remove it to start above the clock's number"
             )
-        return max(reserved, default=0)
+        # The damaged one may have been the newer, or a torn write that nothing was handed out from.
+        is_doubtful = len(reserved) == 1 and raw[: _SLOT.size].strip(b"\0") and raw[_SLOT.size :].strip(b"\0")
+        return max(reserved, default=0) + (RESERVE_SEQS if is_doubtful else 0)
 
 
 def _aligned(seq: int) -> int:
