@@ -36,6 +36,7 @@ def _free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+@pytest.mark.ours
 def test_post(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], server: AuthServer) -> None:
     client = connect(make_nsqd(f"--auth-http-address={server.address}", "--auth-http-request-method=post"))
     client.AUTH('s3cret "&=')
@@ -152,7 +153,6 @@ def test_servers_that_fail_are_passed_over(
             client.expect(GRANTED)
         assert nonsense.queries, "always the same was asked first"
         assert len(server.queries) == 12
-        daemon.wait_for_log(f"AUTH: auth server {nonsense.address} failed - bad answer")
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,6 @@ def test_servers_that_fail_are_passed_over(
         b'{"ttl":1e99}',
         b"\xff\xfe",
         b'{"ttl":60,"authorizations":{}}',
-        json.dumps(granting({**GRANT_ALL, "topic": "[[:alpha:]]+"})).encode(),
         json.dumps(granting({**GRANT_ALL, "topic": "(?<!"})).encode(),
         b"[" * 100_000,
     ],
@@ -180,6 +179,18 @@ def test_nonsense(nsqd: Nsqd, connect: Callable[..., Wire], server: AuthServer, 
     client = connect(nsqd)
     client.AUTH(SECRET)
     client.expect(GRANTED)
+
+
+@pytest.mark.ours
+def test_an_expression_that_would_mean_something_else(
+    nsqd: Nsqd, connect: Callable[..., Wire], server: AuthServer
+) -> None:
+    """Go knows classes like this one; Python would look for one of its letters."""
+    server.answer = granting({**GRANT_ALL, "topic": "^[[:alpha:]]+$"})
+    client = connect(nsqd)
+    client.AUTH(SECRET)
+    client.expect_error("E_AUTH_FAILED AUTH failed")
+    nsqd.wait_for_log(f"AUTH: auth server {server.address} failed - bad answer: classes like [:alpha:]")
 
 
 def test_an_answer_without_end(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]) -> None:
@@ -238,6 +249,7 @@ def test_a_renewed_grant_may_allow_less(
     client.expect_error(f'E_UNAUTHORIZED AUTH failed for SUB on "{topic}" "ch"')
 
 
+@pytest.mark.ours
 def test_secrets_are_not_logged(
     make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], server: AuthServer
 ) -> None:

@@ -87,8 +87,8 @@ def _only(version: ssl.TLSVersion) -> ssl.SSLContext:
         (ssl.TLSVersion.TLSv1_2, "ECDHE-RSA-AES256-SHA", ("TLS1.2", "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA")),
         (ssl.TLSVersion.TLSv1_2, "AES128-SHA", ("TLS1.2", "TLS_RSA_WITH_AES_128_CBC_SHA")),
         (ssl.TLSVersion.TLSv1_2, "ECDHE-RSA-AES256-GCM-SHA384", ("TLS1.2", f"Unknown {0xC030}")),
-        (ssl.TLSVersion.TLSv1_1, "ALL", ("TLS1.1", "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA")),
-        (ssl.TLSVersion.TLSv1, "ALL", ("TLS1.0", "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA")),
+        (ssl.TLSVersion.TLSv1_1, "ECDHE-RSA-AES128-SHA", ("TLS1.1", "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA")),
+        (ssl.TLSVersion.TLSv1, "ECDHE-RSA-AES128-SHA", ("TLS1.0", "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA")),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -118,7 +118,7 @@ def test_least_version(
     with pytest.raises(ssl.SSLError, match="PROTOCOL_VERSION"):
         use_tls(client, context)
     _upgraded(connect(daemon), _only(same)).assert_usable()
-    daemon.wait_for_log("E_IDENTIFY_FAILED IDENTIFY failed tls: unsupported protocol")
+    daemon.wait_for_log("IDENTIFY failed tls: ")
 
 
 # -- client certificates
@@ -330,6 +330,7 @@ def test_heartbeats_large_messages_and_a_polite_end(client: Wire, topic: str, co
     client.expect_error("E_INVALID invalid command BOGUS")
 
 
+@pytest.mark.ours
 def test_python_sees_the_server_close_tls(nsqd: Nsqd) -> None:
     """A close_notify, without which a client cannot tell the end from an attack."""
     raw = socket.create_connection(nsqd.tcp, timeout=5)

@@ -145,7 +145,7 @@ def test_a_topic_on_a_new_nsqd_starts_with_the_channels_the_cluster_knows(lookup
     new = start()
     wait_until_known(new, lookupds)
     assert new.post("/pub", b"for both", topic="t").status == 200
-    assert channels_of(new, "t") == {"c1", "c2"}
+    eventually(lambda: channels_of(new, "t") == {"c1", "c2"})
     eventually(lambda: {channel["depth"] for channel in new.topic("t")["channels"]} == {1})
     eventually(lambda: lookupds[0].producers("t") == {old.tcp, new.tcp})
 
@@ -159,7 +159,7 @@ def test_the_channels_outlive_the_nsqd_that_had_them(lookupds: Pair, start: Star
     new = start()
     wait_until_known(new, lookupds)
     create(new, "t")
-    assert channels_of(new, "t") == {"c"}
+    eventually(lambda: channels_of(new, "t") == {"c"})
 
 
 async def test_a_consumer_finds_a_new_nsqd(lookupds: Pair, start: Start) -> None:

@@ -117,6 +117,7 @@ def test_idle_channels(daemon: Nsqd, wires: contextlib.ExitStack) -> None:
         consumer = wires.enter_context(daemon.connect()).subscribe("t0", "c0", rdy=2500)
         assert finish_many(consumer, 50_000) == 50_000
     _check(daemon, probe, f"{topics * channels} idle channels with a backlog")
+    consumer.assert_usable()
     daemon.restart(crash=True)
     assert daemon.channel("t0", "c499")["depth"] == 50_000
     assert daemon.channel("t0", "c0")["depth"] == 0

@@ -22,14 +22,16 @@ STEP_TIMEOUT_S = 10
 SCRIPT = Path(__file__).with_name("gnsq_script.py")
 SECRET = "hush"
 
+# pynsq and NSQ's own nsqd do not agree on these: its OK is not seen after the second upgrade.
+ours = pytest.mark.ours
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 TLS: dict[str, Any] = {"tls_v1": True}
 OPTIONS = [
     pytest.param({"deflate": True}, id="deflate"),
     pytest.param({"snappy": True}, id="snappy"),
     pytest.param(TLS, id="TLS", marks=needs_openssl),
-    pytest.param({**TLS, "snappy": True}, id="TLS and snappy", marks=needs_openssl),
-    pytest.param({**TLS, "deflate": True}, id="TLS and deflate", marks=needs_openssl),
+    pytest.param({**TLS, "snappy": True}, id="TLS and snappy", marks=[needs_openssl, ours]),
+    pytest.param({**TLS, "deflate": True}, id="TLS and deflate", marks=[needs_openssl, ours]),
 ]
 
 
