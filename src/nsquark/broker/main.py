@@ -1,10 +1,11 @@
 """The program nsqd: options, data path, event loop, signals."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from nsquark import kernel
 from nsquark.broker.daemon import Nsqd, StartError
@@ -49,9 +50,9 @@ async def _serve(options: Options, logger: Logger, data: DataPath) -> None:
 
 
 def _run(work) -> None:  # type: ignore[no-untyped-def]
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(work)
-    else:
-        uvloop.run(work)
+    """On uvloop where it is installed."""
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    with contextlib.suppress(ImportError):
+        from uvloop import new_event_loop as loop_factory
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(work)

@@ -5,7 +5,7 @@ import contextlib
 import resource
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from nsquark.cli.logs import Logger
@@ -50,11 +50,10 @@ async def serve(options: Options, logger: Logger) -> int:
 
 def run(work: Coroutine[Any, Any, int]) -> int:
     """On uvloop where it is installed, which halves the cost of a request."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(work)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    with contextlib.suppress(ImportError):
+        from uvloop import new_event_loop as loop_factory
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
         return runner.run(work)
 
 
