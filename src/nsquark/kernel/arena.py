@@ -19,6 +19,10 @@ SEQ_MASK = (1 << SEQ_BITS) - 1
 
 RECORD_OVERHEAD = cython.declare(cython.longlong, 34)
 
+# Declared, since a literal of this size would be a Python object in the compiled form.
+INT32_END = cython.declare(cython.longlong, 1 << 31)
+UINT32_END = cython.declare(cython.longlong, 1 << 32)
+
 # Results of `measure_mpub` that are not a position.
 MPUB_INCOMPLETE = -1
 MPUB_BAD_SIZE = -2
@@ -91,8 +95,8 @@ def measure_mpub(
         if pos + 4 > end:
             return MPUB_INCOMPLETE, index, -1
         size = _u32(data, pos)
-        if size & 0x80000000:
-            size -= 1 << 32
+        if size >= INT32_END:
+            size -= UINT32_END
         if size <= 0:
             return MPUB_BAD_SIZE, index, size
         if size > size_max:

@@ -26,8 +26,10 @@ from nsquark.log.shared import LogShared
 UNCOMMITTED_BYTES_MAX = 8 << 20
 """Above this publishers are paused until the disk has caught up."""
 SLOW_WRITE_S = 0.005
-"""A write that takes longer moves this log's writing to a thread..."""
-FAST_WRITES_TO_RETURN = 1000
+SLOW_WRITES_TO_MOVE = 3
+SLOW_WINDOW_S = 1.0
+"""So many slow writes within this time move this log's writing to a thread..."""
+FAST_WRITES_TO_RETURN = 200
 """...and so many quick ones in a row move it back."""
 PIECES_PER_WRITE_MAX = 1024
 """The most pieces the system takes in one vectored write."""
@@ -72,6 +74,7 @@ class TopicLog:
         self.uncommitted_bytes = 0
         self._threaded = shared.settings.sync_every == 1
         self._fast_writes = 0
+        self._slow_writes: deque[float] = deque(maxlen=SLOW_WRITES_TO_MOVE)
         self._is_discarded = False
 
     # -- appending ---------------------------------------------------------------------------------------
@@ -234,10 +237,18 @@ class TopicLog:
             self._failed(commit, error)
             return
         if time.monotonic() - started > SLOW_WRITE_S:
-            self._threaded = True
+            self._was_slow(started)
         self._written(commit, batches, segment)
         if self._closed:
             self.write()
+
+    def _was_slow(self, when_s: float) -> None:
+        """One slow write is a hiccup, several in a short time are a slow disk."""
+        self._slow_writes.append(when_s)
+        oldest_s = self._slow_writes[0]
+        if len(self._slow_writes) == SLOW_WRITES_TO_MOVE and when_s - oldest_s < SLOW_WINDOW_S:
+            self._threaded = True
+            self._slow_writes.clear()
 
     def _write_in_thread(
         self, commit: Commit, segment: Segment, batches: list[Batch], pieces: list[bytes | memoryview]

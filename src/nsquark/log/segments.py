@@ -19,6 +19,8 @@ from nsquark.log.shared import LogShared
 READ_BYTES = 256 << 10
 """How much of a file one cold read brings in, unless a single batch is larger."""
 READ_RETRY_S = 1.0
+SYNC_INTERVAL_MIN_S = 0.02
+"""At a high rate a log is synced by time instead of by count: back to back, syncs cost an eighth of the throughput."""
 REMOVED_SUFFIX = ".removed"
 
 
@@ -51,6 +53,7 @@ class Segments:
         self._bases: list[int] = []
         self._unsynced_messages = 0
         self._syncing = False
+        self._sync_not_before_s = 0.0
         self._abandoned = False
         self.is_writing = False
         """A thread writes to the last segment."""
@@ -136,7 +139,7 @@ class Segments:
         self._unsynced_messages += messages
         self._write_ended()
         every = self.shared.settings.sync_every
-        if every > 1 and self._unsynced_messages >= every:
+        if every > 1 and self._unsynced_messages >= every and time.monotonic() >= self._sync_not_before_s:
             self.sync()
 
     def _write_ended(self) -> None:
@@ -172,6 +175,7 @@ class Segments:
         content = segment.index_content() if segment.wants_checkpoint else None
         directory_synced = self._directory_synced
         started = time.monotonic()
+        self._sync_not_before_s = started + SYNC_INTERVAL_MIN_S
         self._syncing = True
         self._unsynced_messages = 0
 
