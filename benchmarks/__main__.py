@@ -4,10 +4,11 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import nsquark.kernel.frames
-from benchmarks import report
+from benchmarks import lookupd, report, upgrades
 from benchmarks.broker import Broker
 from benchmarks.measure import Measurement
 from benchmarks.report import Result
@@ -18,6 +19,9 @@ SECONDS_DEFAULT = 3.0
 SECONDS_MAX = 60.0
 DISK_SHARE = 3
 """A peer on disk is several times slower: with a smaller backlog it does not take minutes."""
+LOOKUPD = "lookupd"
+"""The one scenario that is not nsqd's."""
+NAMES = (*(scenario.name for scenario in ALL), LOOKUPD)
 
 
 def main() -> int:
@@ -28,32 +32,47 @@ def main() -> int:
             "warning: the kernel is not compiled, so the load generator is the limit; run `make build`",
             file=sys.stderr,
         )
-    results = []
+    results: list[Result] = []
+    discovery: dict[str, lookupd.Measurement] = {}
+    name = ""
     try:
         for scenario in chosen:
+            name = scenario.name
+            if scenario.upgrade.tls and not upgrades.can_make_certificates():
+                print(f"{name:14} skipped: the openssl program, to make a certificate, is missing", file=sys.stderr)
+                continue
             results.append(_measure(scenario, options))
             _progress(results[-1])
+        if not options.only or LOOKUPD in options.only.split(","):
+            name = LOOKUPD
+            discovery = _measure_lookupd(options)
     except LoadError as error:
-        print(f"{scenario.name}: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     print(f"\n{report.machine()}\n")
-    for table in report.tables(results):
+    for table in report.tables(results) + ([lookupd.table(discovery)] if discovery else []):
         print(table.markdown() if options.markdown else table.plain(), end="\n\n")
     if options.json:
-        options.json.write_text(json.dumps(report.as_json(results), indent=2) + "\n")
+        figures = report.as_json(results)
+        figures[LOOKUPD] = {who: lookupd.as_json(measured) for who, measured in discovery.items()}
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
     return 0
 
 
 def _options() -> argparse.Namespace:
-    names = ", ".join(scenario.name for scenario in ALL)
+    names = ", ".join(NAMES)
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, epilog=f"scenarios: {names}"
     )
     parser.add_argument("--nsqd", type=_program, help="our nsqd (default: the one beside this Python)")
     parser.add_argument(
         "--peer", type=_program, help="another nsqd, measured alternately (default: $PEER_NSQD)"
+    )
+    parser.add_argument("--nsqlookupd", type=_program, help="our nsqlookupd (default: the one beside this Python)")
+    parser.add_argument(
+        "--peer-nsqlookupd", type=_program, help="another nsqlookupd (default: $PEER_NSQLOOKUPD)"
     )
     parser.add_argument("--only", metavar="NAME,NAME", default="", help="these scenarios only")
     parser.add_argument(
@@ -64,11 +83,14 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     try:
         options.nsqd = options.nsqd or _program(str(Path(sys.executable).parent / "nsqd"))
+        options.nsqlookupd = options.nsqlookupd or _program(str(Path(sys.executable).parent / "nsqlookupd"))
         if not options.peer and os.environ.get("PEER_NSQD"):
             options.peer = _program(os.environ["PEER_NSQD"])
+        if not options.peer_nsqlookupd and os.environ.get("PEER_NSQLOOKUPD"):
+            options.peer_nsqlookupd = _program(os.environ["PEER_NSQLOOKUPD"])
     except argparse.ArgumentTypeError as error:
         parser.error(str(error))
-    unknown = set(filter(None, options.only.split(","))) - {scenario.name for scenario in ALL}
+    unknown = set(filter(None, options.only.split(","))) - set(NAMES)
     if unknown:
         parser.error(f"no scenario is named {', '.join(sorted(unknown))}; there are: {names}")
     return options
@@ -112,11 +134,23 @@ def _measure(scenario: Scenario, options: argparse.Namespace) -> Result:
 
 
 def _run(scenario: Scenario, program: Path, seconds: float, flags: tuple[str, ...]) -> Measurement:
-    with Broker(program, flags) as broker:
-        measurement = scenario.run(broker, seconds)
-        # NSQ's nsqd would write its whole memory queue to disk at SIGTERM, for many seconds.
-        broker.post(f"/topic/delete?topic={TOPIC}")
-        return measurement
+    with tempfile.TemporaryDirectory(prefix="nsqd-bench-") as directory:
+        if scenario.upgrade.tls:
+            flags += upgrades.make_certificate(Path(directory))
+        with Broker(program, flags) as broker:
+            measurement = scenario.run(broker, seconds)
+            # NSQ's nsqd would write its whole memory queue to disk at SIGTERM, for many seconds.
+            broker.post(f"/topic/delete?topic={TOPIC}")
+            return measurement
+
+
+def _measure_lookupd(options: argparse.Namespace) -> dict[str, lookupd.Measurement]:
+    measured = {"ours": lookupd.run(options.nsqlookupd)}
+    if options.peer_nsqlookupd:
+        measured["peer"] = lookupd.run(options.peer_nsqlookupd)
+    medians = [f"{who} {lookupd.quantile(of.lookup_ms, 0.5):.2f} ms" for who, of in measured.items()]
+    print(f"{LOOKUPD:14} {', '.join(medians)} for a /lookup", file=sys.stderr, flush=True)
+    return measured
 
 
 def _progress(result: Result) -> None:
@@ -125,7 +159,7 @@ def _progress(result: Result) -> None:
         for who, measured in (("ours", result.ours), ("peer", result.peer), ("on disk", result.peer_disk))
         if measured
     ]
-    print(f"{result.scenario.name:12} {', '.join(rates)}", file=sys.stderr, flush=True)
+    print(f"{result.scenario.name:14} {', '.join(rates)}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

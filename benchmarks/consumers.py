@@ -1,12 +1,12 @@
 """Roles that consume and finish every message at once."""
 
 import select
-import socket
 import struct
 import time
 from collections.abc import Iterator
 
-from benchmarks.wire import MESSAGE, Address, LoadError, subscribe
+from benchmarks.upgrades import PLAIN, Connection, Incomplete, Upgrade, open_subscription, pending
+from benchmarks.wire import MESSAGE, Address, LoadError
 from benchmarks.worker import Load
 from nsquark.kernel.frames import FrameScanner, finish_all
 
@@ -21,14 +21,21 @@ class Consumers:
     """Some subscriptions served by one epoll loop, with one buffer for all, so that it stays in the cache."""
 
     def __init__(
-        self, address: Address, topic: str, channels: list[str], connections_per_channel: int
+        self,
+        address: Address,
+        upgrade: Upgrade,
+        topic: str,
+        channels: list[str],
+        connections_per_channel: int,
     ) -> None:
         self.messages = 0
         self.closed = 0
         self._socks = {
             sock.fileno(): sock
             for channel in channels
-            for sock in [subscribe(address, topic, channel) for _ in range(connections_per_channel)]
+            for sock in [
+                open_subscription(address, upgrade, topic, channel) for _ in range(connections_per_channel)
+            ]
         }
         self._rests = dict.fromkeys(self._socks, b"")
         self._epoll = select.epoll()
@@ -48,14 +55,20 @@ class Consumers:
         """One turn: reads what is there and finishes it. Gives the number of messages."""
         before = self.messages
         for fileno, _ in self._epoll.poll(POLL_SECONDS):
-            self._read(fileno, self._socks[fileno])
+            sock = self._socks[fileno]
+            self._read(fileno, sock)
+            while pending(sock):
+                self._read(fileno, sock)
         return self.messages - before
 
-    def _read(self, fileno: int, sock: socket.socket) -> None:
+    def _read(self, fileno: int, sock: Connection) -> None:
         rest = self._rests[fileno]
         kept = len(rest)
         self._buffer[:kept] = rest
-        got = sock.recv_into(self._view[kept:])
+        try:
+            got = sock.recv_into(self._view[kept:])
+        except Incomplete:
+            return
         if not got:
             raise LoadError("the broker closed a consumer's connection")
         end = kept + got
@@ -67,7 +80,7 @@ class Consumers:
         for _, text in others:
             self._answer(sock, text)
 
-    def _answer(self, sock: socket.socket, text: bytes) -> None:
+    def _answer(self, sock: Connection, text: bytes) -> None:
         if text == b"_heartbeat_":
             sock.sendall(b"NOP\n")
         elif text == b"CLOSE_WAIT":
@@ -88,6 +101,7 @@ class Consumers:
 
 def consume(
     address: Address,
+    upgrade: Upgrade,
     topic: str,
     channels: list[str],
     connections_per_channel: int,
@@ -99,7 +113,7 @@ def consume(
 
     Its next step is to read the tail, if there is time left, to close, and to give the final count.
     """
-    consumers = Consumers(address, topic, channels, connections_per_channel)
+    consumers = Consumers(address, upgrade, topic, channels, connections_per_channel)
     yield None
     started = ended = time.monotonic()
     deadline = started + seconds
@@ -119,7 +133,7 @@ def collect_latencies(
     address: Address, topic: str, channel: str, rdy: int, expected: int, seconds: float
 ) -> Iterator[Load | None]:
     """Reads what `publish_paced` sends; each message must come exactly once."""
-    sock = subscribe(address, topic, channel)
+    sock = open_subscription(address, PLAIN, topic, channel)
     scanner = FrameScanner()
     latencies: dict[int, int] = {}
     rest = b""

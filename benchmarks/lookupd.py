@@ -6,6 +6,7 @@ A thousand nsqds, each a real TCP connection, register the same hundred topics w
 
 import argparse
 import asyncio
+import dataclasses
 import http.client
 import json
 import os
@@ -22,6 +23,7 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks.report import Table, machine
+from benchmarks.wire import LoadError
 
 NSQDS_DEFAULT = 1000
 TOPICS_DEFAULT = 100
@@ -75,7 +77,7 @@ class Lookupd:
             if found:
                 return int(found[1])
             time.sleep(0.002)
-        raise SystemExit(f"{self._program} does not listen on its {name} port")
+        raise LoadError(f"{self._program} does not listen on its {name} port")
 
     def memory_bytes(self) -> int:
         status = Path(f"/proc/{self._process.pid}/status").read_text()
@@ -113,7 +115,7 @@ async def register(port: int, number: int, topics: int, gate: asyncio.Semaphore)
         writer.write(b"".join(b"REGISTER topic-%d channel\n" % topic for topic in range(topics)))
         replies = await reader.readexactly(len(OK) * topics)
     if replies != OK * topics:
-        raise SystemExit(f"REGISTER was refused: {replies[:200]!r}")
+        raise LoadError(f"REGISTER was refused: {replies[:200]!r}")
     return writer
 
 
@@ -126,7 +128,7 @@ async def measure(program: Path, nsqds: int, topics: int) -> Measurement:
         register_seconds = time.monotonic() - started
         body = lookupd.get("/lookup?topic=topic-0")
         if len(json.loads(body)["producers"]) != nsqds:
-            raise SystemExit(f"{program} does not know all {nsqds} producers")
+            raise LoadError(f"{program} does not know all {nsqds} producers")
         lookup_ms = lookupd.milliseconds(lambda number: f"/lookup?topic=topic-{number % topics}", LOOKUPS)
         nodes_ms = lookupd.milliseconds(lambda number: "/nodes", NODES)
         memory = lookupd.memory_bytes()
@@ -150,7 +152,7 @@ async def forget(lookupd: Lookupd, writers: list[asyncio.StreamWriter]) -> float
         writer.close()
     while json.loads(lookupd.get("/lookup?topic=topic-0"))["producers"]:
         if time.monotonic() - started > FORGET_SECONDS_MAX:
-            raise SystemExit("producers that left are still found")
+            raise LoadError("producers that left are still found")
         await asyncio.sleep(0.01)
     return time.monotonic() - started
 
@@ -186,7 +188,27 @@ ROWS = [
 ]
 
 
-def main() -> None:
+def run(program: Path, nsqds: int = NSQDS_DEFAULT, topics: int = TOPICS_DEFAULT) -> Measurement:
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
+    return asyncio.run(measure(program, nsqds, topics))
+
+
+def table(measured: dict[str, Measurement], nsqds: int = NSQDS_DEFAULT, topics: int = TOPICS_DEFAULT) -> Table:
+    rows = [list(row) for row in zip(ROWS, *map(column, measured.values()), strict=True)]
+    title = f"nsqlookupd with {nsqds:,} nsqds x {topics} topics, one channel each"
+    return Table(title, ["", *measured], rows)
+
+
+def as_json(measured: Measurement) -> dict[str, float]:
+    plain = dataclasses.asdict(measured)
+    for name in ("lookup_ms", "nodes_ms"):
+        ordered = plain.pop(name)
+        plain |= {f"{name}_p50": quantile(ordered, 0.5), f"{name}_p99": quantile(ordered, 0.99)}
+    return plain
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.lookupd", description=__doc__)
     parser.add_argument("--nsqlookupd", type=Path, default=Path(sys.executable).with_name("nsqlookupd"))
     peer = os.environ.get("PEER_NSQLOOKUPD")
@@ -195,15 +217,16 @@ def main() -> None:
     parser.add_argument("--topics", type=int, default=TOPICS_DEFAULT)
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
     options = parser.parse_args()
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
     programs = {"ours": options.nsqlookupd} | ({"peer": options.peer} if options.peer else {})
-    columns = [column(asyncio.run(measure(program, options.nsqds, options.topics))) for program in programs.values()]
-    rows = [list(row) for row in zip(ROWS, *columns, strict=True)]
-    title = f"nsqlookupd with {options.nsqds:,} nsqds x {options.topics} topics, one channel each"
-    table = Table(title, ["", *programs], rows)
-    print(f"{machine()}\n\n{table.markdown() if options.markdown else table.plain()}")
+    try:
+        measured = {who: run(program, options.nsqds, options.topics) for who, program in programs.items()}
+    except LoadError as error:
+        print(error, file=sys.stderr)
+        return 1
+    made = table(measured, options.nsqds, options.topics)
+    print(f"{machine()}\n\n{made.markdown() if options.markdown else made.plain()}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -5,7 +5,8 @@ import struct
 import time
 from collections.abc import Iterator
 
-from benchmarks.wire import OK, Address, LoadError, Unit, connect, connect_v2, http_pub
+from benchmarks.upgrades import PLAIN, EncodedConnection, Upgrade, open_connection
+from benchmarks.wire import OK, Address, LoadError, Unit, connect, http_pub
 from benchmarks.worker import Load
 from nsquark.kernel.frames import FrameScanner
 
@@ -17,17 +18,23 @@ HTTP_REPLY_BYTES_MAX = 4096
 class Publisher:
     """A connection with a bounded number of units not yet answered. Every reply is checked to be OK."""
 
-    def __init__(self, address: Address) -> None:
-        self.sock = connect_v2(address)
+    def __init__(self, address: Address, upgrade: Upgrade = PLAIN) -> None:
+        self.sock = open_connection(address, upgrade)
+        self._send_encoded = (
+            self.sock.send_encoded if isinstance(self.sock, EncodedConnection) else self.sock.sendall
+        )
         self.unanswered = 0
         self._rest = b""
 
     def send(self, unit: Unit, window: int, messages_left: int) -> int:
-        """Fills the window, with no unit more than the messages left need; gives the messages sent."""
+        """Fills the window, with no unit more than the messages left need; gives the messages sent.
+
+        The unit is encoded as the connection is.
+        """
         units = min(window - -(-self.unanswered // unit.replies), -(-messages_left // unit.messages))
         if units <= 0:
             return 0
-        self.sock.sendall(unit.payload * units if units > 1 else unit.payload)
+        self._send_encoded(unit.payload * units if units > 1 else unit.payload)
         self.unanswered += units * unit.replies
         return units * unit.messages
 
@@ -61,10 +68,17 @@ class Publisher:
 
 
 def publish(
-    address: Address, unit: Unit, connections: int, window: int, seconds: float, messages_max: int
+    address: Address,
+    upgrade: Upgrade,
+    unit: Unit,
+    connections: int,
+    window: int,
+    seconds: float,
+    messages_max: int,
 ) -> Iterator[Load | None]:
     """As fast as the replies come, until the time or the count is reached; then all replies are awaited."""
-    publishers = [Publisher(address) for _ in range(connections)]
+    publishers = [Publisher(address, upgrade) for _ in range(connections)]
+    unit = upgrade.encoded(unit)
     yield None
     started = time.monotonic()
     deadline = started + seconds

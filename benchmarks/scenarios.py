@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from benchmarks import consumers, publishers
 from benchmarks.broker import Broker
 from benchmarks.measure import Measurement, Meter
+from benchmarks.upgrades import PLAIN, Upgrade, events
 from benchmarks.wire import LoadError, Unit, mpub, pipelined_pub, pub
 from benchmarks.worker import Load, Worker
 
@@ -33,6 +34,9 @@ PUBLISH_RATE_MAX = 1_500_000
 """Publishes per second of a scenario that are never exceeded, so that disk and memory use stay bounded."""
 BACKLOG_RATE = 400_000
 """Messages of backlog per second of a scenario."""
+UPGRADED_RATE = 250_000
+"""The same, over TLS and with compression."""
+UPGRADED_SECONDS = 2.0
 
 Run = Callable[[Broker, float], Measurement]
 
@@ -49,10 +53,11 @@ class Scenario:
     """Beside a peer with --mem-queue-size=0, where that is measured."""
     seconds: float | None = None
     """Its own duration, whatever --seconds says."""
+    upgrade: Upgrade = PLAIN
 
 
 def batch(body_bytes: int) -> Unit:
-    return mpub(TOPIC, b"x" * body_bytes, BATCH_MESSAGES)
+    return mpub(TOPIC, [b"x" * body_bytes] * BATCH_MESSAGES)
 
 
 def _load(worker: Worker) -> Load:
@@ -62,12 +67,13 @@ def _load(worker: Worker) -> Load:
     return load
 
 
-def publishing(unit: Unit, connections: int, window: int) -> Run:
+def publishing(unit: Unit, connections: int, window: int, upgrade: Upgrade = PLAIN) -> Run:
     """No channel: nothing but publishing costs the broker anything."""
 
     def run(broker: Broker, seconds: float) -> Measurement:
         limit = int(PUBLISH_RATE_MAX * seconds)
-        with Worker(publishers.publish, broker.tcp, unit, connections, window, seconds, limit) as publisher:
+        args = (broker.tcp, upgrade, unit, connections, window, seconds, limit)
+        with Worker(publishers.publish, *args) as publisher:
             meter = Meter(broker)
             publisher.go()
             load = _load(publisher)
@@ -91,12 +97,12 @@ def publishing_http(connections: int) -> Run:
     return run
 
 
-def consuming(body_bytes: int, rdy: int, backlog_rate: int = BACKLOG_RATE) -> Run:
+def consuming(unit: Unit, rdy: int, backlog_rate: int = BACKLOG_RATE, upgrade: Upgrade = PLAIN) -> Run:
     """A backlog, read by two connections of one channel."""
 
     def run(broker: Broker, seconds: float) -> Measurement:
-        backlog = fill(broker, body_bytes, int(backlog_rate * seconds))
-        args = (broker.tcp, TOPIC, [CHANNEL], 2, rdy, backlog, seconds)
+        backlog = fill(broker, unit, int(backlog_rate * seconds))
+        args = (broker.tcp, upgrade, TOPIC, [CHANNEL], 2, rdy, backlog, seconds)
         with Worker(consumers.consume, *args) as consumer:
             meter = Meter(broker)
             consumer.go()
@@ -109,9 +115,9 @@ def consuming(body_bytes: int, rdy: int, backlog_rate: int = BACKLOG_RATE) -> Ru
     return run
 
 
-def fill(broker: Broker, body_bytes: int, messages: int) -> int:
+def fill(broker: Broker, unit: Unit, messages: int) -> int:
     broker.post(f"/topic/create?topic={TOPIC}")
-    args = (broker.tcp, batch(body_bytes), DEEP_CONNECTIONS, DEEP_WINDOW, FILL_SECONDS_MAX, messages)
+    args = (broker.tcp, PLAIN, unit, DEEP_CONNECTIONS, DEEP_WINDOW, FILL_SECONDS_MAX, messages)
     with Worker(publishers.publish, *args) as publisher:
         publisher.go()
         published = _load(publisher).messages
@@ -136,12 +142,13 @@ def both_at_once(body_bytes: int) -> Run:
         limit = int(PUBLISH_RATE_MAX * seconds)
         with ExitStack() as stack:
             consumer = stack.enter_context(
-                Worker(consumers.consume, broker.tcp, TOPIC, [CHANNEL], 2, RDY_MAX, limit, seconds)
+                Worker(consumers.consume, broker.tcp, PLAIN, TOPIC, [CHANNEL], 2, RDY_MAX, limit, seconds)
             )
             publisher = stack.enter_context(
                 Worker(
                     publishers.publish,
                     broker.tcp,
+                    PLAIN,
                     batch(body_bytes),
                     BATCH_CONNECTIONS,
                     BATCH_WINDOW,
@@ -172,11 +179,11 @@ def fanning_out(channel_count: int) -> Run:
         with ExitStack() as stack:
             consumer = stack.enter_context(
                 Worker(
-                    consumers.consume, broker.tcp, TOPIC, channels, 1, RDY_MAX, expected, DRAIN_SECONDS_MAX
+                    consumers.consume, broker.tcp, PLAIN, TOPIC, channels, 1, RDY_MAX, expected, DRAIN_SECONDS_MAX
                 )
             )
             publisher = stack.enter_context(
-                Worker(publishers.publish, broker.tcp, batch(200), 1, DEEP_WINDOW, FILL_SECONDS_MAX, messages)
+                Worker(publishers.publish, broker.tcp, PLAIN, batch(200), 1, DEEP_WINDOW, FILL_SECONDS_MAX, messages)
             )
             meter = Meter(broker)
             consumer.go()
@@ -231,9 +238,9 @@ THROUGHPUT = (
         PUBLISH_RATE_MAX,
         1.0,
     ),
-    Scenario("sub2500", "consume backlog, RDY 2500", consuming(_SMALL, 2500), BACKLOG_RATE, 1.8, 6.0),
-    Scenario("sub100", "consume backlog, RDY 100", consuming(_SMALL, 100), BACKLOG_RATE, 1.8),
-    Scenario("sub5", "consume backlog, RDY 5", consuming(_SMALL, 5, BACKLOG_RATE // 4), BACKLOG_RATE, 1.8),
+    Scenario("sub2500", "consume backlog, RDY 2500", consuming(batch(_SMALL), 2500), BACKLOG_RATE, 1.8, 6.0),
+    Scenario("sub100", "consume backlog, RDY 100", consuming(batch(_SMALL), 100), BACKLOG_RATE, 1.8),
+    Scenario("sub5", "consume backlog, RDY 5", consuming(batch(_SMALL), 5, BACKLOG_RATE // 4), BACKLOG_RATE, 1.8),
     Scenario("both", "MPUB and consume at once: read", both_at_once(_SMALL), PUBLISH_RATE_MAX, 1.7),
     Scenario(
         "mpub1k",
@@ -246,7 +253,7 @@ THROUGHPUT = (
     Scenario(
         "sub1k",
         "consume 1 KiB backlog, RDY 2500",
-        consuming(_LARGE, 2500, BACKLOG_RATE // 2),
+        consuming(batch(_LARGE), 2500, BACKLOG_RATE // 2),
         BACKLOG_RATE,
         1.8,
         6.0,
@@ -263,4 +270,36 @@ LATENCY = (
     Scenario("latency500", "500 msg/s", latency(500), 10_000),
     Scenario("latency5000", "5,000 msg/s", latency(5000), 10_000),
 )
-ALL = (*THROUGHPUT, MEMORY, *LATENCY)
+_EVENTS = mpub(TOPIC, events(BATCH_MESSAGES, _SMALL))
+
+
+def _upgraded(name: str, title: str, upgrade: Upgrade) -> tuple[Scenario, Scenario]:
+    publish = publishing(_EVENTS, BATCH_CONNECTIONS, BATCH_WINDOW, upgrade)
+    consume = consuming(_EVENTS, RDY_MAX, UPGRADED_RATE, upgrade)
+    return (
+        Scenario(
+            f"mpub{name}",
+            f"{title}: MPUB",
+            publish,
+            PUBLISH_RATE_MAX,
+            seconds=UPGRADED_SECONDS,
+            upgrade=upgrade,
+        ),
+        Scenario(
+            f"sub{name}",
+            f"{title}: consume",
+            consume,
+            UPGRADED_RATE,
+            seconds=UPGRADED_SECONDS,
+            upgrade=upgrade,
+        ),
+    )
+
+
+UPGRADED = (
+    *_upgraded("tls", "TLS", Upgrade(tls=True)),
+    *_upgraded("snappy", "snappy", Upgrade(compression="snappy")),
+    *_upgraded("deflate", "deflate", Upgrade(compression="deflate")),
+    *_upgraded("tlssnappy", "TLS and snappy", Upgrade(tls=True, compression="snappy")),
+)
+ALL = (*THROUGHPUT, *UPGRADED, MEMORY, *LATENCY)

@@ -4,6 +4,7 @@ import json
 import socket
 import struct
 from dataclasses import dataclass
+from typing import Protocol
 
 MAGIC_V2 = b"  V2"
 OK = struct.pack(">ii", 6, 0) + b"OK"
@@ -13,6 +14,10 @@ SOCKET_TIMEOUT_SECONDS = 20
 """A broker that is silent for longer is an error, not a slow one."""
 
 Address = tuple[str, int]
+
+
+class Readable(Protocol):
+    def recv(self, size: int, /) -> bytes: ...
 
 
 class LoadError(Exception):
@@ -40,9 +45,9 @@ def pipelined_pub(topic: str, body: bytes, count: int) -> Unit:
     return Unit(pub(topic, body).payload * count, count, count)
 
 
-def mpub(topic: str, body: bytes, count: int) -> Unit:
-    batch = struct.pack(">i", count) + _sized(body) * count
-    return Unit(f"MPUB {topic}\n".encode() + _sized(batch), 1, count)
+def mpub(topic: str, bodies: list[bytes]) -> Unit:
+    batch = struct.pack(">i", len(bodies)) + b"".join(map(_sized, bodies))
+    return Unit(f"MPUB {topic}\n".encode() + _sized(batch), 1, len(bodies))
 
 
 def http_pub(address: Address, topic: str, body: bytes) -> bytes:
@@ -62,37 +67,34 @@ def connect(address: Address) -> socket.socket:
     return sock
 
 
-def connect_v2(address: Address) -> socket.socket:
-    """A client as it comes: the magic and an IDENTIFY that leaves every setting at its default."""
+def connect_v2(address: Address, features: dict[str, bool]) -> socket.socket:
+    """A client as it comes: the magic and an IDENTIFY that leaves all but some features at their defaults."""
     sock = connect(address)
-    identity = json.dumps({"client_id": "bench", "feature_negotiation": True}).encode()
+    identity = json.dumps({"client_id": "bench", "feature_negotiation": True, **features}).encode()
     sock.sendall(MAGIC_V2 + b"IDENTIFY\n" + _sized(identity))
     kind, data = read_frame(sock)
     if kind != RESPONSE or not data.startswith(b"{"):
         raise LoadError(f"IDENTIFY was answered with {data!r}")
+    granted = json.loads(data)
+    refused = [name for name in features if not granted.get(name)]
+    if refused:
+        raise LoadError(f"the broker does not offer {', '.join(refused)}")
     return sock
 
 
-def subscribe(address: Address, topic: str, channel: str) -> socket.socket:
-    sock = connect_v2(address)
-    sock.sendall(f"SUB {topic} {channel}\n".encode())
-    expect_ok(sock)
-    return sock
-
-
-def expect_ok(sock: socket.socket) -> None:
+def expect_ok(sock: Readable) -> None:
     kind, data = read_frame(sock)
     if (kind, data) != (RESPONSE, b"OK"):
         raise LoadError(f"expected OK, got {data!r}")
 
 
-def read_frame(sock: socket.socket) -> tuple[int, bytes]:
+def read_frame(sock: Readable) -> tuple[int, bytes]:
     """One frame, for the conversation before the load starts."""
     size, kind = struct.unpack(">ii", _read_exactly(sock, 8))
     return kind, _read_exactly(sock, size - 4)
 
 
-def _read_exactly(sock: socket.socket, size: int) -> bytes:
+def _read_exactly(sock: Readable, size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
         piece = sock.recv(size - len(data))
