@@ -84,7 +84,7 @@ def test_is_rewritten_when_most_of_it_is_out_of_date(path: Path, monkeypatch: py
     journal.append(record(1) * 10)
     assert journal.wants_rewrite(0)
     assert not journal.wants_rewrite(10)
-    journal.append(record(1) * 15)
+    journal.append(record(1) * 35)
     assert journal.wants_rewrite(10)
     journal.rewrite(record(1) * 10)
     assert not journal.wants_rewrite(10)

@@ -127,6 +127,8 @@ def test_a_failed_sync_loses_nothing_that_was_acknowledged(make_rig: MakeRig, di
     rig.publish(b"a", b"b", b"c")
     disk.sync_error = errno.EIO
     assert rig.publish(b"d", b"e", b"f").error is None
+    rig.log.segments.sync()
+    rig.settle()
     assert rig.shared.disk_error is not None
     assert any("sync failed" in report for report in rig.reports)
     disk.heal()

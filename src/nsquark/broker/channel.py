@@ -10,7 +10,7 @@ import msgspec
 from nsquark.broker.clock import now_ms, wall_ms, wall_offset_ms
 from nsquark.broker.latency import LatencyWindow
 from nsquark.broker.topology import Closeness, TopologyCounts, is_aware
-from nsquark.kernel.ledger import JOURNAL_FINISHED, JOURNAL_RECORD, Ledger
+from nsquark.kernel.ledger import Ledger
 from nsquark.log.cursors import ChannelRest, Slot
 from nsquark.log.journal import Journal
 from nsquark.wire.names import is_ephemeral
@@ -77,21 +77,9 @@ class Channel:
         self._refill_due = False
         self._refill_timer = False
         if self._journal is not None:
-            records = self._existing(self._journal.load())
+            records = self._journal.load()
             if records:
-                self.ledger.restore(records, now_ms())
-
-    def _existing(self, records: bytes) -> bytes:
-        """A journal without what the log no longer has: its counts are of messages that exist."""
-        extents, kept = self.topic.log.extents, self.topic.kept
-        existing = bytearray()
-        for kind, attempts, count, seq, due_ms in JOURNAL_RECORD.iter_unpack(records):
-            if kind != JOURNAL_FINISHED and seq in kept:
-                existing += JOURNAL_RECORD.pack(kind, attempts, count, seq, due_ms)
-                continue
-            for first, part in extents.within(seq, seq + count):
-                existing += JOURNAL_RECORD.pack(kind, attempts, part, first, due_ms)
-        return bytes(existing)
+                self.ledger.restore(records, now_ms(), topic.log.extents.ranges(), topic.kept)
 
     # -- what /stats shows ---------------------------------------------------------------------------------
 

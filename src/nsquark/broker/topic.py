@@ -367,11 +367,15 @@ class Topic:
         if segments is None:
             self.log.forget_below(floor)
             return
+        channels = self.channels.values()
+        if sum(channel.ledger.parked_count for channel in channels) > KEPT_MESSAGES_MAX:
+            segments.remove_below(min([floor, *(channel.ledger.lowest() for channel in channels)]), time.time_ns())
+            return
         cut = segments.last_base_at_or_below(floor)
-        held = sorted({seq for channel in self.channels.values() for seq in channel.ledger.unfinished_below(cut)})
+        held = sorted({seq for channel in channels for seq in channel.ledger.unfinished_below(cut)})
         missing = [seq for seq in held if seq not in self.kept]
         segments.remove_below(min([floor, *missing]), time.time_ns())
-        if (missing and len(held) <= KEPT_MESSAGES_MAX) or self.kept.wants_rewrite(len(held)):
+        if missing or self.kept.wants_rewrite(len(held)):
             self._keep(segments, held, missing)
 
     def _keep(self, segments: Segments, held: list[int], missing: list[int]) -> None:

@@ -33,11 +33,17 @@ _NOT_OWNER = cython.declare(cython.int, 2)
 SPARSE_SLOTS_MAX = cython.declare(cython.int, 1024)
 BLOCKS_POOLED_MAX = cython.declare(cython.int, 64)
 
+# How many blocks below the floor are kept with all slots while a journal is read.
+DENSE_BLOCKS_RESTORED_MAX = cython.declare(cython.int, 256)
+
 # Records of a channel's journal: kind, attempts, count, sequence number, due time (wall clock, ms).
 JOURNAL_REQUEUED = 1  # holds while the message is not below the floor
 JOURNAL_PARKED = 2  # holds until a JOURNAL_FINISHED
 JOURNAL_FINISHED = 3  # `count` messages from the sequence number on
 JOURNAL_RECORD = Struct("<BxHIQq")
+RECORD_BYTES = cython.declare(cython.int, 24)
+PARKED_KIND = cython.declare(cython.int, JOURNAL_PARKED)
+FINISHED_KIND = cython.declare(cython.int, JOURNAL_FINISHED)
 
 
 @cython.cclass
@@ -603,6 +609,16 @@ class Ledger:
         lowest: cython.longlong = min(self._parked) << BLOCK_BITS
         return lowest if lowest < self.floor else self.floor
 
+    @property
+    def parked_count(self) -> int:
+        """How many messages are parked."""
+        count: cython.longlong = 0
+        block: Block
+        for number in self._parked:
+            block = self._blocks[number]
+            count += block.active
+        return count
+
     def unfinished_below(self, seq: cython.longlong) -> list:
         """The parked messages below `seq`, in order."""
         found: list = []
@@ -657,49 +673,134 @@ class Ledger:
     def _note_finished(self, seq: cython.longlong, count: cython.longlong):
         self.journal += JOURNAL_RECORD.pack(JOURNAL_FINISHED, 0, count, seq, 0)
 
-    def restore(self, records: bytes, now_ms: cython.longlong) -> None:
-        """Takes up a journal's records, in order; only before anything was taken."""
-        waiting: dict = {}
-        finished: list = []
-        for kind, attempts, count, seq, due_ms in JOURNAL_RECORD.iter_unpack(records):
-            if kind == JOURNAL_FINISHED:
-                for at in range(seq, seq + count):
-                    waiting.pop(at, None)
-                finished.append((seq, count))
-            elif seq >= self.floor or kind == JOURNAL_PARKED:
-                waiting[seq] = (attempts, due_ms, kind)
-        block: Block = None
-        for seq in sorted(waiting):
-            if block is not None and block.number != seq >> BLOCK_BITS and block.number < self.floor >> BLOCK_BITS:
-                self._set_aside(block)
-            attempts, due_ms, kind = waiting[seq]
-            block = self._restore_waiting(seq, attempts, due_ms - self.wall_offset_ms, now_ms)
-            if kind == JOURNAL_PARKED:
-                block.noted = True
-        if block is not None and block.number < self.floor >> BLOCK_BITS:
-            self._set_aside(block)
-        for seq, count in finished:
-            self._finish_ahead(max(seq, self.floor), seq + count)
+    def restore(self, records: object, now_ms: cython.longlong, ranges: object = None, kept: object = ()) -> None:
+        """Takes up a journal's records, in order; only before anything was taken.
+
+        `ranges` are the messages that exist, as (first, count) in order; of others only those in `kept` matter.
+        """
+        data: cython.uchar[::1] = memoryview(records if isinstance(records, bytearray) else bytearray(records))
+        starts: cython.longlong[::1] = _column(ranges, False)
+        ends: cython.longlong[::1] = _column(ranges, True)
+        pos: cython.longlong = 0
+        end: cython.longlong = data.shape[0] - RECORD_BYTES + 1
+        at: cython.longlong
+        stop: cython.longlong
+        kind: cython.int
+        while pos < end:
+            kind = data[pos]
+            at = _u64(data, pos + 8)
+            if kind == FINISHED_KIND:
+                stop = at + (_u64(data, pos) >> 32)
+                while at < stop:
+                    if _exists(starts, ends, at) or at < self.floor:
+                        self._restore_finished(at)
+                    at += 1
+            elif (at >= self.floor or kind == PARKED_KIND) and (_exists(starts, ends, at) or at in kept):
+                self._restore_waiting(
+                    at, data[pos + 2] | (data[pos + 3] << 8), _u64(data, pos + 16) - self.wall_offset_ms, now_ms
+                )
+                if kind == PARKED_KIND:
+                    self._find(at).noted = True
+            pos += RECORD_BYTES
+        self._set_parked_aside()
         self.settle()
+
+    @cython.cfunc
+    def _restore_finished(self, seq: cython.longlong):
+        block: Block = self._dense(seq, seq >= self.floor)
+        if block is None:
+            return
+        slot: cython.int = seq & SLOT_MASK
+        if block.state[slot] == FREE and seq >= self.next:
+            self.ahead += 1
+        self._restore_nothing(block, slot)
+        if seq >= self.floor:
+            block.state[slot] = FINISHED
 
     @cython.cfunc
     def _restore_waiting(
         self, seq: cython.longlong, attempts: cython.int, due_ms: cython.longlong, now_ms: cython.longlong
-    ) -> Block:
-        block: Block = self._open(seq >> BLOCK_BITS)
-        index: cython.int = seq & SLOT_MASK
-        if seq >= self.next:
+    ):
+        block: Block = self._dense(seq, True)
+        slot: cython.int = seq & SLOT_MASK
+        if block.state[slot] == FREE and seq >= self.next:
             self.ahead += 1
+        self._restore_nothing(block, slot)
         block.active += 1
-        block.attempts[index] = attempts
+        block.attempts[slot] = attempts
+        if slot < block.active_from:
+            block.active_from = slot
         if due_ms > now_ms:
-            block.state[index] = DEFERRED
-            block.deadline[index] = due_ms
+            block.state[slot] = DEFERRED
+            block.deadline[slot] = due_ms
             self.deferred += 1
             self._due(block, due_ms)
         else:
-            self._queue(block, index)
-        return block
+            self._queue(block, slot)
+
+    @cython.cfunc
+    def _restore_nothing(self, block: Block, slot: cython.int):
+        """Takes back what an earlier record said of a message."""
+        if block.state[slot] == QUEUED:
+            block.queued -= 1
+            self.queued -= 1
+            block.active -= 1
+        elif block.state[slot] == DEFERRED:
+            self.deferred -= 1
+            block.active -= 1
+        block.state[slot] = FREE
+
+    @cython.cfunc
+    def _dense(self, seq: cython.longlong, make: cython.bint) -> Block:
+        """The block of a message with all its slots; while restoring, below the floor only some are at a time."""
+        block: Block = self._find(seq)
+        if block is not None and not block.sparse:
+            return block
+        if block is None and not make:
+            return None
+        if len(self._order) >= DENSE_BLOCKS_RESTORED_MAX:
+            self._set_parked_aside()
+            block = self._find(seq)
+        if block is None:
+            self._recent = None
+            return self._open(seq >> BLOCK_BITS)
+        dense: Block = self._pool.pop() if self._pool else Block(BLOCK_SLOTS, self.measure)
+        dense.reset(block.number)
+        self._widen(block, dense)
+        self._blocks[block.number] = dense
+        self._parked.discard(block.number)
+        self._order.append(block.number)
+        self._recent = None
+        return dense
+
+    @cython.cfunc
+    def _widen(self, thin: Block, dense: Block):
+        index: cython.int
+        slot: cython.int
+        for index in range(thin.size):
+            slot = thin.slots[index]
+            dense.state[slot] = thin.state[index]
+            dense.attempts[slot] = thin.attempts[index]
+            dense.deadline[slot] = thin.deadline[index]
+        dense.active = thin.active
+        dense.queued = thin.queued
+        dense.queued_from = 0
+        dense.earliest = thin.earliest
+        dense.noted = thin.noted
+        dense.listed = thin.listed
+
+    @cython.cfunc
+    def _set_parked_aside(self):
+        """Blocks wholly below the floor hold parked messages, or nothing any more."""
+        block: Block
+        first_open: cython.longlong = self.floor >> BLOCK_BITS
+        for number in [number for number in self._order if number < first_open]:
+            block = self._blocks[number]
+            if block.active > 0:
+                self._set_aside(block)
+            else:
+                self._release(block)
+        self._order = deque(sorted(number for number in self._order if number >= first_open))
 
     def finish_ahead(self, seq: cython.longlong, count: cython.longlong) -> None:
         """Finishes untouched messages from `next` on that this channel is not to deliver."""
@@ -821,6 +922,43 @@ class Ledger:
             (block.number << BLOCK_BITS) + block.slot_of(index),
             due_ms,
         )
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _u64(data: cython.uchar[::1], pos: cython.longlong) -> cython.longlong:
+    value: cython.longlong = 0
+    index: cython.int
+    for index in range(8):
+        value = (value << 8) | data[pos + 7 - index]
+    return value
+
+
+def _column(ranges: object, ends: bool) -> object:
+    """Where the ranges start, or end, as a C array; without ranges, one that holds everything."""
+    if ranges is None:
+        values = [NEVER if ends else 0]
+    else:
+        values = [first + count if ends else first for first, count in ranges]
+    column = memoryview(bytearray(8 * max(1, len(values)))).cast("q")
+    for index, value in enumerate(values):
+        column[index] = value
+    return column
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _exists(starts: cython.longlong[::1], ends: cython.longlong[::1], seq: cython.longlong) -> cython.bint:
+    low: cython.longlong = 0
+    high: cython.longlong = starts.shape[0] - 1
+    middle: cython.longlong
+    while low < high:
+        middle = (low + high + 1) >> 1
+        if starts[middle] <= seq:
+            low = middle
+        else:
+            high = middle - 1
+    return starts[low] <= seq < ends[low]
 
 
 @cython.cfunc

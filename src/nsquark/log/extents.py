@@ -93,14 +93,3 @@ class Extents:
     def ranges(self) -> list[tuple[int, int]]:
         """All ranges, as (first, count)."""
         return [(start, end - start) for start, end in zip(self._starts, self._ends, strict=True)]
-
-    def within(self, low: int, high: int) -> list[tuple[int, int]]:
-        """The existing part of `low <= seq < high`, as (first, count)."""
-        found: list[tuple[int, int]] = []
-        index = max(0, bisect_right(self._starts, low) - 1)
-        while index < len(self._starts) and self._starts[index] < high:
-            start, end = max(low, self._starts[index]), min(high, self._ends[index])
-            if start < end:
-                found.append((start, end - start))
-            index += 1
-        return found

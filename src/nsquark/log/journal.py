@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 from xxhash import xxh32_intdigest
 
@@ -12,6 +13,8 @@ _MAGIC = b"NQJ1"
 _PIECE_HEAD_BYTES = 12
 COMPACT_BYTES_MIN = 1 << 20
 """A journal smaller than this is not worth rewriting."""
+REWRITE_SHARE = 4
+"""It is rewritten when it is so many times as long as needed; a message that is parked is noted twice at least."""
 
 
 class Journal:
@@ -22,26 +25,20 @@ class Journal:
         self.size = 0
         self._fd = -1
 
-    def load(self) -> bytes:
-        """All records in order, up to the first piece that is not intact."""
+    def load(self) -> bytearray:
+        """All records in order, up to the first piece that is not intact: that one is cut off."""
+        records = bytearray()
         try:
-            raw = self.path.read_bytes()
+            file = self.path.open("rb")
         except FileNotFoundError:
-            return b""
-        records: list[bytes] = []
-        pos = 0
-        while pos + _PIECE_HEAD_BYTES <= len(raw) and raw[pos : pos + 4] == _MAGIC:
-            size = int.from_bytes(raw[pos + 4 : pos + 8], "little")
-            piece = raw[pos + _PIECE_HEAD_BYTES : pos + _PIECE_HEAD_BYTES + size]
-            check = int.from_bytes(raw[pos + 8 : pos + 12], "little")
-            if len(piece) < size or size % JOURNAL_RECORD.size or xxh32_intdigest(piece) != check:
-                break
-            records.append(piece)
-            pos += _PIECE_HEAD_BYTES + size
-        if pos < len(raw):
-            os.truncate(self.path, pos)
-        self.size = pos
-        return b"".join(records)
+            return records
+        with file:
+            while (piece := _read_piece(file)) is not None:
+                records += piece
+                self.size += _PIECE_HEAD_BYTES + len(piece)
+        if self.path.stat().st_size > self.size:
+            os.truncate(self.path, self.size)
+        return records
 
     def append(self, records: bytes | bytearray) -> None:
         if self._fd < 0:
@@ -52,7 +49,7 @@ class Journal:
 
     def wants_rewrite(self, live_records: int) -> bool:
         """Whether most of it is out of date, given how many messages it has to remember."""
-        return self.size > COMPACT_BYTES_MIN and self.size > 2 * live_records * JOURNAL_RECORD.size
+        return self.size > COMPACT_BYTES_MIN and self.size > REWRITE_SHARE * live_records * JOURNAL_RECORD.size
 
     def rewrite(self, records: bytes) -> None:
         """Replaces everything by `records`, durably: parked messages rely on it."""
@@ -77,6 +74,17 @@ class Journal:
     def delete(self) -> None:
         self.close()
         self.path.unlink(missing_ok=True)
+
+
+def _read_piece(file: BinaryIO) -> bytes | None:
+    head = file.read(_PIECE_HEAD_BYTES)
+    if len(head) < _PIECE_HEAD_BYTES or head[:4] != _MAGIC:
+        return None
+    size = int.from_bytes(head[4:8], "little")
+    piece = file.read(size)
+    if len(piece) < size or size % JOURNAL_RECORD.size or xxh32_intdigest(piece) != int.from_bytes(head[8:], "little"):
+        return None
+    return piece
 
 
 def _piece(records: bytes | bytearray) -> bytes:

@@ -35,7 +35,7 @@ class KeptMessages:
     def __len__(self) -> int:
         return len(self._places)
 
-    def __contains__(self, seq: int) -> bool:
+    def __contains__(self, seq: object) -> bool:
         return seq in self._places
 
     def record(self, seq: int) -> bytearray | None:
