@@ -63,21 +63,13 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     names = ", ".join(NAMES)
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description=__doc__, epilog=f"scenarios: {names}"
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, epilog=f"scenarios: {names}")
     parser.add_argument("--nsqd", type=_program, help="our nsqd (default: the one beside this Python)")
-    parser.add_argument(
-        "--peer", type=_program, help="another nsqd, measured alternately (default: $PEER_NSQD)"
-    )
+    parser.add_argument("--peer", type=_program, help="another nsqd, measured alternately (default: $PEER_NSQD)")
     parser.add_argument("--nsqlookupd", type=_program, help="our nsqlookupd (default: the one beside this Python)")
-    parser.add_argument(
-        "--peer-nsqlookupd", type=_program, help="another nsqlookupd (default: $PEER_NSQLOOKUPD)"
-    )
+    parser.add_argument("--peer-nsqlookupd", type=_program, help="another nsqlookupd (default: $PEER_NSQLOOKUPD)")
     parser.add_argument("--only", metavar="NAME,NAME", default="", help="these scenarios only")
-    parser.add_argument(
-        "--seconds", type=_seconds, default=SECONDS_DEFAULT, help="per scenario (default: %(default)s)"
-    )
+    parser.add_argument("--seconds", type=_seconds, default=SECONDS_DEFAULT, help="per scenario (default: %(default)s)")
     parser.add_argument("--markdown", action="store_true", help="print Markdown tables")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE as well")
     options = parser.parse_args()

@@ -33,9 +33,7 @@ class Consumers:
         self._socks = {
             sock.fileno(): sock
             for channel in channels
-            for sock in [
-                open_subscription(address, upgrade, topic, channel) for _ in range(connections_per_channel)
-            ]
+            for sock in [open_subscription(address, upgrade, topic, channel) for _ in range(connections_per_channel)]
         }
         self._rests = dict.fromkeys(self._socks, b"")
         self._epoll = select.epoll()

@@ -48,6 +48,4 @@ class Meter:
         end, peak = self._broker.memory_bytes()
         if load.messages == 0:
             raise LoadError("no message passed in the whole time: nothing to measure")
-        return Measurement(
-            load.messages, load.seconds, handled, cpu_seconds, end, peak, load_busy, load.latencies_ns
-        )
+        return Measurement(load.messages, load.seconds, handled, cpu_seconds, end, peak, load_busy, load.latencies_ns)

@@ -20,9 +20,7 @@ class Publisher:
 
     def __init__(self, address: Address, upgrade: Upgrade = PLAIN) -> None:
         self.sock = open_connection(address, upgrade)
-        self._send_encoded = (
-            self.sock.send_encoded if isinstance(self.sock, EncodedConnection) else self.sock.sendall
-        )
+        self._send_encoded = self.sock.send_encoded if isinstance(self.sock, EncodedConnection) else self.sock.sendall
         self.unanswered = 0
         self._rest = b""
 
@@ -127,9 +125,7 @@ def _read_http_ok(sock: socket.socket) -> None:
         raise LoadError(f"/pub was answered with {reply[:200]!r}")
 
 
-def publish_paced(
-    address: Address, topic: str, body_bytes: int, rate: int, seconds: float
-) -> Iterator[Load | None]:
+def publish_paced(address: Address, topic: str, body_bytes: int, rate: int, seconds: float) -> Iterator[Load | None]:
     """At a steady rate; each body starts with its number and the time at which it was sent, in ns."""
     publisher = Publisher(address)
     head = f"PUB {topic}\n".encode() + struct.pack(">i", body_bytes)

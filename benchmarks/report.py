@@ -84,9 +84,7 @@ def _throughput(results: list[Result]) -> Table:
     rows = []
     for result in _of(results, THROUGHPUT):
         scenario = result.scenario
-        rows.append(
-            _throughput_row(scenario.title, result.ours, result.peer, scenario.target, CPU_RATIO_TARGET)
-        )
+        rows.append(_throughput_row(scenario.title, result.ours, result.peer, scenario.target, CPU_RATIO_TARGET))
         if result.peer_disk:
             title = "... beside the peer with mem-queue-size=0"
             rows.append(_throughput_row(title, result.ours, result.peer_disk, scenario.disk_target, None))
@@ -136,9 +134,7 @@ def _throughput_row(
     ]
 
 
-def _beside(
-    ours: Measurement, peer: Measurement | None, value: Callable[[Measurement], float]
-) -> float | None:
+def _beside(ours: Measurement, peer: Measurement | None, value: Callable[[Measurement], float]) -> float | None:
     return value(ours) / value(peer) if peer and value(peer) else None
 
 
@@ -166,9 +162,7 @@ def _memory(results: list[Result]) -> Table:
             f"{who}, {measured.messages:,} messages",
             _megabytes(measured.memory_end_bytes),
             _megabytes(measured.memory_peak_bytes),
-            _judged(measured.memory_peak_bytes / 1e6, MEMORY_TARGET_MB, at_least=False)
-            if who == "ours"
-            else NONE,
+            _judged(measured.memory_peak_bytes / 1e6, MEMORY_TARGET_MB, at_least=False) if who == "ours" else NONE,
         ]
         for result in _of(results, (MEMORY,))
         for who, measured in (("ours", result.ours), ("peer", result.peer))

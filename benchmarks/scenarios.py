@@ -178,9 +178,7 @@ def fanning_out(channel_count: int) -> Run:
         expected = messages * channel_count
         with ExitStack() as stack:
             consumer = stack.enter_context(
-                Worker(
-                    consumers.consume, broker.tcp, PLAIN, TOPIC, channels, 1, RDY_MAX, expected, DRAIN_SECONDS_MAX
-                )
+                Worker(consumers.consume, broker.tcp, PLAIN, TOPIC, channels, 1, RDY_MAX, expected, DRAIN_SECONDS_MAX)
             )
             publisher = stack.enter_context(
                 Worker(publishers.publish, broker.tcp, PLAIN, batch(200), 1, DEEP_WINDOW, FILL_SECONDS_MAX, messages)
@@ -204,9 +202,7 @@ def latency(rate: int) -> Run:
         expected = int(rate * seconds)
         with ExitStack() as stack:
             collector = stack.enter_context(
-                Worker(
-                    consumers.collect_latencies, broker.tcp, TOPIC, CHANNEL, RDY_MAX, expected, seconds + 10
-                )
+                Worker(consumers.collect_latencies, broker.tcp, TOPIC, CHANNEL, RDY_MAX, expected, seconds + 10)
             )
             publisher = stack.enter_context(
                 Worker(publishers.publish_paced, broker.tcp, TOPIC, LATENCY_BODY_BYTES, rate, seconds)

@@ -38,7 +38,7 @@ class RangeChannelError(Exception):
 class Channel:
     """Who may get which message next.
 
-    * Messages are new from `ledger.next` up to the topic's pump, less the ranges in `_skips`; all others are the ledger's.
+    * Messages are new from `ledger.next` up to the topic's pump, less the ranges in `_skips`; others are the ledger's.
     * A consumer is ready while its RDY exceeds what it has in flight and its socket takes more.
     * `_slot` is what the cursor file has of this channel; `persist` brings it up to date once a turn.
     """
@@ -156,9 +156,8 @@ class Channel:
             self._share(ready, available, now)
         else:
             self._share_by_closeness(self.topology, ready, now)
-        if self.ledger.queued + self.new_count > 0 and not self._is_loading:
-            if any(session.is_ready for session in ready):
-                self.wake()
+        if not self._is_loading and any(session.is_ready for session in ready) and self.depth > 0:
+            self.wake()
         self._trim()
 
     def _share(self, ready: list[Session], available: int, now: int) -> None:

@@ -1,4 +1,4 @@
-"""nsqd itself: topics, clients, clocks and listeners. It owns everything; the story of a message starts in session.py."""
+"""nsqd itself: it owns topics, clients, clocks and listeners. The story of a message starts in session.py."""
 
 import asyncio
 import contextlib

@@ -12,18 +12,18 @@ from nsquark.broker import upgrade
 from nsquark.broker.auth import Guard
 from nsquark.broker.channel import REFILL_RDY_MIN, Channel
 from nsquark.broker.clock import now_ms
+from nsquark.broker.consuming import ConsumingCommands
 from nsquark.broker.identify import ClientSettings, identify
 from nsquark.broker.options import TlsRequired
+from nsquark.broker.publishing import PublishingCommands
 from nsquark.broker.replies import Replies
+from nsquark.broker.session_state import INCOMPLETE, STATE_INIT, text_of
 from nsquark.broker.tls import TlsState
-from nsquark.broker.topic import Topic, TopicExiting
+from nsquark.broker.topic import Topic
 from nsquark.discovery.addresses import show_address
-from nsquark.kernel.arena import MPUB_BAD_SIZE, MPUB_TOO_BIG, measure_mpub
-from nsquark.kernel.ledger import DONE, NOT_OWNER, Consumer, sequence_of
-from nsquark.log.commit import Commit
+from nsquark.kernel.ledger import Consumer
 from nsquark.wire.errors import ClientError, FatalClientError
-from nsquark.wire.frames import CLOSE_WAIT, HEARTBEAT, MAGIC_V2, OK, FrameType, frame
-from nsquark.wire.names import is_valid_name
+from nsquark.wire.frames import HEARTBEAT, MAGIC_V2, FrameType, frame
 from nsquark.wire.quote import quote
 
 if TYPE_CHECKING:
@@ -34,14 +34,9 @@ HELD_BYTES_MIN = 4_096
 WRITE_BUFFER_BYTES_MAX = 256 << 10
 """A client that leaves more than this unread gets no more messages until it reads."""
 CLOSE_TIMEOUT_S = 5.0
-MESSAGE_ID_BYTES = 16
-UINT64_MAX = (1 << 64) - 1
-
-STATE_INIT, STATE_SUBSCRIBED, STATE_CLOSING = 0, 3, 4
-INCOMPLETE = -1
 
 
-class Session(asyncio.BufferedProtocol):
+class Session(PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
     """Commands come in as bytes of `_data`; what is not a whole command yet is held until the rest arrives.
 
     Bytes are read into a buffer all sessions share, since it is used up before the next read; only an incomplete
@@ -243,12 +238,12 @@ class Session(asyncio.BufferedProtocol):
         params = line.split(b" ")
         command = self._commands.get(params[0])
         if command is None:
-            raise FatalClientError("E_INVALID", f"invalid command {_text(params[0])}")
+            raise FatalClientError("E_INVALID", f"invalid command {text_of(params[0])}")
         return command(self, params, pos, end, at_eof)
 
     def _fail(self, error: ClientError) -> bool:
         """Answers with an error frame; True if that ends the connection."""
-        self.nsqd.logger.error(f"[{self.remote_address}] - {_text(error.payload())}")
+        self.nsqd.logger.error(f"[{self.remote_address}] - {text_of(error.payload())}")
         data = frame(FrameType.ERROR, error.payload())
         if self.channel is not None:
             self.channel.persist()  # who sees this answer may rely on what was finished before
@@ -259,259 +254,6 @@ class Session(asyncio.BufferedProtocol):
             self._replies.send(data)
         return error.fatal
 
-    def _body_size(self, pos: int, end: int, at_eof: bool, code: str, what: str) -> int | None:
-        """The size before a body; None if it has not arrived."""
-        if pos + 4 > end:
-            if at_eof:
-                raise FatalClientError(code, f"{what} size")
-            return None
-        return int.from_bytes(self._data[pos : pos + 4], "big", signed=True)
-
-    # -- commands that publish ---------------------------------------------------------------------------
-
-    def PUB(self, params: list[bytes], pos: int, end: int, at_eof: bool) -> int:
-        if len(params) < 2:
-            raise FatalClientError("E_INVALID", "PUB insufficient number of parameters")
-        name = self._topic_name(params[1], "PUB")
-        size = self._message_size(pos, end, at_eof, "PUB")
-        if size is None:
-            return INCOMPLETE
-        if self.guard is not None and not self.guard.allows("PUB", name, ""):
-            return INCOMPLETE
-        topic = self._topic(name, "PUB")
-        if self.guard is None:
-            self._recent, self._recent_line = topic, b"PUB %s\n" % params[1]
-        self._published(topic, 1, lambda: topic.publish(self._data, pos + 4, size), "PUB")
-        return pos + 4 + size
-
-    def MPUB(self, params: list[bytes], pos: int, end: int, at_eof: bool) -> int:
-        if len(params) < 2:
-            raise FatalClientError("E_INVALID", "MPUB insufficient number of parameters")
-        name = _text(params[1])
-        if name not in self.nsqd.topics and not is_valid_name(name):
-            raise FatalClientError("E_BAD_TOPIC", f"E_BAD_TOPIC MPUB topic name {quote(params[1])} is not valid")
-        if self.guard is not None and not self.guard.allows("MPUB", name, ""):
-            return INCOMPLETE
-        topic = self._topic(name, "MPUB")
-        options = self.nsqd.options
-        size = self._body_size(pos, end, at_eof, "E_BAD_BODY", "MPUB failed to read body")
-        if size is None:
-            return INCOMPLETE
-        if size <= 0:
-            raise FatalClientError("E_BAD_BODY", f"MPUB invalid body size {size}")
-        if size > options.max_body_size:
-            raise FatalClientError("E_BAD_BODY", f"MPUB body too big {size} > {options.max_body_size}")
-        if pos + 8 > end:
-            if at_eof:
-                raise FatalClientError("E_BAD_BODY", "MPUB failed to read message count")
-            return INCOMPLETE
-        count = int.from_bytes(self._data[pos + 4 : pos + 8], "big", signed=True)
-        if count <= 0 or count > (options.max_body_size - 4) // 5:
-            raise FatalClientError("E_BAD_BODY", f"MPUB invalid message count {count}")
-        after, index, message_bytes = measure_mpub(self._data, pos + 8, end, count, options.max_msg_size)
-        if after == MPUB_BAD_SIZE:
-            raise FatalClientError("E_BAD_MESSAGE", f"MPUB invalid message({index}) body size {message_bytes}")
-        if after == MPUB_TOO_BIG:
-            raise FatalClientError("E_BAD_MESSAGE", f"MPUB message too big {message_bytes} > {options.max_msg_size}")
-        if after < 0:
-            if at_eof and message_bytes < 0:
-                raise FatalClientError("E_BAD_MESSAGE", f"MPUB failed to read message({index}) body size")
-            if at_eof:
-                raise FatalClientError("E_BAD_MESSAGE", "MPUB failed to read message body")
-            return INCOMPLETE
-        self._published(topic, count, lambda: topic.publish_sized(self._data, pos + 8, after, count), "MPUB")
-        return after
-
-    def DPUB(self, params: list[bytes], pos: int, end: int, at_eof: bool) -> int:
-        if len(params) < 3:
-            raise FatalClientError("E_INVALID", "DPUB insufficient number of parameters")
-        name = self._topic_name(params[1], "DPUB")
-        delay_ms = _decimal(params[2])
-        if delay_ms is None:
-            raise FatalClientError("E_INVALID", f"DPUB could not parse timeout {_text(params[2])}")
-        delay_max_ms = self.nsqd.options.max_req_timeout.ms
-        if not 0 <= delay_ms <= delay_max_ms:
-            shown = delay_ms & UINT64_MAX  # unlike RDY's count
-            raise FatalClientError("E_INVALID", f"DPUB timeout {shown} out of range 0-{delay_max_ms}")
-        size = self._message_size(pos, end, at_eof, "DPUB")
-        if size is None:
-            return INCOMPLETE
-        if self.guard is not None and not self.guard.allows("DPUB", name, ""):
-            return INCOMPLETE
-        topic = self._topic(name, "DPUB")
-        if delay_ms == 0:
-            self._published(topic, 1, lambda: topic.publish(self._data, pos + 4, size), "DPUB")
-        else:
-            body = bytes(self._data[pos + 4 : pos + 4 + size])
-            self._published(topic, 1, lambda: topic.publish_deferred(body, delay_ms), "DPUB")
-        return pos + 4 + size
-
-    def _topic_name(self, raw: bytes, word: str) -> str:
-        name = _text(raw)
-        if name not in self.nsqd.topics and not is_valid_name(name):
-            raise FatalClientError("E_BAD_TOPIC", f"{word} topic name {quote(raw)} is not valid")
-        return name
-
-    def _topic(self, name: str, word: str) -> Topic:
-        try:
-            return self.nsqd.topic(name)
-        except OSError as error:
-            raise FatalClientError(f"E_{word}_FAILED", f"{word} failed {error}") from None
-
-    def _message_size(self, pos: int, end: int, at_eof: bool, word: str) -> int | None:
-        """The size of one message; None if not all of it is here."""
-        size = self._body_size(pos, end, at_eof, "E_BAD_MESSAGE", f"{word} failed to read message body")
-        if size is None:
-            return None
-        if size <= 0:
-            raise FatalClientError("E_BAD_MESSAGE", f"{word} invalid message body size {size}")
-        if size > self.nsqd.options.max_msg_size:
-            raise FatalClientError("E_BAD_MESSAGE", f"{word} message too big {size} > {self.nsqd.options.max_msg_size}")
-        if pos + 4 + size > end:
-            if at_eof:
-                raise FatalClientError("E_BAD_MESSAGE", f"{word} failed to read message body")
-            return None
-        return size
-
-    def _published(self, topic: Topic, count: int, publish: Callable[[], Commit], word: str) -> None:
-        try:
-            commit = publish()
-        except (TopicExiting, OSError) as error:
-            raise FatalClientError(f"E_{word}_FAILED", f"{word} failed {error}") from None
-        self._promise(topic, commit, word, count, 1)
-
-    def _promise(self, topic: Topic, commit: Commit, word: str, messages: int, replies: int) -> None:
-        if topic.name in self.published:
-            self.published[topic.name] += messages
-        else:
-            self.published[topic.name] = messages
-            self.nsqd.producers[self] = None
-        if self._replies.promise(commit, word, replies):
-            if commit.is_settled:
-                self._replies.flush()
-            else:
-                commit.waiters.append(self)
-                if topic.log.is_congested:
-                    self._is_congested = True
-                    self.transport.pause_reading()
-
-    def committed(self, commit: Commit) -> None:
-        if not self._is_closed:
-            if self._is_congested and (self.guard is None or not self.guard.is_asking):
-                self._is_congested = False
-                self.transport.resume_reading()
-            self._replies.flush()
-            if self._awaits_ok and self.channel is not None and not self._replies.are_owed:
-                self._awaits_ok = False
-                self.channel.wake()
-
-    # -- commands that consume ---------------------------------------------------------------------------
-
-    def SUB(self, params: list[bytes], pos: int, end: int, at_eof: bool) -> int:
-        if self.state != STATE_INIT:
-            raise FatalClientError("E_INVALID", "cannot SUB in current state")
-        if self.settings.heartbeat_ms <= 0:
-            raise FatalClientError("E_INVALID", "cannot SUB with heartbeats disabled")
-        if len(params) < 3:
-            raise FatalClientError("E_INVALID", "SUB insufficient number of parameters")
-        topic_name = self._topic_name(params[1], "SUB")
-        channel_name = _text(params[2])
-        if not is_valid_name(channel_name):
-            raise FatalClientError("E_BAD_CHANNEL", f"SUB channel name {quote(params[2])} is not valid")
-        if self.guard is not None and not self.guard.allows("SUB", topic_name, channel_name):
-            return INCOMPLETE
-        try:
-            channel = self.nsqd.topic(topic_name).channel(channel_name)
-        except (TopicExiting, OSError) as error:
-            raise FatalClientError("E_SUB_FAILED", f"SUB failed {error}") from None
-        self._join(channel)
-        self._awaits_ok = self._replies.are_owed  # no message may come before the OK of SUB
-        self._replies.send(OK)
-        return pos
-
-    def _join(self, channel: Channel) -> None:
-        limit = self.nsqd.options.max_channel_consumers
-        if limit and len(channel.sessions) >= limit:
-            raise FatalClientError(
-                "E_SUB_FAILED",
-                f"SUB failed consumers for {channel.topic.name}:{channel.name} exceeds limit of {limit}",
-            )
-        if channel.owner:
-            reason = f"channel {channel.name} is read by range, by {channel.owner}; subscribe to another channel"
-            raise FatalClientError("E_SUB_FAILED", f"SUB failed {reason}")
-        self.consumer = channel.ledger.join(self.nsqd.options.max_rdy_count, self.settings.msg_timeout_ms)
-        self.sample_rate = self.settings.sample_rate
-        self.channel = channel
-        self.state = STATE_SUBSCRIBED
-        channel.add(self)
-
-    def RDY(self, params: list[bytes], pos: int, end: int, at_eof: bool) -> int:
-        if self.state == STATE_CLOSING:
-            return pos
-        if self.state != STATE_SUBSCRIBED:
-            raise FatalClientError("E_INVALID", "cannot RDY in current state")
-        count: int | None = 1
-        if len(params) > 1:
-            count = _decimal(params[1])
-            if count is None:
-                raise FatalClientError("E_INVALID", f"RDY could not parse count {_text(params[1])}")
-        assert self.consumer is not None and count is not None
-        if not 0 <= count <= self.consumer.rdy_max:
-            raise FatalClientError("E_INVALID", f"RDY count {count} out of range 0-{self.consumer.rdy_max}")
-        self.consumer.rdy = count
-        return pos
-
-    def FIN(self, params: list[bytes], pos: int, end: int, at_eof: bool) -> int:
-        seq = self._message_seq(params, 2, "FIN")
-        assert self.channel is not None and self.consumer is not None
-        self._check(self.channel.ledger.finish(self.consumer, seq), "FIN", params[1])
-        return pos
-
-    def REQ(self, params: list[bytes], pos: int, end: int, at_eof: bool) -> int:
-        seq = self._message_seq(params, 3, "REQ")
-        delay_ms = _decimal(params[2])
-        if delay_ms is None:
-            raise FatalClientError("E_INVALID", f"REQ could not parse timeout {_text(params[2])}")
-        assert self.channel is not None and self.consumer is not None
-        outcome = self.channel.ledger.requeue(self.consumer, seq, max(0, delay_ms), now_ms())
-        self._check(outcome, "REQ", params[1])
-        return pos
-
-    def TOUCH(self, params: list[bytes], pos: int, end: int, at_eof: bool) -> int:
-        seq = self._message_seq(params, 2, "TOUCH")
-        assert self.channel is not None and self.consumer is not None
-        self._check(self.channel.ledger.touch(self.consumer, seq, now_ms()), "TOUCH", params[1])
-        return pos
-
-    def _message_seq(self, params: list[bytes], count: int, word: str) -> int:
-        if self.state not in (STATE_SUBSCRIBED, STATE_CLOSING):
-            raise FatalClientError("E_INVALID", f"cannot {word} in current state")
-        if len(params) < count:
-            raise FatalClientError("E_INVALID", f"{word} insufficient number of params")
-        if len(params[1]) != MESSAGE_ID_BYTES:
-            raise FatalClientError("E_INVALID", "invalid message ID")
-        return sequence_of(params[1])
-
-    def _check(self, outcome: int, word: str, message_id: bytes) -> None:
-        if outcome != DONE:
-            reason = "client does not own message" if outcome == NOT_OWNER else "ID not in flight"
-            raise ClientError(f"E_{word}_FAILED", f"{word} {_text(message_id)} failed {reason}")
-
-    def CLS(self, params: list[bytes], pos: int, end: int, at_eof: bool) -> int:
-        if self.state != STATE_SUBSCRIBED:
-            raise FatalClientError("E_INVALID", "cannot CLS in current state")
-        assert self.consumer is not None
-        self.consumer.rdy = 0
-        self.consumer.rdy_max = -1  # RDY is ignored from now on
-        self.state = STATE_CLOSING
-        if self.channel is not None:
-            self.channel.persist()
-        self._replies.send(CLOSE_WAIT)
-        return pos
-
-    def NOP(self, params: list[bytes], pos: int, end: int, at_eof: bool) -> int:
-        return pos
-
     # -- commands about the connection -------------------------------------------------------------------
 
     def IDENTIFY(self, params: list[bytes], pos: int, end: int, at_eof: bool) -> int:
@@ -521,7 +263,7 @@ class Session(asyncio.BufferedProtocol):
         if size is None:
             return INCOMPLETE
         body = bytes(self._data[pos + 4 : pos + 4 + size])
-        self.nsqd.logger.info(f"[{self.remote_address}] IDENTIFY: {_text(body)}")
+        self.nsqd.logger.info(f"[{self.remote_address}] IDENTIFY: {text_of(body)}")
         answer = frame(FrameType.RESPONSE, identify(body, self.settings, self.nsqd.options))
         if not self._identified:
             self._identified = True
@@ -563,21 +305,6 @@ class Session(asyncio.BufferedProtocol):
         pos = self._run(0, end, now_ms())
         if not self._is_closed:
             self._hold(pos, end)
-
-    def _command_body(self, pos: int, end: int, at_eof: bool, word: str) -> int | None:
-        size = self._body_size(pos, end, at_eof, "E_BAD_BODY", f"{word} failed to read body")
-        if size is None:
-            return None
-        limit = self.nsqd.options.max_body_size
-        if size > limit:
-            raise FatalClientError("E_BAD_BODY", f"{word} body too big {size} > {limit}")
-        if size <= 0:
-            raise FatalClientError("E_BAD_BODY", f"{word} invalid body size {size}")
-        if pos + 4 + size > end:
-            if at_eof:
-                raise FatalClientError("E_BAD_BODY", f"{word} failed to read body")
-            return None
-        return size
 
     # -- sending -----------------------------------------------------------------------------------------
 
@@ -642,24 +369,8 @@ class BeforeTls:
 
     def get(self, word: bytes) -> Command:
         if word != b"IDENTIFY":
-            raise FatalClientError("E_INVALID", f"cannot {_text(word)} in current state (TLS required)")
+            raise FatalClientError("E_INVALID", f"cannot {text_of(word)} in current state (TLS required)")
         return Session.IDENTIFY
 
 
 BEFORE_TLS = BeforeTls()
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogateescape")
-
-
-def _decimal(raw: bytes) -> int | None:
-    """Decimal digits, as NSQ reads them: none is 0, and more than 64 bits wrap around into a signed number."""
-    if not raw:
-        return 0
-    if not raw.isdigit():
-        return None
-    value = 0
-    for digit in raw:
-        value = (value * 10 + digit - 48) & UINT64_MAX
-    return value - (1 << 64) if value >= 1 << 63 else value

@@ -165,7 +165,7 @@ class Chunk:
         count: cython.longlong,
         timestamp_ns: cython.longlong,
     ) -> cython.longlong:
-        """Up to `count` messages, each behind its size as in MPUB; how many had room. `resume` is where the rest starts."""
+        """Up to `count` messages, each behind its size as in MPUB; how many fit. `resume` is where the rest starts."""
         done: cython.longlong = 0
         size: cython.longlong
         while done < count and self.count < self._count_max:
@@ -187,7 +187,7 @@ class Chunk:
         size_max: cython.longlong,
         timestamp_ns: cython.longlong,
     ) -> cython.longlong:
-        """The whole PUB commands at `pos` whose line is `line`; how many had room. `resume` is where the rest starts."""
+        """The whole PUB commands at `pos` whose line is `line`; how many fit. `resume` is where the rest starts."""
         done: cython.longlong = 0
         size: cython.longlong
         at: cython.longlong

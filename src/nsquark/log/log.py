@@ -90,7 +90,7 @@ class TopicLog:
     def append_pubs(
         self, source: Buffer, pos: int, end: int, line: bytes, size_max: int, timestamp_ns: int
     ) -> tuple[Commit, int, int] | None:
-        """PUB commands with the same `line`, as far as they are whole and the tail has room: commit, count, where it ended.
+        """PUB commands with this `line`, as far as they are whole and the tail has room: commit, count, and the end.
 
         The quick way for a client that publishes one by one; what it leaves takes the other.
         """
