@@ -1,1 +1,1 @@
-"""nsqd. The path of a message: publishing (PUB), topic, log, turn, channel, session; and back: ledger (FIN), channel."""
+"""nsqd. The path of a message: publishing (PUB), topic, log, turn, channel, session; then ledger (FIN), channel."""
