@@ -10,13 +10,17 @@ KERNEL_MODULES = ("arena", "frames", "ledger")
 
 
 class BuildIfPossible(build_ext):
-    """`optional` alone covers a compiler that fails, not one that is missing."""
+    """What cannot be compiled is left out: `optional` alone covers a compiler that fails, not one that is missing."""
 
-    def build_extension(self, ext: Extension) -> None:
-        try:
-            super().build_extension(ext)
-        except Exception as error:
-            print(f"{ext.name} is not compiled, it will run interpreted: {error}", file=sys.stderr)
+    def build_extensions(self) -> None:
+        built: list[Extension] = []
+        for extension in self.extensions:
+            try:
+                self.build_extension(extension)
+                built.append(extension)
+            except Exception as error:
+                print(f"{extension.name} is not compiled, it will run interpreted: {error}", file=sys.stderr)
+        self.extensions = built
 
 
 setup(
@@ -27,7 +31,6 @@ setup(
                 f"nsquark.kernel.{name}",
                 [f"src/nsquark/kernel/{name}.py"],
                 extra_compile_args=["-O3"],
-                optional=True,
             )
             for name in KERNEL_MODULES
         ],
