@@ -59,8 +59,6 @@ class Refused(Exception):
 class Publishing(Pending):
     """The answer to a publish, given by the commit that it waits for."""
 
-    __slots__ = ()
-
     def committed(self, commit: Commit) -> None:
         self.resolve(OK if commit.error is None else EXITING)
 
@@ -172,12 +170,16 @@ class Api:
         body = request.body
         if not body:
             return MSG_EMPTY
+        query = request.query
         try:
-            topic = self._topic_to_publish(request)
-            defer = request.query.get("defer")
-            delay_ms = 0 if defer is None else self._delay_ms(defer)
-            if delay_ms:
-                return _answered_by(topic.publish_deferred(body, delay_ms))
+            # Nearly always the topic is there, and nothing else is asked for.
+            topic = self.nsqd.topics.get(query.get("topic", "")) if request.query_ok else None
+            if topic is None:
+                topic = self._topic_to_publish(request)
+            if "defer" in query:
+                delay_ms = self._delay_ms(query["defer"])
+                if delay_ms:
+                    return _answered_by(topic.publish_deferred(body, delay_ms))
             return _answered_by(topic.publish(bytearray(body), 0, len(body)))
         except Refused as refused:
             return refused.response

@@ -7,7 +7,10 @@ import dataclasses
 import time
 import traceback
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Final, cast
+
+import msgspec
 
 from nsquark.cli.durations import Duration
 from nsquark.cli.logs import Level
@@ -30,18 +33,15 @@ TOO_MANY_CONNECTIONS: Final = error(503, "TOO_MANY_CONNECTIONS", close=True)
 UNREADABLE: Final = Target("", "", "", "", {}, False, lambda request: BAD_REQUEST, False, 0, BAD_REQUEST)
 
 
-class Slot:
+class Slot(msgspec.Struct, eq=False):
     """The place of one answer in the order of answers."""
 
-    __slots__ = ("answer", "persistence", "request", "started_ns", "streaming")
-
-    def __init__(self, request: Request, persistence: Persistence, started_ns: int) -> None:
-        self.request = request
-        self.persistence = persistence
-        # 0 if the request is not for the log.
-        self.started_ns = started_ns
-        self.answer: Answer | None = None
-        self.streaming: asyncio.Task[None] | None = None
+    request: Request
+    persistence: Persistence
+    # 0 if the request is not for the log.
+    started_ns: int
+    answer: Answer | None = None
+    streaming: asyncio.Task[None] | None = None
 
 
 class HttpConnection(asyncio.Protocol):
@@ -181,7 +181,8 @@ class HttpConnection(asyncio.Protocol):
         if refusal is not None:
             self._refuse(refusal)
         self._busy = False
-        self._flush()
+        if self._out or self._ended or self._eof:
+            self._flush()
         if self._reader.url and not self._request_tick:
             self._request_tick = self._server.tick
         if self._held:
@@ -252,19 +253,30 @@ class HttpConnection(asyncio.Protocol):
         slot = Slot(request, persistence, started_ns)
         self._slots.append(slot)
         if isinstance(result, Pending):
-            result.when_resolved(lambda answer: self._settle(slot, answer))
+            result.when_resolved(partial(self._settle, slot))
         elif isinstance(result, (Response, StreamResponse)):
             self._settle(slot, result)
         else:
-            self._server.run(result, lambda answer: self._settle(slot, answer), request)
+            self._server.run(result, partial(self._settle, slot), request)
 
     def _settle(self, slot: Slot, answer: Answer) -> None:
         if self._ended:
             return
-        slot.answer = answer
-        if isinstance(answer, Response) and slot.started_ns:
+        if slot.started_ns and isinstance(answer, Response):
             self._log(slot.request, answer.status, slot.started_ns)
-        if self._slots[0] is slot:
+        slots = self._slots
+        if (
+            len(slots) == 1
+            and slot.persistence is KEEP
+            and type(answer) is Response
+            and not (answer.close or self._busy or self._held or self._unread or self._eof)
+        ):
+            # By far the most: nothing before, nothing after.
+            slots.clear()
+            self._transport.write(answer.kept_wire or answer.wire())
+            return
+        slot.answer = answer
+        if slots[0] is slot:
             self._advance()
 
     def _advance(self) -> None:

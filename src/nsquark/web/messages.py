@@ -115,21 +115,18 @@ class StreamResponse:
         self.chunks = chunks
 
 
-class Pending:
+class Pending(msgspec.Struct, eq=False):
     """An answer promised for later: return it from a handler, and `resolve` it exactly once."""
 
-    __slots__ = ("_callback", "_response")
-
-    def __init__(self) -> None:
-        self._response: Response | StreamResponse | None = None
-        self._callback: Callable[[Response | StreamResponse], None] | None = None
+    _response: Response | StreamResponse | None = None
+    _callback: Callable[[Response | StreamResponse], object] | None = None
 
     def resolve(self, response: Response | StreamResponse) -> None:
         self._response = response
         if self._callback is not None:
             self._callback(response)
 
-    def when_resolved(self, callback: Callable[[Response | StreamResponse], None]) -> None:
+    def when_resolved(self, callback: Callable[[Response | StreamResponse], object]) -> None:
         """For the server: at once if it is resolved already."""
         self._callback = callback
         if self._response is not None:

@@ -9,10 +9,11 @@ import httptools
 from nsquark.cli.logs import Logger
 from nsquark.web.limits import Limits
 from nsquark.web.messages import Request, Response, error, plain
-from nsquark.web.router import BAD_REQUEST, Router, Target
+from nsquark.web.router import BAD_REQUEST, Head, Router, Target
 
 HEADERS_TOO_BIG: Final = plain(431, "431 Request Header Fields Too Large", close=True)
 INTERNAL_ERROR: Final = error(500, "INTERNAL_ERROR")
+END_OF_HEAD: Final = b"\r\n\r\n"
 
 
 class Persistence(IntEnum):
@@ -23,6 +24,9 @@ class Persistence(IntEnum):
     CLOSE = 2
     CLOSE_1_0 = 3
 
+
+# With one of these headers a request is more than a head and a body of the length that the head tells.
+UNLIKE: Final = frozenset((b"expect", b"transfer-encoding", b"upgrade"))
 
 # Looking a member up in its enumeration costs as much as a function call.
 KEEP: Final = Persistence.KEEP
@@ -45,17 +49,21 @@ class RequestReader:
     __slots__ = (
         "_body",
         "_body_bytes",
+        "_has_begun",
         "_headers",
+        "_heads",
         "_https",
         "_limits",
         "_logger",
         "_parser",
         "_progress",
+        "_remember",
         "_remote",
         "_resolve",
         "_resolved",
         "_send_continue",
         "_take",
+        "_taken",
         "_unproductive_bytes",
         "stopped",
         "target",
@@ -74,6 +82,8 @@ class RequestReader:
     ) -> None:
         self._resolve = router.resolve
         self._resolved = router.resolved
+        self._heads = router.heads
+        self._remember = router.remember
         self._limits = limits
         self._logger = logger
         self._remote = remote
@@ -81,7 +91,10 @@ class RequestReader:
         self._take = take
         self._send_continue = send_continue
         self._parser = httptools.HttpRequestParser(self)
-        # Not empty while a request has begun and not ended.
+        self._has_begun = False
+        # The requests of the data being fed, and the last of them if its head may be remembered.
+        self._taken: list[Head | None] = []
+        # Not empty while the target of a request is known and its end has not come.
         self.url = b""
         self._headers: dict[bytes, bytes] = {}
         self._body: list[bytes] = []
@@ -94,6 +107,28 @@ class RequestReader:
 
     def feed(self, data: bytes) -> Response | None:
         """Read on. A response means: answer with it in its turn, and read no more."""
+        head_bytes = 0
+        if not self._has_begun:
+            # What one read brings is mostly one request, and its head the same as of many before. Without an end
+            # of a head this is 3, and no head is so short.
+            head_bytes = data.find(END_OF_HEAD) + len(END_OF_HEAD)
+            head = self._heads.get(data[:head_bytes])
+            if head is not None and head.body_bytes == len(data) - head_bytes:
+                target = head.target
+                body = data[head_bytes:]
+                self._take(
+                    Request(target, target.query, target.query_ok, body, head.headers, self._remote, self._https), KEEP
+                )
+                return None
+        self._taken = []
+        response = self._parse(data)
+        if head_bytes and not self._has_begun and len(self._taken) == 1:
+            head = self._taken[0]
+            if head is not None and head.body_bytes == len(data) - head_bytes:
+                self._remember(data[:head_bytes], head)
+        return response
+
+    def _parse(self, data: bytes) -> Response | None:
         try:
             while True:
                 try:
@@ -118,6 +153,9 @@ class RequestReader:
         del self._parser, self._take, self._send_continue
 
     # --- called by the parser
+
+    def on_message_begin(self) -> None:
+        self._has_begun = True
 
     def on_url(self, url: bytes) -> None:
         self.url += url
@@ -158,6 +196,10 @@ class RequestReader:
         if not keep or b"connection" in headers:
             self.stopped = self.stopped or not keep
             persistence = _persistence(keep, parser.get_http_version() != "1.1")
+        self._taken.append(
+            Head(target, headers, len(body)) if persistence is KEEP and headers.keys().isdisjoint(UNLIKE) else None
+        )
+        self._has_begun = False
         self.url = b""
         self._headers = {}
         self.target = self._progress = None

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from nsquark.web.limits import BODY_BYTES_MAX
 from nsquark.web.messages import JSON_TYPE, NSQ_HEADER, Handler, Request, Response, encode_json, error, plain
 from nsquark.web.query import EscapeError, parse_query, unescape
@@ -13,6 +15,9 @@ from nsquark.web.query import EscapeError, parse_query, unescape
 # The same few request lines come again and again; what they mean is kept for this many of them.
 TARGETS_MAX: Final = 1024
 TARGET_URL_BYTES_MAX: Final = 512
+# And of whole heads, which a client repeats with each request: not many more than there are clients.
+HEADS_MAX: Final = 1024
+HEAD_BYTES_MAX: Final = 1024
 
 # What may be repeated in a redirect as it is.
 _SEGMENT = re.compile(r"[A-Za-z0-9_.-]+")
@@ -44,6 +49,14 @@ class Target:
     too_big: Response
 
 
+class Head(msgspec.Struct, frozen=True):
+    """All that follows from the bytes before a body, for requests that keep their connection open."""
+
+    target: Target
+    headers: Mapping[bytes, bytes]
+    body_bytes: int
+
+
 class Router:
     """Routes are exact paths, or a prefix followed by one segment, each for a method."""
 
@@ -52,6 +65,8 @@ class Router:
         self._prefixes: dict[str, dict[str, Route]] = {}
         # Remembered answers of `resolve`, for who cannot afford a call.
         self.resolved: dict[tuple[bytes, bytes], Target] = {}
+        # What heads mean that were read before.
+        self.heads: dict[bytes, Head] = {}
 
     def add(
         self,
@@ -92,11 +107,18 @@ class Router:
                 self.resolved[method, url] = target
         return target
 
+    def remember(self, head_bytes: bytes, head: Head) -> None:
+        if len(head_bytes) <= HEAD_BYTES_MAX:
+            if len(self.heads) >= HEADS_MAX:
+                self.heads.clear()
+            self.heads[head_bytes] = head
+
     def _add(self, routes: dict[str, dict[str, Route]], method: str, path: str, route: Route) -> None:
         if method == "HEAD":
             raise ValueError("HEAD is not served by NSQ's daemons")
         routes.setdefault(path, {})[method] = route
         self.resolved.clear()
+        self.heads.clear()
 
     def _resolve(self, method: str, url: bytes) -> Target:
         raw_path, _, raw_query = _origin_form(url).partition(b"?")
