@@ -25,11 +25,11 @@ from nsquark.broker.topology import is_shown
 from nsquark.broker.turn import Turn
 from nsquark.cli.hosts import HOSTNAME
 from nsquark.cli.logs import Logger
-from nsquark.discovery.addresses import host_to_bind, listen, show_address, split_address
 from nsquark.log.cache import ChunkCache
 from nsquark.log.files import write_atomically
 from nsquark.log.sequences import SequenceFileDamaged, Sequences
 from nsquark.log.shared import LogSettings, LogShared
+from nsquark.web.addresses import host_to_bind, listen, show_address, split_address
 from nsquark.web.server import HttpServer, Limits
 from nsquark.web.unix import is_unix_address, listen_unix, remove_socket
 from nsquark.wire.names import is_ephemeral, is_valid_name

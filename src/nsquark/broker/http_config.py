@@ -8,7 +8,7 @@ import msgspec
 
 from nsquark.broker.options import config_value
 from nsquark.cli.logs import Level
-from nsquark.discovery.addresses import join_address
+from nsquark.web.addresses import join_address
 from nsquark.web.messages import Request, Response, error, json, text
 from nsquark.web.router import Router
 

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from nsquark.cli.logs import Logger
-from nsquark.discovery.addresses import join_address, split_address
+from nsquark.web.addresses import join_address, split_address
 from nsquark.web.fetch import FetchError, fetch
 from nsquark.wire.frames import MAGIC_V1
 from nsquark.wire.names import is_ephemeral, is_valid_name

@@ -20,8 +20,8 @@ from nsquark.broker.replies import Replies
 from nsquark.broker.session_state import INCOMPLETE, STATE_INIT, text_of
 from nsquark.broker.tls import TlsState
 from nsquark.broker.topic import Topic
-from nsquark.discovery.addresses import show_address
 from nsquark.kernel.ledger import Consumer
+from nsquark.web.addresses import show_address
 from nsquark.wire.errors import ClientError, FatalClientError
 from nsquark.wire.frames import HEARTBEAT, MAGIC_V2, FrameType, frame
 from nsquark.wire.quote import quote

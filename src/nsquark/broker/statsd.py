@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from nsquark.broker.http_config import statsd_prefix
 from nsquark.broker.memory import MemoryStats, memory_stats
 from nsquark.broker.stats import PACE_ROWS, ChannelStats, Latency, Stats, TopicStats, collect_stats
-from nsquark.discovery.addresses import split_address
+from nsquark.web.addresses import split_address
 from nsquark.wire.names import is_ephemeral
 
 if TYPE_CHECKING:

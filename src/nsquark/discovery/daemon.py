@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from nsquark import NSQ_VERSION
 from nsquark.cli.hosts import HOSTNAME
 from nsquark.cli.logs import Logger
-from nsquark.discovery.addresses import host_to_bind, join_address, listen, show_address, split_address
 from nsquark.discovery.http import Api
 from nsquark.discovery.metrics import Metrics
 from nsquark.discovery.options import Options
 from nsquark.discovery.registry import Registry
 from nsquark.discovery.session import Sessions
+from nsquark.web.addresses import host_to_bind, join_address, listen, show_address, split_address
 from nsquark.web.messages import encode_json
 from nsquark.web.server import HttpServer, Limits
 

@@ -10,9 +10,9 @@ from typing import cast
 
 from nsquark.cli.durations import Duration
 from nsquark.cli.logs import Logger
-from nsquark.discovery.addresses import show_address
 from nsquark.discovery.peer import BadJsonError, peer_json, read_peer_info
 from nsquark.discovery.registry import Key, Producer, Registry
+from nsquark.web.addresses import show_address
 from nsquark.wire.errors import FatalClientError
 from nsquark.wire.frames import MAGIC_V1
 from nsquark.wire.names import is_valid_name
