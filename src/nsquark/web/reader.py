@@ -9,7 +9,7 @@ import httptools
 from nsquark.cli.logs import Logger
 from nsquark.web.limits import Limits
 from nsquark.web.messages import Request, Response, error, plain
-from nsquark.web.router import BAD_REQUEST, Head, Router, Target
+from nsquark.web.router import BAD_REQUEST, HEAD_BYTES_MAX, Head, Router, Target
 
 HEADERS_TOO_BIG: Final = plain(431, "431 Request Header Fields Too Large", close=True)
 INTERNAL_ERROR: Final = error(500, "INTERNAL_ERROR")
@@ -53,9 +53,11 @@ class RequestReader:
         "_headers",
         "_heads",
         "_https",
+        "_kept",
         "_limits",
         "_logger",
         "_parser",
+        "_previous_head",
         "_progress",
         "_remember",
         "_remote",
@@ -92,8 +94,10 @@ class RequestReader:
         self._send_continue = send_continue
         self._parser = httptools.HttpRequestParser(self)
         self._has_begun = False
-        # The requests of the data being fed, and the last of them if its head may be remembered.
-        self._taken: list[Head | None] = []
+        # Of the data being fed: how many requests ended, and the last that keeps the connection open.
+        self._taken = 0
+        self._kept: Request | None = None
+        self._previous_head = b""
         # Not empty while the target of a request is known and its end has not come.
         self.url = b""
         self._headers: dict[bytes, bytes] = {}
@@ -107,25 +111,25 @@ class RequestReader:
 
     def feed(self, data: bytes) -> Response | None:
         """Read on. A response means: answer with it in its turn, and read no more."""
-        head_bytes = 0
-        if not self._has_begun:
-            # What one read brings is mostly one request, and its head the same as of many before. Without an end
-            # of a head this is 3, and no head is so short.
-            head_bytes = data.find(END_OF_HEAD) + len(END_OF_HEAD)
-            head = self._heads.get(data[:head_bytes])
-            if head is not None and head.body_bytes == len(data) - head_bytes:
-                target = head.target
-                body = data[head_bytes:]
-                self._take(
-                    Request(target, target.query, target.query_ok, body, head.headers, self._remote, self._https), KEEP
-                )
-                return None
-        self._taken = []
+        if self._has_begun:
+            return self._parse(data)
+        # What one read brings is mostly one request, and its head the same as of many before. Without an end of a
+        # head this is 3, and no head is so short.
+        head_bytes = data.find(END_OF_HEAD) + len(END_OF_HEAD)
+        head = data[:head_bytes]
+        known = self._heads.get(head)
+        if known is not None and known.body_bytes == len(data) - head_bytes:
+            target = known.target
+            body = data[head_bytes:]
+            self._take(
+                Request(target, target.query, target.query_ok, body, known.headers, self._remote, self._https), KEEP
+            )
+            return None
+        self._taken = 0
         response = self._parse(data)
-        if head_bytes and not self._has_begun and len(self._taken) == 1:
-            head = self._taken[0]
-            if head is not None and head.body_bytes == len(data) - head_bytes:
-                self._remember(data[:head_bytes], head)
+        if self._taken == 1 and not self._has_begun:
+            self._learn(head, len(data) - head_bytes)
+        self._kept = None
         return response
 
     def _parse(self, data: bytes) -> Response | None:
@@ -196,9 +200,7 @@ class RequestReader:
         if not keep or b"connection" in headers:
             self.stopped = self.stopped or not keep
             persistence = _persistence(keep, parser.get_http_version() != "1.1")
-        self._taken.append(
-            Head(target, headers, len(body)) if persistence is KEEP and headers.keys().isdisjoint(UNLIKE) else None
-        )
+        self._taken += 1
         self._has_begun = False
         self.url = b""
         self._headers = {}
@@ -206,12 +208,20 @@ class RequestReader:
         if pieces:
             self._body = []
             self._body_bytes = 0
-        self._take(
-            Request(target, target.query, target.query_ok, body, headers, self._remote, self._https),
-            persistence,
-        )
+        request = Request(target, target.query, target.query_ok, body, headers, self._remote, self._https)
+        if persistence is KEEP:
+            self._kept = request
+        self._take(request, persistence)
 
     # --- details
+
+    def _learn(self, head: bytes, body_bytes: int) -> None:
+        """A head that came twice in a row will come again; those that differ each time are not worth remembering."""
+        request = self._kept
+        if head != self._previous_head:
+            self._previous_head = head if len(head) <= HEAD_BYTES_MAX else b""
+        elif request is not None and len(request.body) == body_bytes and request.headers.keys().isdisjoint(UNLIKE):
+            self._remember(head, Head(request.target, request.headers, body_bytes))
 
     def _check_progress(self, fed_bytes: int) -> Response | None:
         """Bound what a request may send without getting on: endless headers, trailers or chunk extensions."""

@@ -108,10 +108,10 @@ class Router:
         return target
 
     def remember(self, head_bytes: bytes, head: Head) -> None:
-        if len(head_bytes) <= HEAD_BYTES_MAX:
-            if len(self.heads) >= HEADS_MAX:
-                self.heads.clear()
-            self.heads[head_bytes] = head
+        """`head_bytes` is not longer than HEAD_BYTES_MAX."""
+        if len(self.heads) >= HEADS_MAX:
+            self.heads.clear()
+        self.heads[head_bytes] = head
 
     def _add(self, routes: dict[str, dict[str, Route]], method: str, path: str, route: Route) -> None:
         if method == "HEAD":
