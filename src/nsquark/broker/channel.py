@@ -147,18 +147,24 @@ class Channel:
         ready = [session for session in self.sessions if session.is_ready]
         if not eager and self.topology is None:  # to wait for the near would send to the far
             ready = self._without_nearly_full(ready)
-        available = self.new_count + self.ledger.queued if ready else 0
-        if available <= 0:
+        if not ready or not self._has_some:
             self._trim()
             return
         now = now_ms()
-        if self.topology is None:
-            self._share(ready, available, now)
-        else:
+        if self.topology is not None:
             self._share_by_closeness(self.topology, ready, now)
-        if not self._is_loading and any(session.is_ready for session in ready) and self.depth > 0:
+        elif len(ready) == 1:
+            self._fill(ready[0], ready[0].free, now)
+        else:
+            self._share(ready, self.depth, now)
+        if self._has_some and not self._is_loading and any(session.is_ready for session in ready):
             self.wake()
         self._trim()
+
+    @property
+    def _has_some(self) -> bool:
+        """Whether there may be something to deliver: cheaper than `depth`, which counts it."""
+        return self.ledger.queued > 0 or self.ledger.next < self.topic.pump
 
     def _share(self, ready: list[Session], available: int, now: int) -> None:
         share = -(-available // len(ready))
