@@ -105,6 +105,22 @@ def test_many_topics(daemon: Nsqd, wires: contextlib.ExitStack) -> None:
     assert now < MEMORY_MIB_MAX
 
 
+def test_a_topic_in_memory_keeps_what_is_held_and_forgets_the_rest(
+    daemon: Nsqd, wires: contextlib.ExitStack
+) -> None:
+    """Neither a message in flight nor a channel that nobody reads may keep everything that comes after."""
+    holder = wires.enter_context(daemon.connect()).subscribe("e#ephemeral", rdy=1)
+    assert daemon.post("/channel/create", topic="e#ephemeral", channel="unread").status == 200
+    wires.enter_context(daemon.connect()).publish("e#ephemeral", b"held")
+    held = holder.read_message()
+    with Probe(daemon) as probe:
+        publish_many(daemon, "e#ephemeral", 2_000_000)
+    _check(daemon, probe, "2000000 messages pass a topic in memory")
+    holder.REQ(held.id, 0)
+    holder.RDY(1)
+    assert holder.read_message().body == b"held"
+
+
 def test_idle_channels(daemon: Nsqd, wires: contextlib.ExitStack) -> None:
     topics, channels = 4, 500
     with Probe(daemon) as probe:

@@ -50,6 +50,8 @@ class Channel:
         self.topic = topic
         self.name = name
         self.ephemeral = is_ephemeral(name)
+        self.is_trimmed = self.ephemeral or topic.directory is None
+        """What it holds back lies in memory only, so it is bounded."""
         self.paused = rest.paused
         self.owner = rest.owner
         self.owner_ttl_ms = rest.owner_ttl_ms
@@ -123,7 +125,7 @@ class Channel:
         if session not in self.sessions:
             return
         self.sessions.remove(session)
-        if not self.sessions and not self.ephemeral:
+        if not self.sessions and not self.is_trimmed:
             self.topic.listening.pop(self, None)
         assert session.consumer is not None
         delay = self.topic.nsqd.options.requeue_on_disconnect
@@ -315,8 +317,8 @@ class Channel:
         self.wake()
 
     def _trim(self) -> None:
-        """An ephemeral channel never holds more than --mem-queue-size messages; the oldest go."""
-        if not self.ephemeral:
+        """In memory a channel never holds more than --mem-queue-size messages back; the oldest go."""
+        if not self.is_trimmed:
             return
         excess = self.new_count - self.topic.nsqd.options.mem_queue_size
         if excess > 0:
@@ -386,7 +388,7 @@ class Channel:
     @property
     def floor_needed(self) -> int:
         """Below this one only parked messages are needed; an ephemeral channel holds nothing back."""
-        return self.topic.log.head if self.ephemeral and self.topic.directory else self.ledger.floor
+        return self.topic.log.head if self.ephemeral else self.ledger.floor
 
     def rest(self) -> ChannelRest:
         return ChannelRest(

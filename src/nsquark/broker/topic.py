@@ -17,7 +17,7 @@ from nsquark.log.batches import DEFERRED
 from nsquark.log.commit import Commit
 from nsquark.log.cursors import ChannelRest, CursorFile, Slot, TopicRest
 from nsquark.log.deferred import DeferredMessages, Due
-from nsquark.log.kept import KEPT_MESSAGES_MAX, KeptMessages
+from nsquark.log.kept import KEPT_MESSAGES_MAX, KeptInMemory, KeptMessages
 from nsquark.log.log import TopicLog
 from nsquark.log.segment import Segment
 from nsquark.log.segments import Segments, read_records
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 DIRECTORY_PREFIX = "t."
 """`.` and `..` are valid topic names."""
+
+MEMORY_CHUNKS_MAX = 32
+"""A topic without files looks for what it can forget once it has this many chunks, and every second."""
 
 Buffer = bytearray | memoryview
 
@@ -71,8 +74,9 @@ class Topic:
         self._follows = False
         self._awaits_channels = False
         self._appending: tuple[Due, list[int], list[int]] | None = None
-        self.kept = KeptMessages(self.directory / "kept" if self.directory is not None else None)
+        self.kept = KeptMessages(self.directory / "kept") if self.directory is not None else KeptInMemory()
         self._is_keeping = False
+        self._deferred_unsynced = False
         self._cursors = CursorFile(self.directory / "cursors") if self.directory is not None else None
         self._slot: Slot | None = None
         self._load()
@@ -155,6 +159,9 @@ class Topic:
             self.log.segments.sync()
         if self._cursors is not None and not self.is_exiting:
             self.nsqd.logs.run(self._cursors.sync, lambda error: None)
+            if self._deferred_unsynced:
+                self._deferred_unsynced = False
+                self.nsqd.logs.run(self.deferred.syncing(), lambda error: None)
 
     # -- publishing --------------------------------------------------------------------------------------
 
@@ -192,8 +199,10 @@ class Topic:
         for channel in self.channels.values():
             channel.deferred_pending += 1
         self.nsqd.deferring[self] = None
+        self._deferred_unsynced = True
+        self.nsqd.unsynced_topics.add(self)
         if self.nsqd.options.sync_every == 1 and self.directory is not None:
-            self.nsqd.logs.run(self.deferred.sync, commit.settle)
+            self.nsqd.logs.run(self.deferred.syncing(), commit.settle)
         else:
             commit.settle()
         return commit
@@ -209,6 +218,8 @@ class Topic:
                 self.nsqd.turn.wake(channel)
         elif self.directory is None:
             self._drop_excess()
+        if self.directory is None and self.log.chunk_count > MEMORY_CHUNKS_MAX:
+            self.collect()
         if self.head_waiters:
             self._wake_head_waiters()
 
@@ -342,7 +353,7 @@ class Topic:
             self.store(slot)
         channel = self.channels[name] = Channel(self, name, slot, ChannelRest(name), position, deferred_from)
         channel.deferred_pending = 0 if self._follows else self._own_deferred
-        if channel.ephemeral:
+        if channel.is_trimmed:
             self.listening[channel] = None
         self.nsqd.channel_changed(self, name, created=True)
         self._follow()
@@ -362,23 +373,38 @@ class Topic:
 
     def collect(self) -> None:
         """Removes what nobody needs any more."""
-        floor = min([self.pump, *(channel.floor_needed for channel in self.channels.values())])
-        segments = self.log.segments
-        if segments is None:
-            self.log.forget_below(floor)
-            return
+        if isinstance(self.kept, KeptInMemory):
+            self._collect_memory(self.kept)
+        elif self.log.segments is not None:
+            self._collect_segments(self.log.segments, self.kept)
+
+    def _collect_memory(self, kept: KeptInMemory) -> None:
+        """Without files only what was never delivered stays in the log; what was, and is not finished, is copied."""
         channels = self.channels.values()
+        cut = min([self.pump, *(channel.ledger.next for channel in channels)])
+        held = {seq for channel in channels for seq in channel.ledger.unfinished_below(cut)}
+        records: dict[int, bytearray] = {}
+        for seq in held:
+            record = kept.record(seq) or self.log.record(seq)
+            if record is not None:
+                records[seq] = record
+        kept.replace(records)
+        self.log.forget_below(cut)
+
+    def _collect_segments(self, segments: Segments, kept: KeptMessages) -> None:
+        channels = self.channels.values()
+        floor = min([self.pump, *(channel.floor_needed for channel in channels)])
         if sum(channel.ledger.parked_count for channel in channels) > KEPT_MESSAGES_MAX:
             segments.remove_below(min([floor, *(channel.ledger.lowest() for channel in channels)]), time.time_ns())
             return
         cut = segments.last_base_at_or_below(floor)
         held = sorted({seq for channel in channels for seq in channel.ledger.unfinished_below(cut)})
-        missing = [seq for seq in held if seq not in self.kept]
+        missing = [seq for seq in held if seq not in kept]
         segments.remove_below(min([floor, *missing]), time.time_ns())
-        if missing or self.kept.wants_rewrite(len(held)):
-            self._keep(segments, held, missing)
+        if missing or kept.wants_rewrite(len(held)):
+            self._keep(segments, kept, held, missing)
 
-    def _keep(self, segments: Segments, held: list[int], missing: list[int]) -> None:
+    def _keep(self, segments: Segments, kept: KeptMessages, held: list[int], missing: list[int]) -> None:
         """Copies the records that are held for long, so that their segments can go."""
         if self._is_keeping:
             return
@@ -390,7 +416,7 @@ class Topic:
                 self.nsqd.logger.warning(f"TOPIC({self.name}): could not set messages aside that are held - {error}")
 
         places = segments.places(missing)
-        self.nsqd.logs.run(lambda: self.kept.replace(self.kept.content_with(read_records(places), held)), done)
+        self.nsqd.logs.run(lambda: kept.replace(kept.content_with(read_records(places), held)), done)
 
     def delete(self) -> None:
         self.is_exiting = True
@@ -415,6 +441,7 @@ class Topic:
             channel.close()
         self.log.close()
         self._store_topic()
+        self.deferred.syncing()()
         self.deferred.close()
         if self._cursors is not None:
             self._cursors.sync()

@@ -620,11 +620,11 @@ class Ledger:
         return count
 
     def unfinished_below(self, seq: cython.longlong) -> list:
-        """The parked messages below `seq`, in order."""
+        """The messages below `seq` that are not finished, in order; below the floor these are the parked ones."""
         found: list = []
         index: cython.int
         block: Block
-        for number in sorted(self._parked):
+        for number in sorted(self._blocks):
             block = self._blocks[number]
             if number << BLOCK_BITS >= seq:
                 break

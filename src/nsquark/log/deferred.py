@@ -10,7 +10,7 @@ first one back, so of several notes of one N in a bucket the last counts.
 import heapq
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
@@ -46,10 +46,10 @@ class _Bucket:
         self.count = 0
         self.waiting: list[Entry] | None = [] if path is None else None
         self._memory: dict[int, tuple[int, bytes]] = {}
-        self._fd = -1
+        self.fd = -1
         self._size = 0
         if path is not None:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+            self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
 
     def add(self, due_ms: int, timestamp_ns: int, number: int, body: bytes) -> None:
         offset = self._size
@@ -69,8 +69,8 @@ class _Bucket:
     def read(self, entry: Entry) -> tuple[int, bytes]:
         if self.path is None:
             return self._memory[entry[1]]
-        _, _, size, _, timestamp_ns, _ = _HEAD.unpack(os.pread(self._fd, _HEAD.size, entry[2]))
-        return timestamp_ns, os.pread(self._fd, size, entry[2] + _HEAD.size)
+        _, _, size, _, timestamp_ns, _ = _HEAD.unpack(os.pread(self.fd, _HEAD.size, entry[2]))
+        return timestamp_ns, os.pread(self.fd, size, entry[2] + _HEAD.size)
 
     def forget(self, entries: list[Entry]) -> None:
         for entry in entries:
@@ -112,27 +112,23 @@ class _Bucket:
             yield pos, kind, due_ms, number, raw[pos + _HEAD.size : end]
             pos = end
         if pos < len(raw):
-            os.ftruncate(self._fd, pos)
+            os.ftruncate(self.fd, pos)
         self._size = pos
 
     def _write(self, kind: int, due_ms: int, timestamp_ns: int, number: int, body: bytes) -> None:
         record = _HEAD.pack(0, kind, len(body), due_ms, timestamp_ns, number) + body
         record = xxh3_64_intdigest(record[8:]).to_bytes(8, "little") + record[8:]
         try:
-            write_all(self._fd, record, self._size)
+            write_all(self.fd, record, self._size)
         except OSError:
-            os.ftruncate(self._fd, self._size)
+            os.ftruncate(self.fd, self._size)
             raise
         self._size += len(record)
 
-    def sync(self) -> None:
-        if self._fd >= 0:
-            os.fdatasync(self._fd)
-
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
     def delete(self) -> None:
         self.close()
@@ -236,11 +232,22 @@ class DeferredMessages:
         for entry in entries:
             heapq.heappush(bucket.waiting, entry)
 
-    def sync(self) -> None:
-        for bucket in self._buckets.values():
-            bucket.sync()
-        if self._directory is not None and self._directory.exists():
-            sync_directory(self._directory)
+    def syncing(self) -> Callable[[], None]:
+        """What makes all that waits durable, to be run in a thread: the buckets may go meanwhile."""
+        directory = self._directory
+        fds = [os.dup(bucket.fd) for bucket in self._buckets.values() if bucket.fd >= 0]
+
+        def sync() -> None:
+            try:
+                for fd in fds:
+                    os.fdatasync(fd)
+                if directory is not None and directory.exists():
+                    sync_directory(directory)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+
+        return sync
 
     def close(self) -> None:
         for bucket in self._buckets.values():

@@ -15,14 +15,30 @@ KEPT_MESSAGES_MAX = 100_000
 REWRITE_BYTES_MIN = 1 << 20
 
 
+class KeptInMemory:
+    """The same for a log without files."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, bytearray] = {}
+
+    def __contains__(self, seq: object) -> bool:
+        return seq in self._records
+
+    def record(self, seq: int) -> bytearray | None:
+        return self._records.get(seq)
+
+    def replace(self, records: dict[int, bytearray]) -> None:
+        self._records = records
+
+
 class KeptMessages:
     """Records by sequence number, in a file of batches with one record each."""
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path or Path(os.devnull)
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._places: dict[int, tuple[int, int]] = {}
         self._file_bytes = 0
-        if path is not None and path.exists():
+        if path.exists():
             self._load()
 
     def _load(self) -> None:

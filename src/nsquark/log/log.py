@@ -414,6 +414,19 @@ class TopicLog:
             self._tail = None
             self._chunk_bytes = CHUNK_BYTES_MIN
 
+    def record(self, seq: int) -> bytearray | None:
+        """A copy of a record, if it is in memory."""
+        chunk = self.chunk_at(seq)
+        if chunk is None:
+            return None
+        index = seq - chunk.first_seq
+        return bytearray(chunk.view[chunk.offset(index) : chunk.offset(index + 1)])
+
+    @property
+    def chunk_count(self) -> int:
+        """How many chunks are in memory."""
+        return len(self._chunks)
+
     def forget_below(self, seq: int) -> None:
         """Nobody needs messages below `seq` from memory; for a log without a file they are gone."""
         while self._chunks and self._chunks[0] is not self._tail and self._firsts[0] + self._chunks[0].count <= seq:
