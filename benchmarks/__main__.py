@@ -119,10 +119,12 @@ def _measure(scenario: Scenario, options: argparse.Namespace) -> Result:
     # The peer keeps its whole backlog in memory: that is its fastest way.
     in_memory = f"--mem-queue-size={int(scenario.messages_per_second * seconds) + 1000}"
     peer = _run(scenario, options.peer, seconds, (in_memory,))
-    peer_disk = None
+    peer_default = peer_disk = None
     if scenario.disk_target:
-        peer_disk = _run(scenario, options.peer, max(seconds / DISK_SHARE, 1.0), ("--mem-queue-size=0",))
-    return Result(scenario, ours, peer, peer_disk)
+        short_s = max(seconds / DISK_SHARE, 1.0)
+        peer_default = _run(scenario, options.peer, short_s, ())
+        peer_disk = _run(scenario, options.peer, short_s, ("--mem-queue-size=0",))
+    return Result(scenario, ours, peer, peer_default, peer_disk)
 
 
 def _run(scenario: Scenario, program: Path, seconds: float, flags: tuple[str, ...]) -> Measurement:
@@ -148,7 +150,12 @@ def _measure_lookupd(options: argparse.Namespace) -> dict[str, lookupd.Measureme
 def _progress(result: Result) -> None:
     rates = [
         f"{who} {measured.rate:,.0f} msg/s (load {measured.load_busy:.0%})"
-        for who, measured in (("ours", result.ours), ("peer", result.peer), ("on disk", result.peer_disk))
+        for who, measured in (
+            ("ours", result.ours),
+            ("peer", result.peer),
+            ("with its defaults", result.peer_default),
+            ("on disk", result.peer_disk),
+        )
         if measured
     ]
     print(f"{result.scenario.name:14} {', '.join(rates)}", file=sys.stderr, flush=True)

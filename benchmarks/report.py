@@ -26,6 +26,8 @@ class Result:
     scenario: Scenario
     ours: Measurement
     peer: Measurement | None = None
+    peer_default: Measurement | None = None
+    """With the peer's default flags: NSQ keeps 10,000 messages in memory and writes the rest to disk."""
     peer_disk: Measurement | None = None
 
 
@@ -85,6 +87,9 @@ def _throughput(results: list[Result]) -> Table:
     for result in _of(results, THROUGHPUT):
         scenario = result.scenario
         rows.append(_throughput_row(scenario.title, result.ours, result.peer, scenario.target, CPU_RATIO_TARGET))
+        if result.peer_default:
+            title = "... beside the peer with its default flags"
+            rows.append(_throughput_row(title, result.ours, result.peer_default, None, None))
         if result.peer_disk:
             title = "... beside the peer with mem-queue-size=0"
             rows.append(_throughput_row(title, result.ours, result.peer_disk, scenario.disk_target, None))
@@ -196,6 +201,7 @@ def as_json(results: list[Result]) -> dict[str, object]:
                 "target_ratio": result.scenario.target,
                 "ours": _plain_measurement(result.ours),
                 "peer": _plain_measurement(result.peer),
+                "peer_default_flags": _plain_measurement(result.peer_default),
                 "peer_mem_queue_size_0": _plain_measurement(result.peer_disk),
             }
             for result in results

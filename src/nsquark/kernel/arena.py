@@ -68,6 +68,17 @@ def _put_hex(data: cython.uchar[::1], pos: cython.longlong, value: cython.longlo
 @cython.cfunc
 @cython.inline
 @cython.exceptval(check=False)
+def _increment_hex(data: cython.uchar[::1], pos: cython.longlong) -> cython.void:
+    """Adds one to the hexadecimal number whose last digit is at `pos`."""
+    while data[pos] == 102:  # f
+        data[pos] = 48
+        pos -= 1
+    data[pos] = 97 if data[pos] == 57 else data[pos] + 1
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
 def _copy(
     target: cython.uchar[::1],
     target_pos: cython.longlong,
@@ -122,6 +133,7 @@ class Chunk:
     resume = cython.declare(cython.longlong, visibility="readonly")
     view = cython.declare(object, visibility="readonly")
     _id_bits: cython.longlong
+    _timestamp_ns: cython.longlong  # of the record before, if that was written here; else -1
     _count_max: cython.longlong
     _size: cython.longlong
     _data: cython.uchar[::1]
@@ -140,6 +152,7 @@ class Chunk:
         self.resume = 0
         self.view = memoryview(bytearray(size))
         self._id_bits = node_id << SEQ_BITS
+        self._timestamp_ns = -1
         self._count_max = count_max
         self._size = size
         self._data = self.view
@@ -219,11 +232,20 @@ class Chunk:
         timestamp_ns: cython.longlong,
     ) -> cython.void:
         at: cython.longlong = self.used
-        _put(self._data, at, RECORD_OVERHEAD - 4 + size, 4)
-        _put(self._data, at + 4, 2, 4)
-        _put(self._data, at + 8, timestamp_ns, 8)
-        _put(self._data, at + 16, 1, 2)
-        _put_hex(self._data, at + 18, self._id_bits | (self.first_seq + self.count))
+        if self._timestamp_ns >= 0:
+            # All but the size, the time and the last digits of the id is as in the record before.
+            _copy(self._data, at, self._data, self._offsets[self.count - 1], RECORD_OVERHEAD)
+            _put(self._data, at, RECORD_OVERHEAD - 4 + size, 4)
+            if timestamp_ns != self._timestamp_ns:
+                _put(self._data, at + 8, timestamp_ns, 8)
+            _increment_hex(self._data, at + 33)
+        else:
+            _put(self._data, at, RECORD_OVERHEAD - 4 + size, 4)
+            _put(self._data, at + 4, 2, 4)
+            _put(self._data, at + 8, timestamp_ns, 8)
+            _put(self._data, at + 16, 1, 2)
+            _put_hex(self._data, at + 18, self._id_bits | (self.first_seq + self.count))
+        self._timestamp_ns = timestamp_ns
         _copy(self._data, at + RECORD_OVERHEAD, source, pos, size)
         self._offsets[self.count] = cython.cast(cython.uint, at)
         self.count += 1
@@ -240,6 +262,7 @@ class Chunk:
         index: cython.longlong = self.count
         end: cython.longlong = at + size
         stop: cython.longlong = index + count
+        self._timestamp_ns = -1
         _copy(self._data, at, source, pos, size)
         while index < stop:
             if at + RECORD_OVERHEAD > end:
@@ -257,6 +280,7 @@ class Chunk:
     def truncate(self, count: cython.longlong) -> None:
         """Forgets all records from the `count`-th on."""
         if count < self.count:
+            self._timestamp_ns = -1
             self.count = count
             self.used = self._offsets[count] if count > 0 else 0
 
