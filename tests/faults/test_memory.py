@@ -105,9 +105,7 @@ def test_many_topics(daemon: Nsqd, wires: contextlib.ExitStack) -> None:
     assert now < MEMORY_MIB_MAX
 
 
-def test_a_topic_in_memory_keeps_what_is_held_and_forgets_the_rest(
-    daemon: Nsqd, wires: contextlib.ExitStack
-) -> None:
+def test_a_topic_in_memory_keeps_what_is_held_and_forgets_the_rest(daemon: Nsqd, wires: contextlib.ExitStack) -> None:
     """Neither a message in flight nor a channel that nobody reads may keep everything that comes after."""
     holder = wires.enter_context(daemon.connect()).subscribe("e#ephemeral", rdy=1)
     assert daemon.post("/channel/create", topic="e#ephemeral", channel="unread").status == 200
