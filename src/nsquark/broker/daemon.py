@@ -118,7 +118,7 @@ class Nsqd:
         if asks_for_certificates(self.options) and self.options.tls_client_auth_policy != "require-verify":
             self.logger.warning("--tls-client-auth-policy=require checks certificates as require-verify does")
         await self._listen()
-        self.write_metadata()
+        self.write_metadata(sync=True)  # an empty one, left by a power cut, would refuse the next start
         self.lookup.start(self.options.lookupd_tcp_address)
         self._ticker = self.loop.create_task(self._tick())
         self.loop_delay.start()
@@ -276,7 +276,7 @@ class Nsqd:
 
     # -- metadata ----------------------------------------------------------------------------------------
 
-    def write_metadata(self) -> None:
+    def write_metadata(self, *, sync: bool = False) -> None:
         """nsqd.dat, for tools that read it and for going back to NSQ; our own state is in the topics' files."""
         if not self.may_write_metadata:
             return
@@ -292,7 +292,7 @@ class Nsqd:
             if not topic.ephemeral
         )
         try:
-            write_atomically(path, encode_metadata(topics), sync=False)
+            write_atomically(path, encode_metadata(topics), sync=sync)
         except OSError as error:
             self.logger.error(f"failed to persist metadata - {error}")
 
