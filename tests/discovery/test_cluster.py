@@ -242,7 +242,7 @@ def test_a_stalled_nsqlookupd_keeps_nobody_from_the_other(start: Start, lookupds
         create(nsqd, "t", "c")
         nsqd.post("/pub", b"published all the same", topic="t")
         eventually(lambda: works.channels("t") == {"c"})
-        assert nsqd.channel("t", "c")["depth"] == 1
+        eventually(lambda: nsqd.channel("t", "c")["depth"] == 1)
         proxy.resume()
         proxy.cut()
 
