@@ -1,0 +1,53 @@
+"""What can go wrong for a user of the client: one tree, each error named for what happened."""
+
+
+class NsqError(Exception):
+    """Every error that the client raises by itself."""
+
+
+class ConfigError(NsqError, ValueError):
+    """An option that does not exist or a value it cannot have; the text names the option and its range."""
+
+
+class InvalidName(NsqError, ValueError):
+    """A topic or channel name that no nsqd accepts. Nothing was sent."""
+
+
+class MessageTooBig(NsqError, ValueError):
+    """More than the nsqd takes. Nothing was sent."""
+
+
+class NotConnected(NsqError, ConnectionError):
+    """The connection could not be made or was lost.
+
+    A publish that fails with it may or may not have reached nsqd; publishing it again gives it at least once.
+    """
+
+
+class Closed(NsqError):
+    """The producer or consumer was closed."""
+
+
+class TooMuchOutstanding(NsqError):
+    """Too many publishes wait for their answer: await some, or use `publish`, which waits by itself."""
+
+
+class ServerError(NsqError):
+    """nsqd answered with an error frame: the message was not taken."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+        self.code = text.partition(" ")[0]
+
+
+class IdentifyFailed(NsqError):
+    """nsqd refused the connection's settings, or what answered is no nsqd."""
+
+
+class AuthFailed(NsqError):
+    """nsqd wants a secret, or refused the one it got."""
+
+
+class LookupFailed(NsqError):
+    """No nsqlookupd gave a usable answer."""
