@@ -1,0 +1,39 @@
+"""One Spark session for all tests of Spark: starting a JVM costs more than most of them."""
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Spark reads these when the JVM starts, and its Python workers inherit them. The address is set so that nothing
+# depends on how this machine resolves its own name.
+os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.streaming.metricsEnabled": "false",
+    "spark.driver.memory": "1g",
+}
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
+    """local[2], in UTC, with its warehouse in a directory of this run."""
+    pyspark_sql = pytest.importorskip("pyspark.sql", reason="Spark is not installed: pip install 'nsquark[spark]'")
+    builder = pyspark_sql.SparkSession.builder.master("local[2]").appName("tests")
+    for name, value in SETTINGS.items():
+        builder = builder.config(name, value)
+    directory = tmp_path_factory.mktemp("spark")
+    builder = builder.config("spark.sql.warehouse.dir", str(directory / "warehouse"))
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
