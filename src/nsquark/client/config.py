@@ -1,0 +1,298 @@
+"""The client's options: those of go-nsq, by its names, with its defaults and ranges."""
+
+# ruff: noqa: RUF009  (the calls in Config's class body make dataclass fields, of values that cannot change)
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import ssl
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
+
+import msgspec
+
+from nsquark import __version__
+from nsquark.cli.durations import Duration
+from nsquark.cli.hosts import HOSTNAME
+from nsquark.client.errors import ConfigError
+from nsquark.client.options import (
+    DISABLED,
+    Address,
+    BackoffStrategy,
+    FilePath,
+    Fraction,
+    Kind,
+    Secret,
+    Span,
+    SpanOrOff,
+    Strategy,
+    Text,
+    Tls,
+    Whole,
+    Word,
+    YesNo,
+    read,
+)
+
+USER_AGENT: Final = f"nsquark/{__version__}"
+
+DurationLike = str | timedelta | Duration
+PathLike = str | os.PathLike[str]
+
+T = TypeVar("T")
+
+_KIND: Final = "kind"
+
+_TLS_VERSIONS: Final = {
+    # Nobody speaks SSL 3.0 any more: what asks for it gets the oldest that there is.
+    "ssl3.0": ssl.TLSVersion.MINIMUM_SUPPORTED,
+    "tls1.0": ssl.TLSVersion.TLSv1,
+    "tls1.1": ssl.TLSVersion.TLSv1_1,
+    "tls1.2": ssl.TLSVersion.TLSv1_2,
+    "tls1.3": ssl.TLSVersion.TLSv1_3,
+}
+
+
+class Options(TypedDict, total=False):
+    """Config's fields as a user gives them, by keyword to `Config`, `Producer`, `ProducerPool` or `Consumer`."""
+
+    dial_timeout: DurationLike
+    read_timeout: DurationLike
+    write_timeout: DurationLike
+    local_addr: str
+    lookupd_poll_interval: DurationLike
+    lookupd_poll_jitter: float
+    lookupd_poll_timeout: DurationLike
+    max_requeue_delay: DurationLike
+    default_requeue_delay: DurationLike
+    backoff_strategy: str | BackoffStrategy
+    max_backoff_duration: DurationLike
+    backoff_multiplier: DurationLike
+    max_attempts: int
+    low_rdy_idle_timeout: DurationLike
+    low_rdy_timeout: DurationLike
+    rdy_redistribute_interval: DurationLike
+    client_id: str
+    hostname: str
+    user_agent: str
+    heartbeat_interval: DurationLike | int
+    sample_rate: int
+    tls_v1: bool
+    tls_config: ssl.SSLContext | None
+    tls_root_ca_file: PathLike
+    tls_insecure_skip_verify: bool
+    tls_cert: PathLike
+    tls_key: PathLike
+    tls_min_version: str
+    deflate: bool
+    deflate_level: int
+    snappy: bool
+    output_buffer_size: int
+    output_buffer_timeout: DurationLike | int
+    max_in_flight: int
+    msg_timeout: DurationLike
+    auth_secret: str
+    skip_lookupd_authorization: bool
+    topology_region: str
+    topology_zone: str
+    max_msg_size: int
+
+
+def _option(kind: Kind[T], default: T, *, is_secret: bool = False) -> T:
+    # The cast that `dataclasses.field` itself makes: it returns a Field and is typed as the field's value.
+    option: T = dataclasses.field(default=default, metadata={_KIND: kind}, repr=not is_secret)
+    return option
+
+
+def _span(default: str, least: str | None = None, most: str | None = None) -> Duration:
+    bounds = (None if text is None else Duration.parse(text) for text in (least, most))
+    return _option(Span(*bounds), Duration.parse(default))
+
+
+def _span_or_off(default: str) -> Duration:
+    return _option(SpanOrOff(), Duration.parse(default))
+
+
+def _whole(default: int, least: int | None = None, most: int | None = None) -> int:
+    return _option(Whole(least, most), default)
+
+
+def _yes_no(default: bool) -> bool:
+    return _option(YesNo(), default)
+
+
+def _text(default: str = "") -> str:
+    return _option(Text(), default)
+
+
+def _path() -> str:
+    return _option(FilePath(), "")
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Config:
+    """Immutable and checked: a Config that exists is one that a producer or consumer can use.
+
+    A duration is given as Go writes it (`"90s"`), as a timedelta or as a Duration, and kept as a Duration.
+    """
+
+    # The connection
+    dial_timeout: Duration = _span("1s")
+    read_timeout: Duration = _span("60s", "100ms", "5m")
+    write_timeout: Duration = _span("1s", "100ms", "5m")
+    local_addr: str = _option(Address(), "")
+    heartbeat_interval: Duration = _span_or_off("30s")
+    client_id: str = _text(HOSTNAME.partition(".")[0])
+    hostname: str = _text(HOSTNAME)
+    user_agent: str = _text(USER_AGENT)
+    sample_rate: int = _whole(0, 0, 99)
+    output_buffer_size: int = _whole(16384)
+    output_buffer_timeout: Duration = _span_or_off("250ms")
+    msg_timeout: Duration = _span("0", "0")
+    max_msg_size: int = _whole(0, 0)
+    auth_secret: str = _option(Secret(), "", is_secret=True)
+    topology_region: str = _text()
+    topology_zone: str = _text()
+
+    # TLS and compression
+    tls_v1: bool = _yes_no(False)
+    tls_config: ssl.SSLContext | None = _option(Tls(), None)
+    tls_root_ca_file: str = _path()
+    tls_insecure_skip_verify: bool = _yes_no(False)
+    tls_cert: str = _path()
+    tls_key: str = _path()
+    # go-nsq still allows TLS 1.0, which is broken and which OpenSSL refuses by default.
+    tls_min_version: str = _option(Word(*_TLS_VERSIONS), "tls1.2")
+    deflate: bool = _yes_no(False)
+    deflate_level: int = _whole(6, 1, 9)
+    snappy: bool = _yes_no(False)
+
+    # Discovery
+    lookupd_poll_interval: Duration = _span("60s", "10ms", "5m")
+    lookupd_poll_jitter: float = _option(Fraction(0.0, 1.0), 0.3)
+    lookupd_poll_timeout: Duration = _span("1m")
+    # Misnamed by NSQ: True means that auth_secret *is* sent to nsqlookupd.
+    skip_lookupd_authorization: bool = _yes_no(True)
+
+    # Consuming
+    max_in_flight: int = _whole(1, 0)
+    max_attempts: int = _whole(5, 0, 65535)
+    default_requeue_delay: Duration = _span("90s", "0", "60m")
+    max_requeue_delay: Duration = _span("15m", "0", "60m")
+    backoff_strategy: str | BackoffStrategy = _option(Strategy(), "exponential")
+    backoff_multiplier: Duration = _span("1s", "0", "60m")
+    max_backoff_duration: Duration = _span("2m", "0", "60m")
+    low_rdy_idle_timeout: Duration = _span("10s", "1s", "5m")
+    low_rdy_timeout: Duration = _span("30s", "1s", "5m")
+    rdy_redistribute_interval: Duration = _span("5s", "1ms", "5s")
+
+    def __init__(self, **options: Unpack[Options]) -> None:
+        for name, value in options.items():
+            kind = _kind_of(name)
+            object.__setattr__(self, name, read(name, value, kind.typed, kind))
+        self._check_together()
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, object]) -> Self:
+        """By go-nsq's rules for command lines and config files.
+
+        `-` and `_` mean the same in a name; strings are parsed; an integer for a duration is in milliseconds and for a
+        bool means true unless it is 0.
+        """
+        checked: dict[str, Any] = {}
+        for given, value in options.items():
+            name = given.replace("-", "_")
+            kind = _kind_of(name)
+            checked[name] = read(name, value, kind.loose, kind)
+        return cls(**checked)
+
+    @classmethod
+    def merge(cls, config: Config | None, options: Options) -> Config:
+        """What a constructor with both `config` and `**options` means: the options win."""
+        if config is None:
+            return cls(**options)
+        return config.replace(**options) if options else config
+
+    def replace(self, **options: Unpack[Options]) -> Config:
+        known: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return Config(**{**known, **options})
+
+    def _check_together(self) -> None:
+        if self.heartbeat_interval > self.read_timeout:
+            raise ConfigError(
+                f"invalid heartbeat_interval ! {self.heartbeat_interval} > {self.read_timeout} (read_timeout): "
+                "a quiet connection would be taken for a dead one"
+            )
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ConfigError("invalid tls_cert ! tls_cert and tls_key need each other: give both")
+        if self.deflate and self.snappy:
+            raise ConfigError("invalid snappy ! nsqd compresses by deflate or by snappy: give one of them")
+
+    def ssl_context(self) -> ssl.SSLContext:
+        """`tls_config` if it was given, else a context made of the tls_ options."""
+        if self.tls_config is not None:
+            return self.tls_config
+        try:
+            context = ssl.create_default_context(cafile=self.tls_root_ca_file or None)
+        except OSError as error:
+            raise ConfigError(f"invalid tls_root_ca_file ! cannot use {self.tls_root_ca_file}: {error}") from None
+        if self.tls_insecure_skip_verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if self.tls_cert:
+            try:
+                context.load_cert_chain(self.tls_cert, self.tls_key)
+            except OSError as error:
+                raise ConfigError(f"invalid tls_cert ! cannot use {self.tls_cert}, {self.tls_key}: {error}") from None
+        context.minimum_version = _TLS_VERSIONS[self.tls_min_version]
+        return context
+
+    def identify_body(self) -> bytes:
+        """The JSON of IDENTIFY."""
+        fields: dict[str, object] = {
+            "client_id": self.client_id,
+            "hostname": self.hostname,
+            "user_agent": self.user_agent,
+            # The names of the first two in NSQ before 0.2.28.
+            "short_id": self.client_id,
+            "long_id": self.hostname,
+            "tls_v1": self.tls_v1,
+            "deflate": self.deflate,
+            "deflate_level": self.deflate_level,
+            "snappy": self.snappy,
+            "feature_negotiation": True,
+            "heartbeat_interval": _ms_or_off(self.heartbeat_interval),
+            "sample_rate": self.sample_rate,
+            "output_buffer_size": self.output_buffer_size,
+            "output_buffer_timeout": _ms_or_off(self.output_buffer_timeout),
+            "msg_timeout": self.msg_timeout.ms,
+        }
+        if self.topology_region:
+            fields["topology_region"] = self.topology_region
+        if self.topology_zone:
+            fields["topology_zone"] = self.topology_zone
+        return msgspec.json.encode(fields)
+
+
+def parse_option(argument: str) -> tuple[str, str | bool]:
+    """`key,value` of a command line, as a pair for `Config.from_options`; a `key` alone is true."""
+    name, comma, value = argument.partition(",")
+    return name, value if comma else True
+
+
+_KINDS: Final[dict[str, Kind[Any]]] = {field.name: field.metadata[_KIND] for field in dataclasses.fields(Config)}
+
+
+def _kind_of(name: str) -> Kind[Any]:
+    kind = _KINDS.get(name)
+    if kind is None:
+        similar = difflib.get_close_matches(name, _KINDS, n=1)
+        raise ConfigError(f"invalid option {name}" + (f", did you mean {similar[0]}?" if similar else ""))
+    return kind
+
+
+def _ms_or_off(span: Duration) -> int:
+    return -1 if span == DISABLED else span.ms

@@ -1,0 +1,243 @@
+"""Kinds of options: which values a user may give for one, and what is kept of them.
+
+Every kind reads values in two ways. `typed` is for Python code, where a wrong type is a mistake worth an error at once;
+`loose` is for command lines and config files and has go-nsq's rules, by which strings are parsed and an integer for a
+duration is in milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import ssl
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
+
+from nsquark.cli.durations import Duration
+from nsquark.client.errors import ConfigError
+from nsquark.web.addresses import split_address
+
+DISABLED: Final = Duration(-1)
+"""Of a duration that can be switched off."""
+
+NS_PER_MS: Final = 1_000_000
+NS_PER_US: Final = 1_000
+US_PER_S: Final = 1_000_000
+S_PER_DAY: Final = 86_400
+
+_TRUE: Final = frozenset(("1", "t", "T", "true", "True", "TRUE"))
+_FALSE: Final = frozenset(("0", "f", "F", "false", "False", "FALSE"))
+
+T = TypeVar("T")
+Number = TypeVar("Number", int, float, Duration)
+
+
+@runtime_checkable
+class BackoffStrategy(Protocol):
+    """How long a consumer waits at each level of backoff."""
+
+    def calculate(self, attempt: int) -> float:
+        """Seconds to wait at this level, which starts at 1."""
+
+
+class Kind(Generic[T]):
+    """What an option may be; a ValueError of a reader says why a value is not that."""
+
+    def typed(self, value: Any) -> T:
+        raise NotImplementedError
+
+    def loose(self, value: Any) -> T:
+        return self.typed(value)
+
+    def shown(self, value: Any) -> str:
+        """`value` as an error may repeat it."""
+        return str(value)
+
+    def check(self, name: str, value: T) -> None:
+        """Raises ConfigError for a value of the right type and the wrong size."""
+
+
+class _Ranged(Kind[Number]):
+    def __init__(self, least: Number | None, most: Number | None) -> None:
+        self._least = least
+        self._most = most
+
+    def check(self, name: str, value: Number) -> None:
+        if self._least is not None and value < self._least:
+            raise ConfigError(f"invalid {name} ! {value} < {self._least}{self._range()}")
+        if self._most is not None and value > self._most:
+            raise ConfigError(f"invalid {name} ! {value} > {self._most}{self._range()}")
+
+    def _range(self) -> str:
+        if self._most is None or self._least is None:
+            return ""
+        return f" (allowed: {self._least} to {self._most})"
+
+
+class Span(_Ranged[Duration]):
+    """A duration. Python code gives its unit: whoever means 60 seconds must not get 60 milliseconds."""
+
+    def typed(self, value: Any) -> Duration:
+        if isinstance(value, Duration):
+            return value
+        if isinstance(value, str):
+            return Duration.parse(value)
+        if isinstance(value, timedelta):
+            return duration_of(value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            raise ValueError(f"a plain number has no unit: write '{value}s' or timedelta(seconds={value})")
+        raise ValueError("expected a duration such as '60s' or timedelta(seconds=60)")
+
+    def loose(self, value: Any) -> Duration:
+        if isinstance(value, int) and not isinstance(value, bool | Duration):
+            return Duration(value * NS_PER_MS)
+        return self.typed(value)
+
+
+class SpanOrOff(Span):
+    """A duration that -1 disables, in whichever unit."""
+
+    _OFF: Final = frozenset((-1, -NS_PER_MS))
+
+    def __init__(self) -> None:
+        super().__init__(Duration(0), None)
+
+    def typed(self, value: Any) -> Duration:
+        if value in (-1, "-1"):
+            return DISABLED
+        span = super().typed(value)
+        return DISABLED if span in self._OFF else span
+
+    def loose(self, value: Any) -> Duration:
+        span = super().loose(value)
+        return DISABLED if span in self._OFF else span
+
+    def check(self, name: str, value: Duration) -> None:
+        if value < 0 and value != DISABLED:
+            raise ConfigError(f"invalid {name} ! {value} < 0s (-1 disables it)")
+
+
+class Whole(_Ranged[int]):
+    def typed(self, value: Any) -> int:
+        if isinstance(value, int) and not isinstance(value, bool | Duration):
+            return int(value)
+        raise ValueError("expected a whole number")
+
+    def loose(self, value: Any) -> int:
+        if not isinstance(value, str):
+            return self.typed(value)
+        digits = value[1:] if value[:1] in ("-", "+") else value
+        if not (digits.isascii() and digits.isdecimal()):
+            raise ValueError("expected a whole number")
+        return int(value)
+
+
+class Fraction(_Ranged[float]):
+    def typed(self, value: Any) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool | Duration):
+            raise ValueError("expected a number")
+        if not math.isfinite(value):
+            raise ValueError("expected a finite number")
+        return float(value)
+
+    def loose(self, value: Any) -> float:
+        try:
+            return self.typed(float(value) if isinstance(value, str) else value)
+        except ValueError:
+            raise ValueError("expected a number") from None
+
+
+class YesNo(Kind[bool]):
+    def typed(self, value: Any) -> bool:
+        if isinstance(value, bool):
+            return value
+        raise ValueError("expected True or False")
+
+    def loose(self, value: Any) -> bool:
+        if isinstance(value, int):
+            return value != 0
+        if value in _TRUE or value in _FALSE:
+            return value in _TRUE
+        raise ValueError("expected true or false")
+
+
+class Text(Kind[str]):
+    def typed(self, value: Any) -> str:
+        if isinstance(value, str):
+            return value
+        raise ValueError("expected a string")
+
+    def loose(self, value: Any) -> str:
+        """A number is taken as it is written: config files know client_id = 7."""
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        return str(value) if isinstance(value, int | float) else self.typed(value)
+
+
+class Secret(Text):
+    def shown(self, value: Any) -> str:
+        return "..."
+
+
+class FilePath(Kind[str]):
+    def typed(self, value: Any) -> str:
+        if isinstance(value, str | os.PathLike):
+            path = os.fspath(value)
+            if isinstance(path, str):
+                return path
+        raise ValueError("expected a path")
+
+
+class Address(Text):
+    """`host:port`, or nothing."""
+
+    def typed(self, value: Any) -> str:
+        text = super().typed(value)
+        if text:
+            split_address(text)
+        return text
+
+
+class Word(Kind[str]):
+    def __init__(self, *words: str) -> None:
+        self._words = words
+
+    def typed(self, value: Any) -> str:
+        if isinstance(value, str) and value in self._words:
+            return value
+        raise ValueError(f"expected one of {', '.join(self._words)}")
+
+
+class Strategy(Kind["str | BackoffStrategy"]):
+    _word: Final = Word("exponential", "full_jitter")
+
+    def typed(self, value: Any) -> str | BackoffStrategy:
+        if isinstance(value, BackoffStrategy) and not isinstance(value, type):
+            return value
+        try:
+            return self._word.typed(value)
+        except ValueError as error:
+            raise ValueError(f"{error}, or an object with calculate(attempt) that returns seconds") from None
+
+
+class Tls(Kind["ssl.SSLContext | None"]):
+    def typed(self, value: Any) -> ssl.SSLContext | None:
+        if value is None or isinstance(value, ssl.SSLContext):
+            return value
+        raise ValueError("expected an ssl.SSLContext")
+
+
+def duration_of(span: timedelta) -> Duration:
+    """Exact, unlike the way through float seconds."""
+    return Duration(((span.days * S_PER_DAY + span.seconds) * US_PER_S + span.microseconds) * NS_PER_US)
+
+
+def read(name: str, value: Any, reader: Callable[[Any], T], kind: Kind[T]) -> T:
+    """`value` of option `name` as its kind keeps it."""
+    try:
+        kept = reader(value)
+    except ValueError as error:
+        raise ConfigError(f"failed to coerce option {name} ({kind.shown(value)}) - {error}") from None
+    kind.check(name, kept)
+    return kept
