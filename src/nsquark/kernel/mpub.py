@@ -1,0 +1,158 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""From an Arrow column of bodies to what MPUB wants, and no Python object per row.
+
+Arrow: data, and i32 offsets: row i lies at offsets[i] .. offsets[i + 1]
+MPUB:  i32 count, then i32 size and bytes of each message, big endian
+"""
+
+import sys
+
+import cython
+
+if cython.compiled:
+    from cython.cimports.libc.string import memcpy
+
+_COUNT_BYTES = cython.declare(cython.longlong, 4)
+_SIZE_BYTES = cython.declare(cython.longlong, 4)
+_WORD_BYTES = cython.declare(cython.longlong, 8)
+_MASK = cython.declare(cython.ulonglong, (1 << 64) - 1)
+_ODD_1 = cython.declare(cython.ulonglong, 0x9E3779B97F4A7C15)
+_ODD_2 = cython.declare(cython.ulonglong, 0xD6E8FEB86659FD93)
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _check_rows(
+    size: cython.longlong, offsets: cython.const[cython.int][::1], first: cython.longlong, last: cython.longlong
+) -> cython.int:
+    """The loops index unchecked, so wrong rows or offsets must never reach them."""
+    row: cython.longlong = first
+    if first < 0 or last < first or last >= len(offsets):
+        raise ValueError(f"rows {first} to {last} are not in a column of {len(offsets) - 1} rows")
+    while row < last:
+        if offsets[row + 1] < offsets[row]:
+            raise ValueError(f"row {row} ends before it begins")
+        row += 1
+    if offsets[first] < 0 or offsets[last] > size:
+        raise ValueError(f"the offsets reach beyond {size} bytes of data")
+    return 0
+
+
+def pack(
+    data: cython.const[cython.uchar][::1],
+    offsets: cython.const[cython.int][::1],
+    first: cython.longlong,
+    last: cython.longlong,
+    bytes_max: cython.longlong,
+    count_max: cython.longlong,
+) -> tuple[bytes, int]:
+    """An MPUB body of rows from `first`, and the row after them.
+
+    It takes as many rows before `last` as both limits allow, but always one: what to do with a message that is too
+    big alone is for the caller to know.
+    """
+    size: cython.longlong = _COUNT_BYTES
+    end: cython.longlong = first
+    _check_rows(len(data), offsets, first, last)
+    while end < last and end - first < count_max:
+        size += _SIZE_BYTES + offsets[end + 1] - offsets[end]
+        if size > bytes_max and end > first:
+            size -= _SIZE_BYTES + offsets[end + 1] - offsets[end]
+            break
+        end += 1
+    body = bytearray(size)
+    _fill(body, data, offsets, first, end)
+    return bytes(body), end
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _fill(
+    out: cython.uchar[::1],
+    data: cython.const[cython.uchar][::1],
+    offsets: cython.const[cython.int][::1],
+    first: cython.longlong,
+    last: cython.longlong,
+) -> cython.void:
+    pos: cython.longlong = _COUNT_BYTES
+    row: cython.longlong = first
+    start: cython.longlong
+    size: cython.longlong
+    _put_u32(out, 0, last - first)
+    while row < last:
+        start = offsets[row]
+        size = offsets[row + 1] - start
+        _put_u32(out, pos, size)
+        pos += _SIZE_BYTES
+        if cython.compiled:
+            if size:
+                memcpy(cython.address(out[pos]), cython.address(data[start]), size)
+        else:
+            out[pos : pos + size] = data[start : start + size]
+        pos += size
+        row += 1
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _put_u32(out: cython.uchar[::1], pos: cython.longlong, value: cython.longlong) -> cython.void:
+    out[pos] = (value >> 24) & 255
+    out[pos + 1] = (value >> 16) & 255
+    out[pos + 2] = (value >> 8) & 255
+    out[pos + 3] = value & 255
+
+
+def hash_rows(
+    data: cython.const[cython.uchar][::1],
+    offsets: cython.const[cython.int][::1],
+    first: cython.longlong,
+    last: cython.longlong,
+    out: cython.ulonglong[::1],
+) -> int:
+    """A 64-bit hash of each row's bytes into `out`; and their sum modulo 2^64, the same for any order of the rows."""
+    total: cython.ulonglong = 0
+    value: cython.ulonglong
+    row: cython.longlong = first
+    _check_rows(len(data), offsets, first, last)
+    if len(out) < last - first:
+        raise ValueError(f"{last - first} hashes do not fit into {len(out)}")
+    while row < last:
+        value = _hash(data, offsets[row], offsets[row + 1])
+        out[row - first] = value
+        total = (total + value) & _MASK
+        row += 1
+    return total
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _hash(data: cython.const[cython.uchar][::1], pos: cython.longlong, end: cython.longlong) -> cython.ulonglong:
+    value: cython.ulonglong = ((end - pos + 1) * _ODD_1) & _MASK
+    while pos < end:
+        value = _mixed(value ^ _word(data, pos, min(_WORD_BYTES, end - pos)))
+        pos += _WORD_BYTES
+    return _mixed(value)
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _mixed(value: cython.ulonglong) -> cython.ulonglong:
+    """One to one: only equal words at equal places leave equal values equal."""
+    value = ((value ^ (value >> 32)) * _ODD_2) & _MASK
+    value = ((value ^ (value >> 29)) * _ODD_1) & _MASK
+    return value ^ (value >> 32)
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _word(data: cython.const[cython.uchar][::1], pos: cython.longlong, size: cython.longlong) -> cython.ulonglong:
+    word: cython.ulonglong = 0
+    if cython.compiled:
+        memcpy(cython.address(word), cython.address(data[pos]), size)
+        return word
+    else:
+        return int.from_bytes(data[pos : pos + size], sys.byteorder)
