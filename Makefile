@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 KERNEL := $(wildcard src/nsquark/kernel/*.py)
+WORKERS ?= 2
 
 .PHONY: build test lint bench crash soak clean
 
@@ -16,8 +17,9 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(KERNEL)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[test,lint]'
 	touch $@
 
+# In two processes; WORKERS=0 runs all in one, where a debugger works.
 test: build
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: build
 	$(BIN)/ruff check .

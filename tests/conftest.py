@@ -1,4 +1,7 @@
-"""Fixtures for every test: an nsqd per module, more where a test needs its own, and connections."""
+"""Fixtures for every test: an nsqd per module, more where a test needs its own, and connections.
+
+`make test` shares the test files among two workers; see harness/workers.py.
+"""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -10,6 +13,8 @@ import pytest
 pytest.register_assert_rewrite("harness")
 
 from harness import Nsqd, Wire, nsqd_is_ours, nsqd_program  # noqa: E402  (rewriting must be asked for first)
+
+pytest_plugins = ["harness.workers"]
 
 _serial = itertools.count(1)
 

@@ -37,7 +37,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def own(directory: Path) -> Certificate:
     """The server's certificate, which also signs those of clients."""
-    return make_certificate(directory)
+    return make_certificate(directory, rsa=True)
 
 
 @pytest.fixture(scope="module")

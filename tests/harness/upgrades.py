@@ -12,7 +12,9 @@ from harness.wire import Wire
 SNAPPY_STREAM_START = b"\xff\x06\x00\x00sNaPpY"
 _CRC32C_POLYNOMIAL = 0x82F63B78
 
-OPENSSL_NEW = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+OPENSSL_NEW = ["openssl", "req", "-x509", "-nodes", "-days", "2", "-newkey"]
+NEW_EC_KEY = ["ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+NEW_RSA_KEY = ["rsa:2048"]
 
 Certificate = tuple[Path, Path]
 """The files of a certificate and of its key."""
@@ -178,11 +180,12 @@ def _snappy_decompress(data: bytes) -> bytes:
 
 
 def make_certificate(
-    directory: Path, common_name: str = "localhost", signed_by: Certificate | None = None
+    directory: Path, common_name: str = "localhost", signed_by: Certificate | None = None, rsa: bool = False
 ) -> Certificate:
-    """Self-signed unless told otherwise."""
+    """Self-signed unless told otherwise; an RSA key is for old ciphers only: making one can take seconds."""
     certificate, key = directory / f"{common_name}.cert.pem", directory / f"{common_name}.key.pem"
-    command = [*OPENSSL_NEW, "-subj", f"/CN={common_name}", "-keyout", str(key), "-out", str(certificate)]
+    command = [*OPENSSL_NEW, *(NEW_RSA_KEY if rsa else NEW_EC_KEY)]
+    command += ["-subj", f"/CN={common_name}", "-keyout", str(key), "-out", str(certificate)]
     if common_name == "localhost":
         command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     if signed_by is not None:

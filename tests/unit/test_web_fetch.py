@@ -5,7 +5,6 @@ import json as stdlib_json
 import shutil
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from webserver import ServerThread
 
+from harness.upgrades import make_certificate
 from nsquark.web.fetch import Fetched, FetchError, fetch
 from nsquark.web.server import Request, Response, Router, json, plain
 
@@ -155,10 +155,7 @@ def test_cancelling_ends_the_connection() -> None:
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 def test_https_and_the_way_there_from_an_nsqd_that_requires_it(tmp_path: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run([*make, *names, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    cert, key = make_certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
     trusting = ssl.create_default_context(cafile=str(cert))

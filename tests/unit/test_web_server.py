@@ -5,13 +5,13 @@ import json as stdlib_json
 import re
 import shutil
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from webserver import LOOPS, ServerThread
 
+from harness.upgrades import make_certificate
 from nsquark.web.server import (
     Answer,
     Pending,
@@ -422,20 +422,7 @@ def test_unix_socket(tmp_path: Path, loop: str) -> None:
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 @pytest.mark.parametrize("loop", list(LOOPS))
 def test_tls(tmp_path: Path, loop: str) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    make = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-    ]
-    subprocess.run([*make, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    cert, key = make_certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
     trusting = ssl.create_default_context(cafile=str(cert))

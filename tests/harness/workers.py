@@ -1,0 +1,44 @@
+"""How `make test` shares the tests among pytest-xdist's workers: whole files, the longest first.
+
+The tests of a file share daemons, and all of tests/spark shares one Spark session, so neither is taken apart. What
+takes longest is handed out first; handed out last, it would keep one worker busy while the other has nothing left.
+"""
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
+
+FOLDERS_ON_ONE_WORKER = ("tests/spark/",)
+LONGEST_FIRST = (
+    "tests/spark/",
+    "tests/faults/",
+    "tests/broker/",
+    "tests/client/",
+    "tests/cli/",
+)
+"""Beginnings of test ids; those that have none of them come last."""
+
+
+class WholeFiles(LoadFileScheduling):
+    """Hands out files in the order of collection, and some folders as if they were a file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        folder = next((folder for folder in FOLDERS_ON_ONE_WORKER if nodeid.startswith(folder)), None)
+        return folder or str(super()._split_scope(nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> WholeFiles | None:
+    if config.option.dist != "loadfile":
+        return None
+    config.option.loadscopereorder = False  # by number of tests, which says little about how long they take
+    return WholeFiles(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    ranks = (rank for rank, beginning in enumerate(LONGEST_FIRST) if item.nodeid.startswith(beginning))
+    return next(ranks, len(LONGEST_FIRST))
