@@ -1,0 +1,265 @@
+"""Finding nsqds through nsqlookupd: single questions, and the loop in which a consumer asks them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import msgspec
+
+from nsquark.client.config import Config
+from nsquark.client.errors import ConfigError, LookupFailed
+from nsquark.web.addresses import join_address
+from nsquark.web.fetch import FetchError, fetch
+
+TRIES_PER_ROUND_MAX: Final = 3
+RECHECK_S_MIN: Final = 0.1
+"""Between rounds that are asked for: an nsqd which closes every connection must not make us flood nsqlookupd."""
+TIMEOUT_S_MAX: Final = 3600.0
+"""Where the config sets no timeout."""
+ERROR_TEXT_LENGTH_MAX: Final = 200
+
+AddressFilter = Callable[[list[str]], Iterable[str]]
+
+log = logging.getLogger("nsquark.client")
+
+
+class Found(msgspec.Struct, frozen=True):
+    """An nsqd as a nsqlookupd knows it. Only the answer of `nodes` names topics."""
+
+    broadcast_address: str
+    tcp_port: int
+    http_port: int = 0
+    hostname: str = ""
+    remote_address: str = ""
+    version: str = ""
+    topology_region: str = ""
+    topology_zone: str = ""
+    topics: list[str] | None = None
+    tombstones: list[bool] | None = None
+
+    @property
+    def address(self) -> str:
+        return join_address(self.broadcast_address, self.tcp_port)
+
+
+class _Producers(msgspec.Struct):
+    producers: list[Found] | None
+
+
+class _Answer(msgspec.Struct):
+    """Producers at the top, or in `data` as before NSQ 1.0."""
+
+    producers: list[Found] | msgspec.UnsetType | None = msgspec.UNSET
+    status_code: int = 200
+    status_txt: str = ""
+    data: _Producers | None = None
+
+
+class _Refusal(msgspec.Struct):
+    message: str
+
+
+async def lookup(address: str, topic: str, config: Config) -> list[Found]:
+    """The nsqds that carry this topic, as one nsqlookupd knows them."""
+    return await _ask(lookup_url(address, topic), config)
+
+
+async def nodes(address: str, config: Config) -> list[Found]:
+    """All nsqds of one nsqlookupd."""
+    return await _ask(nodes_url(address), config)
+
+
+def lookup_url(address: str, topic: str) -> str:
+    """Of a nsqlookupd given as `host:port` or as a URL, whose path and query are kept: a proxy may need them."""
+    scheme, netloc, path, query = _parts(address)
+    arguments = [(name, value) for name, value in parse_qsl(query, keep_blank_values=True) if name != "topic"]
+    return urlunsplit((scheme, netloc, path or "/lookup", urlencode([*arguments, ("topic", topic)]), ""))
+
+
+def nodes_url(address: str) -> str:
+    scheme, netloc, path, query = _parts(address)
+    return urlunsplit((scheme, netloc, path.removesuffix("/lookup") + "/nodes", query, ""))
+
+
+def _parts(address: str) -> tuple[str, str, str, str]:
+    """Scheme, host and port, path ('' for none), query."""
+    hint = "give nsqlookupd's HTTP address as host:port or http://host:port"
+    try:
+        parts = urlsplit(address if "://" in address else f"http://{address}")
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"nsqlookupd address {address}: {error}; {hint}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"nsqlookupd address {address}: {hint}")
+    if not port:
+        raise ConfigError(f"nsqlookupd address {address}: missing port; {hint}")
+    return parts.scheme, parts.netloc, parts.path.rstrip("/"), parts.query
+
+
+async def _ask(url: str, config: Config) -> list[Found]:
+    timeout_s = config.lookupd_poll_timeout.seconds
+    timeout_s = min(timeout_s, TIMEOUT_S_MAX) if timeout_s > 0 else TIMEOUT_S_MAX
+    headers = {}
+    if config.skip_lookupd_authorization and config.auth_secret:
+        headers["Authorization"] = f"Bearer {config.auth_secret}"
+    try:
+        status, _, body = await fetch(
+            url,
+            headers=headers,
+            connect_timeout=timeout_s,
+            request_timeout=timeout_s,
+            ssl_context=config.ssl_context() if url.startswith("https:") else None,
+        )
+    except FetchError as error:
+        raise LookupFailed(str(error)) from None
+    if status != 200:
+        raise LookupFailed(f"GET {url} failed - {status} {_refusal(body)}")
+    return _producers(url, body)
+
+
+def _producers(url: str, body: bytes) -> list[Found]:
+    try:
+        answer = msgspec.json.decode(body, type=_Answer)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise LookupFailed(f"GET {url} failed - this is no answer of a nsqlookupd: {error}") from None
+    if answer.producers is not msgspec.UNSET:
+        return answer.producers or []
+    if answer.data is None:
+        reason = answer.status_txt or "no producers in the answer"
+        raise LookupFailed(f"GET {url} failed - {answer.status_code} {reason}")
+    return answer.data.producers or []
+
+
+def _refusal(body: bytes) -> str:
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+        return msgspec.json.decode(body, type=_Refusal).message
+    return body[:ERROR_TEXT_LENGTH_MAX].decode(errors="replace")
+
+
+class PollLoop:
+    """Asks at once, then at every interval and whenever `poll_soon` is called, until closed.
+
+    Between `start` and the end of `close` there is exactly one task, and it survives whatever a round raises.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[None]], config: Config) -> None:
+        self._ask = ask
+        self._interval_s = config.lookupd_poll_interval.seconds
+        self._jitter = config.lookupd_poll_jitter
+        self._is_wanted = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="nsqlookupd poll")
+
+    def poll_soon(self) -> None:
+        """Any number of calls before the next round make one round."""
+        self._is_wanted.set()
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _run(self) -> None:
+        # Once only: it spreads the clients that were started together, and they stay spread.
+        delay_s = random.random() * self._jitter * self._interval_s
+        while True:
+            self._is_wanted.clear()
+            try:
+                await self._ask()
+            except Exception:
+                log.exception("a round of asking nsqlookupd failed")
+            await asyncio.sleep(min(RECHECK_S_MIN, self._interval_s))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_wanted.wait(), delay_s + self._interval_s)
+            delay_s = 0.0
+
+
+class Discovery:
+    """The nsqlookupds of a consumer, asked in turn: one per round, and the next ones if it fails.
+
+    `on_found` gets the addresses that the round found and that the filter let through. An nsqd that is no longer among
+    them is not gone: its nsqlookupd may just have been restarted.
+    """
+
+    def __init__(
+        self,
+        addresses: Iterable[str],
+        topic: str,
+        config: Config,
+        on_found: Callable[[list[str]], None],
+        address_filter: AddressFilter | None = None,
+    ) -> None:
+        self._addresses: list[str] = []
+        self._turn = 0
+        self._topic = topic
+        self._config = config
+        self._on_found = on_found
+        self._filter = address_filter
+        self._loop = PollLoop(self._round, config)
+        for address in dict.fromkeys(addresses):
+            lookup_url(address, topic)
+            self._addresses.append(address)
+
+    @property
+    def addresses(self) -> list[str]:
+        return list(self._addresses)
+
+    def start(self) -> None:
+        """Without a nsqlookupd nothing is asked until one is added."""
+        self._loop.start()
+
+    def add(self, address: str) -> None:
+        """Asked next; ConfigError for what is no address. Once started, at once."""
+        lookup_url(address, self._topic)
+        if address in self._addresses:
+            return
+        self._turn = min(self._turn, len(self._addresses))
+        self._addresses.insert(self._turn, address)
+        self._loop.poll_soon()
+
+    def remove(self, address: str) -> None:
+        """The last one stays: a consumer that finds nothing any more would be stuck for good."""
+        if address not in self._addresses:
+            raise ConfigError(f"nsqlookupd {address} is not among {', '.join(self._addresses) or 'those given (none)'}")
+        if len(self._addresses) == 1:
+            raise ConfigError(f"nsqlookupd {address} is the last one: add another before removing it")
+        self._addresses.remove(address)
+
+    def poll_soon(self) -> None:
+        """To be called when an nsqd is lost."""
+        self._loop.poll_soon()
+
+    async def close(self) -> None:
+        await self._loop.close()
+
+    async def _round(self) -> None:
+        for _ in range(min(TRIES_PER_ROUND_MAX, len(self._addresses))):
+            address = self._next()
+            try:
+                found = await lookup(address, self._topic, self._config)
+            except LookupFailed as error:
+                log.error("error querying nsqlookupd (%s) - %s", address, error)
+                continue
+            addresses = unique_addresses(found)
+            self._on_found(list(self._filter(addresses)) if self._filter else addresses)
+            return
+
+    def _next(self) -> str:
+        self._turn %= len(self._addresses)
+        address = self._addresses[self._turn]
+        self._turn += 1
+        return address
+
+
+def unique_addresses(found: Iterable[Found]) -> list[str]:
+    return list(dict.fromkeys(nsqd.address for nsqd in found))
