@@ -1,0 +1,139 @@
+"""`nsquark doctor`: what it finds, what it advises, how it exits."""
+
+import json
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from harness import Nsqd, eventually
+from harness.lookupd import Nsqlookupd
+
+from .conftest import nsquark
+
+
+@pytest.fixture
+def lookupd() -> Iterator[Nsqlookupd]:
+    with Nsqlookupd() as daemon:
+        yield daemon
+
+
+def line(output: str, verdict: str, subject: str) -> str:
+    """The text of the only finding of this kind."""
+    found = re.findall(rf"^(?:{verdict}) +{re.escape(subject)} +(.*(?:\n +-> .*)?)$", output, re.MULTILINE)
+    assert len(found) == 1, output
+    return str(found[0])
+
+
+def test_a_sound_machine(tmp_path: Path) -> None:
+    result = nsquark("doctor", "--dir", str(tmp_path))
+    assert result.returncode == 0, result.stdout
+    assert re.search(r"^0 broken, \d+ warnings?, \d+ ok$", result.stdout.splitlines()[-1])
+    assert "GiB free" in line(result.stdout, "ok|warning", "disk space")
+    assert line(result.stdout, "ok", f"disk at {tmp_path}").startswith("writable; a sync took")
+    for subject in ("Python", "msgspec", "kernel", "clock", "open files", "port 4150 (nsqd TCP)"):
+        assert f" {subject} " in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_finding_that_is_not_ok_says_what_to_do(tmp_path: Path) -> None:
+    result = nsquark("doctor", "--dir", str(tmp_path / "missing"), "--nsqd", "127.0.0.1:1", NSQUARK_PURE="1")
+    assert result.returncode == 1
+    lines = result.stdout.splitlines()
+    for number, text in enumerate(lines[:-1]):
+        assert lines[number + 1].startswith("         -> ") == text.startswith(("warning", "broken")), result.stdout
+    assert "unset NSQUARK_PURE" in line(result.stdout, "warning", "kernel")
+    assert "mkdir -p" in line(result.stdout, "broken", f"disk at {tmp_path / 'missing'}")
+    assert "does not answer" in line(result.stdout, "broken", "nsqd 127.0.0.1:1")
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
+def test_a_directory_that_is_not_writable(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    result = nsquark("doctor", "--dir", str(tmp_path))
+    assert result.returncode == 1
+    assert "not writable" in line(result.stdout, "broken", f"disk at {tmp_path}")
+
+
+def test_a_healthy_cluster(tmp_path: Path, lookupd: Nsqlookupd, make_nsqd: Callable[..., Nsqd]) -> None:
+    nsqd = make_nsqd(f"--lookupd-tcp-address={lookupd.tcp_address}")
+    eventually(lambda: json.loads(lookupd.get("/nodes").body)["producers"])
+    http_address = "{}:{}".format(*nsqd.http)
+    result = nsquark("doctor", "--dir", str(tmp_path), "--nsqd", http_address, "--lookupd", lookupd.http_address)
+    assert result.returncode == 0, result.stdout
+    assert line(result.stdout, "ok", f"nsqlookupd {lookupd.http_address}") == "version 1.3.0, knows 1 nsqds"
+    for text in ("version 1.3.0, healthy", "its clock agrees with this one", "is registered at nsqlookupd"):
+        assert re.search(rf"^ok +nsqd {http_address} +{text}", result.stdout, re.MULTILINE), result.stdout
+    line(result.stdout, "ok", "way to {}:{}".format(*nsqd.tcp))
+
+
+def test_an_nsqd_that_consumers_do_not_find(
+    tmp_path: Path, lookupd: Nsqlookupd, make_nsqd: Callable[..., Nsqd]
+) -> None:
+    http_address = "{}:{}".format(*make_nsqd().http)
+    result = nsquark("doctor", "--dir", str(tmp_path), "--nsqd", http_address, "--lookupd", lookupd.http_address)
+    assert result.returncode == 1
+    assert "--lookupd-tcp-address=127.0.0.1:4160" in line(result.stdout, "broken", f"nsqd {http_address}")
+    assert "knows no nsqd" in line(result.stdout, "warning", f"nsqlookupd {lookupd.http_address}")
+
+
+def test_an_nsqd_that_sends_consumers_to_where_it_is_not(
+    tmp_path: Path, lookupd: Nsqlookupd, make_nsqd: Callable[..., Nsqd]
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets the port
+        port = taken.getsockname()[1]
+        make_nsqd(f"--lookupd-tcp-address={lookupd.tcp_address}", f"--broadcast-tcp-port={port}")
+        eventually(lambda: json.loads(lookupd.get("/nodes").body)["producers"])
+        result = nsquark("doctor", "--dir", str(tmp_path), "--lookupd", lookupd.http_address)
+    assert result.returncode == 1
+    assert "--broadcast-address" in line(result.stdout, "broken", f"way to 127.0.0.1:{port}")
+
+
+class FakeNsqd(BaseHTTPRequestHandler):
+    """An nsqd on another machine: its disk fails, or its clock is an hour behind."""
+
+    ping = (200, b"OK")
+
+    def do_GET(self) -> None:
+        tcp_port = self.server.server_address[1]
+        info = {"version": "1.3.0", "broadcast_address": "x", "tcp_port": tcp_port, "http_port": 1}
+        status, body = {"/ping": self.ping, "/info": (200, json.dumps(info).encode())}.get(self.path, (404, b""))
+        self.send_response_only(status)
+        self.send_header("Date", "Wed, 01 Jan 2020 00:00:00 GMT")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def fake_nsqd() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeNsqd)
+    Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    yield f"127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_clock_that_differs(tmp_path: Path, fake_nsqd: str) -> None:
+    result = nsquark("doctor", "--dir", str(tmp_path), "--nsqd", fake_nsqd)
+    assert result.returncode == 0
+    assert re.match(
+        r"its clock is \d+\.\d s behind\n +-> run an NTP", line(result.stdout, "warning", f"nsqd {fake_nsqd}")
+    )
+
+
+def test_an_nsqd_that_is_not_healthy(tmp_path: Path, fake_nsqd: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeNsqd, "ping", (500, b"NOK - no space left on device"))
+    result = nsquark("doctor", "--dir", str(tmp_path), "--nsqd", fake_nsqd)
+    assert result.returncode == 1
+    assert "no space left on device" in line(result.stdout, "broken", f"nsqd {fake_nsqd}")
