@@ -1,0 +1,112 @@
+"""The memory of keys: of the copies of a message one is handled, and a failed one is not held against the others."""
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from nsquark.client.dedupe import Claim, Dedupe, DedupeStore, settled
+from nsquark.client.errors import ConfigError
+
+A, B, C = b"a", b"b", b"c"
+
+
+def test_a_key_is_seen_when_its_message_is_finished() -> None:
+    memory = Dedupe()
+    assert memory.claim(A) == "new"
+    assert memory.claim(A) == "busy", "a copy that comes meanwhile must be asked for again"
+    memory.done(A)
+    assert memory.claim(A) == "seen"
+    assert memory.claim(B) == "new"
+
+
+def test_a_copy_of_a_failed_message_is_new() -> None:
+    memory = Dedupe()
+    memory.claim(A)
+    memory.release(A)
+    assert memory.claim(A) == "new"
+
+
+def test_the_oldest_are_forgotten_first() -> None:
+    memory = Dedupe(keys_max=2)
+    for key in (A, B, C):
+        assert memory.claim(key) == "new"
+        memory.done(key)
+    assert [memory.claim(key) for key in (C, B)] == ["seen", "seen"]
+    assert memory.claim(A) == "new"
+
+
+def test_claims_are_bounded_too() -> None:
+    memory = Dedupe(keys_max=10)
+    for number in range(1000):
+        memory.claim(b"%d" % number)
+    assert len(memory) == 10
+
+
+def test_keys_are_forgotten_with_age() -> None:
+    memory = Dedupe(age=timedelta(milliseconds=50))
+    memory.claim(A)
+    memory.done(A)
+    deadline = time.monotonic() + 5
+    while memory.claim(A) == "seen":
+        assert time.monotonic() < deadline
+    assert len(memory) == 1
+
+
+def test_a_claim_that_nobody_settles_ends() -> None:
+    memory = Dedupe(claim_age="50ms")
+    assert memory.claim(A) == "new"
+    deadline = time.monotonic() + 5
+    while memory.claim(A) == "busy":
+        assert time.monotonic() < deadline
+
+
+def test_forgetting_the_oldest_takes_no_search() -> None:
+    """Every claim looks for keys to forget; searching for them took seconds here when a dict held them."""
+    memory = Dedupe(keys_max=50_000)
+    for number in range(200_000):
+        key = number.to_bytes(16, "big")
+        memory.claim(key)
+        memory.done(key)
+    assert len(memory) == 50_000
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"keys_max": 0}, "invalid keys_max ! 0 < 1"),
+        ({"age": "0"}, "invalid age ! 0s <= 0s"),
+        ({"age": 60}, r"failed to coerce option age \(60\) - a plain number has no unit"),
+        ({"claim_age": "-1s"}, "invalid claim_age ! -1s <= 0s"),
+    ],
+)
+def test_mistakes_fail_at_once(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Dedupe(**options)
+
+
+class _AsyncStore:
+    """As one in front of a database would be."""
+
+    def __init__(self) -> None:
+        self._memory = Dedupe()
+
+    async def claim(self, key: bytes) -> Claim:
+        return self._memory.claim(key)
+
+    async def done(self, key: bytes) -> None:
+        self._memory.done(key)
+
+    async def release(self, key: bytes) -> None:
+        self._memory.release(key)
+
+
+@pytest.mark.parametrize("make", [Dedupe, _AsyncStore])
+async def test_a_store_may_be_written_either_way(make: type[DedupeStore]) -> None:
+    store = make()
+    assert await settled(store.claim(A)) == "new"
+    await settled(store.release(A))
+    assert await settled(store.claim(A)) == "new"
+    await settled(store.done(A))
+    assert await settled(store.claim(A)) == "seen"
