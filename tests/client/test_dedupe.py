@@ -62,16 +62,6 @@ def test_a_claim_that_nobody_settles_ends() -> None:
         assert time.monotonic() < deadline
 
 
-def test_forgetting_the_oldest_takes_no_search() -> None:
-    """Every claim looks for keys to forget; searching for them took seconds here when a dict held them."""
-    memory = Dedupe(keys_max=50_000)
-    for number in range(200_000):
-        key = number.to_bytes(16, "big")
-        memory.claim(key)
-        memory.done(key)
-    assert len(memory) == 50_000
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [

@@ -25,7 +25,7 @@ CLAIM_AGE_DEFAULT: Final = "15m"
 T = TypeVar("T")
 
 Claim = Literal["new", "busy", "seen"]
-"""new: handle it, then call `done` or `release`. busy: another copy is being handled, requeue this one. seen: drop it."""
+"""new: handle it, then call `done` or `release`. busy: another copy is being handled, requeue this. seen: drop it."""
 
 
 class DedupeStore(Protocol):

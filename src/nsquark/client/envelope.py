@@ -1,6 +1,6 @@
 """The envelope of a message that is published in several copies: a prefix that says so, and a key all copies share.
 
-Consumers of this project take it off. Others see it in front of the body, so it is used only where `copies` asks for it.
+Consumers of this project take it off. Others see it before the body, so it is used only where `copies` asks for it.
 """
 
 import os
