@@ -18,3 +18,8 @@ def arena(request: pytest.FixtureRequest) -> ModuleType:
 @pytest.fixture(params=kernel_forms.FORMS)
 def ledger(request: pytest.FixtureRequest) -> ModuleType:
     return kernel_forms.load("ledger", request.param)
+
+
+@pytest.fixture(params=kernel_forms.FORMS)
+def columns(request: pytest.FixtureRequest) -> ModuleType:
+    return kernel_forms.load("columns", request.param)

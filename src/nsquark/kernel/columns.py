@@ -1,0 +1,196 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""From the records of a log to columns in Arrow's layout, without a Python object per message.
+
+A column of numbers is a row of int64, a column of bodies a row of bytes and the int32 offsets between them: exactly
+the buffers that pyarrow wraps without copying.
+"""
+
+import cython
+
+if cython.compiled:
+    from cython.cimports.libc.string import memcpy
+
+# Declared, not annotated: an annotated global stays a Python object in the compiled form.
+_SIZE_BYTES = cython.declare(cython.longlong, 4)
+_HEADER_BYTES = cython.declare(cython.longlong, 34)
+_TIMESTAMP_AT = cython.declare(cython.longlong, 8)
+_ID_AT = cython.declare(cython.longlong, 18)
+_ID_BYTES = cython.declare(cython.longlong, 16)
+_MESSAGE_TYPE = cython.declare(cython.longlong, 2)
+_SIGN_BIT = cython.declare(cython.longlong, 1 << 31)
+_WORD = cython.declare(cython.longlong, 1 << 32)
+_NS_PER_US = cython.declare(cython.longlong, 1000)
+
+
+class RecordError(ValueError):
+    """A payload whose checksum is right does not consist of records: another version wrote it."""
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _u32(data: cython.const[cython.uchar][::1], pos: cython.longlong) -> cython.longlong:
+    if cython.compiled:
+        return (
+            (cython.cast(cython.longlong, data[pos]) << 24)
+            | (cython.cast(cython.longlong, data[pos + 1]) << 16)
+            | (cython.cast(cython.longlong, data[pos + 2]) << 8)
+            | cython.cast(cython.longlong, data[pos + 3])
+        )
+    else:
+        return int.from_bytes(data[pos : pos + 4], "big")
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _microseconds(data: cython.const[cython.uchar][::1], pos: cython.longlong) -> cython.longlong:
+    """An int64 of nanoseconds, rounded down; division rounds towards zero when compiled, down when interpreted."""
+    high: cython.longlong = _u32(data, pos)
+    ns: cython.longlong = (high - _WORD if high >= _SIGN_BIT else high) * _WORD + _u32(data, pos + 4)
+    return ns // _NS_PER_US if ns >= 0 else -((_NS_PER_US - 1 - ns) // _NS_PER_US)
+
+
+@cython.cclass
+class ColumnBuilder:
+    """Collects the messages of a range, until a batch of `rows_max` rows or `body_bytes_max` bytes of bodies is full.
+
+    A body larger than that gets a batch of its own. Buffers that were taken are never written again.
+    """
+
+    rows = cython.declare(cython.longlong, visibility="readonly")
+    rows_max: cython.longlong
+    body_bytes_max: cython.longlong
+    body_bytes: cython.longlong
+    with_bodies: cython.bint
+    low: cython.longlong
+    high: cython.longlong
+    _seqs_buffer: object
+    _times_buffer: object
+    _ids_buffer: object
+    _offsets_buffer: object
+    _bodies_buffer: object
+    _seqs: cython.longlong[::1]
+    _times: cython.longlong[::1]
+    _ids: cython.uchar[::1]
+    _offsets: cython.int[::1]
+    _bodies: cython.uchar[::1]
+
+    def __init__(
+        self,
+        low: cython.longlong,
+        high: cython.longlong,
+        rows_max: cython.longlong,
+        body_bytes_max: cython.longlong,
+        with_bodies: cython.bint = True,
+    ) -> None:
+        if rows_max < 1 or body_bytes_max < 1:
+            raise ValueError("a batch has room for at least one row and one byte")
+        self.low = low
+        self.high = high
+        self.rows_max = rows_max
+        self.body_bytes_max = body_bytes_max
+        self.with_bodies = with_bodies
+        self._renew()
+
+    @cython.cfunc
+    def _renew(self) -> object:
+        self.rows = 0
+        self.body_bytes = 0
+        self._seqs_buffer = bytearray(self.rows_max * 8)
+        self._times_buffer = bytearray(self.rows_max * 8)
+        self._ids_buffer = bytearray(self.rows_max * 16)
+        self._offsets_buffer = bytearray((self.rows_max + 1) * 4)
+        self._seqs = memoryview(self._seqs_buffer).cast("q")
+        self._times = memoryview(self._times_buffer).cast("q")
+        self._ids = memoryview(self._ids_buffer)
+        self._offsets = memoryview(self._offsets_buffer).cast("i")
+        self._room_for_bodies(self.body_bytes_max if self.with_bodies else 1)
+        return None
+
+    @cython.cfunc
+    def _room_for_bodies(self, size: cython.longlong) -> object:
+        self._bodies_buffer = bytearray(size)
+        self._bodies = memoryview(self._bodies_buffer)
+        return None
+
+    def append(
+        self,
+        data: cython.const[cython.uchar][::1],
+        start: cython.longlong,
+        end: cython.longlong,
+        seq: cython.longlong,
+    ) -> tuple[int, int]:
+        """Takes the records in data[start:end], the first of which is message `seq`, as far as there is room.
+
+        Gives the position and the sequence number it stopped at; position `end` means that all were taken. Messages
+        outside of the range are left out.
+        """
+        pos: cython.longlong = start
+        after: cython.longlong
+        size: cython.longlong
+        if start < 0 or end < start or end > len(data):
+            raise ValueError(f"valid range {start}..{end} does not lie in a buffer of {len(data)} bytes")
+        while pos < end:
+            if end - pos < _HEADER_BYTES:
+                raise RecordError(f"{end - pos} bytes are left over after message {seq - 1}")
+            after = pos + _SIZE_BYTES + _u32(data, pos)
+            if after < pos + _HEADER_BYTES or after > end or _u32(data, pos + _SIZE_BYTES) != _MESSAGE_TYPE:
+                raise RecordError(f"message {seq} is no record of a message")
+            if self.low <= seq < self.high:
+                size = after - pos - _HEADER_BYTES if self.with_bodies else 0
+                if not self._has_room(size):
+                    break
+                self._put(data, pos, size, seq)
+            pos = after
+            seq += 1
+        return pos, seq
+
+    @cython.cfunc
+    @cython.inline
+    @cython.exceptval(check=False)
+    def _has_room(self, size: cython.longlong) -> cython.bint:
+        if self.rows == 0:
+            return True
+        return self.rows < self.rows_max and self.body_bytes + size <= self.body_bytes_max
+
+    @cython.cfunc
+    @cython.inline
+    def _put(
+        self,
+        data: cython.const[cython.uchar][::1],
+        pos: cython.longlong,
+        size: cython.longlong,
+        seq: cython.longlong,
+    ) -> object:
+        row: cython.longlong = self.rows
+        id_at: cython.longlong = row * _ID_BYTES
+        body_at: cython.longlong = self.body_bytes
+        if size > len(self._bodies):
+            self._room_for_bodies(size)
+        self._seqs[row] = seq
+        self._times[row] = _microseconds(data, pos + _TIMESTAMP_AT)
+        if cython.compiled:
+            memcpy(cython.address(self._ids[id_at]), cython.address(data[pos + _ID_AT]), 16)
+            if size > 0:
+                memcpy(cython.address(self._bodies[body_at]), cython.address(data[pos + _HEADER_BYTES]), size)
+        else:
+            self._ids[id_at : id_at + 16] = data[pos + _ID_AT : pos + _ID_AT + 16]
+            self._bodies[body_at : body_at + size] = data[pos + _HEADER_BYTES : pos + _HEADER_BYTES + size]
+        self.rows = row + 1
+        self.body_bytes = body_at + size
+        self._offsets[row + 1] = cython.cast(cython.int, self.body_bytes)
+        return None
+
+    def take(self) -> tuple[int, bytearray, bytearray, bytearray, bytearray, bytearray]:
+        """(rows, sequence numbers, times in us, ids of 16 bytes, offsets, bodies) of what was collected."""
+        taken = (
+            self.rows,
+            self._seqs_buffer,
+            self._times_buffer,
+            self._ids_buffer,
+            self._offsets_buffer,
+            self._bodies_buffer,
+        )
+        self._renew()
+        return taken
