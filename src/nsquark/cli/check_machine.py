@@ -275,13 +275,15 @@ def _why_not_bindable(port: int) -> str | None:
 
 
 def _is_ours(port: int, use: str) -> bool:
-    """Whether an nsqd or nsqlookupd has the port: HTTP answers /ping with OK, TCP refuses a wrong greeting."""
-    question = b"GET /ping HTTP/1.0\r\n\r\n" if use.endswith("HTTP") else b"    "
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), CONNECT_SECONDS_MAX) as sock:
-        sock.sendall(question)
+    """Whether an nsqd or nsqlookupd has the port.
+
+    Both have HTTP one above TCP; a wrong word on the TCP port itself would leave an error in their log.
+    """
+    http_port = port if use.endswith("HTTP") else port + 1
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", http_port), CONNECT_SECONDS_MAX) as sock:
+        sock.sendall(b"GET /ping HTTP/1.0\r\n\r\n")
         answer = b""
         while piece := sock.recv(4096):
             answer += piece
-            if b"E_BAD_PROTOCOL" in answer or answer.endswith(b"\r\n\r\nOK"):
-                return True
+        return answer.endswith(b"\r\n\r\nOK")
     return False
