@@ -1,0 +1,76 @@
+"""The directory that a pipeline lives in: checkpoints, tables and the catalog that knows them in the next run."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+
+from nsquark.cli.errors import UserError
+
+# Spark's own default hides the progress of queries, which is at INFO among much else.
+LOG_SETTINGS = """\
+rootLogger.level = warn
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
+logger.progress.name = org.apache.spark.sql.execution.streaming.runtime.ProgressReporter
+logger.progress.level = info
+logger.hive.name = org.apache.hadoop.hive.conf.HiveConf
+logger.hive.level = error
+logger.connect.name = org.apache.spark.sql.connect.utils.ErrorUtils
+logger.connect.level = off
+"""
+
+
+class PipelineHome:
+    """Always: one process at a time uses it, the one that holds its lock (a run here) or its metastore (a server)."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.resolve()
+        self.checkpoints = self.directory / "checkpoints"
+
+    def prepare(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._log_settings.write_text(LOG_SETTINGS, encoding="utf-8")
+
+    def settings(self) -> dict[str, str]:
+        """For Spark's command line. Spark's default catalog is in memory: the second run would not know the tables."""
+        java_options = (
+            f"-Dlog4j2.configurationFile={self._log_settings.as_uri()} -Dderby.stream.error.file={os.devnull}"
+        )
+        return {
+            "spark.sql.catalogImplementation": "hive",
+            "spark.sql.warehouse.dir": str(self.directory / "warehouse"),
+            "spark.hadoop.javax.jdo.option.ConnectionURL": (
+                f"jdbc:derby:;databaseName={self.directory / 'metastore'};create=true"
+            ),
+            "spark.driver.extraJavaOptions": java_options,
+            "spark.ui.showConsoleProgress": "false",
+        }
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        with (self.directory / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    f"another run uses {self.directory}: wait for it, or give this one its own --dir"
+                ) from None
+            yield
+
+    @property
+    def _log_settings(self) -> Path:
+        return self.directory / "log4j2.properties"
+
+
+def spark_program(name: str) -> str:
+    """A program of the Spark in use: SPARK_HOME's, else that of the installed pyspark."""
+    home = os.environ.get("SPARK_HOME") or str(Path(pyspark.__file__).parent)
+    return str(Path(home) / "bin" / name)
