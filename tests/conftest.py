@@ -4,6 +4,7 @@
 """
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ pytest.register_assert_rewrite("harness")
 from harness import Nsqd, Wire, nsqd_is_ours, nsqd_program  # noqa: E402  (rewriting must be asked for first)
 
 pytest_plugins = ["harness.workers"]
+
+# A daemon starts twice as fast from compiled modules; surroundings that forbid to keep them would slow every test.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(__file__).parents[1] / ".pytest_cache" / "bytecode"))
 
 _serial = itertools.count(1)
 
