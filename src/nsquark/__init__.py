@@ -1,6 +1,38 @@
 """NSQ in Python, on a durable log, with Spark as its data pipeline."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nsquark.client import errors
+    from nsquark.client.config import Config
+    from nsquark.client.consumer import Consumer
+    from nsquark.client.dedupe import Dedupe
+    from nsquark.client.message import Message
+    from nsquark.client.pool import ProducerPool
+    from nsquark.client.producer import Producer
+
+__all__ = ["Config", "Consumer", "Dedupe", "Message", "Producer", "ProducerPool", "errors"]
+
 __version__ = "0.1.0"
 
 # What nsqd, nsqlookupd and nsqadmin say of themselves: clients decide by it which features to expect.
 NSQ_VERSION = "1.3.0"
+
+_HOMES = {
+    "Config": "nsquark.client.config",
+    "Consumer": "nsquark.client.consumer",
+    "Dedupe": "nsquark.client.dedupe",
+    "Message": "nsquark.client.message",
+    "Producer": "nsquark.client.producer",
+    "ProducerPool": "nsquark.client.pool",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The client is loaded when it is used: nsqd, which is this package too, starts without it."""
+    if name == "errors":
+        return importlib.import_module("nsquark.client.errors")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

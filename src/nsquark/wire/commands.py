@@ -2,7 +2,9 @@
 
 import struct
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 NOP: Final = b"NOP\n"
 CLS: Final = b"CLS\n"
@@ -11,7 +13,7 @@ _SIZE = struct.Struct(">I")
 _size = _SIZE.pack
 
 
-class MpubBody(NamedTuple):
+class MpubBody(msgspec.Struct, frozen=True):
     """Messages laid out as MPUB wants them: int32 count, then int32 size and bytes of each."""
 
     data: bytes

@@ -1,0 +1,1 @@
+"""The client library: producers, the pool of producers, consumers."""

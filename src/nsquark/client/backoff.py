@@ -1,0 +1,56 @@
+"""How long a consumer holds back after failures."""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+from nsquark.client.config import Config
+from nsquark.client.options import BackoffStrategy
+
+EXPONENT_MAX: Final = 62
+
+
+class Exponential:
+    def __init__(self, multiplier_s: float) -> None:
+        self._multiplier_s = multiplier_s
+
+    def calculate(self, attempt: int) -> float:
+        return self._multiplier_s * 2.0 ** min(attempt, EXPONENT_MAX)
+
+
+class FullJitter(Exponential):
+    """Consumers that failed together do not come back together."""
+
+    def calculate(self, attempt: int) -> float:
+        return random.uniform(0, super().calculate(attempt))
+
+
+def strategy_of(config: Config) -> BackoffStrategy:
+    strategy = config.backoff_strategy
+    if not isinstance(strategy, str):
+        return strategy
+    kind = FullJitter if strategy == "full_jitter" else Exponential
+    return kind(config.backoff_multiplier.seconds)
+
+
+class Backoff:
+    """The level, and how each outcome of a message moves it; 0 is normal work."""
+
+    def __init__(self, config: Config) -> None:
+        self._strategy = strategy_of(config)
+        self._duration_max_s = config.max_backoff_duration.seconds
+        self.level = 0
+
+    def failed(self) -> None:
+        """One level up, until the next would exceed max_backoff_duration; 0 for that means no backoff at all."""
+        if self._duration_max_s > 0 and self._strategy.calculate(self.level + 1) <= self._duration_max_s:
+            self.level += 1
+
+    def succeeded(self) -> None:
+        if self.level > 0:
+            self.level -= 1
+
+    @property
+    def duration_s(self) -> float:
+        return min(self._strategy.calculate(self.level), self._duration_max_s)

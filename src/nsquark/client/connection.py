@@ -1,0 +1,315 @@
+"""One connection to an nsqd: framed, compressed, watched. For producers and consumers alike.
+
+What is sent within one turn of the event loop leaves in one write; what one read brings is split by the kernel in one
+call. Heartbeats are answered here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from nsquark.client.config import Config
+from nsquark.client.errors import NotConnected, NsqError
+from nsquark.kernel.frames import FRAME_SIZE_MAX_BYTES, FrameError, FrameScanner
+from nsquark.web.addresses import split_address
+from nsquark.wire import commands
+from nsquark.wire.compression import CorruptStream, Decoder, Encoder
+from nsquark.wire.frames import FrameType
+
+RECEIVE_BYTES: Final = 128 << 10
+"""The receive buffer; it grows for a frame that does not fit and shrinks again after it."""
+DECODED_BYTES_MAX: Final = 128 << 10
+"""Compressed input becomes frames in pieces of this size, however much it grows."""
+WRITE_BUFFER_BYTES: Final = 256 << 10
+"""Above this a write that does not move counts against write_timeout."""
+FRAME_PREFIX_BYTES: Final = 8
+HTTP_AS_SIZE: Final = int.from_bytes(b"HTTP", "big")
+HEARTBEAT: Final = b"_heartbeat_"
+
+RawMessage = tuple[int, int, bytes, bytes]
+"""Timestamp in ns, attempts, id, body."""
+
+
+class Receiver(Protocol):
+    """Who uses a connection once it is set up. `connection_lost` comes once, and nothing after it."""
+
+    def messages_received(self, messages: list[RawMessage]) -> None: ...
+    def response_received(self, data: bytes) -> None: ...
+    def error_received(self, text: str) -> None: ...
+    def connection_lost(self, reason: NsqError) -> None: ...
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Invariants:
+
+    * Bytes `_start.._end` of the buffer were received, are decoded and are not yet frames.
+    * Until `begin` the set-up takes frames one by one: what follows the answer to IDENTIFY may be compressed already.
+    * Once `_reason` is set nothing more is sent or handed on.
+    """
+
+    def __init__(self, address: str, config: Config) -> None:
+        self.address = address
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._receiver: Receiver | None = None
+        self._transport: asyncio.Transport | None = None
+        self._scanner = FrameScanner(config.max_msg_size or FRAME_SIZE_MAX_BYTES)
+        self._buffer = bytearray(RECEIVE_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
+        self._decoder: Decoder | None = None
+        self._encoder: Encoder | None = None
+        self._out: list[bytes] = []
+        self._is_flush_due = False
+        self._reason: NsqError | None = None
+        self._received: asyncio.Future[None] | None = None
+        self._lost: asyncio.Future[None] = self._loop.create_future()
+        self._last_read_s = self._loop.time()
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self.before_flush: Callable[[], None] | None = None
+        """Called before each write, for a user who gathers what it sends by itself."""
+
+    # -- opening and upgrading ---------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        seconds = self._config.dial_timeout.seconds
+        try:
+            async with asyncio.timeout(seconds or None):
+                if self.address.startswith("/"):
+                    await self._loop.create_unix_connection(lambda: self, self.address)
+                else:
+                    host, port = self.host_and_port()
+                    local = split_address(self._config.local_addr) if self._config.local_addr else None
+                    await self._loop.create_connection(lambda: self, host or "127.0.0.1", port, local_addr=local)
+        except TimeoutError:
+            raise NotConnected(f"{self.address}: no connection within {seconds:g} s (dial_timeout)") from None
+        except OSError as error:
+            raise NotConnected(f"{self.address}: {error.strerror or error}") from None
+
+    def host_and_port(self) -> tuple[str, int]:
+        try:
+            return split_address(self.address)
+        except ValueError as error:
+            raise NotConnected(f"{error}, for instance 127.0.0.1:4150") from None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self._transport = transport
+        if self._config.heartbeat_interval > 0:  # else a connection may be quiet for ever
+            self._read_timer = self._loop.call_later(self._config.read_timeout.seconds, self._check_reading)
+
+    async def start_tls(self, context: ssl.SSLContext) -> None:
+        assert self._transport is not None
+        host = "" if self.address.startswith("/") else self.host_and_port()[0]
+        try:
+            transport = await self._loop.start_tls(self._transport, self, context, server_hostname=host)
+        except (OSError, ssl.SSLError) as error:
+            raise NotConnected(f"{self.address}: TLS failed - {error}") from None
+        if transport is None:
+            raise self._reason or NotConnected(f"{self.address}: TLS failed - the connection was closed")
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self._transport = transport
+
+    def compress(self, decoder: Decoder, encoder: Encoder) -> None:
+        """From here on both directions are encoded, also what came already."""
+        decoder.feed(bytes(self._view[self._start : self._end]))
+        self._start = self._end = 0
+        self._decoder, self._encoder = decoder, encoder
+        self._decode()
+
+    async def next_frame(self) -> tuple[int, bytes]:
+        """Type and data, for the set-up."""
+        while True:
+            have = self._end - self._start
+            if have >= FRAME_PREFIX_BYTES:
+                size = int.from_bytes(self._view[self._start : self._start + 4], "big")
+                if not 4 <= size <= RECEIVE_BYTES - 4:
+                    raise NotConnected(f"{self.address}: {self._explain('no nsqd answers here')}")
+                if have >= 4 + size:
+                    begin = self._start + FRAME_PREFIX_BYTES
+                    self._start += 4 + size
+                    kind = int.from_bytes(self._view[begin - 4 : begin], "big")
+                    return kind, bytes(self._view[begin : self._start])
+            if self._reason is not None:
+                raise self._reason
+            self._received = self._loop.create_future()
+            await self._received
+
+    def begin(self, receiver: Receiver) -> None:
+        """The set-up is over: frames go to the receiver."""
+        if self._reason is not None:
+            raise self._reason
+        self._receiver = receiver
+        self._take_frames()
+
+    # -- sending -----------------------------------------------------------------------------------------
+
+    def send(self, data: bytes) -> None:
+        """Goes out with everything else that is sent in this turn of the loop."""
+        self._out.append(data)
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self.flush)
+
+    def flush_soon(self) -> None:
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        if self.before_flush is not None:
+            self.before_flush()
+        self._is_flush_due = False
+        out = self._out
+        if out and self._reason is None and self._transport is not None:
+            data = b"".join(out) if len(out) > 1 else out[0]
+            self._transport.write(data if self._encoder is None else self._encoder.encode(data))
+        out.clear()
+
+    def pause_writing(self) -> None:
+        seconds = self._config.write_timeout.seconds
+        reason = NotConnected(f"{self.address}: nothing could be written for {seconds:g} s (write_timeout)")
+        self._write_timer = self._loop.call_later(seconds, self.abort, reason)
+
+    def resume_writing(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    # -- receiving ---------------------------------------------------------------------------------------
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._view[self._end :] if self._decoder is None else _encoded
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._last_read_s = self._loop.time()
+        if self._reason is not None:
+            return
+        try:
+            if self._decoder is None:
+                self._end += nbytes
+                self._plain_received()
+            else:
+                self._decoder.feed(_encoded[:nbytes])
+                self._decode()
+        except (FrameError, CorruptStream) as error:
+            self.abort(NotConnected(f"{self.address}: {self._explain(str(error))}"))
+
+    def _decode(self) -> None:
+        """Plain bytes into the buffer and on, until the decoder needs more input."""
+        assert self._decoder is not None
+        while self._reason is None and (plain := self._decoder.read(DECODED_BYTES_MAX)):
+            if self._end + len(plain) > len(self._buffer):
+                self._resize(self._end + len(plain))
+            self._view[self._end : self._end + len(plain)] = plain
+            self._end += len(plain)
+            self._plain_received()
+
+    def _plain_received(self) -> None:
+        if self._receiver is not None:
+            self._take_frames()
+        elif self._end >= RECEIVE_BYTES:
+            raise FrameError("the answer to IDENTIFY is too long")
+        else:
+            self._wake()
+
+    def _take_frames(self) -> None:
+        assert self._receiver is not None
+        consumed, messages, others = self._scanner.scan(self._view, self._start, self._end)
+        self._start += consumed
+        self._make_room()
+        if messages:
+            self._receiver.messages_received(messages)
+        for kind, data in others:
+            if self._reason is not None:
+                return
+            if kind == FrameType.RESPONSE:
+                if data == HEARTBEAT:
+                    self.send(commands.NOP)
+                else:
+                    self._receiver.response_received(data)
+            elif kind == FrameType.ERROR:
+                self._receiver.error_received(data.decode("utf-8", "replace"))
+            else:
+                raise FrameError(f"unknown frame type {kind}")
+
+    def _make_room(self) -> None:
+        """What is left moves to the front of a buffer in which the next frame fits."""
+        left = self._end - self._start
+        size = max(RECEIVE_BYTES, self._scanner.wanted_bytes)
+        if size > len(self._buffer) or (len(self._buffer) > size > left):
+            self._resize(size)
+        elif left and self._start:
+            self._buffer[:left] = self._buffer[self._start : self._end]
+        self._start, self._end = 0, left
+
+    def _resize(self, size: int) -> None:
+        left = self._end - self._start
+        buffer = bytearray(size)
+        buffer[:left] = self._view[self._start : self._end]
+        self._buffer, self._view = buffer, memoryview(buffer)
+        self._start, self._end = 0, left
+
+    def _explain(self, problem: str) -> str:
+        if int.from_bytes(self._view[self._start : self._start + 4], "big") == HTTP_AS_SIZE:
+            return "an HTTP server answers here; give the TCP port of nsqd (4150 by default)"
+        return problem
+
+    def _wake(self) -> None:
+        if self._received is not None and not self._received.done():
+            self._received.set_result(None)
+
+    # -- end ---------------------------------------------------------------------------------------------
+
+    def _check_reading(self) -> None:
+        seconds = self._config.read_timeout.seconds
+        left = self._last_read_s + seconds - self._loop.time()
+        if left > 0:
+            self._read_timer = self._loop.call_later(left, self._check_reading)
+        else:
+            self.abort(NotConnected(f"{self.address}: nothing came for {seconds:g} s (read_timeout)"))
+
+    def close(self, reason: NsqError) -> None:
+        """Sends what waits to be sent, then ends."""
+        if self._reason is None and self._transport is not None:
+            self.flush()
+            self._reason = reason
+            self._transport.close()
+            # A peer that takes nothing would keep the socket open for ever.
+            self._loop.call_later(self._config.write_timeout.seconds, self.abort, reason)
+
+    def abort(self, reason: NsqError) -> None:
+        self._reason = self._reason or reason
+        self._wake()
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def wait_lost(self) -> None:
+        """Until the socket is closed."""
+        if self._transport is not None:
+            await asyncio.shield(self._lost)
+
+    def eof_received(self) -> None:
+        """nsqd never closes one side only: the whole connection ends."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        for timer in (self._read_timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+        if self._reason is None:
+            self._reason = NotConnected(f"{self.address}: {error or 'nsqd closed the connection'}")
+        self._wake()
+        if not self._lost.done():
+            self._lost.set_result(None)
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.connection_lost(self._reason)
+
+
+# Encoded bytes of all connections pass through this: they are taken over before the next read.
+_encoded = memoryview(bytearray(RECEIVE_BYTES))

@@ -1,0 +1,432 @@
+"""Consuming a channel from many nsqds, as go-nsq does it.
+
+A message's way: `Subscription` makes it of what the connection brought, it waits in `_ready`, an iteration or a handler
+of `run` takes it, and its answer goes back through its subscription. `Flow` decides how many come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self, Unpack
+
+from nsquark.client.config import Config, Options
+from nsquark.client.dedupe import Dedupe, DedupeStore, settled
+from nsquark.client.errors import Closed, ConfigError, InvalidName, NsqError
+from nsquark.client.flow import Flow
+from nsquark.client.lookup import AddressFilter
+from nsquark.client.members import Members
+from nsquark.client.message import Message
+from nsquark.client.subscription import Subscription
+from nsquark.wire.names import is_valid_name
+
+CLOSE_TIMEOUT_S: Final = 30.0
+LOOP_TURN_S: Final = 0.02
+"""So long messages are handled without the event loop having its turn, in which heartbeats are answered."""
+BUSY_COPY_DELAY_S: Final = 1.0
+"""When a copy comes again whose twin is being worked on."""
+TOUCHES_PER_TIMEOUT: Final = 3
+
+Handler = Callable[[Message], Any]
+log = logging.getLogger("nsquark.client")
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Totals since the start, and what is now."""
+
+    received: int
+    finished: int
+    requeued: int
+    expired: int
+    """Not handled: they waited here until nsqd had taken them back."""
+    given_up: int
+    duplicates: int
+    connections: int
+    in_flight: int
+    backoff_level: int
+
+
+class Consumer:
+    """Everything in `_ready` is in flight on a subscription that is connected."""
+
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        nsqd: Iterable[str] | str = (),
+        lookupd: Iterable[str] | str = (),
+        config: Config | None = None,
+        dedupe: DedupeStore | bool = False,
+        auto_touch: bool = False,
+        on_give_up: Callable[[Message], object] | None = None,
+        address_filter: AddressFilter | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        for kind, name in (("topic", topic), ("channel", channel)):
+            if not is_valid_name(name):
+                raise InvalidName(f"invalid {kind} name {name!r}: 1 to 64 of . a-z A-Z 0-9 _ -")
+        self.topic = topic
+        self.channel = channel
+        self.config = Config.merge(config, options)
+        self._nsqds = [nsqd] if isinstance(nsqd, str) else list(nsqd)
+        self._lookupds = [lookupd] if isinstance(lookupd, str) else list(lookupd)
+        self._dedupe: DedupeStore | None = Dedupe() if dedupe is True else dedupe or None
+        self._auto_touch = auto_touch
+        self._on_give_up = on_give_up
+        self._filter = address_filter
+        self._noting: set[asyncio.Future[None]] = set()
+        """What a store of keys still has to write."""
+        self._ready: deque[Message] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._handlers: set[asyncio.Task[None]] = set()
+        self._touch_timer: asyncio.TimerHandle | None = None
+        self._loop_turn_at_s = 0.0
+        self._paused_at: int | None = None
+        self._is_started = self._is_closing = False
+        self._received = self._finished = self._requeued = self._expired = self._given_up = self._duplicates = 0
+
+    # -- life --------------------------------------------------------------------------------------------
+
+    async def start(self) -> Self:
+        """Connects, as `async with` does.
+
+        Fails if there is no nsqlookupd and none of the given nsqds can be reached; one that cannot is tried again.
+        """
+        if self._is_started:
+            raise NsqError("the consumer was started before: make a new one")
+        if not self._nsqds and not self._lookupds:
+            raise ConfigError("give the consumer an nsqd (host:4150) or an nsqlookupd (host:4161)")
+        self._loop = asyncio.get_running_loop()
+        self._flow = Flow(self.config)
+        self._members = Members(
+            lambda address: Subscription(self, address),
+            self._flow.join,
+            self.topic,
+            self.channel,
+            self.config,
+            self._nsqds,
+            self._lookupds,
+            self._filter,
+        )
+        self._is_started = True
+        if self._auto_touch:
+            self._touch_all()
+        try:
+            await self._members.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
+        """Ends in order: handlers of `run` finish the message they have, within `timeout` seconds; what was prefetched,
+        and what an iteration took and did not answer, goes back to nsqd; then the connections are closed.
+        """
+        if self._is_closing or not self._is_started:
+            self._is_closing = True
+            return
+        self._is_closing = True
+        if self._touch_timer is not None:
+            self._touch_timer.cancel()
+        self._flow.change_max_in_flight(0)
+        self._give_back(self._ready)
+        self._wake(len(self._waiters))
+        await self._members.stop_finding()
+        await self._end_handlers(timeout)
+        for subscription in self._members.subscriptions.values():
+            self._give_back(subscription.in_flight)
+        await self._members.close(Closed(f"{self.topic}/{self.channel}: stopped"), timeout)
+        self._flow.close()
+        if self._noting:
+            await asyncio.wait(self._noting, timeout=timeout)
+
+    def _give_back(self, messages: Iterable[Message]) -> None:
+        for message in list(messages):
+            message.requeue(0, backoff=False)
+        self._ready = deque(message for message in self._ready if not message.is_answered)
+
+    async def _end_handlers(self, timeout_s: float) -> None:
+        current = asyncio.current_task()
+        handlers = [task for task in self._handlers if task is not current]
+        if handlers:
+            _, late = await asyncio.wait(handlers, timeout=timeout_s)
+            for task in late:
+                task.cancel()
+            if late:
+                log.warning(
+                    "%d handlers still ran %g s after the stop; their messages were requeued", len(late), timeout_s
+                )
+                await asyncio.wait(late)
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- taking messages ---------------------------------------------------------------------------------
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        while True:
+            now_s = time.monotonic()
+            if now_s - self._loop_turn_at_s > LOOP_TURN_S:
+                await self._let_loop_turn()
+            message = self._take()
+            if message is None:
+                if self._is_closing:
+                    raise StopAsyncIteration
+                await self._wait_for_message()
+            elif self._dedupe is None or message.key is None or await self._is_first_copy(message, message.key):
+                return message
+
+    async def run(self, handler: Handler, concurrency: int = 1, threads: int = 0) -> None:
+        """Handles messages until the consumer is closed: finished when the handler returns, requeued when it raises.
+
+        An async handler runs `concurrency` times at once. A plain function runs in the event loop, one message at a
+        time; one that blocks needs `threads`, in which case that many run at once.
+        """
+        if concurrency < 1 or threads < 0:
+            raise ValueError("concurrency is 1 or more, threads 0 or more")
+        pool = ThreadPoolExecutor(threads, thread_name_prefix=f"nsquark {self.topic}") if threads else None
+        loop = asyncio.get_running_loop()
+        if pool is not None:
+            handle: Handler = lambda message: loop.run_in_executor(pool, handler, message)  # noqa: E731
+        else:
+            handle = handler
+        count = threads or (concurrency if is_async(handler) else 1)
+        workers = [loop.create_task(self._work(handle), name=f"nsquark handler {self.topic}") for _ in range(count)]
+        self._handlers.update(workers)
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.wait(workers)
+            self._handlers.difference_update(workers)
+            if pool is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _work(self, handler: Handler) -> None:
+        async for message in self:
+            try:
+                outcome = handler(message)
+                if outcome is not None and inspect.isawaitable(outcome):
+                    await outcome
+            except BaseException as error:
+                if not message.settle(error):
+                    raise
+            else:
+                if message.auto_response:
+                    message.finish()
+
+    def _take(self) -> Message | None:
+        """The next message that is still worth handling."""
+        ready = self._ready
+        attempts_max = self.config.max_attempts or 65_536
+        now_s = self._loop.time() if ready else 0.0
+        while ready:
+            message = ready.popleft()
+            if message.deadline_s < now_s:
+                self._expired += 1
+                message.subscription.drop(message)
+            elif message.attempts > attempts_max:
+                self._give_up(message)
+            else:
+                return message
+        return None
+
+    def _give_up(self, message: Message) -> None:
+        log.warning("message %s attempted %d times, giving up", message.id.decode(), message.attempts - 1)
+        self._given_up += 1
+        if self._on_give_up is not None:
+            try:
+                self._on_give_up(message)
+            except Exception:
+                log.exception("on_give_up failed for message %s", message.id.decode())
+        message.finish()
+
+    async def _is_first_copy(self, message: Message, key: bytes) -> bool:
+        assert self._dedupe is not None
+        try:
+            claim = await settled(self._dedupe.claim(key))
+        except BaseException as error:
+            message.key = None
+            if not message.settle(error):
+                raise
+            return False
+        if claim == "new":
+            return True
+        self._duplicates += 1
+        message.key = None  # the claim is another's
+        if claim == "seen":
+            message.finish()
+        else:
+            message.requeue(BUSY_COPY_DELAY_S, backoff=False)
+        return False
+
+    def _note(self, outcome: Awaitable[None] | None) -> None:
+        """A store that needs time to write gets it, without holding the message's answer back."""
+        if outcome is not None:
+            noting: asyncio.Future[None] = asyncio.ensure_future(outcome)
+            self._noting.add(noting)
+            noting.add_done_callback(self._noted)
+
+    def _noted(self, noting: asyncio.Future[None]) -> None:
+        self._noting.discard(noting)
+        if not noting.cancelled() and (error := noting.exception()) is not None:
+            log.error("the store of keys failed: a copy may be handled again", exc_info=error)
+
+    async def _let_loop_turn(self) -> None:
+        await asyncio.sleep(0)
+        self._loop_turn_at_s = time.monotonic()
+
+    async def _wait_for_message(self) -> None:
+        waiter = self._loop.create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self._wake(1)  # it was our turn, and is another's now
+            raise
+        self._loop_turn_at_s = time.monotonic()
+
+    def _wake(self, count: int) -> None:
+        while self._waiters and count > 0:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                count -= 1
+
+    # -- what subscriptions report -----------------------------------------------------------------------
+
+    def messages_received(self, messages: list[Message]) -> None:
+        self._received += len(messages)
+        if self._is_closing:
+            self._give_back(messages)
+            return
+        self._ready.extend(messages)
+        if self._waiters:
+            self._wake(len(messages))
+
+    def message_finished(self, message: Message, is_sent: bool) -> None:
+        """Not sent means that the connection was lost meanwhile: nsqd will deliver the message again."""
+        if message.key is not None and self._dedupe is not None:
+            self._note(self._dedupe.done(message.key))
+        if is_sent:
+            self._finished += 1
+        if self._flow.level:
+            self._flow.succeeded()
+
+    def message_requeued(self, message: Message, is_sent: bool, backoff: bool) -> None:
+        if message.key is not None and self._dedupe is not None:
+            self._note(self._dedupe.release(message.key))
+        if is_sent:
+            self._requeued += 1
+        if backoff:
+            self._flow.failed()
+        elif self._flow.level:
+            self._flow.went_on()
+
+    def requeue_delay_s(self, attempts: int) -> float:
+        config = self.config
+        return min(config.default_requeue_delay.seconds * attempts, config.max_requeue_delay.seconds)
+
+    def subscription_lost(self, subscription: Subscription, reason: NsqError) -> None:
+        self._ready = deque(message for message in self._ready if message.subscription is not subscription)
+        self._flow.leave(subscription)
+        self._members.lost(subscription, reason)
+
+    # -- at run time -------------------------------------------------------------------------------------
+
+    async def connect_to_nsqd(self, address: str) -> None:
+        """Raises what went wrong; after a later loss the connection is made again."""
+        await self._members.connect_to_nsqd(address)
+
+    async def disconnect_from_nsqd(self, address: str) -> None:
+        """Returns when what is being handled from there is answered; what was prefetched goes back."""
+        subscription = self._members.subscriptions.get(address)
+        if subscription is not None:
+            self._flow.leave(subscription)
+            self._give_back(message for message in self._ready if message.subscription is subscription)
+        await self._members.disconnect_from_nsqd(address, CLOSE_TIMEOUT_S)
+
+    def connect_to_nsqlookupd(self, address: str) -> None:
+        self._members.connect_to_nsqlookupd(address)
+
+    def disconnect_from_nsqlookupd(self, address: str) -> None:
+        """The last one cannot be removed."""
+        self._members.disconnect_from_nsqlookupd(address)
+
+    def change_max_in_flight(self, count: int) -> None:
+        """0 pauses."""
+        if count < 0:
+            raise ConfigError(f"invalid max_in_flight ! {count} < 0")
+        self._paused_at = None
+        self._flow.change_max_in_flight(count)
+
+    def pause(self) -> None:
+        """What is in flight is dealt with, and no more comes until `unpause`."""
+        if self._paused_at is None:
+            self._paused_at = self._flow.max_in_flight
+            self._flow.change_max_in_flight(0)
+
+    def unpause(self) -> None:
+        if self._paused_at is not None:
+            count, self._paused_at = self._paused_at, None
+            self._flow.change_max_in_flight(count)
+
+    @property
+    def is_paused(self) -> bool:
+        return self._paused_at is not None
+
+    @property
+    def is_starved(self) -> bool:
+        """Some connection waits for answers before it sends more: who gathers messages should work off what it has."""
+        return any(subscription.is_starved for subscription in self._members.subscriptions.values())
+
+    @property
+    def connections(self) -> list[str]:
+        return list(self._members.subscriptions)
+
+    def stats(self) -> Stats:
+        return Stats(
+            received=self._received,
+            finished=self._finished,
+            requeued=self._requeued,
+            expired=self._expired,
+            given_up=self._given_up,
+            duplicates=self._duplicates,
+            connections=len(self._members.subscriptions),
+            in_flight=sum(len(subscription.in_flight) for subscription in self._members.subscriptions.values()),
+            backoff_level=self._flow.level if self._is_started else 0,
+        )
+
+    def _touch_all(self) -> None:
+        """Before its timeout, everything that someone works on."""
+        timeout_s = CLOSE_TIMEOUT_S
+        waiting = set(self._ready)
+        for subscription in self._members.subscriptions.values():
+            timeout_s = min(timeout_s, subscription.timeout_s)
+            for message in subscription.in_flight - waiting:
+                message.touch()
+        self._touch_timer = self._loop.call_later(timeout_s / TOUCHES_PER_TIMEOUT, self._touch_all)
+
+
+def is_async(handler: Handler) -> bool:
+    """Also of an object with `async def __call__`."""
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004

@@ -1,0 +1,90 @@
+"""From an open socket to a connection ready for commands: IDENTIFY, then TLS, compression and AUTH as granted."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from nsquark.client.config import Config
+from nsquark.client.connection import HEARTBEAT, Connection, Receiver
+from nsquark.client.errors import AuthFailed, IdentifyFailed, NotConnected, NsqError
+from nsquark.wire import commands
+from nsquark.wire.compression import DeflateDecoder, DeflateEncoder, SnappyDecoder, SnappyEncoder
+from nsquark.wire.frames import MAGIC_V2, FrameType
+
+RDY_COUNT_MAX_DEFAULT: Final = 2500
+"""Of an nsqd too old to negotiate."""
+MSG_TIMEOUT_DEFAULT_MS: Final = 60_000
+OK: Final = b"OK"
+
+
+class Features(msgspec.Struct, frozen=True):
+    """What nsqd answered to IDENTIFY."""
+
+    max_rdy_count: int = RDY_COUNT_MAX_DEFAULT
+    msg_timeout: int = MSG_TIMEOUT_DEFAULT_MS
+    max_msg_size: int = 0
+    version: str = ""
+    tls_v1: bool = False
+    deflate: bool = False
+    deflate_level: int = 6
+    snappy: bool = False
+    auth_required: bool = False
+
+
+async def connect(address: str, config: Config, receiver: Receiver) -> tuple[Connection, Features]:
+    connection = Connection(address, config)
+    try:
+        await connection.open()
+        features = await _set_up(connection, config)
+        connection.begin(receiver)
+    except BaseException as error:
+        connection.abort(error if isinstance(error, NsqError) else NotConnected(f"{address}: {error!r}"))
+        raise
+    return connection, features
+
+
+async def _set_up(connection: Connection, config: Config) -> Features:
+    connection.send(MAGIC_V2 + commands.identify(config.identify_body()))
+    answer = await _answer(connection, IdentifyFailed, "failed to IDENTIFY - ")
+    if not answer.startswith(b"{"):
+        return Features()
+    try:
+        features = msgspec.json.decode(answer, type=Features)
+    except msgspec.MsgspecError as error:
+        raise IdentifyFailed(f"{connection.address}: failed to IDENTIFY - {error}") from None
+    if features.tls_v1:
+        await connection.start_tls(config.ssl_context())
+        await _expect_ok(connection, "TLS")
+    if features.deflate:
+        connection.compress(DeflateDecoder(), DeflateEncoder(features.deflate_level))
+        await _expect_ok(connection, "Deflate")
+    if features.snappy:
+        connection.compress(SnappyDecoder(), SnappyEncoder())
+        await _expect_ok(connection, "Snappy")
+    if features.auth_required:
+        await _authenticate(connection, config)
+    return features
+
+
+async def _authenticate(connection: Connection, config: Config) -> None:
+    if not config.auth_secret:
+        raise AuthFailed(f"{connection.address}: Auth Required - set auth_secret")
+    connection.send(commands.auth(config.auth_secret.encode()))
+    await _answer(connection, AuthFailed, "Error authenticating ")
+
+
+async def _expect_ok(connection: Connection, step: str) -> None:
+    if await _answer(connection, IdentifyFailed, f"{step} upgrade failed - ") != OK:
+        raise IdentifyFailed(f"{connection.address}: invalid response from {step} upgrade")
+
+
+async def _answer(connection: Connection, failure: type[NsqError], prefix: str) -> bytes:
+    while True:
+        kind, data = await connection.next_frame()
+        if kind == FrameType.ERROR:
+            raise failure(f"{connection.address}: {prefix}{data.decode('utf-8', 'replace')}")
+        if data != HEARTBEAT:
+            return data
+        connection.send(commands.NOP)

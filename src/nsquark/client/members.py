@@ -1,0 +1,163 @@
+"""The nsqds of a consumer: given by address or found through nsqlookupd, connected, or waiting for the next try."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from nsquark.client.config import Config
+from nsquark.client.errors import Closed, NotConnected, NsqError
+from nsquark.client.handshake import connect
+from nsquark.client.lookup import AddressFilter, Discovery
+from nsquark.client.subscription import Subscription
+
+log = logging.getLogger("nsquark.client")
+
+
+class Members:
+    """`subscriptions` has those that are connected and `_connecting` those that are about to be: an address is in one
+    of them at most. `_given` are those a user named: they are tried again after a loss, without nsqlookupd too.
+    """
+
+    def __init__(
+        self,
+        subscribe: Callable[[str], Subscription],
+        joined: Callable[[Subscription], None],
+        topic: str,
+        channel: str,
+        config: Config,
+        nsqds: list[str],
+        lookupds: list[str],
+        address_filter: AddressFilter | None,
+    ) -> None:
+        self._subscribe = subscribe
+        self._joined = joined
+        self._topic = topic
+        self._channel = channel
+        self._config = config
+        self._given = nsqds
+        self._discovery = Discovery(lookupds, topic, config, self._found, address_filter)
+        self._loop = asyncio.get_running_loop()
+        self._connecting: dict[str, asyncio.Task[None]] = {}
+        self._retries: dict[str, asyncio.TimerHandle] = {}
+        self._is_closing = False
+        self.subscriptions: dict[str, Subscription] = {}
+
+    async def start(self) -> None:
+        """Fails if none of the given nsqds can be reached and there is no nsqlookupd to ask."""
+        tasks = [self._begin(address) for address in self._given]
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if errors and len(errors) == len(tasks) and not self._discovery.addresses:
+            raise errors[0]
+        for address, outcome in zip(list(self._given), outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                log.warning("%s", outcome)
+                self._retry_later(address)
+        self._discovery.start()
+
+    async def stop_finding(self) -> None:
+        self._is_closing = True
+        for timer in self._retries.values():
+            timer.cancel()
+        await self._discovery.close()
+        connecting = list(self._connecting.values())
+        for task in connecting:
+            task.cancel()
+        await asyncio.gather(*connecting, return_exceptions=True)
+
+    async def close(self, reason: NsqError, timeout_s: float) -> None:
+        subscriptions = list(self.subscriptions.values())
+        await asyncio.gather(*(subscription.close(reason, timeout_s) for subscription in subscriptions))
+
+    def lost(self, subscription: Subscription, reason: NsqError) -> None:
+        if self.subscriptions.get(subscription.address) is subscription:
+            del self.subscriptions[subscription.address]
+        if self._is_closing:
+            return
+        if not isinstance(reason, Closed):
+            log.warning("connection lost - %s", reason)
+        self._discovery.poll_soon()
+        if subscription.address in self._given:
+            self._retry_later(subscription.address)
+
+    # -- by the user ---------------------------------------------------------------------------------------
+
+    async def connect_to_nsqd(self, address: str) -> None:
+        self._check_running()
+        if address in self.subscriptions or address in self._connecting:
+            raise NsqError(f"{address}: already connected")
+        await self._begin(address)
+        if address not in self._given:
+            self._given.append(address)
+
+    async def disconnect_from_nsqd(self, address: str, timeout_s: float) -> None:
+        subscription = self.subscriptions.get(address)
+        if subscription is None and address not in self._given and address not in self._connecting:
+            raise NotConnected(f"{address}: not connected")
+        if address in self._given:
+            self._given.remove(address)
+        if address in self._retries:
+            self._retries.pop(address).cancel()
+        if address in self._connecting:
+            self._connecting[address].cancel()
+        if subscription is not None:
+            await subscription.close(Closed(f"{address}: disconnected"), timeout_s)
+
+    def connect_to_nsqlookupd(self, address: str) -> None:
+        self._check_running()
+        self._discovery.add(address)
+
+    def disconnect_from_nsqlookupd(self, address: str) -> None:
+        self._check_running()
+        self._discovery.remove(address)
+
+    def _check_running(self) -> None:
+        if self._is_closing:
+            raise Closed(f"{self._topic}/{self._channel}: stopped")
+
+    # -- connecting ----------------------------------------------------------------------------------------
+
+    def _begin(self, address: str) -> asyncio.Task[None]:
+        """Its outcome is the caller's to deal with."""
+        return self._run(address, self._connect(address))
+
+    def _found(self, addresses: list[str]) -> None:
+        for address in addresses:
+            if not self._is_closing and address not in self.subscriptions and address not in self._connecting:
+                self._run(address, self._try(address))
+
+    def _run(self, address: str, connecting: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        def ended(_: asyncio.Task[None]) -> None:
+            self._connecting.pop(address, None)
+
+        task = self._loop.create_task(connecting, name=f"nsquark connect {address}")
+        self._connecting[address] = task
+        task.add_done_callback(ended)
+        return task
+
+    async def _try(self, address: str) -> None:
+        try:
+            await self._connect(address)
+        except NsqError as error:
+            log.warning("%s", error)
+            if address in self._given:
+                self._retry_later(address)
+
+    async def _connect(self, address: str) -> None:
+        subscription = self._subscribe(address)
+        connection, features = await connect(address, self._config, subscription)
+        subscription.begin(connection, features, self._topic, self._channel)
+        self.subscriptions[address] = subscription
+        self._joined(subscription)
+
+    def _retry_later(self, address: str) -> None:
+        def retry() -> None:
+            self._retries.pop(address, None)
+            self._found([address])
+
+        if address not in self._retries:
+            delay_s = self._config.lookupd_poll_interval.seconds
+            self._retries[address] = self._loop.call_later(delay_s, retry)

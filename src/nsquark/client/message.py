@@ -1,0 +1,116 @@
+"""A message in the hands of a consumer."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from nsquark.client.subscription import Subscription
+
+log = logging.getLogger("nsquark.client")
+
+
+class Message:
+    """Answered once, by `finish` or `requeue`; what comes after that is ignored. Any thread may call its methods.
+
+    `async with message:` finishes it when the block ends well. An exception is logged, and the message requeued with
+    backoff; a cancellation requeues it at once, without backoff, and goes on.
+    """
+
+    __slots__ = (
+        "_subscription",
+        "attempts",
+        "auto_response",
+        "body",
+        "deadline_s",
+        "id",
+        "is_answered",
+        "key",
+        "timestamp",
+    )
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        deadline_s: float,
+        timestamp: int,
+        attempts: int,
+        message_id: bytes,
+        body: bytes,
+    ) -> None:
+        self._subscription = subscription
+        self.deadline_s = deadline_s
+        """By the loop's clock: after it nsqd gives the message to another."""
+        self.timestamp = timestamp
+        """When it was published, in ns since 1970."""
+        self.attempts = attempts
+        """How often it was delivered, this time included."""
+        self.id = message_id
+        self.body = body
+        self.key: bytes | None = None
+        """What its copies have in common, of a producer with `copies`."""
+        self.auto_response = True
+        self.is_answered = False
+
+    @property
+    def subscription(self) -> Subscription:
+        return self._subscription
+
+    @property
+    def nsqd_address(self) -> str:
+        return self._subscription.address
+
+    def finish(self) -> None:
+        if not self.is_answered:
+            self.is_answered = True
+            self._subscription.finish(self)
+
+    def requeue(self, delay: float | timedelta | None = None, *, backoff: bool = True) -> None:
+        """Give it back, to come again after `delay` seconds; without one, after default_requeue_delay times attempts.
+
+        With `backoff` the consumer slows down, as after a failed handler.
+        """
+        if not self.is_answered:
+            seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+            if seconds is not None and not 0 <= seconds < float("inf"):
+                raise ValueError(f"a delay of {seconds} s: give 0 or more, or None")
+            self.is_answered = True
+            self._subscription.requeue(self, seconds, backoff)
+
+    def touch(self) -> None:
+        """Start its timeout again, for work that takes long."""
+        if not self.is_answered:
+            self._subscription.touch(self)
+
+    def disable_auto_response(self) -> None:
+        """The handler's end does not answer it: someone else will, later."""
+        self.auto_response = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return self.settle(error)
+
+    def settle(self, error: BaseException | None) -> bool:
+        """Answer it for how its handler ended. True if the error is dealt with."""
+        if error is None:
+            if self.auto_response:
+                self.finish()
+            return True
+        if not isinstance(error, Exception):
+            self.requeue(0, backoff=False)
+            return False
+        if not self.is_answered:
+            log.error("message %s failed (attempt %d)", self.id.decode(), self.attempts, exc_info=error)
+            if self.auto_response:
+                self.requeue()
+        return True
+
+    def __repr__(self) -> str:
+        return f"<Message {self.id.decode()} from {self.nsqd_address}, attempt {self.attempts}, {len(self.body)} bytes>"

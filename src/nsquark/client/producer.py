@@ -1,0 +1,292 @@
+"""Publishing to one nsqd, as go-nsq does it: one connection, answers in order, no retry."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Iterable
+from datetime import timedelta
+from types import TracebackType
+from typing import Final, Self, Unpack
+
+from nsquark.client.config import Config, Options
+from nsquark.client.connection import Connection, RawMessage
+from nsquark.client.errors import (
+    Closed,
+    InvalidName,
+    MessageTooBig,
+    NotConnected,
+    NsqError,
+    ServerError,
+    TooMuchOutstanding,
+)
+from nsquark.client.handshake import connect
+from nsquark.wire import commands
+from nsquark.wire.commands import MpubBody
+from nsquark.wire.names import is_valid_name
+
+OUTSTANDING_BYTES_MAX: Final = 16 << 20
+OUTSTANDING_MAX: Final = 100_000
+KNOWN_TOPICS_MAX: Final = 1024
+CLOSE_TIMEOUT_S: Final = 10.0
+
+Body = bytes | bytearray | memoryview
+log = logging.getLogger("nsquark.client")
+
+
+class Producer:
+    """One nsqd. It connects with the first publish, and again with the next one after a loss.
+
+    Invariants: `_outstanding` has a future for each publish that has no answer yet, in the order in which they were
+    sent, those whose callers have gone included, since nsqd answers them all; what is in `_unsent` is its tail and
+    waits for a connection.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        config: Config | None = None,
+        *,
+        outstanding_bytes_max: int = OUTSTANDING_BYTES_MAX,
+        outstanding_max: int = OUTSTANDING_MAX,
+        **options: Unpack[Options],
+    ) -> None:
+        self.address = address
+        self.config = Config.merge(config, options)
+        self._bytes_max = outstanding_bytes_max
+        self._count_max = outstanding_max
+        self._connection: Connection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._message_bytes_max = 0
+        self._outstanding: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._outstanding_bytes = 0
+        self._unsent: list[bytes] = []
+        self._waiting: deque[tuple[asyncio.Future[None], bytes]] = deque()
+        self._topics: dict[str, bytes] = {}
+        self._is_closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None
+
+    @property
+    def outstanding(self) -> int:
+        """Publishes without an answer yet."""
+        return len(self._outstanding)
+
+    @property
+    def outstanding_bytes(self) -> int:
+        return self._outstanding_bytes
+
+    # -- publishing --------------------------------------------------------------------------------------
+
+    async def publish(self, topic: str, body: Body) -> None:
+        """Returns when nsqd has the message. Waits first while too much is outstanding."""
+        await self._send_when_room(self._pub(topic, body))
+
+    async def multi_publish(self, topic: str, bodies: Iterable[Body] | MpubBody) -> None:
+        """All or none of the messages, in one command."""
+        await self._send_when_room(self._mpub(topic, bodies))
+
+    async def deferred_publish(self, topic: str, delay: float | timedelta, body: Body) -> None:
+        """The message is given to consumers after `delay` seconds."""
+        await self._send_when_room(self._dpub(topic, delay, body))
+
+    def publish_nowait(self, topic: str, body: Body) -> asyncio.Future[None]:
+        """Sent with this turn's other publishes; the future has the outcome. TooMuchOutstanding: await some first."""
+        return self._send(self._pub(topic, body))
+
+    def multi_publish_nowait(self, topic: str, bodies: Iterable[Body] | MpubBody) -> asyncio.Future[None]:
+        return self._send(self._mpub(topic, bodies))
+
+    def deferred_publish_nowait(self, topic: str, delay: float | timedelta, body: Body) -> asyncio.Future[None]:
+        return self._send(self._dpub(topic, delay, body))
+
+    async def ping(self) -> None:
+        """Connects if needed; as go-nsq's, it does not wait for an answer."""
+        self._check_open()
+        if self._connection is None:
+            await asyncio.shield(self._connect())
+        if self._connection is None:
+            raise NotConnected(f"{self.address}: not connected")
+        self._connection.send(commands.NOP)
+
+    # -- commands: what nsqd would refuse, and close the connection for, is refused here ---------------
+
+    def _pub(self, topic: str, body: Body) -> bytes:
+        return commands.pub(self._topics.get(topic) or self._topic(topic), self._checked(body))
+
+    def _mpub(self, topic: str, bodies: Iterable[Body] | MpubBody) -> bytes:
+        name = self._topics.get(topic) or self._topic(topic)
+        if not isinstance(bodies, MpubBody):
+            bodies = MpubBody.of([self._checked(body) for body in bodies])
+        if not bodies.count:
+            raise ValueError("multi_publish needs at least one message")
+        return commands.mpub(name, bodies)
+
+    def _dpub(self, topic: str, delay: float | timedelta, body: Body) -> bytes:
+        name = self._topics.get(topic) or self._topic(topic)
+        seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise ValueError(f"a delay of {seconds} s: give 0 or more")
+        return commands.dpub(name, round(seconds * 1000), self._checked(body))
+
+    def _topic(self, topic: str) -> bytes:
+        if not is_valid_name(topic):
+            raise InvalidName(f"topic name {topic!r} is not valid: 1 to 64 of . a-z A-Z 0-9 _ -")
+        if len(self._topics) >= KNOWN_TOPICS_MAX:
+            self._topics.clear()
+        self._topics[topic] = name = topic.encode()
+        return name
+
+    def _checked(self, body: Body) -> bytes:
+        if not isinstance(body, bytes):
+            if not isinstance(body, bytearray | memoryview):
+                raise TypeError(f"a message body is bytes, not {type(body).__name__}; encode it first")
+            body = bytes(body)
+        if not body:
+            raise ValueError("a message body must not be empty: nsqd refuses it")
+        if len(body) > self._message_bytes_max > 0:
+            raise MessageTooBig(f"a body of {len(body)} bytes; {self.address} takes {self._message_bytes_max}")
+        return body
+
+    # -- the order of sending and of answers ----------------------------------------------------------------
+
+    def _send(self, command: bytes) -> asyncio.Future[None]:
+        self._check_open()
+        if self._waiting or not self._has_room(len(command)):
+            raise TooMuchOutstanding(f"{self.address}: {len(self._outstanding)} publishes wait for their answer")
+        future = asyncio.get_running_loop().create_future()
+        self._enqueue(future, command)
+        return future
+
+    def _send_when_room(self, command: bytes) -> asyncio.Future[None]:
+        self._check_open()
+        future = asyncio.get_running_loop().create_future()
+        if self._waiting or not self._has_room(len(command)):
+            self._waiting.append((future, command))
+        else:
+            self._enqueue(future, command)
+        return future
+
+    def _enqueue(self, future: asyncio.Future[None], command: bytes) -> None:
+        self._outstanding.append((future, len(command)))
+        self._outstanding_bytes += len(command)
+        if self._connection is not None:
+            self._connection.send(command)
+        else:
+            self._unsent.append(command)
+            self._connect()
+
+    def _let_in(self) -> None:
+        """Those that wait longest, as far as there is room; a caller that has gone was never sent."""
+        while self._waiting and self._has_room(len(self._waiting[0][1])):
+            future, command = self._waiting.popleft()
+            if not future.done():
+                self._enqueue(future, command)
+
+    def _has_room(self, size: int) -> bool:
+        """One publish is always let through, however big."""
+        return not self._outstanding or (
+            self._outstanding_bytes + size <= self._bytes_max and len(self._outstanding) < self._count_max
+        )
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed(f"{self.address}: stopped")
+
+    def response_received(self, data: bytes) -> None:
+        self._answered(None)
+
+    def error_received(self, text: str) -> None:
+        self._answered(ServerError(text))
+
+    def _answered(self, error: NsqError | None) -> None:
+        if not self._outstanding:
+            assert self._connection is not None
+            self._connection.abort(NotConnected(f"{self.address}: nsqd answered what was not asked"))
+            return
+        future, size = self._outstanding.popleft()
+        self._outstanding_bytes -= size
+        if not future.done():
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+        if self._waiting:
+            self._let_in()
+
+    def messages_received(self, messages: list[RawMessage]) -> None:
+        assert self._connection is not None
+        self._connection.abort(NotConnected(f"{self.address}: nsqd sent messages to a producer"))
+
+    # -- connecting and ending ---------------------------------------------------------------------------
+
+    def _connect(self) -> asyncio.Task[None]:
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._open(), name=f"nsquark producer {self.address}")
+            self._connecting.add_done_callback(self._opened)
+        return self._connecting
+
+    async def _open(self) -> None:
+        connection, features = await connect(self.address, self.config, self)
+        self._connection = connection
+        self._message_bytes_max = features.max_msg_size
+        for command in self._unsent:
+            connection.send(command)
+        self._unsent.clear()
+
+    def _opened(self, task: asyncio.Task[None]) -> None:
+        self._connecting = None
+        if task.cancelled():
+            self._fail_all(Closed(f"{self.address}: stopped"))
+        elif (error := task.exception()) is not None:
+            self._fail_all(error)
+
+    def connection_lost(self, reason: NsqError) -> None:
+        if self._outstanding and not isinstance(reason, Closed):
+            log.warning("connection lost with %d publishes unanswered - %s", len(self._outstanding), reason)
+        self._connection = None
+        self._fail_all(reason)
+
+    def _fail_all(self, reason: BaseException) -> None:
+        """All that was sent; those that wait for room were not, and go with the next connection."""
+        outstanding, self._outstanding = self._outstanding, deque()
+        self._outstanding_bytes = 0
+        self._unsent.clear()
+        for future, _ in outstanding:
+            if not future.done():
+                # Each its own: who raises an exception writes its traceback into it.
+                future.set_exception(type(reason)(*reason.args))
+        if not self._is_closed:
+            self._let_in()
+
+    async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
+        """Waits for outstanding answers, at most `timeout` seconds; every publish is settled when it returns."""
+        self._is_closed = True
+        for future, _ in self._waiting:
+            if not future.done():
+                future.set_exception(Closed(f"{self.address}: stopped before the message was sent"))
+        self._waiting.clear()
+        unanswered = [future for future, _ in self._outstanding if not future.done()]
+        if unanswered:
+            await asyncio.wait(unanswered, timeout=timeout)
+        reason = Closed(f"{self.address}: closed before nsqd answered; it may or may not have the message")
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait([self._connecting])
+        if self._connection is not None:
+            connection = self._connection
+            connection.close(reason)
+            await connection.wait_lost()
+        self._fail_all(reason)

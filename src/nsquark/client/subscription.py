@@ -1,0 +1,159 @@
+"""A consumer's connection to one nsqd: what is in flight on it, and the answers on their way back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from typing import TYPE_CHECKING, Final
+
+from nsquark.client.connection import Connection, RawMessage
+from nsquark.client.envelope import MAGIC, unwrap
+from nsquark.client.errors import NsqError
+from nsquark.client.handshake import Features
+from nsquark.client.message import Message
+from nsquark.wire import commands
+
+if TYPE_CHECKING:
+    from nsquark.client.consumer import Consumer
+
+CLOSE_WAIT: Final = b"CLOSE_WAIT"
+STARVED_SHARE: Final = 0.85
+
+log = logging.getLogger("nsquark.client")
+
+
+class Subscription:
+    """Receives for a `Connection` and is a `Window` of the flow.
+
+    `in_flight` has every message that came and is neither answered nor past its deadline. FINs are gathered and leave
+    as one piece with the turn's write.
+    """
+
+    def __init__(self, consumer: Consumer, address: str) -> None:
+        self._consumer = consumer
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._connection: Connection | None = None
+        self._fins: list[bytes] = []
+        self._timeout_s = 0.0
+        self._is_closing = False
+        self._drained: asyncio.Future[None] = self._loop.create_future()
+        self.address = address
+        self.in_flight: set[Message] = set()
+        self.rdy = self.rdy_max = 0
+        self.rdy_at_s = self.last_message_at_s = self._loop.time()
+
+    def begin(self, connection: Connection, features: Features, topic: str, channel: str) -> None:
+        """SUB's OK is not waited for: an error ends the connection anyway."""
+        self._connection = connection
+        self._timeout_s = features.msg_timeout / 1000
+        self.rdy_max = features.max_rdy_count
+        connection.before_flush = self._send_fins
+        connection.send(commands.sub(topic, channel))
+
+    @property
+    def is_starved(self) -> bool:
+        """It has nearly all that it may have, so more comes only after answers."""
+        return len(self.in_flight) > 0 and len(self.in_flight) >= STARVED_SHARE * self.rdy
+
+    @property
+    def timeout_s(self) -> float:
+        return self._timeout_s
+
+    # -- messages and their answers ----------------------------------------------------------------------
+
+    def messages_received(self, messages: list[RawMessage]) -> None:
+        self.last_message_at_s = now_s = self._loop.time()
+        deadline_s = now_s + self._timeout_s
+        received = [Message(self, deadline_s, *raw) for raw in messages]
+        for message in received:
+            if message.body.startswith(MAGIC):
+                message.key, message.body = unwrap(message.body)
+        self.in_flight.update(received)
+        self._consumer.messages_received(received)
+
+    def finish(self, message: Message) -> None:
+        if threading.get_ident() != self._thread:
+            self._loop.call_soon_threadsafe(self.finish, message)
+            return
+        is_sent = self._settle(message)
+        if is_sent:
+            self._fins.append(message.id)
+            self._connection.flush_soon()  # type: ignore[union-attr]
+        self._consumer.message_finished(message, is_sent)
+
+    def requeue(self, message: Message, delay_s: float | None, backoff: bool) -> None:
+        if threading.get_ident() != self._thread:
+            self._loop.call_soon_threadsafe(self.requeue, message, delay_s, backoff)
+            return
+        is_sent = self._settle(message)
+        if is_sent:
+            if delay_s is None:
+                delay_s = self._consumer.requeue_delay_s(message.attempts)
+            self._connection.send(commands.req(message.id, round(delay_s * 1000)))  # type: ignore[union-attr]
+        self._consumer.message_requeued(message, is_sent, backoff)
+
+    def touch(self, message: Message) -> None:
+        if threading.get_ident() != self._thread:
+            self._loop.call_soon_threadsafe(self.touch, message)
+            return
+        if self._connection is not None and message in self.in_flight:
+            message.deadline_s = self._loop.time() + self._timeout_s
+            self._connection.send(commands.touch(message.id))
+
+    def drop(self, message: Message) -> None:
+        """It is past its deadline: nsqd has taken it back."""
+        message.is_answered = True
+        self._settle(message)
+
+    def _settle(self, message: Message) -> bool:
+        """False when nobody is there to be told: nsqd gives the message to another."""
+        self.in_flight.discard(message)
+        if not self.in_flight and self._is_closing and not self._drained.done():
+            self._drained.set_result(None)
+        return self._connection is not None
+
+    def _send_fins(self) -> None:
+        if self._fins:
+            assert self._connection is not None
+            self._connection.send(commands.fin_all(self._fins))
+            self._fins.clear()
+
+    def set_rdy(self, count: int) -> None:
+        self.rdy = count
+        self.rdy_at_s = self._loop.time()
+        if self._connection is not None:
+            self._connection.send(commands.rdy(count))
+
+    def response_received(self, data: bytes) -> None:
+        """SUB's OK, or CLOSE_WAIT: no more messages come."""
+
+    def error_received(self, text: str) -> None:
+        """Of an answer that came too late, mostly; what is worse ends the connection."""
+        log.error("%s: %s", self.address, text)
+
+    # -- end ---------------------------------------------------------------------------------------------
+
+    async def close(self, reason: NsqError, timeout_s: float) -> None:
+        """CLS, then the answers of what is in flight, then the socket; nothing that was sent is cut off."""
+        connection = self._connection
+        if connection is None:
+            return
+        self._is_closing = True
+        connection.send(commands.CLS)
+        if self.in_flight:
+            try:
+                await asyncio.wait([self._drained], timeout=timeout_s)
+            except asyncio.CancelledError:
+                connection.close(reason)
+                raise
+        connection.close(reason)
+        await connection.wait_lost()
+
+    def connection_lost(self, reason: NsqError) -> None:
+        self._connection = None
+        self.in_flight.clear()
+        if not self._drained.done():
+            self._drained.set_result(None)
+        self._consumer.subscription_lost(self, reason)
