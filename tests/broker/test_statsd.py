@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import pytest
 
-from harness import Nsqd, eventually
+from harness import Nsqd, eventually, nsqd_is_ours
 
-INTERVAL = "--statsd-interval=1100ms"
+INTERVAL = "--statsd-interval=300ms" if nsqd_is_ours() else "--statsd-interval=1100ms"
 """NSQ wants more than a second."""
 RECEIVE_TIMEOUT_S = 10.0
 MEMORY_KEYS = [
@@ -154,7 +154,10 @@ def test_a_topic_made_anew_counts_from_zero(make_nsqd: Callable[..., Nsqd], stat
         assert count() == 3
         daemon.post("/topic/delete", topic="t")
         client.publish("t", b"x")
-        assert count() == 1
+        pushed = count()
+        while pushed == 0:  # from before the topic was deleted
+            pushed = count()
+        assert pushed == 1
 
 
 @pytest.mark.parametrize("size", [508, 200])
@@ -242,9 +245,14 @@ def test_ephemeral_names_are_sent_as_they_are(make_nsqd: Callable[..., Nsqd], st
 def test_ephemeral_ones_can_be_left_out(make_nsqd: Callable[..., Nsqd], statsd: Statsd) -> None:
     daemon = make_nsqd(statsd.flag, INTERVAL, "--statsd-exclude-ephemeral")
     _with_ephemeral(daemon)
-    assert as_keys(statsd.push(), prefix_of(daemon)) == [
+    daemon.post("/topic/create", topic="the_last")
+    keys = as_keys(statsd.push(), prefix_of(daemon))
+    while "topic.the_last.depth:g" not in keys:
+        keys = as_keys(statsd.push(), prefix_of(daemon))
+    assert keys == [
         *[f"topic.lasting.{key}" for key in TOPIC_KEYS],
         *[f"topic.lasting.channel.ch.{key}" for key in CHANNEL_KEYS],
+        *[f"topic.the_last.{key}" for key in TOPIC_KEYS],
         *MEMORY_KEYS,
     ]
 
@@ -270,6 +278,8 @@ def test_latency(make_nsqd: Callable[..., Nsqd], statsd: Statsd) -> None:
         client.FIN(message.id)
         prefix = f"{prefix_of(daemon)}topic.t."
         lines = statsd.push("channel.ch.e2e_processing_latency_50")
+        while lines[-1].value == 0:  # from before the message was finished
+            lines = statsd.push("channel.ch.e2e_processing_latency_50")
         assert as_keys(lines, prefix) == [
             *TOPIC_KEYS,
             *[f"{name}:g" for name in names],
