@@ -1,0 +1,443 @@
+"""Publishing to many nsqds: balanced, and past those that fail.
+
+What a publish that returned without an error means: with `copies=1` one nsqd has the message, with `copies=N` N
+different nsqds have it. A publish that failed may have left the message on some of them all the same. A message may
+be there more than once, and order ends where an nsqd fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from types import TracebackType
+from typing import Final, NamedTuple, Self, Unpack
+
+from nsquark.client.config import Config, Options
+from nsquark.client.envelope import new_key, wrap
+from nsquark.client.errors import (
+    AuthFailed,
+    Closed,
+    ConfigError,
+    IdentifyFailed,
+    InvalidName,
+    NotConnected,
+    TooMuchOutstanding,
+)
+from nsquark.client.pool_discovery import PoolDiscovery
+from nsquark.client.pool_member import Member, may_go_elsewhere
+from nsquark.client.producer import Body, Producer
+from nsquark.web.addresses import split_address
+from nsquark.wire.commands import MpubBody
+from nsquark.wire.names import is_valid_name
+
+RETRY_DEADLINE_S: Final = 30.0
+OUTSTANDING_BYTES_MAX: Final = 64 << 20
+OUTSTANDING_MAX: Final = 100_000
+CLOSE_TIMEOUT_S: Final = 10.0
+STALL_S_MAX: Final = 10.0
+"""An nsqd that owes answers and gives none for so long is taken for dead, long before read_timeout says so."""
+SWEEP_INTERVAL_S: Final = 0.1
+"""How exactly deadlines are kept."""
+
+Send = Callable[[Producer], "asyncio.Future[None]"]
+
+
+class NsqdStatus(NamedTuple):
+    """An nsqd of a pool as it is now: "up", "down", or "trial" when it just came back."""
+
+    address: str
+    state: str
+    failures: int
+    outstanding: int
+    outstanding_bytes: int
+
+
+class _Publish:
+    """One call of a publish method, until every copy of it is taken or one cannot be."""
+
+    __slots__ = ("deadline_s", "error", "future", "in_air", "is_admitted", "pending", "send", "size", "takers")
+
+    def __init__(self, send: Send, size: int, copies: int, deadline_s: float, future: asyncio.Future[None]) -> None:
+        self.send = send
+        self.size = size
+        self.deadline_s = deadline_s
+        self.future = future
+        self.pending = copies
+        """Copies that no nsqd has said OK to."""
+        self.in_air = 0
+        """Copies that were sent and have no answer."""
+        self.takers: list[Member] = []
+        """Where a copy is or may soon be: the next one goes elsewhere."""
+        self.error: BaseException | None = None
+        self.is_admitted = False
+
+    def fail(self, error: BaseException) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class ProducerPool:
+    """The nsqds of a list, or those that nsqlookupds know, as one producer.
+
+    Each publish goes to the nsqd with the fewest bytes unanswered. Where a connection is lost, what had no answer goes
+    to another nsqd until `retry_deadline`; what nsqd refused is not tried again, except when it could not write it.
+
+    Invariants: every publish in `_unsettled` is either in `_waiting`, or admitted with each pending copy in the air or
+    in `_homeless`; outstanding are the admitted ones that are unsettled or still in the air.
+    """
+
+    def __init__(
+        self,
+        addresses: str | Iterable[str] = (),
+        *,
+        lookupd: str | Iterable[str] = (),
+        lookupd_topic: str | None = None,
+        config: Config | None = None,
+        copies: int = 1,
+        retry_deadline: float | timedelta = RETRY_DEADLINE_S,
+        outstanding_bytes_max: int = OUTSTANDING_BYTES_MAX,
+        outstanding_max: int = OUTSTANDING_MAX,
+        **options: Unpack[Options],
+    ) -> None:
+        """With `lookupd` all nsqds are used that it knows, or with `lookupd_topic` those that carry this topic."""
+        self.config = Config.merge(config, options)
+        self.copies = copies
+        self._retry_s = retry_deadline.total_seconds() if isinstance(retry_deadline, timedelta) else retry_deadline
+        self._bytes_max = outstanding_bytes_max
+        self._count_max = outstanding_max
+        self._members: dict[str, Member] = {}
+        self._in_turn: list[Member] = []
+        self._turn = 0
+        self._count = 0
+        self._bytes = 0
+        self._waiting: deque[_Publish] = deque()
+        self._homeless: deque[_Publish] = deque()
+        self._unsettled: OrderedDict[_Publish, None] = OrderedDict()
+        self._sweep: asyncio.TimerHandle | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._is_started = self._is_closed = False
+        for address in _listed(addresses):
+            self._add(address, is_fixed=True)
+        lookupds = _listed(lookupd)
+        self._discovery = PoolDiscovery(lookupds, lookupd_topic, self.config, self._found) if lookupds else None
+        self._check_arguments()
+
+    def _check_arguments(self) -> None:
+        if not self._members and self._discovery is None:
+            raise ConfigError("a pool needs nsqds: give their addresses, or lookupd=")
+        if self.copies < 1:
+            raise ConfigError(f"invalid copies ! {self.copies} < 1")
+        if self._discovery is None and len(self._members) < self.copies:
+            raise ConfigError(f"copies={self.copies} needs as many different nsqds; {len(self._members)} given")
+        if not self._retry_s > 0:
+            raise ConfigError(f"invalid retry_deadline ! {self._retry_s} <= 0 seconds")
+
+    async def __aenter__(self) -> Self:
+        self._start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def outstanding(self) -> int:
+        return self._count
+
+    @property
+    def outstanding_bytes(self) -> int:
+        return self._bytes
+
+    def nsqds(self) -> list[NsqdStatus]:
+        return [
+            NsqdStatus(
+                member.address,
+                member.state.value,
+                member.failures,
+                member.producer.outstanding,
+                member.producer.outstanding_bytes,
+            )
+            for member in self._members.values()
+        ]
+
+    # -- publishing --------------------------------------------------------------------------------------
+
+    async def publish(self, topic: str, body: Body) -> None:
+        """Returns when `copies` nsqds have the message. Waits first while too much is outstanding."""
+        await self._submit(self._pub(topic, body), must_wait=True)
+
+    async def multi_publish(self, topic: str, bodies: Iterable[Body]) -> None:
+        """All the messages in one command, to the same nsqds."""
+        await self._submit(self._mpub(topic, bodies), must_wait=True)
+
+    async def deferred_publish(self, topic: str, delay: float | timedelta, body: Body) -> None:
+        """`delay` (seconds) counts from when nsqd takes the message."""
+        await self._submit(self._dpub(topic, delay, body), must_wait=True)
+
+    def publish_nowait(self, topic: str, body: Body) -> asyncio.Future[None]:
+        """The future has the outcome. TooMuchOutstanding: await some first."""
+        return self._submit(self._pub(topic, body), must_wait=False)
+
+    def multi_publish_nowait(self, topic: str, bodies: Iterable[Body]) -> asyncio.Future[None]:
+        return self._submit(self._mpub(topic, bodies), must_wait=False)
+
+    def deferred_publish_nowait(self, topic: str, delay: float | timedelta, body: Body) -> asyncio.Future[None]:
+        return self._submit(self._dpub(topic, delay, body), must_wait=False)
+
+    async def ping(self) -> None:
+        """Connects to every nsqd that is known; NotConnected if fewer than `copies` of them are there."""
+        self._check_open()
+        self._start()
+        members = list(self._members.values())
+        outcomes = await asyncio.gather(*(member.producer.ping() for member in members), return_exceptions=True)
+        errors = [error for error in outcomes if error is not None]
+        if len(members) - len(errors) < self.copies:
+            raise NotConnected(f"{self._missing()}{f' - {errors[0]}' if errors else ''}")
+
+    def _pub(self, topic: str, body: Body) -> tuple[Send, int]:
+        _check_topic(topic)
+        wrapped = self._wrapped(body)
+        return lambda producer: producer.publish_nowait(topic, wrapped), len(wrapped)
+
+    def _mpub(self, topic: str, bodies: Iterable[Body]) -> tuple[Send, int]:
+        _check_topic(topic)
+        packed = MpubBody.of(map(self._wrapped, bodies))
+        if not packed.count:
+            raise ValueError("multi_publish needs at least one message")
+        return lambda producer: producer.multi_publish_nowait(topic, packed), len(packed.data)
+
+    def _dpub(self, topic: str, delay: float | timedelta, body: Body) -> tuple[Send, int]:
+        _check_topic(topic)
+        wrapped = self._wrapped(body)
+        return lambda producer: producer.deferred_publish_nowait(topic, delay, wrapped), len(wrapped)
+
+    def _wrapped(self, body: Body) -> bytes:
+        """As it goes to nsqd: the same bytes in every copy and every attempt."""
+        if not isinstance(body, bytes | bytearray | memoryview):
+            raise TypeError(f"a message body is bytes, not {type(body).__name__}; encode it first")
+        if not len(body):
+            raise ValueError("a message body must not be empty: nsqd refuses it")
+        return wrap(new_key(), body) if self.copies > 1 else bytes(body)
+
+    # -- a publish's way -----------------------------------------------------------------------------------
+
+    def _submit(self, what: tuple[Send, int], must_wait: bool) -> asyncio.Future[None]:
+        self._check_open()
+        self._start()
+        send, size = what
+        has_room = not self._waiting and self._has_room(size)
+        if not has_room and not must_wait:
+            raise TooMuchOutstanding(f"{self._count} publishes ({self._bytes} bytes) wait for their answer")
+        loop = asyncio.get_running_loop()
+        publish = _Publish(send, size, self.copies, loop.time() + self._retry_s, loop.create_future())
+        publish.future.add_done_callback(lambda _: self._settled(publish))
+        self._unsettled[publish] = None
+        if self._sweep is None:
+            self._sweep = loop.call_later(SWEEP_INTERVAL_S, self._sweep_up)
+        if has_room:
+            self._admit(publish)
+        else:
+            self._waiting.append(publish)
+        return publish.future
+
+    def _has_room(self, size: int) -> bool:
+        """One publish is always let through, however big."""
+        return not self._count or (self._bytes + size <= self._bytes_max and self._count < self._count_max)
+
+    def _admit(self, publish: _Publish) -> None:
+        publish.is_admitted = True
+        self._count += 1
+        self._bytes += publish.size
+        for _ in range(self.copies):
+            self._place(publish)
+
+    def _place(self, publish: _Publish) -> None:
+        """One copy to the best nsqd; it waits if none can be used now."""
+        if publish.future.done():
+            return
+        member = self._best(publish.takers)
+        if member is None:
+            refusal = self._refusal()
+            if refusal is None:
+                self._homeless.append(publish)
+            else:
+                publish.fail(type(refusal)(*refusal.args))
+            return
+        try:
+            answer = publish.send(member.producer)
+        except Exception as error:
+            publish.fail(error)
+            return
+        publish.in_air += 1
+        publish.takers.append(member)
+        member.sent()
+        answer.add_done_callback(lambda answer: self._answered(publish, member, answer.exception()))
+
+    def _best(self, takers: list[Member]) -> Member | None:
+        """The fewest unanswered bytes; equals take turns, or those who await each publish would use one nsqd only."""
+        best: Member | None = None
+        self._turn = (self._turn + 1) % max(len(self._in_turn), 1)
+        for member in (*self._in_turn[self._turn :], *self._in_turn[: self._turn]):
+            if not member.is_usable or member in takers:
+                continue
+            if best is None or member.producer.outstanding_bytes < best.producer.outstanding_bytes:
+                best = member
+        return best
+
+    def _answered(self, publish: _Publish, member: Member, error: BaseException | None) -> None:
+        publish.in_air -= 1
+        if error is None:
+            member.succeeded()
+            publish.pending -= 1
+            if not publish.pending and not publish.future.done():
+                publish.future.set_result(None)
+        else:
+            member.failed(error)
+            publish.error = error
+            publish.takers.remove(member)
+            if may_go_elsewhere(error):
+                self._place(publish)
+            else:
+                publish.fail(error)
+        if publish.future.done():
+            self._release(publish)
+
+    def _settled(self, publish: _Publish) -> None:
+        self._unsettled.pop(publish, None)
+        self._release(publish)
+
+    def _release(self, publish: _Publish) -> None:
+        """Copies still in the air take up room even if nobody waits for them."""
+        if publish.is_admitted and not publish.in_air:
+            publish.is_admitted = False
+            self._count -= 1
+            self._bytes -= publish.size
+            while self._waiting and self._has_room(self._waiting[0].size):
+                next_one = self._waiting.popleft()
+                if not next_one.future.done():
+                    self._admit(next_one)
+
+    def _place_homeless(self) -> None:
+        for _ in range(len(self._homeless)):
+            publish = self._homeless.popleft()
+            self._place(publish)
+
+    def _refusal(self) -> BaseException | None:
+        """Where every nsqd refuses the connection itself, waiting for the deadline would only hide the mistake."""
+        errors = [member.error for member in self._in_turn]
+        is_refused = bool(errors) and all(isinstance(error, IdentifyFailed | AuthFailed) for error in errors)
+        return errors[0] if is_refused else None
+
+    # -- deadlines -----------------------------------------------------------------------------------------
+
+    def _sweep_up(self) -> None:
+        self._sweep = None
+        loop = asyncio.get_running_loop()
+        for member in self._in_turn:
+            member.check_stall()
+        while self._unsettled:
+            oldest = next(iter(self._unsettled))
+            if oldest.deadline_s > loop.time():
+                break
+            del self._unsettled[oldest]
+            oldest.fail(self._too_late(oldest))
+        if self._unsettled or self._count:
+            self._sweep = loop.call_later(SWEEP_INTERVAL_S, self._sweep_up)
+
+    def _too_late(self, publish: _Publish) -> NotConnected:
+        if not publish.is_admitted:
+            reason = "waited for room: too much is outstanding"
+        elif publish.error is not None:
+            reason = f"last error: {publish.error}"
+        elif publish.in_air:
+            reason = "no answer"
+        else:
+            reason = self._missing()
+        taken = self.copies - publish.pending
+        done = f"{taken} of {self.copies} copies" if self.copies > 1 else "the message"
+        verb = "were taken" if self.copies > 1 else "was not taken"
+        return NotConnected(f"{done} {verb} within {self._retry_s:g} s - {reason}")
+
+    def _missing(self) -> str:
+        usable = sum(member.is_usable for member in self._in_turn)
+        return f"{self.copies} nsqds needed, {len(self._members)} known, {usable} of them usable"
+
+    # -- nsqds come and go ---------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if not self._is_started:
+            self._is_started = True
+            if self._discovery is not None:
+                self._discovery.start()
+
+    def _add(self, address: str, *, is_fixed: bool) -> None:
+        try:
+            split_address(address)
+        except ValueError as error:
+            raise ConfigError(f"nsqd {error}") from None
+        if address not in self._members:
+            self._members[address] = Member(
+                address,
+                self.config,
+                is_fixed=is_fixed,
+                stall_s=min(STALL_S_MAX, self._retry_s / 3),
+                on_usable=self._place_homeless,
+                on_down=self._lost_one,
+            )
+            self._in_turn = list(self._members.values())
+
+    def _found(self, present: list[str], absent: list[str]) -> None:
+        for address in present:
+            self._add(address, is_fixed=False)
+        for address in absent:
+            member = self._members.get(address)
+            if member is not None and not member.is_fixed:
+                del self._members[address]
+                self._in_turn = list(self._members.values())
+                leaving = asyncio.create_task(member.close(CLOSE_TIMEOUT_S), name=f"nsquark leave {address}")
+                self._leaving.add(leaving)
+                leaving.add_done_callback(self._leaving.discard)
+        self._place_homeless()
+
+    def _lost_one(self) -> None:
+        if self._refusal() is not None:
+            self._place_homeless()
+        if self._discovery is not None:
+            self._discovery.poll_soon()
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed("the pool is stopped")
+
+    async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
+        """Waits for outstanding publishes, their retries included, at most `timeout` seconds; then all are settled."""
+        self._is_closed = True
+        for publish in self._waiting:
+            publish.fail(Closed("stopped before the message was sent"))
+        self._waiting.clear()
+        unsettled = [publish for publish in self._unsettled if not publish.future.done()]
+        if unsettled:
+            await asyncio.wait([publish.future for publish in unsettled], timeout=timeout)
+        for publish in unsettled:
+            publish.fail(Closed("closed before nsqd answered; it may or may not have the message"))
+        if self._discovery is not None:
+            await self._discovery.close()
+        ends = [member.close(0) for member in self._in_turn]
+        await asyncio.gather(*ends, *self._leaving)
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+
+
+def _listed(addresses: str | Iterable[str]) -> list[str]:
+    return [addresses] if isinstance(addresses, str) else list(addresses)
+
+
+def _check_topic(topic: str) -> None:
+    if not is_valid_name(topic):
+        raise InvalidName(f"topic name {topic!r} is not valid: 1 to 64 of . a-z A-Z 0-9 _ -")

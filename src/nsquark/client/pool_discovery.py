@@ -1,0 +1,76 @@
+"""Which nsqds a pool uses, asked of its nsqlookupds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from nsquark.client.config import Config
+from nsquark.client.errors import LookupFailed
+from nsquark.client.lookup import Found, PollLoop, lookup, lookup_url, nodes, unique_addresses
+
+ROUNDS_ABSENT_MAX: Final = 2
+"""An nsqd that registers anew is missing from one answer now and then."""
+
+log = logging.getLogger("nsquark.client")
+
+
+class PoolDiscovery:
+    """Asks every nsqlookupd in each round. `on_change` gets who is there, and who no longer is.
+
+    An nsqd is gone when no nsqlookupd named it in several rounds in which all answered. If nobody is named at all, the
+    nsqlookupds were restarted rather than all nsqds stopped: then nobody is gone.
+    """
+
+    def __init__(
+        self,
+        addresses: Iterable[str],
+        topic: str | None,
+        config: Config,
+        on_change: Callable[[list[str], list[str]], None],
+    ) -> None:
+        self._addresses = list(dict.fromkeys(addresses))
+        for address in self._addresses:
+            lookup_url(address, topic or "")
+        self._topic = topic
+        self._config = config
+        self._on_change = on_change
+        self._known: set[str] = set()
+        self._rounds_absent: Counter[str] = Counter()
+        self._loop = PollLoop(self._round, config)
+
+    def start(self) -> None:
+        self._loop.start()
+
+    def poll_soon(self) -> None:
+        self._loop.poll_soon()
+
+    async def close(self) -> None:
+        await self._loop.close()
+
+    async def _round(self) -> None:
+        answers = await asyncio.gather(*map(self._ask, self._addresses))
+        present = unique_addresses(nsqd for answer in answers for nsqd in answer or ())
+        absent: list[str] = []
+        if present and None not in answers:
+            absent = self._absent(present)
+        self._known.update(present)
+        self._known.difference_update(absent)
+        self._on_change(present, absent)
+
+    async def _ask(self, address: str) -> list[Found] | None:
+        try:
+            if self._topic is None:
+                return await nodes(address, self._config)
+            return await lookup(address, self._topic, self._config)
+        except LookupFailed as error:
+            log.error("error querying nsqlookupd (%s) - %s", address, error)
+            return None
+
+    def _absent(self, present: list[str]) -> list[str]:
+        missing = self._known.difference(present)
+        self._rounds_absent = Counter({address: self._rounds_absent[address] + 1 for address in missing})
+        return [address for address, rounds in self._rounds_absent.items() if rounds >= ROUNDS_ABSENT_MAX]

@@ -1,0 +1,155 @@
+"""One nsqd of a producer pool, and the circuit breaker that keeps publishes away from it while it is in trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import random
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from nsquark.client.config import Config
+from nsquark.client.errors import AuthFailed, Closed, IdentifyFailed, NotConnected, ServerError
+from nsquark.client.producer import Producer
+
+RETRY_S_MIN: Final = 0.2
+RETRY_S_MAX: Final = 15.0
+"""A failed nsqd is probed after the first, then after twice as long each time, up to the second."""
+PROBE_TIMEOUT_S: Final = 5.0
+
+LOST: Final = (OSError, Closed, IdentifyFailed, AuthFailed)
+"""A publish that fails so says nothing about the message: another nsqd may take it."""
+NOT_WRITTEN: Final = frozenset(("E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED"))
+"""nsqd's disk is full or broken, or it is shutting down. The message is as good as before, and not there."""
+
+
+class State(enum.Enum):
+    UP = "up"
+    """Takes any number of publishes."""
+    TRIAL = "trial"
+    """Answers again after a failure: one publish at a time until one is taken."""
+    DOWN = "down"
+    """Takes none, until a probe gets through."""
+
+
+def may_go_elsewhere(error: BaseException) -> bool:
+    """Any other answer would come from every nsqd alike, and each closes the connection that asked."""
+    return isinstance(error, LOST) or (isinstance(error, ServerError) and error.code in NOT_WRITTEN)
+
+
+class Member:
+    """Invariant: there is a probing task exactly while the state is DOWN and the member is not closed."""
+
+    def __init__(
+        self,
+        address: str,
+        config: Config,
+        *,
+        is_fixed: bool,
+        stall_s: float,
+        on_usable: Callable[[], None],
+        on_down: Callable[[], None],
+    ) -> None:
+        self.address = address
+        self.is_fixed = is_fixed
+        self.state = State.UP
+        self.failures = 0
+        self.error: BaseException | None = None
+        self._config = config
+        self._stall_s = stall_s
+        self._on_usable = on_usable
+        self._on_down = on_down
+        self.producer = self._new_producer()
+        self._is_loss_expected = False
+        self._is_closed = False
+        self._progress_s = 0.0
+        self._probing: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_usable(self) -> bool:
+        return self.state is State.UP or (self.state is State.TRIAL and not self.producer.outstanding)
+
+    def sent(self) -> None:
+        """To be called after each publish that was handed to `producer`."""
+        if self.producer.outstanding == 1:
+            self._progress_s = asyncio.get_running_loop().time()
+
+    def succeeded(self) -> None:
+        self._progress_s = asyncio.get_running_loop().time()
+        self._is_loss_expected = False
+        if self.state is State.TRIAL:
+            self.state = State.UP
+            self.failures = 0
+            self._on_usable()
+
+    def failed(self, error: BaseException) -> None:
+        if isinstance(error, ServerError) and error.code not in NOT_WRITTEN:
+            # The publish was wrong, not the nsqd, which now closes the connection on all that were sent after it.
+            self._is_loss_expected = True
+        elif isinstance(error, NotConnected) and self._is_loss_expected:
+            # All publishes of one connection fail in one turn of the loop; the next loss is a real one.
+            asyncio.get_running_loop().call_soon(self._expect_no_loss)
+        elif may_go_elsewhere(error) and self.state is not State.DOWN and not self._is_closed:
+            self._go_down(error)
+
+    def check_stall(self) -> None:
+        silent_s = asyncio.get_running_loop().time() - self._progress_s
+        if self.producer.outstanding and silent_s > self._stall_s:
+            self._replace_producer()
+
+    async def close(self, timeout_s: float) -> None:
+        self._is_closed = True
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.wait([self._probing])
+            self._probing = None
+        await self.producer.close(timeout_s)
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    def _expect_no_loss(self) -> None:
+        self._is_loss_expected = False
+
+    def _go_down(self, error: BaseException) -> None:
+        self.state = State.DOWN
+        self.failures += 1
+        self.error = error
+        self._probing = asyncio.create_task(self._probe(), name=f"nsquark probe {self.address}")
+        self._on_down()
+
+    async def _probe(self) -> None:
+        while True:
+            await asyncio.sleep(retry_delay_s(self.failures))
+            try:
+                async with asyncio.timeout(PROBE_TIMEOUT_S):
+                    await self.producer.ping()
+            except TimeoutError:
+                self._replace_producer()
+            except Exception as error:
+                self.error = error
+            else:
+                break
+            self.failures += 1
+        self._probing = None
+        self.error = None
+        self.state = State.TRIAL
+        self._on_usable()
+
+    def _new_producer(self) -> Producer:
+        # The pool itself bounds what is outstanding, over all its nsqds.
+        return Producer(self.address, self._config, outstanding_bytes_max=sys.maxsize, outstanding_max=sys.maxsize)
+
+    def _replace_producer(self) -> None:
+        """What the old one still owes fails at once, and goes elsewhere."""
+        closing = asyncio.create_task(self.producer.close(0), name=f"nsquark close {self.address}")
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        self.producer = self._new_producer()
+
+
+def retry_delay_s(failures: int) -> float:
+    """Random within its upper half: the producers of a cluster must not all come back at the same moment."""
+    longest_s = min(RETRY_S_MAX, RETRY_S_MIN * 2.0 ** min(failures - 1, 30))
+    return longest_s * random.uniform(0.5, 1.0)
