@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from nsquark.client.config import Config
 from nsquark.client.errors import NotConnected, NsqError
@@ -97,9 +97,8 @@ class Connection(asyncio.BufferedProtocol):
             raise NotConnected(f"{error}, for instance 127.0.0.1:4150") from None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its type
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         if self._config.heartbeat_interval > 0:  # else a connection may be quiet for ever
             self._read_timer = self._loop.call_later(self._config.read_timeout.seconds, self._check_reading)
 
