@@ -1,0 +1,158 @@
+"""Runs the blocks of one document, in order, in one directory: `python run_blocks.py <document> <directory>`.
+
+To be started in a network of its own, where the default ports are free, and with process ids of its own, so that all
+that a block started ends with this program. Documents find nsqlookupd and nsqd running on their default ports, unless
+a block in the background starts some.
+"""
+
+import array
+import fcntl
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from blocks import PYTHON, Block, read_blocks
+
+ROOT = Path(__file__).parents[2]
+# What the commands in documents expect beside them, as in the root of the repository.
+BESIDE = (".venv", "examples", "contrib", "benchmarks")
+PINGS = {"nsqlookupd": "http://127.0.0.1:4161/ping", "nsqd": "http://127.0.0.1:4151/ping"}
+BIN = Path(sys.executable).parent
+
+START_TIMEOUT_S = 60
+BLOCK_TIMEOUT_S = 150
+STOP_TIMEOUT_S = 60
+POLL_S = 0.05
+
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_IFREQ_BYTES = 40
+
+
+class Failed(Exception):
+    """A block did not do what it should."""
+
+
+def main() -> None:
+    document, directory = Path(sys.argv[1]), Path(sys.argv[2])
+    bring_loopback_up()
+    work = directory / "work"
+    work.mkdir()
+    for name in BESIDE:
+        target = BIN.parent if name == ".venv" else ROOT / name
+        if target.exists():
+            (work / name).symlink_to(target)
+    try:
+        Runner(work, directory / "data").run(read_blocks(document))
+    except Failed as error:
+        sys.exit(f"{document.name}:{error}")
+
+
+def bring_loopback_up() -> None:
+    """A new network has it, switched off."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        request = array.array("B", b"lo".ljust(_IFREQ_BYTES, b"\0"))
+        fcntl.ioctl(sock, _SIOCGIFFLAGS, request)
+        request[16] |= _IFF_UP
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, request)
+
+
+class Runner:
+    def __init__(self, work: Path, data: Path) -> None:
+        self._work = work
+        self._data = data
+        self._background: list[tuple[Block, subprocess.Popen[bytes], Path]] = []
+        self._environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
+
+    def run(self, blocks: list[Block]) -> None:
+        if not any(block.starts_daemons for block in blocks):
+            self._start(
+                Block(
+                    0, "sh", f"exec {sys.executable} -m nsquark.cli.nsquark up --dir {self._data}", in_background=True
+                )
+            )
+        for place, block in enumerate(blocks):
+            if block.file:
+                self._write(block, blocks[place + 1 :])
+            elif block.in_background:
+                self._start(block)
+            elif block.is_run:
+                self._do(block)
+        self._end_background()
+
+    def _write(self, block: Block, later: list[Block]) -> None:
+        if not any(block.file in other.text for other in later if other.is_run or other.file):
+            raise Failed(f"{block.line}: nothing below uses the file {block.file}")
+        file = self._work / block.file
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(block.text)
+
+    def _do(self, block: Block) -> None:
+        output = self._work.parent / f"output-{block.line}"
+        started = time.monotonic()
+        process = self._launch(block, output)
+        try:
+            code = process.wait(BLOCK_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"{block.line}: still runs after {BLOCK_TIMEOUT_S} s:\n{output.read_text()}") from None
+        print(f"line {block.line}: exit code {code} after {time.monotonic() - started:.1f} s", flush=True)
+        if code != 0:
+            raise Failed(f"{block.line}: exit code {code}:\n{output.read_text()}{self._background_output()}")
+
+    def _start(self, block: Block) -> None:
+        output = self._work.parent / f"output-{block.line}"
+        process = self._launch(block, output)
+        self._background.append((block, process, output))
+        for name, url in PINGS.items():
+            if block.starts_daemons and re.search(rf"\b({name}|nsquark up)\b", block.text):
+                self._wait_for(url)
+
+    def _wait_for(self, url: str) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            self._check_background()
+            try:
+                with urllib.request.urlopen(url, timeout=5):
+                    return
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise Failed(f"{self._background[-1][0].line}: no answer at {url}") from None
+            time.sleep(POLL_S)
+
+    def _launch(self, block: Block, output: Path) -> "subprocess.Popen[bytes]":
+        if block.language in PYTHON:
+            script = self._work / f"block_{block.line}.py"
+            script.write_text(block.text)
+            command = [sys.executable, str(script)]
+        else:
+            command = ["bash", "-euo", "pipefail", "-c", block.text]
+        with output.open("wb") as file:
+            return subprocess.Popen(
+                command, cwd=self._work, env=self._environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+            )
+
+    def _check_background(self) -> None:
+        """They may end by themselves, but not in failure."""
+        for block, process, output in self._background:
+            if process.poll() not in (None, 0):
+                raise Failed(f"{block.line}: exit code {process.returncode}:\n{output.read_text()}")
+
+    def _background_output(self) -> str:
+        return "".join(
+            f"\nmeanwhile the block of line {block.line} said:\n{output.read_text()}"
+            for block, _, output in self._background
+        )
+
+    def _end_background(self) -> None:
+        self._check_background()
+        for _, process, _ in reversed(self._background):
+            process.terminate()
+            process.wait(STOP_TIMEOUT_S)
+
+
+if __name__ == "__main__":
+    main()
