@@ -73,10 +73,6 @@ class _Publish:
         self.error: BaseException | None = None
         self.is_admitted = False
 
-    def fail(self, error: BaseException) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
-
 
 class ProducerPool:
     """The nsqds of a list, or those that nsqlookupds know, as one producer.
@@ -233,6 +229,7 @@ class ProducerPool:
             raise TooMuchOutstanding(f"{self._count} publishes ({self._bytes} bytes) wait for their answer")
         loop = asyncio.get_running_loop()
         publish = _Publish(send, size, self.copies, loop.time() + self._retry_s, loop.create_future())
+        # Also who cancels a publish makes room.
         publish.future.add_done_callback(lambda _: self._settled(publish))
         self._unsettled[publish] = None
         if self._sweep is None:
@@ -264,12 +261,12 @@ class ProducerPool:
             if refusal is None:
                 self._homeless.append(publish)
             else:
-                publish.fail(type(refusal)(*refusal.args))
+                self._fail(publish, type(refusal)(*refusal.args))
             return
         try:
             answer = publish.send(member.producer)
         except Exception as error:
-            publish.fail(error)
+            self._fail(publish, error)
             return
         publish.in_air += 1
         publish.takers.append(member)
@@ -301,16 +298,18 @@ class ProducerPool:
             if may_go_elsewhere(error):
                 self._place(publish)
             else:
-                publish.fail(error)
+                self._fail(publish, error)
         if publish.future.done():
-            self._release(publish)
+            self._settled(publish)
+
+    def _fail(self, publish: _Publish, error: BaseException) -> None:
+        if not publish.future.done():
+            publish.future.set_exception(error)
+            self._settled(publish)
 
     def _settled(self, publish: _Publish) -> None:
-        self._unsettled.pop(publish, None)
-        self._release(publish)
-
-    def _release(self, publish: _Publish) -> None:
         """Copies still in the air take up room even if nobody waits for them."""
+        self._unsettled.pop(publish, None)
         if publish.is_admitted and not publish.in_air:
             publish.is_admitted = False
             self._count -= 1
@@ -343,7 +342,7 @@ class ProducerPool:
             if oldest.deadline_s > loop.time():
                 break
             del self._unsettled[oldest]
-            oldest.fail(self._too_late(oldest))
+            self._fail(oldest, self._too_late(oldest))
         if self._unsettled or self._count:
             self._sweep = loop.call_later(SWEEP_INTERVAL_S, self._sweep_up)
 
@@ -417,14 +416,13 @@ class ProducerPool:
     async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Waits for outstanding publishes, their retries included, at most `timeout` seconds; then all are settled."""
         self._is_closed = True
-        for publish in self._waiting:
-            publish.fail(Closed("stopped before the message was sent"))
-        self._waiting.clear()
+        while self._waiting:
+            self._fail(self._waiting.popleft(), Closed("stopped before the message was sent"))
         unsettled = [publish for publish in self._unsettled if not publish.future.done()]
         if unsettled:
             await asyncio.wait([publish.future for publish in unsettled], timeout=timeout)
         for publish in unsettled:
-            publish.fail(Closed("closed before nsqd answered; it may or may not have the message"))
+            self._fail(publish, Closed("closed before nsqd answered; it may or may not have the message"))
         if self._discovery is not None:
             await self._discovery.close()
         ends = [member.close(0) for member in self._in_turn]

@@ -1,0 +1,408 @@
+"""The pool: balanced over real nsqds, past those that fail, and settled when it ends."""
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from client.pool_rig import address_of, all_messages, messages_of, start_nsqds, until
+from harness import AuthServer, FaultProxy, Nsqd, eventually
+from harness.lookupd import Nsqlookupd
+from nsquark.client.envelope import unwrap
+from nsquark.client.errors import (
+    AuthFailed,
+    Closed,
+    ConfigError,
+    InvalidName,
+    NotConnected,
+    ServerError,
+    TooMuchOutstanding,
+)
+from nsquark.client.pool import ProducerPool
+
+NOBODY = "127.0.0.1:1"
+MESSAGE_BYTES_MAX = 5000
+
+
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Nsqd]]:
+    daemons = start_nsqds(tmp_path_factory.mktemp("trio"), 3, f"--max-msg-size={MESSAGE_BYTES_MAX}")
+    yield daemons
+    for daemon in daemons:
+        daemon.kill()
+
+
+@pytest.fixture
+def proxies(trio: list[Nsqd]) -> Iterator[list[FaultProxy]]:
+    opened = [FaultProxy(daemon.tcp) for daemon in trio]
+    yield opened
+    for proxy in opened:
+        proxy.close()
+
+
+def _addresses(daemons: list[Nsqd]) -> list[str]:
+    return [address_of(daemon) for daemon in daemons]
+
+
+def _proxied(proxies: list[FaultProxy]) -> list[str]:
+    return ["{}:{}".format(*proxy.address) for proxy in proxies]
+
+
+def _states(pool: ProducerPool) -> list[str]:
+    return [status.state for status in pool.nsqds()]
+
+
+# Balance
+
+
+async def test_those_who_await_each_publish_use_every_nsqd(trio: list[Nsqd], topic: str) -> None:
+    async with ProducerPool(_addresses(trio)) as pool:
+        for number in range(30):
+            await pool.publish(topic, b"%d" % number)
+        assert pool.outstanding == pool.outstanding_bytes == 0
+    counts = [len(messages_of(daemon, topic)) for daemon in trio]
+    assert counts == [10, 10, 10]
+
+
+async def test_every_way_of_publishing_arrives(trio: list[Nsqd], topic: str) -> None:
+    async with ProducerPool(_addresses(trio)) as pool:
+        await pool.publish(topic, bytearray(b"one"))
+        await pool.multi_publish(topic, [b"two", memoryview(b"three")])
+        await pool.deferred_publish(topic, 0.2, b"four")
+        await pool.publish_nowait(topic, b"five")
+        await pool.multi_publish_nowait(topic, iter([b"six"]))
+        await pool.deferred_publish_nowait(topic, 0.0, b"seven")
+        await pool.ping()
+    words: list[bytes] = []
+    eventually(lambda: words.extend(all_messages(trio, topic)) or len(words) == 7)
+    assert set(words) == {b"one", b"two", b"three", b"four", b"five", b"six", b"seven"}
+
+
+async def test_a_slow_nsqd_gets_less_than_the_others(trio: list[Nsqd], proxies: list[FaultProxy], topic: str) -> None:
+    async with ProducerPool(_proxied(proxies)) as pool:
+        await pool.ping()
+        proxies[0].stall()
+        stuck = [pool.publish_nowait(topic, b"big" * 1000) for _ in range(3)]
+        await asyncio.wait(stuck, return_when=asyncio.FIRST_COMPLETED)
+        await until(lambda: sum(future.done() for future in stuck) == 2)
+        for _ in range(50):
+            await pool.publish(topic, b"small")
+        assert pool.nsqds()[0].outstanding == 1, "small ones went to the nsqd that still owes an answer"
+        proxies[0].resume()
+        await asyncio.gather(*stuck)
+
+
+# Failures
+
+
+async def test_a_dead_nsqd_is_left_out(trio: list[Nsqd], topic: str) -> None:
+    async with ProducerPool([NOBODY, *_addresses(trio)]) as pool:
+        await asyncio.gather(*(pool.publish(topic, b"%d" % number) for number in range(100)))
+        assert _states(pool) == ["down", "up", "up", "up"]
+        await asyncio.gather(*(pool.publish(topic, b"%d" % number) for number in range(100, 200)))
+    assert sorted(map(int, all_messages(trio, topic))) == list(range(200))
+
+
+async def test_what_a_lost_connection_left_unanswered_goes_elsewhere(
+    trio: list[Nsqd], proxies: list[FaultProxy], topic: str
+) -> None:
+    async with ProducerPool(_proxied(proxies)) as pool:
+        await pool.ping()
+        proxies[0].down.stalled = True
+        futures = [pool.publish_nowait(topic, b"%d" % number) for number in range(300)]
+        await until(lambda: all(status.outstanding == 0 for status in pool.nsqds()[1:]))
+        assert pool.nsqds()[0].outstanding == 100
+        proxies[0].cut()
+        await asyncio.gather(*futures)
+        assert pool.nsqds()[0].failures == 1, "a hundred publishes of one connection are one failure"
+    assert set(map(int, all_messages(trio, topic))) == set(range(300))
+
+
+async def test_a_dead_nsqd_that_comes_back_is_used_again(tmp_path: Path, topic: str) -> None:
+    daemons = start_nsqds(tmp_path, 2)
+    try:
+        async with ProducerPool(_addresses(daemons)) as pool:
+            await pool.publish(topic, b"before")
+            daemons[0].kill()
+            await asyncio.gather(*(pool.publish(topic, b"%d" % number) for number in range(10)))
+            assert _states(pool) == ["down", "up"]
+            daemons[0].start()
+            await until(lambda: _states(pool)[0] != "down")
+            await asyncio.gather(*(pool.publish(topic, b"%d" % number) for number in range(10, 20)))
+            assert _states(pool) == ["up", "up"]
+            await pool.publish(topic, b"after")
+        assert daemons[0].topic(topic)["message_count"] > 0
+        assert len(all_messages(daemons, topic)) == 22
+    finally:
+        for daemon in daemons:
+            daemon.kill()
+
+
+async def test_an_nsqd_that_hangs_is_passed_over_in_time(tmp_path: Path, topic: str) -> None:
+    daemons = start_nsqds(tmp_path, 2)
+    try:
+        async with ProducerPool(_addresses(daemons), retry_deadline=4.5) as pool:
+            await pool.ping()
+            os.kill(daemons[0].pid, signal.SIGSTOP)
+            await asyncio.gather(*(pool.publish(topic, b"%d" % number) for number in range(10)))
+            assert _states(pool) == ["down", "up"]
+        assert len(messages_of(daemons[1], topic)) == 10
+    finally:
+        for daemon in daemons:
+            daemon.kill()
+
+
+async def test_without_any_nsqd_a_publish_fails_at_its_deadline(topic: str) -> None:
+    loop = asyncio.get_running_loop()
+    async with ProducerPool([NOBODY], retry_deadline=0.5) as pool:
+        start_s = loop.time()
+        with pytest.raises(NotConnected, match=r"not taken within 0\.5 s - last error: .*127\.0\.0\.1:1"):
+            await pool.publish(topic, b"x")
+        assert 0.5 <= loop.time() - start_s < 5
+        with pytest.raises(NotConnected, match=r"not taken within 0\.5 s - 1 nsqds needed, 1 known, 0 of them usable"):
+            await pool.publish(topic, b"x")
+        with pytest.raises(NotConnected, match="1 known"):
+            await pool.ping()
+
+
+# Refusals
+
+
+async def test_a_refused_publish_is_not_tried_elsewhere_and_those_behind_it_are(trio: list[Nsqd], topic: str) -> None:
+    async with ProducerPool(_addresses(trio)) as pool:
+        await pool.ping()
+        futures = [pool.publish_nowait(topic, b"%d" % number) for number in range(90)]
+        poisoned = pool.publish_nowait(topic, b"!" * (MESSAGE_BYTES_MAX + 1))
+        futures += [pool.publish_nowait(topic, b"%d" % number) for number in range(90, 180)]
+        with pytest.raises(ServerError, match="E_BAD_MESSAGE") as error:
+            await poisoned
+        assert error.value.code == "E_BAD_MESSAGE"
+        await asyncio.gather(*futures)
+        assert _states(pool) == ["up", "up", "up"], "the message was wrong, not an nsqd"
+    assert set(map(int, all_messages(trio, topic))) == set(range(180))
+
+
+async def test_a_full_disk_is_not_the_publishs_fault(trio: list[Nsqd], topic: str) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"IDENTIFY\n")
+        await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+        writer.write(b"\0\0\0\6\0\0\0\0OK")
+        await reader.readuntil(b"\nx")
+        text = b"E_PUB_FAILED PUB failed write /data: no space left on device"
+        writer.write((len(text) + 4).to_bytes(4, "big") + b"\0\0\0\1" + text)
+        writer.close()
+
+    full = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    address = f"127.0.0.1:{full.sockets[0].getsockname()[1]}"
+    async with ProducerPool([address, address_of(trio[0])]) as pool:
+        # A body that `refuse` finds whatever its size is.
+        await asyncio.gather(*(pool.publish(topic, b"\nx%d" % number) for number in range(10)))
+        assert _states(pool) == ["down", "up"]
+    full.close()
+    assert len(messages_of(trio[0], topic)) == 10
+
+
+async def test_where_every_nsqd_wants_a_secret_the_error_comes_at_once(
+    make_nsqd: Callable[..., Nsqd], topic: str
+) -> None:
+    with AuthServer() as server:
+        nsqd = make_nsqd(f"--auth-http-address={server.address}")
+        async with ProducerPool([address_of(nsqd)], retry_deadline=60) as pool, asyncio.timeout(20):
+            with pytest.raises(AuthFailed):
+                await pool.publish(topic, b"x")
+            with pytest.raises(AuthFailed):
+                await pool.publish(topic, b"x")
+
+
+async def test_mistakes_fail_before_anything_is_sent(trio: list[Nsqd], topic: str) -> None:
+    async with ProducerPool(_addresses(trio)) as pool:
+        with pytest.raises(InvalidName):
+            pool.publish_nowait("no good", b"x")
+        with pytest.raises(TypeError, match="encode it"):
+            pool.publish_nowait(topic, "text")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="empty"):
+            await pool.publish(topic, b"")
+        with pytest.raises(ValueError, match="at least one"):
+            await pool.multi_publish(topic, [])
+        with pytest.raises(ValueError, match="delay"):
+            await pool.deferred_publish(topic, -1, b"x")
+        assert pool.outstanding == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({}, "a pool needs nsqds"),
+        ({"addresses": ["h:1"], "copies": 2}, "copies=2 needs as many different nsqds; 1 given"),
+        ({"addresses": ["h:1", "h:1"], "copies": 2}, "copies=2 needs as many different nsqds; 1 given"),
+        ({"addresses": ["h:1"], "copies": 0}, "invalid copies ! 0 < 1"),
+        ({"addresses": ["h"]}, "nsqd address h: give it as host:port"),
+        ({"lookupd": ["h"]}, "missing port"),
+        ({"addresses": ["h:1"], "retry_deadline": 0}, "invalid retry_deadline"),
+        ({"addresses": ["h:1"], "dial_timeout": 1}, "dial_timeout"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        ProducerPool(**arguments)  # type: ignore[arg-type]
+
+
+# Copies
+
+
+async def test_copies_are_on_different_nsqds(trio: list[Nsqd], topic: str) -> None:
+    async with ProducerPool(_addresses(trio), copies=2) as pool:
+        await asyncio.gather(*(pool.publish(topic, b"%d" % number) for number in range(60)))
+        await pool.multi_publish(topic, [b"60", b"61"])
+    held: list[set[bytes]] = []
+    count: Counter[tuple[bytes | None, bytes]] = Counter()
+    for daemon in trio:
+        messages = [unwrap(body) for body in messages_of(daemon, topic)]
+        held.append({body for _, body in messages})
+        count.update(messages)
+    assert set(count.values()) == {2}, "each key twice, and each body under one key"
+    assert {int(body) for _, body in count} == set(range(62)) and len(count) == 62
+    assert sum(map(len, held)) == 124, "no nsqd has both copies"
+    assert all(held), "all nsqds are used"
+
+
+async def test_copies_go_past_a_dead_nsqd(trio: list[Nsqd], topic: str) -> None:
+    async with ProducerPool([NOBODY, *_addresses(trio[:2])], copies=2) as pool:
+        await asyncio.gather(*(pool.publish(topic, b"%d" % number) for number in range(20)))
+    for daemon in trio[:2]:
+        assert {int(unwrap(body)[1]) for body in messages_of(daemon, topic)} == set(range(20))
+
+
+async def test_too_few_nsqds_for_the_copies_is_an_error(trio: list[Nsqd], topic: str) -> None:
+    async with ProducerPool([NOBODY, address_of(trio[0])], copies=2, retry_deadline=0.5) as pool:
+        with pytest.raises(NotConnected, match=r"1 of 2 copies were taken within 0\.5 s - "):
+            await pool.publish(topic, b"x")
+        with pytest.raises(NotConnected, match="2 nsqds needed, 2 known, 1 of them usable"):
+            await pool.publish(topic, b"x")
+
+
+# Discovery
+
+
+async def test_nsqds_are_found_join_and_leave(tmp_path: Path, topic: str) -> None:
+    with Nsqlookupd("--inactive-producer-timeout=1s") as lookupd:
+        daemons = start_nsqds(tmp_path, 2, f"--lookupd-tcp-address={lookupd.tcp_address}")
+        try:
+            eventually(lambda: len(lookupd.nodes()) == 2)
+            options = {"lookupd": lookupd.http_address, "lookupd_poll_interval": "100ms"}
+            async with ProducerPool(**options) as pool:  # type: ignore[arg-type]
+                await pool.publish(topic, b"found")
+                assert {status.address for status in pool.nsqds()} == set(_addresses(daemons))
+                daemons[0].stop()
+                await until(lambda: [status.address for status in pool.nsqds()] == [address_of(daemons[1])])
+                await pool.publish(topic, b"left")
+                daemons[0].start()
+                await until(lambda: len(pool.nsqds()) == 2)
+                # Restarted nsqlookupds know nobody for a while; that is no reason to stop publishing.
+                lookupd.kill()
+                lookupd.start()
+                await pool.publish(topic, b"still there")
+                assert len(pool.nsqds()) == 2
+            assert len(all_messages(daemons, topic)) == 3
+        finally:
+            for daemon in daemons:
+                daemon.kill()
+
+
+async def test_only_nsqds_with_the_topic_are_used_if_so_asked(tmp_path: Path, topic: str) -> None:
+    with Nsqlookupd() as lookupd:
+        daemons = start_nsqds(tmp_path, 2, f"--lookupd-tcp-address={lookupd.tcp_address}")
+        try:
+            daemons[1].post("/topic/create", topic=topic)
+            eventually(lambda: lookupd.producers(topic) and len(lookupd.nodes()) == 2)
+            async with ProducerPool(lookupd=lookupd.http_address, lookupd_topic=topic) as pool:
+                await pool.publish(topic, b"x")
+                assert [status.address for status in pool.nsqds()] == [address_of(daemons[1])]
+        finally:
+            for daemon in daemons:
+                daemon.kill()
+
+
+async def test_with_no_nsqd_found_the_error_says_so(topic: str) -> None:
+    with Nsqlookupd() as lookupd:
+        async with ProducerPool(lookupd=[lookupd.http_address], retry_deadline=0.5) as pool:
+            with pytest.raises(NotConnected, match="1 nsqds needed, 0 known"):
+                await pool.publish(topic, b"x")
+
+
+# Bounds, cancelling and the end
+
+
+async def test_what_is_outstanding_is_bounded(trio: list[Nsqd], proxies: list[FaultProxy], topic: str) -> None:
+    async with ProducerPool(_proxied(proxies[:1]), outstanding_max=3) as pool:
+        await pool.ping()
+        proxies[0].stall()
+        futures = [pool.publish_nowait(topic, b"%d" % number) for number in range(3)]
+        with pytest.raises(TooMuchOutstanding, match="3 publishes"):
+            pool.publish_nowait(topic, b"3")
+        waiting = asyncio.create_task(pool.publish(topic, b"3"))
+        await asyncio.sleep(0)
+        assert not waiting.done() and pool.outstanding == 3
+        proxies[0].resume()
+        await asyncio.gather(waiting, *futures)
+    assert sorted(messages_of(trio[0], topic)) == [b"0", b"1", b"2", b"3"]
+
+
+async def test_bytes_are_bounded_and_one_publish_always_fits(trio: list[Nsqd], topic: str) -> None:
+    async with ProducerPool(_addresses(trio), outstanding_bytes_max=10) as pool:
+        future = pool.publish_nowait(topic, b"x" * 100)
+        with pytest.raises(TooMuchOutstanding, match="100 bytes"):
+            pool.publish_nowait(topic, b"y")
+        await asyncio.gather(future, *(pool.publish(topic, b"z" * 100) for _ in range(5)))
+    assert len(all_messages(trio, topic)) == 6
+
+
+async def test_a_cancelled_publish_leaves_the_others_alone(
+    trio: list[Nsqd], proxies: list[FaultProxy], topic: str
+) -> None:
+    async with ProducerPool(_proxied(proxies[:1])) as pool:
+        await pool.ping()
+        proxies[0].stall()
+        tasks = [asyncio.create_task(pool.publish(topic, b"%d" % number)) for number in range(3)]
+        await until(lambda: pool.outstanding == 3)
+        tasks[1].cancel()
+        await asyncio.wait([tasks[1]])
+        assert pool.outstanding == 3, "its answer is still to come"
+        proxies[0].resume()
+        await asyncio.gather(tasks[0], tasks[2])
+        await until(lambda: pool.outstanding == 0)
+        await pool.publish(topic, b"3")
+
+
+async def test_close_waits_for_answers(trio: list[Nsqd], topic: str) -> None:
+    async with ProducerPool(_addresses(trio)) as pool:
+        futures = [pool.publish_nowait(topic, b"%d" % number) for number in range(500)]
+    assert all(future.done() and future.exception() is None for future in futures)
+    assert len(all_messages(trio, topic)) == 500
+    with pytest.raises(Closed):
+        await pool.publish(topic, b"x")
+    with pytest.raises(Closed):
+        await pool.ping()
+
+
+async def test_close_settles_what_nobody_answers_and_leaves_nothing(
+    trio: list[Nsqd], proxies: list[FaultProxy], topic: str
+) -> None:
+    pool = ProducerPool([NOBODY, *_proxied(proxies)], outstanding_max=20, copies=2)
+    await asyncio.gather(pool.publish(topic, b"x"), pool.publish(topic, b"x"))
+    for proxy in proxies:
+        proxy.stall()
+    futures = [pool.publish_nowait(topic, b"%d" % number) for number in range(20)]
+    waiting = asyncio.create_task(pool.publish(topic, b"waits for room"))
+    await asyncio.sleep(0.05)
+    await pool.close(timeout=0.2)
+    outcomes = await asyncio.gather(waiting, *futures, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {Closed}
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    for proxy in proxies:
+        proxy.resume()
+    await until(lambda: not any(daemon.stats()["producers"] for daemon in trio))
