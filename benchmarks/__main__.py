@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import nsquark.kernel.frames
-from benchmarks import lookupd, report, upgrades
+from benchmarks import clients, lookupd, report, upgrades
 from benchmarks.broker import Broker
 from benchmarks.measure import Measurement
 from benchmarks.report import Result
@@ -20,8 +20,10 @@ SECONDS_MAX = 60.0
 DISK_SHARE = 3
 """A peer on disk is several times slower: with a smaller backlog it does not take minutes."""
 LOOKUPD = "lookupd"
-"""The one scenario that is not nsqd's."""
-NAMES = (*(scenario.name for scenario in ALL), LOOKUPD)
+CLIENTS = "clients"
+"""Not scenarios of nsqd alone."""
+NAMES = (*(scenario.name for scenario in ALL), LOOKUPD, CLIENTS)
+CLIENTS_BACKLOG_MAX = 1_200_000
 
 
 def main() -> int:
@@ -34,6 +36,7 @@ def main() -> int:
         )
     results: list[Result] = []
     discovery: dict[str, lookupd.Measurement] = {}
+    libraries: dict[str, list[clients.Rate]] = {}
     name = ""
     try:
         for scenario in chosen:
@@ -46,17 +49,23 @@ def main() -> int:
         if not options.only or LOOKUPD in options.only.split(","):
             name = LOOKUPD
             discovery = _measure_lookupd(options)
+        if not options.only or CLIENTS in options.only.split(","):
+            name = CLIENTS
+            libraries = _measure_clients(options)
     except LoadError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     print(f"\n{report.machine()}\n")
-    for table in report.tables(results) + ([lookupd.table(discovery)] if discovery else []):
+    tables = report.tables(results) + ([lookupd.table(discovery)] if discovery else [])
+    tables += [clients.table(f"Client libraries on {who}", rates) for who, rates in libraries.items()]
+    for table in tables:
         print(table.markdown() if options.markdown else table.plain(), end="\n\n")
     if options.json:
         figures = report.as_json(results)
         figures[LOOKUPD] = {who: lookupd.as_json(measured) for who, measured in discovery.items()}
+        figures[CLIENTS] = {who: clients.as_json(rates) for who, rates in libraries.items()}
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
     return 0
 
@@ -144,6 +153,13 @@ def _measure_lookupd(options: argparse.Namespace) -> dict[str, lookupd.Measureme
         measured["peer"] = lookupd.run(options.peer_nsqlookupd)
     medians = [f"{who} {lookupd.quantile(of.lookup_ms, 0.5):.2f} ms" for who, of in measured.items()]
     print(f"{LOOKUPD:14} {', '.join(medians)} for a /lookup", file=sys.stderr, flush=True)
+    return measured
+
+
+def _measure_clients(options: argparse.Namespace) -> dict[str, list[clients.Rate]]:
+    measured = {"our nsqd": clients.run(options.nsqd)}
+    if options.peer:
+        measured["the peer"] = clients.run(options.peer, (f"--mem-queue-size={CLIENTS_BACKLOG_MAX}",))
     return measured
 
 

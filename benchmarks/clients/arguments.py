@@ -1,0 +1,35 @@
+"""What a program of one library is asked to do, and how it reports."""
+
+import json
+import sys
+from dataclasses import dataclass
+
+BODY = b"x" * 200
+BATCH = [BODY] * 200
+OUTSTANDING = 1000
+MAX_IN_FLIGHT = 2500
+
+
+@dataclass(frozen=True)
+class Arguments:
+    task: str
+    address: str
+    topic: str
+    channel: str
+    seconds: float
+    wanted: int
+    """Messages to consume, at most."""
+
+
+def arguments() -> Arguments:
+    task, address, topic, channel, seconds, wanted = sys.argv[1:]
+    return Arguments(task, address, topic, channel, float(seconds), int(wanted))
+
+
+def report(messages: int, seconds: float) -> None:
+    print(json.dumps([messages, seconds]))
+
+
+def cannot() -> None:
+    """The library has no such way."""
+    report(0, 1.0)
