@@ -165,7 +165,7 @@ class ProducerPool:
         """Returns when `copies` nsqds have the message. Waits first while too much is outstanding."""
         await self._submit(self._pub(topic, body), must_wait=True)
 
-    async def multi_publish(self, topic: str, bodies: Iterable[Body]) -> None:
+    async def multi_publish(self, topic: str, bodies: Iterable[Body] | MpubBody) -> None:
         """All the messages in one command, to the same nsqds."""
         await self._submit(self._mpub(topic, bodies), must_wait=True)
 
@@ -177,7 +177,7 @@ class ProducerPool:
         """The future has the outcome. TooMuchOutstanding: await some first."""
         return self._submit(self._pub(topic, body), must_wait=False)
 
-    def multi_publish_nowait(self, topic: str, bodies: Iterable[Body]) -> asyncio.Future[None]:
+    def multi_publish_nowait(self, topic: str, bodies: Iterable[Body] | MpubBody) -> asyncio.Future[None]:
         return self._submit(self._mpub(topic, bodies), must_wait=False)
 
     def deferred_publish_nowait(self, topic: str, delay: float | timedelta, body: Body) -> asyncio.Future[None]:
@@ -198,9 +198,14 @@ class ProducerPool:
         wrapped = self._wrapped(body)
         return lambda producer: producer.publish_nowait(topic, wrapped), len(wrapped)
 
-    def _mpub(self, topic: str, bodies: Iterable[Body]) -> tuple[Send, int]:
+    def _mpub(self, topic: str, bodies: Iterable[Body] | MpubBody) -> tuple[Send, int]:
         _check_topic(topic)
-        packed = MpubBody.of(map(self._wrapped, bodies))
+        if not isinstance(bodies, MpubBody):
+            packed = MpubBody.of(map(self._wrapped, bodies))
+        elif self.copies == 1:
+            packed = bodies
+        else:
+            raise ConfigError("copies need an envelope around each message: give the bodies one by one")
         if not packed.count:
             raise ValueError("multi_publish needs at least one message")
         return lambda producer: producer.multi_publish_nowait(topic, packed), len(packed.data)
