@@ -11,10 +11,9 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from nsquark.client.pool import ProducerPool
-
 from nsquark.client.config import Config
 from nsquark.client.errors import NsqError
+from nsquark.client.pool import ProducerPool
 from nsquark.spark.nsqds import Endpoint, Unreachable, WrongAddress
 from nsquark.spark.options import Tls
 from nsquark.spark.sink_options import SinkOptions
@@ -53,13 +52,20 @@ class Publisher:
     def __enter__(self) -> Self:
         addresses = tcp_addresses(self._options)
         self._thread.start()
-        self._pool = self._run(_open(self._options, addresses))
+        try:
+            self._pool = self._run(_open(self._options, addresses))
+        except BaseException:
+            self._stop()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._run(self._pool.close())
+        self._stop()
+
+    def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -69,7 +75,7 @@ class Publisher:
 
     def publish(self, topic: str, messages: MpubBody, rows: str) -> None:
         """Returns when there is room for more; `rows` is for the text of an error."""
-        self._submit(self._pool.multi_publish(topic, messages), len(messages.data), f"topic {topic}, {rows}")
+        self._submit(self._pool.publish_packed(topic, messages), len(messages.data), f"topic {topic}, {rows}")
 
     def defer(self, messages: list[Deferred], rows: str) -> None:
         for start in range(0, len(messages), DEFERRED_AT_ONCE_MAX):
@@ -102,10 +108,19 @@ class Publisher:
             raise PublishFailed(f"messages were not published ({rows}): {cause}") from error
 
 
-async def _open(options: SinkOptions, addresses: list[str]) -> ProducerPool:
-    return ProducerPool(
-        addresses or None,
-        lookupd=options.lookupd or None,
+class _Pool(ProducerPool):
+    """Takes messages that are packed already as they are."""
+
+    async def publish_packed(self, topic: str, messages: MpubBody) -> None:
+        await self._submit(
+            (lambda producer: producer.multi_publish_nowait(topic, messages), len(messages.data)), must_wait=True
+        )
+
+
+async def _open(options: SinkOptions, addresses: list[str]) -> _Pool:
+    return _Pool(
+        addresses,
+        lookupd=options.lookupd,
         config=_config(options),
         retry_deadline=options.write_timeout_s,
     )
