@@ -55,7 +55,8 @@ def _microseconds(data: cython.const[cython.uchar][::1], pos: cython.longlong) -
 class ColumnBuilder:
     """Collects the messages of a range, until a batch of `rows_max` rows or `body_bytes_max` bytes of bodies is full.
 
-    A body larger than that gets a batch of its own. Buffers that were taken are never written again.
+    A body larger than that gets a batch of its own. Buffers that were taken are never written again. `low` may be
+    raised: a reader that starts again after a lost connection does so to leave out what it already has.
     """
 
     rows = cython.declare(cython.longlong, visibility="readonly")
@@ -63,7 +64,7 @@ class ColumnBuilder:
     body_bytes_max: cython.longlong
     body_bytes: cython.longlong
     with_bodies: cython.bint
-    low: cython.longlong
+    low = cython.declare(cython.longlong, visibility="public")
     high: cython.longlong
     _seqs_buffer: object
     _times_buffer: object
