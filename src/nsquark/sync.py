@@ -1,0 +1,427 @@
+"""The client for code that blocks: scripts, notebooks, Spark tasks.
+
+The classes have the names and methods of the asyncio client, which does their work in a thread with an event loop, one
+per process. Any thread may use them. After a fork the child has a thread, and its producers connections, of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Final, Generic, Protocol, Self, TypeVar, Unpack
+
+from nsquark.client import consumer as consumers
+from nsquark.client import message as messages
+from nsquark.client import pool as pools
+from nsquark.client import producer as producers
+from nsquark.client.config import Config, Options
+from nsquark.client.dedupe import DedupeStore
+from nsquark.client.errors import Closed, NsqError
+from nsquark.client.lookup import AddressFilter
+from nsquark.client.producer import Body
+
+T = TypeVar("T")
+Result = TypeVar("Result")
+
+
+class _LoopThread:
+    """The event loop of one process, which ends with it."""
+
+    def __init__(self) -> None:
+        # Not the policy's loop: this one is known to survive that its process is forked.
+        self._loop = asyncio.SelectorEventLoop()
+        self._thread = threading.Thread(target=self._run, name="nsquark loop", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Blocks until it is done; an interrupt (Ctrl-C) ends the work too."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise NsqError("a blocking call on the event loop's own thread: use the asyncio client in callbacks")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+class _Process:
+    """What belongs to the current process: its loop thread, and what it inherited and must leave alone.
+
+    An inherited loop shares its epoll with the parent's: to let it go would take the parent's sockets off it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: _LoopThread | None = None
+        self._inherited: list[object] = []
+
+    def loop_thread(self) -> _LoopThread:
+        with self._lock:
+            if self._thread is None:
+                self._thread = _LoopThread()
+            return self._thread
+
+    def keep(self, inherited: object) -> None:
+        self._inherited.append(inherited)
+
+    def forked(self) -> None:
+        """In the child. Another thread may have held the lock at that moment, and never releases it here."""
+        self._lock = threading.Lock()
+        if self._thread is not None:
+            self.keep(self._thread)
+            self._thread = None
+
+
+_process: Final = _Process()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_process.forked)
+
+
+class _Closable(Protocol):
+    async def close(self, timeout: float = ...) -> None: ...
+
+
+Inner = TypeVar("Inner", bound=_Closable)
+
+
+class _Face(Generic[Inner]):
+    """Blocking methods in front of an asyncio object, which is made anew in a forked child."""
+
+    def __init__(self, make: Callable[[], Inner]) -> None:
+        self._make = make
+        self._inner = make()
+        self._pid = os.getpid()
+        self._is_closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Of what was made here; what a fork inherited is its parent's to close."""
+        self._is_closed = True
+        if self._pid == os.getpid():
+            self._call(self._inner.close() if timeout is None else self._inner.close(timeout))
+
+    def _own(self) -> Inner:
+        if self._pid != os.getpid():
+            if self._is_closed:
+                raise Closed("stopped")
+            _process.keep(self._inner)
+            self._inner = self._make()
+            self._pid = os.getpid()
+        return self._inner
+
+    @staticmethod
+    def _call(work: Coroutine[Any, Any, Result]) -> Result:
+        return _process.loop_thread().call(work)
+
+
+class _AsyncPublisher(_Closable, Protocol):
+    """What Producer and ProducerPool have in common."""
+
+    @property
+    def outstanding(self) -> int: ...
+    @property
+    def outstanding_bytes(self) -> int: ...
+    async def publish(self, topic: str, body: Body) -> None: ...
+    async def multi_publish(self, topic: str, bodies: Iterable[Body]) -> None: ...
+    async def deferred_publish(self, topic: str, delay: float | timedelta, body: Body) -> None: ...
+    def publish_nowait(self, topic: str, body: Body) -> asyncio.Future[None]: ...
+    def multi_publish_nowait(self, topic: str, bodies: Iterable[Body]) -> asyncio.Future[None]: ...
+    def deferred_publish_nowait(self, topic: str, delay: float | timedelta, body: Body) -> asyncio.Future[None]: ...
+    async def ping(self) -> None: ...
+
+
+Publishing = TypeVar("Publishing", bound=_AsyncPublisher)
+
+
+class _Publisher(_Face[Publishing]):
+    def publish(self, topic: str, body: Body) -> None:
+        self._call(self._own().publish(topic, body))
+
+    def multi_publish(self, topic: str, bodies: Iterable[Body]) -> None:
+        # Taken here: what makes the bodies may block, and the loop must not.
+        self._call(self._own().multi_publish(topic, list(bodies)))
+
+    def deferred_publish(self, topic: str, delay: float | timedelta, body: Body) -> None:
+        self._call(self._own().deferred_publish(topic, delay, body))
+
+    def publish_nowait(self, topic: str, body: Body) -> concurrent.futures.Future[None]:
+        """The future has the outcome. TooMuchOutstanding: wait for some first."""
+        inner = self._own()
+        return self._call(_started(lambda: inner.publish_nowait(topic, body)))
+
+    def multi_publish_nowait(self, topic: str, bodies: Iterable[Body]) -> concurrent.futures.Future[None]:
+        inner, taken = self._own(), list(bodies)
+        return self._call(_started(lambda: inner.multi_publish_nowait(topic, taken)))
+
+    def deferred_publish_nowait(
+        self, topic: str, delay: float | timedelta, body: Body
+    ) -> concurrent.futures.Future[None]:
+        inner = self._own()
+        return self._call(_started(lambda: inner.deferred_publish_nowait(topic, delay, body)))
+
+    def ping(self) -> None:
+        self._call(self._own().ping())
+
+    @property
+    def outstanding(self) -> int:
+        return self._own().outstanding
+
+    @property
+    def outstanding_bytes(self) -> int:
+        return self._own().outstanding_bytes
+
+
+class Producer(_Publisher[producers.Producer]):
+    """`nsquark.Producer`, blocking."""
+
+    def __init__(self, address: str, config: Config | None = None, **options: Unpack[Options]) -> None:
+        super().__init__(lambda: producers.Producer(address, config, **options))
+
+    @property
+    def address(self) -> str:
+        return self._inner.address
+
+    @property
+    def is_connected(self) -> bool:
+        return self._own().is_connected
+
+
+class ProducerPool(_Publisher[pools.ProducerPool]):
+    """`nsquark.ProducerPool`, blocking."""
+
+    def __init__(
+        self,
+        addresses: str | Iterable[str] = (),
+        *,
+        lookupd: str | Iterable[str] = (),
+        lookupd_topic: str | None = None,
+        config: Config | None = None,
+        copies: int = 1,
+        retry_deadline: float | timedelta = pools.RETRY_DEADLINE_S,
+        **options: Unpack[Options],
+    ) -> None:
+        nsqds = addresses if isinstance(addresses, str) else list(addresses)
+        lookupds = lookupd if isinstance(lookupd, str) else list(lookupd)
+        super().__init__(
+            lambda: pools.ProducerPool(
+                nsqds,
+                lookupd=lookupds,
+                lookupd_topic=lookupd_topic,
+                config=config,
+                copies=copies,
+                retry_deadline=retry_deadline,
+                **options,
+            )
+        )
+
+    def nsqds(self) -> list[pools.NsqdStatus]:
+        return self._own().nsqds()
+
+
+class Message:
+    """A message, for `with message:` too, which finishes it, or after an exception logs that and requeues it."""
+
+    __slots__ = ("_message",)
+
+    def __init__(self, message: messages.Message) -> None:
+        self._message = message
+
+    @property
+    def body(self) -> bytes:
+        return self._message.body
+
+    @property
+    def id(self) -> bytes:
+        return self._message.id
+
+    @property
+    def timestamp(self) -> int:
+        return self._message.timestamp
+
+    @property
+    def attempts(self) -> int:
+        return self._message.attempts
+
+    @property
+    def nsqd_address(self) -> str:
+        return self._message.nsqd_address
+
+    @property
+    def is_answered(self) -> bool:
+        return self._message.is_answered
+
+    def finish(self) -> None:
+        self._message.finish()
+
+    def requeue(self, delay: float | timedelta | None = None, *, backoff: bool = True) -> None:
+        self._message.requeue(delay, backoff=backoff)
+
+    def touch(self) -> None:
+        self._message.touch()
+
+    def disable_auto_response(self) -> None:
+        self._message.disable_auto_response()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return self._message.settle(error)
+
+    def __repr__(self) -> str:
+        return repr(self._message)
+
+
+class Consumer(_Face[consumers.Consumer]):
+    """`nsquark.Consumer`, blocking: `with Consumer(...) as consumer: for message in consumer: ...`.
+
+    It does not survive a fork: which of the two processes would get the messages? Make it in the child.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        nsqd: Iterable[str] | str = (),
+        lookupd: Iterable[str] | str = (),
+        config: Config | None = None,
+        dedupe: DedupeStore | bool = False,
+        auto_touch: bool = False,
+        on_give_up: Callable[[messages.Message], object] | None = None,
+        address_filter: AddressFilter | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        """`on_give_up` and `address_filter` are called on the event loop's thread, and must not block."""
+        super().__init__(
+            lambda: consumers.Consumer(
+                topic,
+                channel,
+                nsqd=nsqd,
+                lookupd=lookupd,
+                config=config,
+                dedupe=dedupe,
+                auto_touch=auto_touch,
+                on_give_up=on_give_up,
+                address_filter=address_filter,
+                **options,
+            )
+        )
+
+    def __enter__(self) -> Self:
+        self._call(self._own().start())
+        return self
+
+    def _own(self) -> consumers.Consumer:
+        if self._pid != os.getpid():
+            raise NsqError(f"this consumer belongs to process {self._pid}: make one after the fork")
+        return self._inner
+
+    def __iter__(self) -> Iterator[Message]:
+        """Until the consumer is closed, by another thread or by leaving its `with`."""
+        return self
+
+    def __next__(self) -> Message:
+        message = self.get()
+        if message is None:
+            raise StopIteration
+        return message
+
+    def get(self, timeout: float | None = None) -> Message | None:
+        """The next message; None if there was none for `timeout` seconds, or the consumer was closed."""
+        message = self._call(_next(self._own(), timeout))
+        return None if message is None else Message(message)
+
+    def run(self, handler: Callable[[Message], object], threads: int = 1) -> None:
+        """Handles messages in so many threads until the consumer is closed.
+
+        A message is finished when the handler returns, and requeued when it raises.
+        """
+        self._call(self._own().run(lambda message: handler(Message(message)), threads=threads))
+
+    def connect_to_nsqd(self, address: str) -> None:
+        self._call(self._own().connect_to_nsqd(address))
+
+    def disconnect_from_nsqd(self, address: str) -> None:
+        self._call(self._own().disconnect_from_nsqd(address))
+
+    def connect_to_nsqlookupd(self, address: str) -> None:
+        self._call(_called(self._own().connect_to_nsqlookupd, address))
+
+    def disconnect_from_nsqlookupd(self, address: str) -> None:
+        self._call(_called(self._own().disconnect_from_nsqlookupd, address))
+
+    def change_max_in_flight(self, count: int) -> None:
+        self._call(_called(self._own().change_max_in_flight, count))
+
+    def pause(self) -> None:
+        self._call(_called(self._own().pause))
+
+    def unpause(self) -> None:
+        self._call(_called(self._own().unpause))
+
+    @property
+    def is_paused(self) -> bool:
+        return self._own().is_paused
+
+    @property
+    def is_starved(self) -> bool:
+        consumer = self._own()
+        return self._call(_called(lambda: consumer.is_starved))
+
+    @property
+    def connections(self) -> list[str]:
+        consumer = self._own()
+        return self._call(_called(lambda: consumer.connections))
+
+    def stats(self) -> consumers.Stats:
+        return self._call(_called(self._own().stats))
+
+
+async def _called(function: Callable[..., T], *arguments: object) -> T:
+    """What is not a coroutine still belongs to the loop's thread."""
+    return function(*arguments)
+
+
+async def _next(consumer: consumers.Consumer, timeout_s: float | None) -> messages.Message | None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await anext(consumer)
+    except (TimeoutError, StopAsyncIteration):
+        return None
+
+
+async def _started(publish: Callable[[], asyncio.Future[None]]) -> concurrent.futures.Future[None]:
+    """The outcome of a publish, for other threads to wait for."""
+    outcome: concurrent.futures.Future[None] = concurrent.futures.Future()
+    outcome.set_running_or_notify_cancel()
+
+    def answered(answer: asyncio.Future[None]) -> None:
+        error = answer.exception()
+        if error is None:
+            outcome.set_result(None)
+        else:
+            outcome.set_exception(error)
+
+    publish().add_done_callback(answered)
+    return outcome

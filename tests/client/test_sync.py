@@ -1,0 +1,357 @@
+"""The blocking client: from any thread, beside a running event loop, and on both sides of a fork."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from client.pool_rig import address_of, messages_of
+from harness import FaultProxy, Nsqd, eventually
+from nsquark import sync
+from nsquark.client.errors import Closed, ConfigError, InvalidName, NotConnected, NsqError, TooMuchOutstanding
+
+WAIT_S = 15.0
+
+
+@pytest.fixture
+def producer(nsqd: Nsqd) -> Iterator[sync.Producer]:
+    with sync.Producer(address_of(nsqd)) as running:
+        yield running
+
+
+def _bodies(consumer: sync.Consumer, count: int) -> set[bytes]:
+    bodies = set()
+    for _ in range(count):
+        message = consumer.get(WAIT_S)
+        assert message is not None, f"only {bodies}"
+        message.finish()
+        bodies.add(message.body)
+    return bodies
+
+
+# Publishing
+
+
+def test_every_way_of_publishing_arrives(nsqd: Nsqd, producer: sync.Producer, topic: str) -> None:
+    assert not producer.is_connected
+    producer.ping()
+    assert producer.is_connected and producer.address == address_of(nsqd)
+    producer.publish(topic, b"one")
+    producer.multi_publish(topic, (body for body in (b"two", b"three")))
+    producer.deferred_publish(topic, 0.0, b"four")
+    producer.publish_nowait(topic, b"five").result(WAIT_S)
+    producer.multi_publish_nowait(topic, [b"six"]).result(WAIT_S)
+    producer.deferred_publish_nowait(topic, 0.0, b"seven").result(WAIT_S)
+    assert producer.outstanding == producer.outstanding_bytes == 0
+    assert sorted(messages_of(nsqd, topic)) == sorted([b"one", b"two", b"three", b"four", b"five", b"six", b"seven"])
+
+
+def test_one_producer_serves_many_threads(nsqd: Nsqd, producer: sync.Producer, topic: str) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda number: producer.publish(topic, b"%d" % number), range(200)))
+    assert sorted(map(int, messages_of(nsqd, topic))) == list(range(200))
+
+
+async def test_it_works_beside_a_running_event_loop(nsqd: Nsqd, producer: sync.Producer, topic: str) -> None:
+    """As in a notebook, whose cells run inside one."""
+    producer.publish(topic, b"x")
+    assert messages_of(nsqd, topic) == [b"x"]
+
+
+def test_errors_are_those_of_the_asyncio_client(producer: sync.Producer, topic: str) -> None:
+    with pytest.raises(InvalidName):
+        producer.publish("no good", b"x")
+    with pytest.raises(InvalidName):
+        producer.publish_nowait("no good", b"x")
+    with pytest.raises(ConfigError, match="msg_timeout"):
+        sync.Producer("127.0.0.1:1", msg_timeout=60)  # type: ignore[arg-type]
+    with sync.Producer("127.0.0.1:1") as nobody:
+        with pytest.raises(NotConnected):
+            nobody.publish(topic, b"x")
+        with pytest.raises(NotConnected):
+            nobody.publish_nowait(topic, b"x").result(WAIT_S)
+    with pytest.raises(Closed):
+        nobody.publish(topic, b"x")
+
+
+def test_a_pool_blocks_too(nsqd: Nsqd, topic: str) -> None:
+    with sync.ProducerPool(["127.0.0.1:1", address_of(nsqd)]) as pool:
+        for number in range(10):
+            pool.publish(topic, b"%d" % number)
+        pool.publish_nowait(topic, b"10").result(WAIT_S)
+        assert [status.state for status in pool.nsqds()] == ["down", "up"]
+    assert len(messages_of(nsqd, topic)) == 11
+
+
+# Consuming
+
+
+def test_messages_are_iterated_and_answered(nsqd: Nsqd, producer: sync.Producer, topic: str) -> None:
+    producer.multi_publish(topic, [b"finish", b"requeue", b"fail", b"fine"])
+    seen = []
+    with sync.Consumer(topic, "ch", nsqd=address_of(nsqd), max_in_flight=4, max_backoff_duration="0") as consumer:
+        for message in consumer:
+            seen.append((message.body, message.attempts))
+            assert message.nsqd_address == address_of(nsqd) and len(message.id) == 16 and message.timestamp > 0
+            if message.body == b"fail" and message.attempts == 1:
+                with message:
+                    raise RuntimeError("a mistake in a handler")
+            elif message.body == b"requeue" and message.attempts == 1:
+                message.touch()
+                message.requeue(0.01, backoff=False)
+            elif message.body == b"finish":
+                message.finish()
+            else:
+                with message:
+                    assert not message.is_answered
+            assert message.is_answered
+            if len(seen) == 5:
+                break
+        # Requeued by itself, the failed one comes after default_requeue_delay, which is long.
+        eventually(lambda: consumer.stats().requeued == 2 and consumer.stats().finished == 3)
+        assert sorted(seen) == sorted([(b"fail", 1), (b"fine", 1), (b"finish", 1), (b"requeue", 1), (b"requeue", 2)])
+    assert nsqd.channel(topic)["deferred_count"] == 1
+
+
+def test_an_answer_may_come_from_any_thread(nsqd: Nsqd, producer: sync.Producer, topic: str) -> None:
+    producer.multi_publish(topic, [b"%d" % number for number in range(100)])
+    with (
+        sync.Consumer(topic, "ch", nsqd=[address_of(nsqd)], max_in_flight=100) as consumer,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        for _ in range(100):
+            message = consumer.get(WAIT_S)
+            assert message is not None
+            threads.submit(message.finish)
+        eventually(lambda: nsqd.channel(topic)["in_flight_count"] == 0)
+        assert nsqd.channel(topic)["depth"] == 0
+
+
+def test_handlers_run_in_threads_until_the_consumer_is_closed(nsqd: Nsqd, producer: sync.Producer, topic: str) -> None:
+    at_once = threading.Barrier(3)
+    bodies = []
+
+    def handle(message: sync.Message) -> None:
+        at_once.wait(WAIT_S)
+        bodies.append(message.body)
+
+    producer.multi_publish(topic, [b"a", b"b", b"c"])
+    with sync.Consumer(topic, "ch", nsqd=address_of(nsqd), max_in_flight=3) as consumer:
+        running = threading.Thread(target=consumer.run, args=(handle, 3))
+        running.start()
+        eventually(lambda: consumer.stats().finished == 3)
+        assert sorted(bodies) == [b"a", b"b", b"c"]
+    running.join(WAIT_S)
+    assert not running.is_alive()
+
+
+def test_waiting_for_a_message_ends(nsqd: Nsqd, topic: str) -> None:
+    with sync.Consumer(topic, "ch", nsqd=address_of(nsqd)) as consumer:
+        assert consumer.get(timeout=0.05) is None
+        rest: list[sync.Message] = []
+        waiting = threading.Thread(target=lambda: rest.extend(consumer))
+        waiting.start()
+        consumer.close()
+        waiting.join(WAIT_S)
+        assert not waiting.is_alive() and rest == []
+
+
+def test_an_interrupt_ends_the_wait_and_loses_no_message(nsqd: Nsqd, producer: sync.Producer, topic: str) -> None:
+    class Interrupt(Exception):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise Interrupt
+
+    with sync.Consumer(topic, "ch", nsqd=address_of(nsqd)) as consumer:
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(Interrupt):
+                next(consumer)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        producer.publish(topic, b"x")
+        assert _bodies(consumer, 1) == {b"x"}
+
+
+def test_a_consumer_is_steered(nsqd: Nsqd, producer: sync.Producer, topic: str) -> None:
+    with sync.Consumer(topic, "ch", nsqd=address_of(nsqd)) as consumer:
+        assert consumer.connections == [address_of(nsqd)]
+        consumer.pause()
+        assert consumer.is_paused
+        eventually(lambda: nsqd.channel(topic)["clients"][0]["ready_count"] == 0)
+        producer.publish(topic, b"x")
+        consumer.change_max_in_flight(5)
+        assert not consumer.is_paused
+        assert _bodies(consumer, 1) == {b"x"}
+        assert not consumer.is_starved
+        consumer.disconnect_from_nsqd(address_of(nsqd))
+        assert consumer.connections == []
+        consumer.connect_to_nsqd(address_of(nsqd))
+        assert consumer.connections == [address_of(nsqd)]
+
+
+def test_a_blocking_call_in_a_callback_is_an_error_not_a_deadlock(
+    nsqd: Nsqd, producer: sync.Producer, topic: str
+) -> None:
+    errors: list[BaseException] = []
+
+    def give_up(_: object) -> None:
+        try:
+            producer.publish(topic, b"again")
+        except NsqError as error:
+            errors.append(error)
+
+    options = {"max_attempts": 1, "max_backoff_duration": "0"}
+    producer.publish(topic, b"x")
+    with sync.Consumer(topic, "ch", nsqd=address_of(nsqd), on_give_up=give_up, **options) as consumer:  # type: ignore[arg-type]
+        message = consumer.get(WAIT_S)
+        assert message is not None
+        message.requeue(0)
+        eventually(lambda: consumer.get(0.05) or errors)
+    assert "event loop's own thread" in str(errors[0])
+
+
+# Fork
+
+
+@contextlib.contextmanager
+def _silent_exit() -> Iterator[None]:
+    """In a forked child: never back into the test run."""
+    code = 1
+    try:
+        yield
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _in_fork(work: Callable[[], object]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        with _silent_exit():
+            work()
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_producer_works_on_both_sides_of_a_fork(nsqd: Nsqd, producer: sync.Producer, topic: str) -> None:
+    producer.publish(topic, b"before")
+
+    def child() -> None:
+        producer.publish(topic, b"child")
+        producer.publish_nowait(topic, b"child, later").result(WAIT_S)
+        with sync.Producer(address_of(nsqd)) as new:
+            new.publish(topic, b"child's own")
+        producer.close()
+
+    assert _in_fork(child) == 0
+    producer.publish(topic, b"parent")
+    assert _in_fork(lambda: producer.publish(topic, b"second child")) == 0
+    producer.publish(topic, b"after")
+    assert set(messages_of(nsqd, topic)) == {
+        b"before",
+        b"child",
+        b"child, later",
+        b"child's own",
+        b"parent",
+        b"second child",
+        b"after",
+    }
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_fork_under_load_harms_neither_side(nsqd: Nsqd, producer: sync.Producer, topic: str) -> None:
+    """The child is made while the loop's thread is busy, whatever it holds at that moment."""
+    stop = threading.Event()
+    published = 0
+
+    def load() -> None:
+        nonlocal published
+        while not stop.is_set():
+            producer.publish(topic, b"parent")
+            published += 1
+
+    loading = threading.Thread(target=load)
+    loading.start()
+    try:
+        codes = [_in_fork(lambda: producer.publish(topic, b"child")) for _ in range(10)]
+    finally:
+        stop.set()
+        loading.join(WAIT_S)
+    assert codes == [0] * 10
+    bodies = messages_of(nsqd, topic)
+    assert (bodies.count(b"child"), bodies.count(b"parent")) == (10, published)
+
+
+def _publish_in_process(address: str, topic: str, number: int) -> None:
+    with sync.ProducerPool([address]) as pool:
+        pool.publish(topic, b"%d" % number)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_it_works_in_multiprocessing(nsqd: Nsqd, producer: sync.Producer, topic: str) -> None:
+    producer.publish(topic, b"-1")
+    context = multiprocessing.get_context("fork")
+    children = [
+        context.Process(target=_publish_in_process, args=(address_of(nsqd), topic, number)) for number in range(4)
+    ]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(WAIT_S)
+    assert [child.exitcode for child in children] == [0] * 4
+    producer.publish(topic, b"4")
+    assert sorted(map(int, messages_of(nsqd, topic))) == [-1, 0, 1, 2, 3, 4]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_consumer_stays_with_its_process(nsqd: Nsqd, producer: sync.Producer, topic: str) -> None:
+    with sync.Consumer(topic, "ch", nsqd=address_of(nsqd)) as consumer:
+
+        def child() -> None:
+            with pytest.raises(NsqError, match="make one after the fork"):
+                consumer.get(0.1)
+            consumer.close()
+
+        assert _in_fork(child) == 0
+        producer.publish(topic, b"x")
+        assert _bodies(consumer, 1) == {b"x"}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_was_closed_stays_closed_in_a_child(nsqd: Nsqd, topic: str) -> None:
+    with sync.Producer(address_of(nsqd)) as producer:
+        producer.publish(topic, b"x")
+
+    def child() -> None:
+        with pytest.raises(Closed):
+            producer.publish(topic, b"y")
+
+    assert _in_fork(child) == 0
+
+
+def test_what_is_outstanding_is_bounded(nsqd: Nsqd, topic: str) -> None:
+    address = "{}:{}"
+    with FaultProxy(nsqd.tcp) as proxy, sync.Producer(address.format(*proxy.address), write_timeout="60s") as producer:
+        producer.ping()
+        proxy.stall()
+        futures = []
+
+        def fill() -> None:
+            while len(futures) < 1000:
+                futures.append(producer.publish_nowait(topic, b"x" * (1 << 20)))
+
+        with pytest.raises(TooMuchOutstanding):
+            fill()
+        proxy.resume()
+        for future in futures:
+            future.result(WAIT_S)
