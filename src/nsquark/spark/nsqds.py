@@ -71,7 +71,7 @@ class Endpoint:
             self._connection.close()
             self._connection = None
 
-    def ask(self, path: str, method: str = "GET", **query: Any) -> dict[str, Any]:
+    def ask(self, path: str, method: str = "GET", /, **query: Any) -> dict[str, Any]:
         """The JSON of an answer. A connection that was kept may be stale, so the first failure is tried again."""
         was_kept = self._connection is not None
         try:
@@ -86,7 +86,7 @@ class Endpoint:
             return self._fields(body)
         raise self._refusal(path, response, body)
 
-    def stream(self, path: str, **query: Any) -> http.client.HTTPResponse:
+    def stream(self, path: str, /, **query: Any) -> http.client.HTTPResponse:
         """An answer whose body is still to be read."""
         try:
             response = self._send("GET", path, query)
@@ -174,12 +174,12 @@ class Nsqd(Endpoint):
         super().__init__(address, tls, timeout_s)
         self.id = nsqd_id
 
-    def ask(self, path: str, method: str = "GET", **query: Any) -> dict[str, Any]:
+    def ask(self, path: str, method: str = "GET", /, **query: Any) -> dict[str, Any]:
         fields = super().ask(path, method, **query)
         self.check_id(fields.get("nsqd_id"))
         return fields
 
-    def stream(self, path: str, **query: Any) -> http.client.HTTPResponse:
+    def stream(self, path: str, /, **query: Any) -> http.client.HTTPResponse:
         response = super().stream(path, **query)
         self.check_id(response.headers.get(ID_HEADER))
         return response

@@ -81,7 +81,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class Query:
-    """The driver's side of a query. With a channel, the first offset has only the query's identity and its positions, and
+    """The driver's side of a query. With a channel, the first offset has only its identity and positions, and
     reads nothing: the channel can be taken only once the checkpoint knows who owns it.
     """
 
@@ -229,4 +229,4 @@ def _has_more(head: Head | None, span: Span | None) -> bool:
 
 
 def _count(nsqd: Nsqd, key: Key, low: int, high: int) -> int:
-    return int(nsqd.ask("/log/plan", "GET", topic=key.topic, **{"from": low, "to": high})["count"])
+    return int(nsqd.ask("/log/plan", topic=key.topic, **{"from": low, "to": high})["count"])

@@ -1,0 +1,106 @@
+"""What the tests of the source share: publishing, reading, and running a query to the end of what there is."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness import Nsqd, eventually, mpub_messages
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+QUERY_TIMEOUT_S = 90
+SMALL_FILES = ("--max-bytes-per-file=20000",)
+
+
+def address(daemon: Nsqd) -> str:
+    return "{}:{}".format(*daemon.http)
+
+
+def addresses(*daemons: Nsqd) -> str:
+    return ",".join(map(address, daemons))
+
+
+def on_fixed_port(daemon: Nsqd) -> Nsqd:
+    """Started again, it listens where it did, as the nsqds of a cluster do."""
+    daemon.flags += [f"--http-address={address(daemon)}", "--tcp-address={}:{}".format(*daemon.tcp)]
+    return daemon
+
+
+def bodies(low: int, high: int) -> list[bytes]:
+    return [b"%06d" % number for number in range(low, high)]
+
+
+def publish(daemon: Nsqd, topic: str, messages: Sequence[bytes]) -> None:
+    reply = daemon.post("/mpub", mpub_messages(messages), topic=topic, binary="true")
+    assert reply.status == 200, reply.text
+
+
+def info(daemon: Nsqd, topic: str) -> dict[str, Any]:
+    reply = daemon.get("/log/info", topic=topic)
+    assert reply.status == 200, reply.text
+    fields: dict[str, Any] = reply.json()
+    return fields
+
+
+def nsqd_id(daemon: Nsqd) -> str:
+    return str(daemon.get("/log/info").json()["nsqd_id"])
+
+
+def reader(spark: "SparkSession", where: Nsqd | str, topic: str | None = None, **options: Any) -> Any:
+    return _with_options(spark.read, where, topic, options)
+
+
+def stream_reader(spark: "SparkSession", where: Nsqd | str, topic: str | None = None, **options: Any) -> Any:
+    return _with_options(spark.readStream, where, topic, options)
+
+
+def _with_options(builder: Any, where: Nsqd | str, topic: str | None, options: dict[str, Any]) -> Any:
+    builder = builder.format("nsq")
+    if "lookupd" not in options:
+        builder = builder.option("nsqd", where if isinstance(where, str) else address(where))
+    if topic is not None:
+        builder = builder.option("topic", topic)
+    return builder.options(**options)
+
+
+def read_bodies(frame: "DataFrame") -> list[bytes]:
+    return sorted(bytes(row.body) for row in frame.select("body").collect())
+
+
+class Stream:
+    """A query into Parquet, on one checkpoint, run as often as the test likes."""
+
+    def __init__(self, spark: "SparkSession", directory: Path):
+        self.spark = spark
+        self.output = directory / "output"
+        self.checkpoint = directory / "checkpoint"
+
+    def start(self, builder: Any, **trigger: Any) -> "StreamingQuery":
+        writer = builder.load().writeStream.format("parquet").option("checkpointLocation", str(self.checkpoint))
+        query: StreamingQuery = writer.trigger(**(trigger or {"processingTime": "0 seconds"})).start(str(self.output))
+        return query
+
+    def run(self, builder: Any) -> "StreamingQuery":
+        """All that is there now."""
+        query = self.start(builder, availableNow=True)
+        assert query.awaitTermination(QUERY_TIMEOUT_S), query.status
+        return query
+
+    def bodies(self) -> list[bytes]:
+        if not self.output.exists():
+            return []
+        return read_bodies(self.spark.read.schema("body binary").parquet(str(self.output)))
+
+    def await_bodies(self, expected: list[bytes]) -> None:
+        eventually(lambda: self.bodies() == expected, QUERY_TIMEOUT_S, 0.3)
+
+
+def rows_by_batch(query: "StreamingQuery") -> list[int]:
+    return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
+
+
+def commit_position(daemon: Nsqd, topic: str, channel: str) -> int:
+    """The messages that the query's channel still holds."""
+    return int(daemon.channel(topic, channel)["depth"])
