@@ -1,5 +1,76 @@
-"""Long forms of tests run only when asked for, as in tests/faults."""
+"""For the tests of the client: what an event loop complains about fails the test, and nsqds for single tests."""
 
-from faults.conftest import pytest_collection_modifyitems, pytest_configure
+import gc
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
-__all__ = ["pytest_collection_modifyitems", "pytest_configure"]
+import pytest
+
+from faults.conftest import pytest_collection_modifyitems, pytest_configure  # noqa: F401  (long forms of tests)
+from harness import FaultProxy, Nsqd
+from harness.lookupd import Nsqlookupd
+
+
+@pytest.fixture(scope="module")
+def complaints() -> Iterator[list[str]]:
+    """What asyncio only logs: exceptions that nobody took, tasks destroyed while pending, callbacks that raised."""
+    kept: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            kept.append(self.format(record))
+
+    keep = Keep(logging.ERROR)
+    logger = logging.getLogger("asyncio")
+    logger.addHandler(keep)
+    yield kept
+    gc.collect()  # too dear for each test
+    logger.removeHandler(keep)
+    assert not kept, "after one of this module's tests:\n" + "\n".join(kept)
+
+
+@pytest.fixture(autouse=True)
+def _no_complaints(complaints: list[str]) -> Iterator[None]:
+    yield
+    said, complaints[:] = complaints[:], []
+    assert not said, "\n".join(said)
+
+
+@pytest.fixture
+def start_nsqd(tmp_path: Path) -> Iterator[Callable[..., Nsqd]]:
+    """Starts an nsqd of its own data path; one that is started again keeps its ports, as an operator's does."""
+    daemons: list[Nsqd] = []
+
+    def start(*flags: str) -> Nsqd:
+        data_path = tmp_path / f"nsqd{len(daemons)}"
+        data_path.mkdir()
+        daemon = Nsqd(data_path, *flags)
+        daemons.append(daemon)
+        daemon.start()
+        daemon.flags += ["--tcp-address={}:{}".format(*daemon.tcp), "--http-address={}:{}".format(*daemon.http)]
+        return daemon
+
+    yield start
+    for daemon in daemons:
+        daemon.kill()
+
+
+@pytest.fixture
+def start_lookupd() -> Iterator[Callable[..., Nsqlookupd]]:
+    daemons: list[Nsqlookupd] = []
+
+    def start(*flags: str) -> Nsqlookupd:
+        daemons.append(Nsqlookupd(*flags))
+        return daemons[-1].start()
+
+    yield start
+    for daemon in daemons:
+        daemon.kill()
+
+
+@pytest.fixture
+def proxy(nsqd: Nsqd) -> Iterator[FaultProxy]:
+    """In front of the module's nsqd."""
+    with FaultProxy(nsqd.tcp) as running:
+        yield running

@@ -89,6 +89,8 @@ class Connection(asyncio.BufferedProtocol):
             raise NotConnected(f"{self.address}: no connection within {seconds:g} s (dial_timeout)") from None
         except OSError as error:
             raise NotConnected(f"{self.address}: {error.strerror or error}") from None
+        except UnicodeError as error:
+            raise NotConnected(f"{self.address}: this host name cannot be looked up: {error}") from None
 
     def host_and_port(self) -> tuple[str, int]:
         try:

@@ -116,7 +116,10 @@ class Producer:
         """Connects if needed; as go-nsq's, it does not wait for an answer."""
         self._check_open()
         if self._connection is None:
-            await asyncio.shield(self._connect())
+            connecting = self._connect()
+            await asyncio.wait([connecting])
+            self._check_open()
+            connecting.result()
         if self._connection is None:
             raise NotConnected(f"{self.address}: not connected")
         self._connection.send(commands.NOP)
@@ -279,14 +282,20 @@ class Producer:
                 future.set_exception(Closed(f"{self.address}: stopped before the message was sent"))
         self._waiting.clear()
         unanswered = [future for future, _ in self._outstanding if not future.done()]
-        if unanswered:
-            await asyncio.wait(unanswered, timeout=timeout)
-        reason = Closed(f"{self.address}: closed before nsqd answered; it may or may not have the message")
+        try:
+            if unanswered:
+                await asyncio.wait(unanswered, timeout=timeout)
+        finally:  # whoever cancels this wants an end, not an open connection
+            connecting, connection = self._connecting, self._connection
+            self._end(Closed(f"{self.address}: closed before nsqd answered; it may or may not have the message"))
+        if connecting is not None:
+            await asyncio.wait([connecting])
+        if connection is not None:
+            await connection.wait_lost()
+
+    def _end(self, reason: Closed) -> None:
         if self._connecting is not None:
             self._connecting.cancel()
-            await asyncio.wait([self._connecting])
         if self._connection is not None:
-            connection = self._connection
-            connection.close(reason)
-            await connection.wait_lost()
+            self._connection.close(reason)
         self._fail_all(reason)
