@@ -25,9 +25,9 @@ pytestmark = pytest.mark.ours
 STREAM_TIMEOUT_S = 60
 
 
-def write(df: "DataFrame", nsqd: Nsqd, **options: Any) -> None:
-    writer = df.write.format("nsq").mode("append").option("nsqd", http_address(nsqd))
-    writer.options(**options).save()
+def write(df: "DataFrame", nsqd: Nsqd | str, **options: Any) -> None:
+    address = nsqd if isinstance(nsqd, str) else http_address(nsqd)
+    df.write.format("nsq").mode("append").option("nsqd", address).options(**options).save()
 
 
 def numbers(spark: "SparkSession", count: int, partitions: int = 2) -> "DataFrame":
@@ -124,7 +124,7 @@ def test_a_secret_is_sent_to_an_nsqd_that_asks(
 ) -> None:
     with AuthServer() as auth:
         nsqd = make_nsqd(f"--auth-http-address={auth.address}")
-        with pytest.raises(PySparkException, match="E_AUTH"):
+        with pytest.raises(PySparkException, match=r"Auth Required.*Give the option authSecret"):
             write(numbers(spark, 5), nsqd, topic=topic, writeTimeout="2s")
         write(numbers(spark, 5), nsqd, topic=topic, authSecret="open sesame")
         assert differences([nsqd], topic, bodies(5)) == (0, 0)
@@ -139,25 +139,29 @@ def test_an_nsqd_killed_and_restarted_in_the_middle_loses_nothing(
     go_on = tmp_path / "go on"
 
     def in_two_halves(batches: Any) -> Any:
+        """Waits in the middle of the rows; what Spark's buffers hold back is less than those before."""
         import time
 
-        for number, batch in enumerate(batches):
-            deadline = time.monotonic() + STREAM_TIMEOUT_S
-            while number == 2 and not go_on.exists() and time.monotonic() < deadline:
+        rows = 0
+        deadline = time.monotonic() + STREAM_TIMEOUT_S
+        for batch in batches:
+            while rows >= 30_000 and not go_on.exists() and time.monotonic() < deadline:
                 time.sleep(0.02)
+            rows += batch.num_rows
             yield batch
 
-    df = numbers(spark, 100_000, partitions=2).mapInArrow(in_two_halves, "body string")
+    sized = numbers(spark, 60_000, partitions=1).selectExpr("lpad(body, 200, '0') AS body")
+    df = sized.mapInArrow(in_two_halves, "body string")
     failures: list[BaseException] = []
     task = threading.Thread(target=_collecting(failures, lambda: write(df, nsqd, topic=topic)))
     task.start()
-    eventually(lambda: len(log_bodies(nsqd, topic)) >= 20_000, STREAM_TIMEOUT_S)
+    eventually(lambda: log_bodies(nsqd, topic), STREAM_TIMEOUT_S)
     nsqd.kill()
     go_on.touch()
     nsqd.start()
     task.join()
     assert failures == []
-    missing, _ = differences([nsqd], topic, bodies(100_000))
+    missing, _ = differences([nsqd], topic, [b"%0200d" % number for number in range(60_000)])
     assert missing == 0
 
 
@@ -196,7 +200,7 @@ def test_once_by_topic_on_several_nsqds(spark: "SparkSession", make_nsqd: Callab
     df = numbers(spark, 600).selectExpr("'t' || (cast(body AS int) % 3) AS topic", "body")
     for addresses in (nsqds, nsqds[::-1]):
         both = ",".join(http_address(nsqd) for nsqd in addresses)
-        write(df, nsqds[0], nsqd=both, idempotent="true", token="x")
+        write(df, both, idempotent="true", token="x")
     assert all(nsqd.topic_names() for nsqd in nsqds)
     for part in range(3):
         assert differences(nsqds, f"t{part}", [b"%d" % number for number in range(part, 600, 3)]) == (0, 0)
@@ -233,15 +237,10 @@ def test_a_stream_arrives(spark: "SparkSession", nsqd: Nsqd, topic: str, tmp_pat
     assert sorted(log_bodies(nsqd, topic)) == [b"a", b"a", b"b", b"c"]
 
 
-def test_a_stream_writes_updates_and_refuses_complete(
-    spark: "SparkSession", nsqd: Nsqd, topic: str, tmp_path: Path
-) -> None:
-    counts = stream_of_files(spark, tmp_path, ["a", "a", "b"]).groupBy("body").count()
-    df = counts.selectExpr("body || count AS body")
-    run_stream(df, nsqd, tmp_path / "checkpoint", "update", topic=topic)
-    assert sorted(log_bodies(nsqd, topic)) == [b"a2", b"b1"]
-    with pytest.raises(PySparkException, match="complete would publish all results again in each batch"):
-        run_stream(df, nsqd, tmp_path / "other checkpoint", "complete", topic=topic)
+def test_a_stream_refuses_complete(spark: "SparkSession", nsqd: Nsqd, topic: str, tmp_path: Path) -> None:
+    df = stream_of_files(spark, tmp_path, ["a", "a", "b"]).groupBy("body").count().select("body")
+    with pytest.raises(PySparkException, match="complete would publish all results again in each batch: use append"):
+        run_stream(df, nsqd, tmp_path / "checkpoint", "complete", topic=topic)
 
 
 def test_a_stream_takes_no_token(spark: "SparkSession", nsqd: Nsqd, topic: str, tmp_path: Path) -> None:
@@ -271,37 +270,14 @@ def test_overwriting_is_refused(spark: "SparkSession", nsqd: Nsqd) -> None:
         numbers(spark, 1).write.format("nsq").mode("overwrite").options(nsqd=http_address(nsqd), topic="t").save()
 
 
-@pytest.mark.parametrize(
-    ("sql", "sentence"),
-    [
-        ("SELECT 'a' AS text", "the nsq sink writes the column body"),
-        ("SELECT 'a' AS body, 1 AS defer", "the nsq sink has no column defer: select only body, topic, defer_ms"),
-        ("SELECT 1 AS body", "column body has type int: cast it to string or binary"),
-        ("SELECT 'a' AS body, 1 AS topic", "column topic has type int: cast it to string"),
-        ("SELECT 'a' AS body, '1s' AS defer_ms", "column defer_ms has type string: cast it to"),
-        ("SELECT 'a' AS body", "no topic to write to: give the option topic, or a column topic"),
-    ],
-)
-def test_columns_are_checked_before_anything_runs(spark: "SparkSession", nsqd: Nsqd, sql: str, sentence: str) -> None:
-    with pytest.raises(AnalysisException, match=sentence):
-        write(spark.sql(sql), nsqd)
+def test_columns_are_checked_before_anything_runs(spark: "SparkSession", nsqd: Nsqd) -> None:
+    with pytest.raises(AnalysisException, match="no topic to write to: give the option topic, or a column topic"):
+        write(numbers(spark, 1), nsqd)
 
 
-@pytest.mark.parametrize(
-    ("row", "sentence"),
-    [
-        ("('t', NULL, 0)", r"row 2 of partition 0 cannot be written: its body is null: filter"),
-        ("('t', '', 0)", r"row 2 of partition 0 cannot be written: its body is empty"),
-        ("('t', repeat('x', 1048577), 0)", r"row 2 of partition 0 .* its body has 1048577 bytes, more than 1048576"),
-        ("(NULL, 'a', 0)", r"row 2 of partition 0 cannot be written: its topic is null: fill it in"),
-        ("('no topic!', 'a', 0)", r"row 2 of partition 0 cannot be written: 'no topic!' is not a topic"),
-        ("('t', 'a', -1)", r"row 2 of partition 0 cannot be written: its defer_ms is negative"),
-    ],
-)
-def test_a_bad_row_is_named(spark: "SparkSession", nsqd: Nsqd, row: str, sentence: str) -> None:
-    df = spark.sql(f"SELECT * FROM VALUES ('t', 'a', 0), ('t', 'b', 0), {row} AS rows(topic, body, defer_ms)")
-    with pytest.raises(PySparkException, match=sentence):
-        write(df.coalesce(1), nsqd)
+def test_a_bad_row_is_named(spark: "SparkSession", nsqd: Nsqd, topic: str) -> None:
+    with pytest.raises(PySparkException, match="row 17 of partition 0 cannot be written: its body is null"):
+        write(numbers(spark, 100).selectExpr("nullif(body, '17') AS body"), nsqd, topic=topic)
 
 
 def test_bigger_messages_are_an_option(spark: "SparkSession", make_nsqd: Callable[..., Nsqd], topic: str) -> None:
@@ -311,55 +287,13 @@ def test_bigger_messages_are_an_option(spark: "SparkSession", make_nsqd: Callabl
     assert [len(body) for body in log_bodies(nsqd, topic)] == [2_000_000]
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"nsqd": ""}, "nsqd is empty"),
-        ({"nsqd": "127.0.0.1"}, "no address: write host:port"),
-        ({"lookupd": "127.0.0.1:4161"}, "not both"),
-        ({"topic": "a b"}, "no name of a topic"),
-        ({"topic": "a,b"}, "no name of a topic: write one name"),
-        ({"startingOffsets": "earliest"}, "startingOffsets is for reading: leave it out of a write"),
-        ({"token": "x"}, "token means nothing without idempotent=true"),
-        ({"idempotent": "yes"}, "write true or false"),
-        ({"idempotent": "true", "token": ""}, "token has 0 characters"),
-        ({"idempotent": "true", "token": "x", "topic": "t#ephemeral"}, "ephemeral, and has no log to append to"),
-        ({"maxMessageBytes": "0"}, "maxMessageBytes='0': write a whole number"),
-        ({"maxRequestBytes": "1 MB"}, "maxRequestBytes='1 MB': write a whole number"),
-        ({"writeTimeout": "60"}, "writeTimeout='60': write a time with its unit"),
-        ({"tlsCertFile": "/x"}, "tlsCertFile and tlsKeyFile belong together"),
-    ],
-)
-def test_options_are_checked(options: dict[str, str], sentence: str) -> None:
-    from nsquark.spark.options import OptionError
-    from nsquark.spark.sink_options import SinkOptions
-
-    with pytest.raises(OptionError, match=sentence):
-        SinkOptions.parse({"nsqd": "127.0.0.1:4151", "topic": "t"} | options)
-
-
-def test_once_needs_a_fixed_list_of_nsqds() -> None:
-    from nsquark.spark.options import OptionError
-    from nsquark.spark.sink_options import SinkOptions
-
-    with pytest.raises(OptionError, match="write nsqd instead of lookupd"):
-        SinkOptions.parse({"lookupd": "127.0.0.1:4161", "topic": "t", "idempotent": "true"})
-    with pytest.raises(OptionError, match="write where to publish: either nsqd"):
-        SinkOptions.parse({"topic": "t"})
-
-
-def test_once_cannot_defer(spark: "SparkSession", nsqd: Nsqd) -> None:
-    with pytest.raises(AnalysisException, match="idempotent=true cannot defer messages"):
-        write(spark.sql("SELECT 'a' AS body, 5 AS defer_ms"), nsqd, topic="t", idempotent="true", token="x")
-
-
 def test_a_tcp_port_given_by_mistake_is_recognised(spark: "SparkSession", nsqd: Nsqd) -> None:
     host, port = nsqd.tcp
     with pytest.raises(PySparkException, match="is the TCP port of an nsqd"):
-        write(numbers(spark, 1), nsqd, nsqd=f"{host}:{port}", topic="t")
+        write(numbers(spark, 1), f"{host}:{port}", topic="t")
 
 
-def test_an_nsqd_that_is_not_there_is_named(spark: "SparkSession", nsqd: Nsqd) -> None:
+def test_an_nsqd_that_is_not_there_is_named(spark: "SparkSession") -> None:
     address = f"127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(PySparkException, match=rf"no nsqd to publish to within 0.5 s: {address} does not answer"):
-        write(numbers(spark, 1), nsqd, nsqd=address, topic="t", writeTimeout="500ms")
+        write(numbers(spark, 1), address, topic="t", writeTimeout="500ms")

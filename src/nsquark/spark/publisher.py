@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from nsquark.client.config import Config
-from nsquark.client.errors import NsqError
-from nsquark.client.pool import ProducerPool
+from nsquark.client.errors import AuthFailed, NsqError
+from nsquark.client.pool import CLOSE_TIMEOUT_S, ProducerPool
 from nsquark.spark.nsqds import Endpoint, Unreachable, WrongAddress
 from nsquark.spark.options import Tls
 from nsquark.spark.sink_options import SinkOptions
@@ -62,7 +62,8 @@ class Publisher:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._run(self._pool.close())
+        # After an error nobody waits for the rest: the task is run again.
+        self._run(self._pool.close(CLOSE_TIMEOUT_S if kind is None else 0))
         self._stop()
 
     def _stop(self) -> None:
@@ -75,7 +76,7 @@ class Publisher:
 
     def publish(self, topic: str, messages: MpubBody, rows: str) -> None:
         """Returns when there is room for more; `rows` is for the text of an error."""
-        self._submit(self._pool.publish_packed(topic, messages), len(messages.data), f"topic {topic}, {rows}")
+        self._submit(self._pool.multi_publish(topic, messages), len(messages.data), f"topic {topic}, {rows}")
 
     def defer(self, messages: list[Deferred], rows: str) -> None:
         for start in range(0, len(messages), DEFERRED_AT_ONCE_MAX):
@@ -105,20 +106,12 @@ class Publisher:
             future.result()
         except (NsqError, ExceptionGroup) as error:
             cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-            raise PublishFailed(f"messages were not published ({rows}): {cause}") from error
+            advice = ". Give the option authSecret" if isinstance(cause, AuthFailed) else ""
+            raise PublishFailed(f"messages were not published ({rows}): {cause}{advice}") from error
 
 
-class _Pool(ProducerPool):
-    """Takes messages that are packed already as they are."""
-
-    async def publish_packed(self, topic: str, messages: MpubBody) -> None:
-        await self._submit(
-            (lambda producer: producer.multi_publish_nowait(topic, messages), len(messages.data)), must_wait=True
-        )
-
-
-async def _open(options: SinkOptions, addresses: list[str]) -> _Pool:
-    return _Pool(
+async def _open(options: SinkOptions, addresses: list[str]) -> ProducerPool:
+    return ProducerPool(
         addresses,
         lookupd=options.lookupd,
         config=_config(options),

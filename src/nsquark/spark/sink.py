@@ -43,7 +43,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
     if overwrite:
-        raise OptionError("output mode complete would publish all results again in each batch: use append or update")
+        raise OptionError("output mode complete would publish all results again in each batch: use append")
     parsed = _checked(options, schema)
     if parsed.token is not None:
         raise OptionError("token is for batch writes: a stream has its own, leave the option out")
