@@ -24,6 +24,7 @@ from nsquark.client.dedupe import DedupeStore
 from nsquark.client.errors import Closed, NsqError
 from nsquark.client.lookup import AddressFilter
 from nsquark.client.producer import Body
+from nsquark.wire.commands import MpubBody
 
 T = TypeVar("T")
 Result = TypeVar("Result")
@@ -140,10 +141,10 @@ class _AsyncPublisher(_Closable, Protocol):
     @property
     def outstanding_bytes(self) -> int: ...
     async def publish(self, topic: str, body: Body) -> None: ...
-    async def multi_publish(self, topic: str, bodies: Iterable[Body]) -> None: ...
+    async def multi_publish(self, topic: str, bodies: Iterable[Body] | MpubBody) -> None: ...
     async def deferred_publish(self, topic: str, delay: float | timedelta, body: Body) -> None: ...
     def publish_nowait(self, topic: str, body: Body) -> asyncio.Future[None]: ...
-    def multi_publish_nowait(self, topic: str, bodies: Iterable[Body]) -> asyncio.Future[None]: ...
+    def multi_publish_nowait(self, topic: str, bodies: Iterable[Body] | MpubBody) -> asyncio.Future[None]: ...
     def deferred_publish_nowait(self, topic: str, delay: float | timedelta, body: Body) -> asyncio.Future[None]: ...
     async def ping(self) -> None: ...
 
@@ -155,9 +156,8 @@ class _Publisher(_Face[Publishing]):
     def publish(self, topic: str, body: Body) -> None:
         self._call(self._own().publish(topic, body))
 
-    def multi_publish(self, topic: str, bodies: Iterable[Body]) -> None:
-        # Taken here: what makes the bodies may block, and the loop must not.
-        self._call(self._own().multi_publish(topic, list(bodies)))
+    def multi_publish(self, topic: str, bodies: Iterable[Body] | MpubBody) -> None:
+        self._call(self._own().multi_publish(topic, _taken(bodies)))
 
     def deferred_publish(self, topic: str, delay: float | timedelta, body: Body) -> None:
         self._call(self._own().deferred_publish(topic, delay, body))
@@ -167,8 +167,8 @@ class _Publisher(_Face[Publishing]):
         inner = self._own()
         return self._call(_started(lambda: inner.publish_nowait(topic, body)))
 
-    def multi_publish_nowait(self, topic: str, bodies: Iterable[Body]) -> concurrent.futures.Future[None]:
-        inner, taken = self._own(), list(bodies)
+    def multi_publish_nowait(self, topic: str, bodies: Iterable[Body] | MpubBody) -> concurrent.futures.Future[None]:
+        inner, taken = self._own(), _taken(bodies)
         return self._call(_started(lambda: inner.multi_publish_nowait(topic, taken)))
 
     def deferred_publish_nowait(
@@ -396,6 +396,11 @@ class Consumer(_Face[consumers.Consumer]):
 
     def stats(self) -> consumers.Stats:
         return self._call(_called(self._own().stats))
+
+
+def _taken(bodies: Iterable[Body] | MpubBody) -> list[Body] | MpubBody:
+    """In the caller's thread: what makes the bodies may block, and the loop must not."""
+    return bodies if isinstance(bodies, MpubBody) else list(bodies)
 
 
 async def _called(function: Callable[..., T], *arguments: object) -> T:

@@ -12,6 +12,7 @@ import pytest
 from client.pool_rig import address_of, all_messages, messages_of, start_nsqds, until
 from harness import AuthServer, FaultProxy, Nsqd, eventually
 from harness.lookupd import Nsqlookupd
+from nsquark.client.consumer import Consumer
 from nsquark.client.envelope import unwrap
 from nsquark.client.errors import (
     AuthFailed,
@@ -201,7 +202,7 @@ async def test_a_full_disk_is_not_the_publishs_fault(trio: list[Nsqd], topic: st
     async with ProducerPool([address, address_of(trio[0])]) as pool:
         # A body that `refuse` finds whatever its size is.
         await asyncio.gather(*(pool.publish(topic, b"\nx%d" % number) for number in range(10)))
-        assert _states(pool) == ["down", "up"]
+        assert [status.failures > 0 for status in pool.nsqds()] == [True, False]
     full.close()
     assert len(messages_of(trio[0], topic)) == 10
 
@@ -268,6 +269,22 @@ async def test_copies_are_on_different_nsqds(trio: list[Nsqd], topic: str) -> No
     assert {int(body) for _, body in count} == set(range(62)) and len(count) == 62
     assert sum(map(len, held)) == 124, "no nsqd has both copies"
     assert all(held), "all nsqds are used"
+
+
+async def test_copies_are_handled_once_where_the_consumer_remembers(trio: list[Nsqd], topic: str) -> None:
+    handled: Counter[bytes] = Counter()
+    options = {"nsqd": _addresses(trio), "max_in_flight": 50}
+    async with (
+        ProducerPool(_addresses(trio), copies=2) as pool,
+        Consumer(topic, "ch", dedupe=True, **options) as consumer,  # type: ignore[arg-type]
+    ):
+        running = asyncio.create_task(consumer.run(lambda message: handled.update([message.body])))
+        await asyncio.gather(*(pool.publish(topic, b"%d" % number) for number in range(100)))
+        await until(lambda: consumer.stats().finished == 200)
+        await consumer.close()
+        await running
+    assert set(map(int, handled)) == set(range(100))
+    assert set(handled.values()) == {1}
 
 
 async def test_copies_go_past_a_dead_nsqd(trio: list[Nsqd], topic: str) -> None:
@@ -376,6 +393,16 @@ async def test_a_cancelled_publish_leaves_the_others_alone(
         await asyncio.gather(tasks[0], tasks[2])
         await until(lambda: pool.outstanding == 0)
         await pool.publish(topic, b"3")
+
+
+async def test_a_cancelled_publish_makes_room_even_if_it_was_never_sent(topic: str) -> None:
+    async with ProducerPool([NOBODY], outstanding_max=1) as pool:
+        publishing = asyncio.create_task(pool.publish(topic, b"x"))
+        await until(lambda: _states(pool) == ["down"])
+        assert pool.outstanding == 1
+        publishing.cancel()
+        await asyncio.wait([publishing])
+        assert pool.outstanding == 0
 
 
 async def test_close_waits_for_answers(trio: list[Nsqd], topic: str) -> None:

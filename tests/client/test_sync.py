@@ -14,6 +14,7 @@ from client.pool_rig import address_of, messages_of
 from harness import FaultProxy, Nsqd, eventually
 from nsquark import sync
 from nsquark.client.errors import Closed, ConfigError, InvalidName, NotConnected, NsqError, TooMuchOutstanding
+from nsquark.wire.commands import MpubBody
 
 WAIT_S = 15.0
 
@@ -45,7 +46,7 @@ def test_every_way_of_publishing_arrives(nsqd: Nsqd, producer: sync.Producer, to
     producer.multi_publish(topic, (body for body in (b"two", b"three")))
     producer.deferred_publish(topic, 0.0, b"four")
     producer.publish_nowait(topic, b"five").result(WAIT_S)
-    producer.multi_publish_nowait(topic, [b"six"]).result(WAIT_S)
+    producer.multi_publish_nowait(topic, MpubBody.of([b"six"])).result(WAIT_S)
     producer.deferred_publish_nowait(topic, 0.0, b"seven").result(WAIT_S)
     assert producer.outstanding == producer.outstanding_bytes == 0
     assert sorted(messages_of(nsqd, topic)) == sorted([b"one", b"two", b"three", b"four", b"five", b"six", b"seven"])

@@ -8,6 +8,7 @@ be there more than once, and order ends where an nsqd fails.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -104,8 +105,7 @@ class ProducerPool:
         self._bytes_max = outstanding_bytes_max
         self._count_max = outstanding_max
         self._members: dict[str, Member] = {}
-        self._in_turn: list[Member] = []
-        self._turn = 0
+        self._in_turn: deque[Member] = deque()
         self._count = 0
         self._bytes = 0
         self._waiting: deque[_Publish] = deque()
@@ -163,25 +163,25 @@ class ProducerPool:
 
     async def publish(self, topic: str, body: Body) -> None:
         """Returns when `copies` nsqds have the message. Waits first while too much is outstanding."""
-        await self._submit(self._pub(topic, body), must_wait=True)
+        await self._outcome(self._submit(self._pub(topic, body), must_wait=True))
 
     async def multi_publish(self, topic: str, bodies: Iterable[Body] | MpubBody) -> None:
         """All the messages in one command, to the same nsqds."""
-        await self._submit(self._mpub(topic, bodies), must_wait=True)
+        await self._outcome(self._submit(self._mpub(topic, bodies), must_wait=True))
 
     async def deferred_publish(self, topic: str, delay: float | timedelta, body: Body) -> None:
         """`delay` (seconds) counts from when nsqd takes the message."""
-        await self._submit(self._dpub(topic, delay, body), must_wait=True)
+        await self._outcome(self._submit(self._dpub(topic, delay, body), must_wait=True))
 
     def publish_nowait(self, topic: str, body: Body) -> asyncio.Future[None]:
         """The future has the outcome. TooMuchOutstanding: await some first."""
-        return self._submit(self._pub(topic, body), must_wait=False)
+        return self._submit(self._pub(topic, body), must_wait=False).future
 
     def multi_publish_nowait(self, topic: str, bodies: Iterable[Body] | MpubBody) -> asyncio.Future[None]:
-        return self._submit(self._mpub(topic, bodies), must_wait=False)
+        return self._submit(self._mpub(topic, bodies), must_wait=False).future
 
     def deferred_publish_nowait(self, topic: str, delay: float | timedelta, body: Body) -> asyncio.Future[None]:
-        return self._submit(self._dpub(topic, delay, body), must_wait=False)
+        return self._submit(self._dpub(topic, delay, body), must_wait=False).future
 
     async def ping(self) -> None:
         """Connects to every nsqd that is known; NotConnected if fewer than `copies` of them are there."""
@@ -225,7 +225,7 @@ class ProducerPool:
 
     # -- a publish's way -----------------------------------------------------------------------------------
 
-    def _submit(self, what: tuple[Send, int], must_wait: bool) -> asyncio.Future[None]:
+    def _submit(self, what: tuple[Send, int], must_wait: bool) -> _Publish:
         self._check_open()
         self._start()
         send, size = what
@@ -233,9 +233,7 @@ class ProducerPool:
         if not has_room and not must_wait:
             raise TooMuchOutstanding(f"{self._count} publishes ({self._bytes} bytes) wait for their answer")
         loop = asyncio.get_running_loop()
-        publish = _Publish(send, size, self.copies, loop.time() + self._retry_s, loop.create_future())
-        # Also who cancels a publish makes room.
-        publish.future.add_done_callback(lambda _: self._settled(publish))
+        publish = _Publish(send, size, self.copies, time.monotonic() + self._retry_s, loop.create_future())
         self._unsettled[publish] = None
         if self._sweep is None:
             self._sweep = loop.call_later(SWEEP_INTERVAL_S, self._sweep_up)
@@ -243,7 +241,14 @@ class ProducerPool:
             self._admit(publish)
         else:
             self._waiting.append(publish)
-        return publish.future
+        return publish
+
+    async def _outcome(self, publish: _Publish) -> None:
+        try:
+            await publish.future
+        except asyncio.CancelledError:
+            self._settled(publish)
+            raise
 
     def _has_room(self, size: int) -> bool:
         """One publish is always let through, however big."""
@@ -281,8 +286,8 @@ class ProducerPool:
     def _best(self, takers: list[Member]) -> Member | None:
         """The fewest unanswered bytes; equals take turns, or those who await each publish would use one nsqd only."""
         best: Member | None = None
-        self._turn = (self._turn + 1) % max(len(self._in_turn), 1)
-        for member in (*self._in_turn[self._turn :], *self._in_turn[: self._turn]):
+        self._in_turn.rotate(-1)
+        for member in self._in_turn:
             if not member.is_usable or member in takers:
                 continue
             if best is None or member.producer.outstanding_bytes < best.producer.outstanding_bytes:
@@ -308,9 +313,10 @@ class ProducerPool:
             self._settled(publish)
 
     def _fail(self, publish: _Publish, error: BaseException) -> None:
+        """Unless its future was cancelled."""
         if not publish.future.done():
             publish.future.set_exception(error)
-            self._settled(publish)
+        self._settled(publish)
 
     def _settled(self, publish: _Publish) -> None:
         """Copies still in the air take up room even if nobody waits for them."""
@@ -339,17 +345,17 @@ class ProducerPool:
 
     def _sweep_up(self) -> None:
         self._sweep = None
-        loop = asyncio.get_running_loop()
+        now_s = time.monotonic()
         for member in self._in_turn:
-            member.check_stall()
+            member.check_stall(now_s)
         while self._unsettled:
             oldest = next(iter(self._unsettled))
-            if oldest.deadline_s > loop.time():
+            if oldest.deadline_s > now_s:
                 break
             del self._unsettled[oldest]
             self._fail(oldest, self._too_late(oldest))
         if self._unsettled or self._count:
-            self._sweep = loop.call_later(SWEEP_INTERVAL_S, self._sweep_up)
+            self._sweep = asyncio.get_running_loop().call_later(SWEEP_INTERVAL_S, self._sweep_up)
 
     def _too_late(self, publish: _Publish) -> NotConnected:
         if not publish.is_admitted:
@@ -391,7 +397,7 @@ class ProducerPool:
                 on_usable=self._place_homeless,
                 on_down=self._lost_one,
             )
-            self._in_turn = list(self._members.values())
+            self._in_turn = deque(self._members.values())
 
     def _found(self, present: list[str], absent: list[str]) -> None:
         for address in present:
@@ -400,7 +406,7 @@ class ProducerPool:
             member = self._members.get(address)
             if member is not None and not member.is_fixed:
                 del self._members[address]
-                self._in_turn = list(self._members.values())
+                self._in_turn = deque(self._members.values())
                 leaving = asyncio.create_task(member.close(CLOSE_TIMEOUT_S), name=f"nsquark leave {address}")
                 self._leaving.add(leaving)
                 leaving.add_done_callback(self._leaving.discard)

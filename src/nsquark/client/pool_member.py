@@ -6,6 +6,7 @@ import asyncio
 import enum
 import random
 import sys
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -74,10 +75,10 @@ class Member:
     def sent(self) -> None:
         """To be called after each publish that was handed to `producer`."""
         if self.producer.outstanding == 1:
-            self._progress_s = asyncio.get_running_loop().time()
+            self._progress_s = time.monotonic()
 
     def succeeded(self) -> None:
-        self._progress_s = asyncio.get_running_loop().time()
+        self._progress_s = time.monotonic()
         self._is_loss_expected = False
         if self.state is State.TRIAL:
             self.state = State.UP
@@ -94,9 +95,8 @@ class Member:
         elif may_go_elsewhere(error) and self.state is not State.DOWN and not self._is_closed:
             self._go_down(error)
 
-    def check_stall(self) -> None:
-        silent_s = asyncio.get_running_loop().time() - self._progress_s
-        if self.producer.outstanding and silent_s > self._stall_s:
+    def check_stall(self, now_s: float) -> None:
+        if self.producer.outstanding and now_s - self._progress_s > self._stall_s:
             self._replace_producer()
 
     async def close(self, timeout_s: float) -> None:
