@@ -17,9 +17,9 @@ from typing import Any
 from harness.nsqd import HttpReply, StartError
 from harness.waiting import eventually
 
-START_TIMEOUT_S = 15.0
-STOP_TIMEOUT_S = 15.0
-REPLY_TIMEOUT_S = 5.0
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 30.0
+REPLY_TIMEOUT_S = 20.0
 
 MAGIC_V1 = b"  V1"
 _LISTENING = {"tcp": " TCP: listening on ", "http": " HTTP: listening on "}

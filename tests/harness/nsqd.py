@@ -16,9 +16,9 @@ from typing import Any
 from harness.waiting import eventually
 from harness.wire import Wire
 
-START_TIMEOUT_S = 15.0
-STOP_TIMEOUT_S = 15.0
-HTTP_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 30.0
+HTTP_TIMEOUT_S = 20.0
 
 _LISTENING = {"tcp": "TCP: listening on ", "http": "HTTP: listening on ", "https": "HTTPS: listening on "}
 
