@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nsquark.client import errors
+    from nsquark import errors, sync
     from nsquark.client.config import Config
     from nsquark.client.consumer import Consumer
     from nsquark.client.dedupe import Dedupe
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from nsquark.client.pool import ProducerPool
     from nsquark.client.producer import Producer
 
-__all__ = ["Config", "Consumer", "Dedupe", "Message", "Producer", "ProducerPool", "errors"]
+__all__ = ["Config", "Consumer", "Dedupe", "Message", "Producer", "ProducerPool", "errors", "sync"]
 
 __version__ = "0.1.0"
 
@@ -31,8 +31,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """The client is loaded when it is used: nsqd, which is this package too, starts without it."""
-    if name == "errors":
-        return importlib.import_module("nsquark.client.errors")
+    if name in ("errors", "sync"):
+        return importlib.import_module(f"nsquark.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,1 @@
+"""The whole platform at work, on one machine: `make demo`."""

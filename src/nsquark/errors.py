@@ -1,0 +1,29 @@
+"""The client's errors, where users look for them."""
+
+from nsquark.client.errors import (
+    AuthFailed,
+    Closed,
+    ConfigError,
+    IdentifyFailed,
+    InvalidName,
+    LookupFailed,
+    MessageTooBig,
+    NotConnected,
+    NsqError,
+    ServerError,
+    TooMuchOutstanding,
+)
+
+__all__ = [
+    "AuthFailed",
+    "Closed",
+    "ConfigError",
+    "IdentifyFailed",
+    "InvalidName",
+    "LookupFailed",
+    "MessageTooBig",
+    "NotConnected",
+    "NsqError",
+    "ServerError",
+    "TooMuchOutstanding",
+]
