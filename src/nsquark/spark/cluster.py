@@ -16,8 +16,11 @@ log = logging.getLogger("nsquark.spark")
 
 FIND_INTERVAL_S = 2.0
 """How soon a new nsqd, or one that is back, is noticed."""
-HEADS_COST_SHARE = 0.1
-"""Of the driver's time that asking for heads may take: Spark asks every 15 ms when it has nothing to do."""
+ASKED_EACH_POLL_MAX = 4
+"""Spark polls every 15 ms when it has nothing to do. Up to so many nsqds are asked each time; with more of them, asking
+may take a share of the driver's time.
+"""
+HEADS_TIME_SHARE = 0.1
 SINGLE_TOPICS_MAX = 4
 """Up to so many topics are asked for one by one; above, nsqd is asked for all it has."""
 WAIT_INTERVAL_S = 0.2
@@ -77,7 +80,8 @@ class Cluster:
                 except Unreachable as error:
                     self.mark_silent(error)
             ended = time.monotonic()
-            self._heads_until = ended + (ended - began) / HEADS_COST_SHARE
+            is_small = len(self._nsqds) <= ASKED_EACH_POLL_MAX
+            self._heads_until = ended if is_small else ended + (ended - began) / HEADS_TIME_SHARE
         return self._heads
 
     def _heads_of(self, nsqd: Nsqd) -> dict[Key, Head]:

@@ -1,0 +1,81 @@
+"""Spark's calls to a stream reader, in Spark's order, without Spark: for tests of what a batch takes.
+
+Offsets go through JSON and partitions through pickle, as they do between Spark's processes.
+"""
+
+import json
+import pickle
+from typing import Any
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
+
+from harness import Nsqd
+from nsquark.spark.fetch import SCHEMA
+from nsquark.spark.source import NsqDataSource
+from nsquark.spark.stream import NsqStreamReader
+from spark.source_rig import addresses
+
+
+class MicroBatches:
+    """One query and its checkpoint; `restarted` is another process that goes on with the checkpoint."""
+
+    def __init__(self, options: dict[str, Any], committed: str | None = None):
+        self._options = options
+        source = NsqDataSource({name: str(value) for name, value in options.items()})
+        found = pickle.loads(pickle.dumps(source)).streamReader(schema=SCHEMA)
+        assert isinstance(found, NsqStreamReader)
+        self.reader = found
+        self.committed = committed or json.dumps(self.reader.initialOffset())
+        self.planned = ""
+
+    def restarted(self, **options: Any) -> "MicroBatches":
+        return MicroBatches({**self._options, **options}, self.committed)
+
+    @property
+    def offset(self) -> dict[str, Any]:
+        fields: dict[str, Any] = json.loads(self.committed)
+        return fields
+
+    def plan(self, limit: ReadLimit | None = None) -> bool:
+        """Whether there is a batch to run."""
+        limit = limit or self.reader.getDefaultReadLimit()
+        self.planned = json.dumps(self.reader.latestOffset(self.offset, limit))
+        return self.planned != self.committed
+
+    def run(self) -> list[bytes]:
+        """The planned batch; it is committed when all of it was read."""
+        found = [body for part in self.partitions() for body in self.read(part)]
+        self.committed = self.planned
+        return sorted(found)
+
+    def partitions(self) -> list[Any]:
+        return [
+            pickle.loads(pickle.dumps(part)) for part in self.reader.partitions(self.offset, json.loads(self.planned))
+        ]
+
+    def read(self, partition: Any) -> list[bytes]:
+        return [body for batch in self.reader.read(partition) for body in batch.column("body").to_pylist()]
+
+    def next(self, limit: ReadLimit | None = None) -> list[bytes]:
+        """What the next batch reads; nothing if there is none."""
+        return self.run() if self.plan(limit) else []
+
+    def rest(self) -> list[bytes]:
+        """All batches until there is none."""
+        found: list[bytes] = []
+        while self.plan():
+            found += self.run()
+        return sorted(found)
+
+    def all_available(self) -> list[bytes]:
+        return self.next(ReadAllAvailable())
+
+    def stop(self) -> None:
+        self.reader.stop()
+
+
+def query(*daemons: Nsqd, **options: Any) -> MicroBatches:
+    """From the earliest message on, unless told otherwise."""
+    where = {} if "lookupd" in options else {"nsqd": addresses(*daemons)}
+    where |= {} if "startingTimestamp" in options else {"startingOffsets": "earliest"}
+    return MicroBatches({**where, **options})
