@@ -133,3 +133,21 @@ def test_colours_on_a_terminal(tmp_path: Path) -> None:
     os.close(ours)
     assert b"\x1b[36mnsqlookupd |\x1b[0m " in shown
     assert b"\x1b[32mnsqd-1     |\x1b[0m " in shown
+
+
+def test_stopped_while_it_starts(make_up: Callable[..., Up]) -> None:
+    up = make_up("--nsqd=2")
+    eventually(lambda: "nsqlookupd |" in up.errors, STOP_TIMEOUT_S)
+    assert up.stop() == 0
+    assert "Traceback" not in up.errors
+    assert not up.ports_file_exists
+
+
+def test_data_that_another_up_serves_is_refused(make_up: Callable[..., Up]) -> None:
+    first = make_up().wait_until_up()
+    address = first.ports["nsqd"][0]["http"]
+    second = make_up("--ports-file=/dev/null/none")
+    assert second.process.wait(STOP_TIMEOUT_S) == 1
+    last = second.errors.splitlines()[-1]
+    assert last.startswith("nsquark up: nsqd-1 did not start: failed to instantiate nsqd - ")
+    assert get(address, "/ping") == b"OK"
