@@ -44,6 +44,8 @@ class Peer:
         self._deflate = zlib.compressobj(6, zlib.DEFLATED, -15) if server.features.get("deflate") else None
         self._is_coded = False
         self._pending = b""
+        self._reading = asyncio.Event()
+        self._reading.set()
         self.identify: dict[str, Any] = {}
         self.commands: list[tuple[bytes, bytes]] = []
         """Line and body of each command after IDENTIFY."""
@@ -63,6 +65,10 @@ class Peer:
 
     def reset(self) -> None:
         self._writer.transport.abort()
+
+    def pause(self) -> None:
+        """Reads no more."""
+        self._reading.clear()
 
     async def serve(self) -> None:
         assert await self._reader.readexactly(4) == b"  V2"
@@ -92,6 +98,7 @@ class Peer:
     async def _until(self, count: Callable[[bytes], int]) -> bytes:
         """So many bytes as `count` says; 0 means that more is needed to say it."""
         while not 0 < (size := count(self._pending)) <= len(self._pending):
+            await self._reading.wait()
             data = await self._reader.read(1 << 16)
             if not data:
                 raise asyncio.IncompleteReadError(b"", None)

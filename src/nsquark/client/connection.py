@@ -64,6 +64,7 @@ class Connection(asyncio.BufferedProtocol):
         self._encoder: Encoder | None = None
         self._out: list[bytes] = []
         self._is_flush_due = False
+        self._given_bytes = 0
         self._reason: NsqError | None = None
         self._received: asyncio.Future[None] | None = None
         self._lost: asyncio.Future[None] = self._loop.create_future()
@@ -101,8 +102,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its type
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        if self._config.heartbeat_interval > 0:  # else a connection may be quiet for ever
-            self._read_timer = self._loop.call_later(self._config.read_timeout.seconds, self._check_reading)
+        self._read_timer = self._loop.call_later(self._config.read_timeout.seconds, self._check_reading)
 
     async def start_tls(self, context: ssl.SSLContext) -> None:
         assert self._transport is not None
@@ -121,7 +121,10 @@ class Connection(asyncio.BufferedProtocol):
         decoder.feed(bytes(self._view[self._start : self._end]))
         self._start = self._end = 0
         self._decoder, self._encoder = decoder, encoder
-        self._decode()
+        try:
+            self._decode()
+        except (FrameError, CorruptStream) as error:
+            raise NotConnected(f"{self.address}: {error}") from None
 
     async def next_frame(self) -> tuple[int, bytes]:
         """Type and data, for the set-up."""
@@ -146,7 +149,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._reason is not None:
             raise self._reason
         self._receiver = receiver
-        self._take_frames()
+        if self._config.heartbeat_interval <= 0 and self._read_timer is not None:
+            self._read_timer.cancel()  # without heartbeats a connection may be quiet for ever
+        if self._end > self._start:
+            self._loop.call_soon(self._take_early_frames)  # by then the receiver knows its connection
 
     # -- sending -----------------------------------------------------------------------------------------
 
@@ -169,18 +175,35 @@ class Connection(asyncio.BufferedProtocol):
         out = self._out
         if out and self._reason is None and self._transport is not None:
             data = b"".join(out) if len(out) > 1 else out[0]
-            self._transport.write(data if self._encoder is None else self._encoder.encode(data))
+            if self._encoder is not None:
+                data = self._encoder.encode(data)
+            self._given_bytes += len(data)
+            self._transport.write(data)
         out.clear()
 
     def pause_writing(self) -> None:
-        seconds = self._config.write_timeout.seconds
-        reason = NotConnected(f"{self.address}: nothing could be written for {seconds:g} s (write_timeout)")
-        self._write_timer = self._loop.call_later(seconds, self.abort, reason)
+        self._watch_writing()
 
     def resume_writing(self) -> None:
-        if self._write_timer is not None:
+        if self._write_timer is not None and self._reason is None:
             self._write_timer.cancel()
             self._write_timer = None
+
+    def _watch_writing(self) -> None:
+        seconds = self._config.write_timeout.seconds
+        self._write_timer = self._loop.call_later(seconds, self._check_writing, self._written_bytes)
+
+    @property
+    def _written_bytes(self) -> int:
+        return 0 if self._transport is None else self._given_bytes - self._transport.get_write_buffer_size()
+
+    def _check_writing(self, written_bytes: int) -> None:
+        """A slow network is not a dead one: it may take any time as long as something moves."""
+        if self._written_bytes > written_bytes:
+            self._watch_writing()
+        else:
+            seconds = self._config.write_timeout.seconds
+            self.abort(NotConnected(f"{self.address}: nothing could be written for {seconds:g} s (write_timeout)"))
 
     # -- receiving ---------------------------------------------------------------------------------------
 
@@ -210,6 +233,14 @@ class Connection(asyncio.BufferedProtocol):
             self._view[self._end : self._end + len(plain)] = plain
             self._end += len(plain)
             self._plain_received()
+
+    def _take_early_frames(self) -> None:
+        """What came together with the end of the set-up."""
+        try:
+            if self._reason is None:
+                self._take_frames()
+        except FrameError as error:
+            self.abort(NotConnected(f"{self.address}: {error}"))
 
     def _plain_received(self) -> None:
         if self._receiver is not None:
@@ -281,8 +312,9 @@ class Connection(asyncio.BufferedProtocol):
             self.flush()
             self._reason = reason
             self._transport.close()
-            # A peer that takes nothing would keep the socket open for ever.
-            self._loop.call_later(self._config.write_timeout.seconds, self.abort, reason)
+            if self._write_timer is not None:
+                self._write_timer.cancel()
+            self._watch_writing()  # a peer that takes nothing would keep the socket open for ever
 
     def abort(self, reason: NsqError) -> None:
         self._reason = self._reason or reason
