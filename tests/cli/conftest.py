@@ -1,5 +1,6 @@
 """The `nsquark` command as a user runs it."""
 
+import itertools
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ START_TIMEOUT_S = 40
 STOP_TIMEOUT_S = 40
 RUN_TIMEOUT_S = 60
 
+_serial = itertools.count(1)
 NSQUARK = [sys.executable, "-m", "nsquark.cli.nsquark"]
 
 
@@ -42,8 +44,9 @@ class Up:
 
     def __init__(self, directory: Path, *flags: str) -> None:
         self._ports_file = directory / "ports.json"
-        self._output = directory / "output"
-        self._errors = directory / "errors"
+        number = next(_serial)
+        self._output = directory / f"output-{number}"
+        self._errors = directory / f"errors-{number}"
         command = [*NSQUARK, "up", "--base-port=0", f"--dir={directory / 'data'}", f"--ports-file={self._ports_file}"]
         with self._output.open("w") as output, self._errors.open("w") as errors:
             self.process = subprocess.Popen([*command, *flags], stdout=output, stderr=errors, stdin=subprocess.DEVNULL)
