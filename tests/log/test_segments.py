@@ -4,7 +4,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
+import xxhash
 from rig import Rig
 
 from nsquark.log import segment as segment_module
@@ -97,6 +99,15 @@ class TestIndex:
             flip(index, 20)
         else:
             index.write_bytes(index.read_bytes()[: 20 if damage == "cut" else 0])
+        assert make_rig().bodies() == [b"a", b"b"]
+
+    def test_an_index_of_another_version_is_made_up_for_by_the_data(self, make_rig: MakeRig, directory: Path) -> None:
+        rig = make_rig()
+        rig.publish(b"a", b"b")
+        rig.close()
+        (index,) = files(directory, ".idx")
+        magic, content = segment_module._INDEX_MAGIC, msgspec.msgpack.encode({"unknown": 1})
+        index.write_bytes(magic + xxhash.xxh3_64_intdigest(content).to_bytes(8, "little") + content)
         assert make_rig().bodies() == [b"a", b"b"]
 
     def test_a_file_shorter_than_its_index_says_is_scanned(self, make_rig: MakeRig, directory: Path) -> None:

@@ -211,7 +211,10 @@ class Segment:
             raw[head - 8 : head], "little"
         ):
             return  # scanned instead
-        index = msgspec.msgpack.decode(content, type=_Index)
+        try:
+            index = msgspec.msgpack.decode(content, type=_Index)
+        except msgspec.MsgspecError:
+            return  # of another version of this program
         self.size = index.size
         self.sealed = index.sealed
         for first, count in index.ranges:
