@@ -306,7 +306,7 @@ async def test_too_few_nsqds_for_the_copies_is_an_error(trio: list[Nsqd], topic:
 
 
 async def test_nsqds_are_found_join_and_leave(tmp_path: Path, topic: str) -> None:
-    with Nsqlookupd("--inactive-producer-timeout=1s") as lookupd:
+    with Nsqlookupd() as lookupd:
         daemons = start_nsqds(tmp_path, 2, f"--lookupd-tcp-address={lookupd.tcp_address}")
         try:
             eventually(lambda: len(lookupd.nodes()) == 2)
