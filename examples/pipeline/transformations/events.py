@@ -69,7 +69,12 @@ def events() -> DataFrame:
     return good.selectExpr("id", "time", "user", "kind", "amount", "published", "nsqd", "seq")
 
 
-dp.create_sink("rejected_topic", "nsq", {"nsqd": setting("nsqd"), "topic": setting("rejected_topic")})
+def topic_sink(name: str) -> None:
+    """Idempotent: a batch that Spark runs again after a failure is not published twice."""
+    dp.create_sink(name, "nsq", {"nsqd": setting("nsqd"), "topic": setting(name), "idempotent": "true"})
+
+
+topic_sink("rejected_topic")
 
 
 @dp.append_flow(target="rejected_topic")
@@ -85,7 +90,7 @@ def rejected() -> DataFrame:
     )
 
 
-dp.create_sink("results_topic", "nsq", {"nsqd": setting("nsqd"), "topic": setting("results_topic")})
+topic_sink("results_topic")
 
 
 @dp.append_flow(target="results_topic")

@@ -3,12 +3,14 @@
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pyspark
 
 from nsquark.cli.errors import UserError
+
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 # Spark's own default hides the progress of queries, which is at INFO among much else.
 LOG_SETTINGS = """\
@@ -29,7 +31,7 @@ logger.connect.level = off
 
 
 class PipelineHome:
-    """Always: one process at a time uses it, the one that holds its lock (a run here) or its metastore (a server)."""
+    """Always: one Spark at a time uses it. The metastore sees to that too, with an error that nobody understands."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.resolve()
@@ -39,10 +41,11 @@ class PipelineHome:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._log_settings.write_text(LOG_SETTINGS, encoding="utf-8")
 
-    def settings(self) -> dict[str, str]:
+    def settings(self, of_user: Mapping[str, str]) -> dict[str, str]:
         """For Spark's command line. Spark's default catalog is in memory: the second run would not know the tables."""
         java_options = (
             f"-Dlog4j2.configurationFile={self._log_settings.as_uri()} -Dderby.stream.error.file={os.devnull}"
+            f" {of_user.get(JAVA_OPTIONS, '')}"
         )
         return {
             "spark.sql.catalogImplementation": "hive",
@@ -50,12 +53,14 @@ class PipelineHome:
             "spark.hadoop.javax.jdo.option.ConnectionURL": (
                 f"jdbc:derby:;databaseName={self.directory / 'metastore'};create=true"
             ),
-            "spark.driver.extraJavaOptions": java_options,
             "spark.ui.showConsoleProgress": "false",
+            **of_user,
+            JAVA_OPTIONS: java_options.rstrip(),
         }
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
+        self.directory.mkdir(parents=True, exist_ok=True)
         with (self.directory / "lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

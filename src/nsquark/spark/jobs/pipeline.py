@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -16,14 +17,19 @@ from typing import Any
 import msgspec
 
 from nsquark.cli.errors import UserError
-from nsquark.spark.java import spark_environment
-from nsquark.spark.jobs.home import PipelineHome, spark_program
+from nsquark.spark.jobs.home import PipelineHome
 from nsquark.spark.jobs.progress import Progress, Terminal, reports_in
+from nsquark.spark.jobs.server import ConnectServer
+from nsquark.spark.jobs.session import settings_of
 
 SPEC_NAMES = ("spark-pipeline.yml", "spark-pipeline.yaml")
 OUTPUT_LINES_KEPT = 400
 STOP_TIMEOUT_S = 30.0
 LOG_POLL_S = 0.2
+DEFAULT_DIRECTORY = "pipeline-data"
+
+#: Of the states that a flow goes through, those that tell something.
+SHOWN_STATES = (" is RUNNING.", " has COMPLETED.", " has FAILED.", " is EXCLUDED.", " is SKIPPED.", ": Run is ")
 
 #: With these the part of Spark's output begins that is about an error.
 ERROR_MARKS = ("FAILED", "Error", "Exception", "Traceback", "error:")
@@ -35,10 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dir",
         type=Path,
-        help="where tables, checkpoints and catalog are kept (default: ./pipeline-data; with --remote: the server's)",
+        help=f"where tables, checkpoints and catalog are (default: ./{DEFAULT_DIRECTORY}; with --remote: the server's)",
     )
     parser.add_argument("--remote", metavar="sc://HOST:PORT", help="run on this Spark Connect server")
-    parser.add_argument("--master", help="Spark master for a run without --remote (default: local[*])")
+    parser.add_argument(
+        "--master", help="where Spark runs without --remote (default: local[*], all cores of this machine)"
+    )
     parser.add_argument(
         "--conf",
         action="append",
@@ -55,15 +63,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     spec_path = _find_spec(args.spec)
-    settings = _settings(args.conf)
-    home = _home(args)
+    settings = settings_of(args.conf)
+    terminal = Terminal()
     with contextlib.ExitStack() as stack:
-        if home is not None:
-            home.prepare()
-            stack.enter_context(home.locked())
-        storage = None if home is None else home.checkpoints.as_uri()
+        if args.remote:
+            url, log = args.remote, args.server_log
+            storage = None if args.dir is None else PipelineHome(args.dir).checkpoints.as_uri()
+        else:
+            # Spark's own local mode takes only the last few settings of a command line, runs on one core, and listens
+            # on one port for everyone on this machine. A server of our own has none of this.
+            terminal.say("starting Spark")
+            server = stack.enter_context(_own_server(args, settings))
+            url, log, storage = server.url, server.log, server.home.checkpoints.as_uri()
         spec = stack.enter_context(_effective_spec(spec_path, storage, settings))
-        return _Update(_command(args, spec, home, settings), args).run()
+        return _Update(_command(args, spec), url, log, terminal, args.verbose).run()
+
+
+@contextlib.contextmanager
+def _own_server(args: argparse.Namespace, settings: Mapping[str, str]) -> Iterator[ConnectServer]:
+    home = PipelineHome(args.dir or Path(DEFAULT_DIRECTORY))
+    with home.locked():
+        of_spark = {name: value for name, value in settings.items() if name.startswith("spark.")}
+        with ConnectServer(home.directory, master=args.master or "local[*]", settings=of_spark) as server:
+            yield server
 
 
 def _find_spec(place: Path) -> Path:
@@ -73,22 +95,6 @@ def _find_spec(place: Path) -> Path:
         if (place / name).is_file():
             return (place / name).resolve()
     raise UserError(f"there is no {SPEC_NAMES[0]} in {place.resolve()}: name the pipeline's directory with --spec")
-
-
-def _settings(pairs: list[str]) -> dict[str, str]:
-    settings = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not name or not equals:
-            raise UserError(f"--conf {pair!r} is not NAME=VALUE")
-        settings[name] = value
-    return settings
-
-
-def _home(args: argparse.Namespace) -> PipelineHome | None:
-    if args.dir is None and args.remote:
-        return None
-    return PipelineHome(args.dir or Path("pipeline-data"))
 
 
 @contextlib.contextmanager
@@ -121,18 +127,9 @@ def _load(path: Path) -> dict[str, Any]:
     return spec
 
 
-def _command(args: argparse.Namespace, spec: Path, home: PipelineHome | None, settings: Mapping[str, str]) -> list[str]:
-    command = [spark_program("spark-pipelines")]
-    if args.remote:
-        command += ["--remote", args.remote]
-    else:
-        assert home is not None
-        command += ["--master", args.master] if args.master else []
-        # What the catalog and the JVM need is refused in a spec, and settings of Spark may be of that kind.
-        of_spark = {name: value for name, value in settings.items() if name.startswith("spark.")}
-        for name, value in {**home.settings(), **of_spark}.items():
-            command += ["--conf", f"{name}={value}"]
-    command += [args.action, "--spec", str(spec)]
+def _command(args: argparse.Namespace, spec: Path) -> list[str]:
+    """What the program `spark-pipelines` runs, without the Java that it starts only to start this Python."""
+    command = [sys.executable, "-m", "pyspark.pipelines.cli", args.action, "--spec", str(spec)]
     if args.action == "run":
         command += ["--refresh", args.refresh] if args.refresh else []
         command += ["--full-refresh", args.full_refresh] if args.full_refresh else []
@@ -141,13 +138,16 @@ def _command(args: argparse.Namespace, spec: Path, home: PipelineHome | None, se
 
 
 class _Update:
-    """One process of `spark-pipelines`, its output read to the end."""
+    """One process of Spark's pipeline client, its output read to the end."""
 
-    def __init__(self, command: list[str], args: argparse.Namespace) -> None:
+    def __init__(
+        self, command: list[str], url: str, server_log: Path | None, terminal: Terminal, verbose: bool
+    ) -> None:
         self._command = command
-        self._verbose: bool = args.verbose
-        self._server_log: Path | None = args.server_log
-        self._terminal = Terminal()
+        self._url = url
+        self._server_log = server_log
+        self._terminal = terminal
+        self._verbose = verbose
         self._kept: deque[str] = deque(maxlen=OUTPUT_LINES_KEPT)
         self._ended = threading.Event()
 
@@ -159,11 +159,11 @@ class _Update:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**os.environ, **spark_environment()},
+            env={**os.environ, "SPARK_REMOTE": self._url, "PYTHONUNBUFFERED": "1"},
         )
         follower = self._follow_server_log()
         try:
-            self._show_progress(self._output_of(process))
+            self._read(process)
             code = process.wait()
         except KeyboardInterrupt:
             self._stop(process)
@@ -176,37 +176,33 @@ class _Update:
             print(self._what_went_wrong(), flush=True)
         return 1 if code else 0
 
-    def _output_of(self, process: "subprocess.Popen[str]") -> Iterator[str]:
+    def _read(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None
         for line in process.stdout:
             self._kept.append(line)
             if self._verbose:
                 print(line, end="", flush=True)
-            elif ": Flow " in line or ": Run is " in line:
+            elif any(state in line for state in SHOWN_STATES):
                 self._terminal.say(line.partition(": ")[2].rstrip().replace("spark_catalog.default.", ""))
-            yield line
-
-    def _show_progress(self, lines: Iterator[str]) -> None:
-        for report in reports_in(lines):
-            if report["numInputRows"]:
-                self._terminal.say(Progress.from_report(report))
 
     def _follow_server_log(self) -> threading.Thread | None:
-        """A server elsewhere writes progress into its own log; from here on what is added to it is ours to show."""
+        """The client says nothing of rates: they are in the server's log, in what is added to it from now on."""
         if self._server_log is None or not self._terminal.is_shown:
             return None
         try:
             start = self._server_log.stat().st_size
         except OSError as error:
             raise UserError(f"--server-log {self._server_log} cannot be read: {error.strerror}") from None
-        thread = threading.Thread(
-            target=lambda: self._show_progress(self._lines_added(self._server_log, start)), daemon=True
-        )
+        thread = threading.Thread(target=self._show_progress, args=(self._lines_added(self._server_log, start),))
         thread.start()
         return thread
 
-    def _lines_added(self, path: Path | None, start: int) -> Iterator[str]:
-        assert path is not None
+    def _show_progress(self, lines: Iterator[str]) -> None:
+        for report in reports_in(lines):
+            if report["numInputRows"]:
+                self._terminal.say(Progress.from_report(report))
+
+    def _lines_added(self, path: Path, start: int) -> Iterator[str]:
         rest = ""
         with path.open(encoding="utf-8", errors="replace") as log:
             log.seek(start)

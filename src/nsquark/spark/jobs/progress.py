@@ -44,8 +44,14 @@ class Progress:
 
 
 def _lag(source: dict[str, Any]) -> int | None:
-    value = (source.get("metrics") or {}).get("lag")
-    return None if value is None else int(value)
+    """Our source reports, as its latest offset, how far behind each log the query is; others report other things."""
+    latest = source.get("latestOffset")
+    if isinstance(latest, str):
+        latest = json.loads(latest) if latest.startswith("{") else None
+    if not isinstance(latest, dict):
+        return None
+    behind = [log["behind"] for log in latest.values() if isinstance(log, dict) and "behind" in log]
+    return sum(behind) if behind else None
 
 
 def reports_in(lines: Iterable[str]) -> Iterator[dict[str, Any]]:

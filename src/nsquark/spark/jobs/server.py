@@ -51,8 +51,7 @@ class ConnectServer:
         settings = {
             "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.connect.grpc.binding.port": str(self.port),
-            **self.home.settings(),
-            **self._settings,
+            **self.home.settings(self._settings),
         }
         command = [
             spark_program("spark-submit"),

@@ -1,0 +1,95 @@
+"""`nsquark archive`: topics into Parquet files by topic, date and hour, each message exactly once."""
+
+import argparse
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import date_format, to_date
+from pyspark.sql.streaming.query import StreamingQuery
+
+from nsquark.cli.durations import Duration
+from nsquark.cli.errors import UserError
+from nsquark.spark.jobs.progress import Progress, Terminal
+from nsquark.spark.jobs.session import (
+    add_nsq_arguments,
+    add_spark_arguments,
+    nsq_options,
+    spark_session,
+    stop_requested,
+)
+
+POLL_S = 0.5
+#: In the output directory. Readers of Parquet pass over names that begin with an underscore.
+CHECKPOINT = "_checkpoint"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("output", metavar="DIR", help="where to write: a directory, or a URL that Spark can write to")
+    parser.add_argument("--channel", default="archive", help="holds messages until archived (default: archive)")
+    parser.add_argument("--continuous", action="store_true", help="go on until stopped, not only up to now")
+    parser.add_argument("--every", default="60s", help="with --continuous: time between writes (default: 60s)")
+    parser.add_argument(
+        "--checkpoint", metavar="DIR", help=f"where the position is kept (default: {CHECKPOINT} in the output)"
+    )
+    add_nsq_arguments(parser)
+    add_spark_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if not args.topic:
+        raise UserError("say what to archive: --topic")
+    options = {**nsq_options(args), "topic": ",".join(args.topic), "channel": args.channel}
+    every_ms = _every_ms(args.every) if args.continuous else None
+    output = args.output if "://" in args.output else str(Path(args.output).resolve())
+    terminal = Terminal()
+    with stop_requested() as stop, spark_session(args, "archive") as spark:
+        query = start(spark, options, output, args.checkpoint or f"{output}/{CHECKPOINT}", every_ms)
+        shown = -1
+        while query.isActive and not stop.wait(POLL_S):
+            shown = _show(query, shown, terminal)
+        if query.isActive:
+            query.stop()
+        # Says what ended it, if anything did.
+        query.awaitTermination()
+        _show(query, shown, terminal)
+        return 0
+
+
+def start(
+    spark: SparkSession, options: dict[str, str], output: str, checkpoint: str, every_ms: int | None
+) -> StreamingQuery:
+    """The query itself. `every_ms=None`: up to what is there now."""
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    # Spark's default is a form of its own that other readers take for times without a zone.
+    spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+    messages = spark.readStream.format("nsq").options(**options).option("startingOffsets", "earliest").load()
+    dated = messages.withColumns({"date": to_date("timestamp"), "hour": date_format("timestamp", "HH")})
+    writer = (
+        dated.writeStream.format("parquet")
+        .queryName("archive")
+        .partitionBy("topic", "date", "hour")
+        .option("checkpointLocation", checkpoint)
+    )
+    if every_ms is None:
+        writer = writer.trigger(availableNow=True)
+    else:
+        writer = writer.trigger(processingTime=f"{every_ms} milliseconds")
+    return writer.start(output)
+
+
+def _every_ms(text: str) -> int:
+    try:
+        return Duration.parse(text).ms
+    except ValueError as error:
+        raise UserError(f"--every: {error}: write a time like 60s") from None
+
+
+def _show(query: StreamingQuery, shown: int, terminal: Terminal) -> int:
+    """Shows the batches since `shown`; the last one."""
+    for report in query.recentProgress:
+        progress = Progress.from_report(dict(report))
+        if progress.batch > shown:
+            shown = progress.batch
+            if progress.rows:
+                terminal.say(progress)
+    return shown

@@ -1,0 +1,171 @@
+"""What the jobs share: their Spark, the messages they read, and how they are stopped."""
+
+import argparse
+import contextlib
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from types import FrameType
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col, lit
+
+from nsquark.cli.durations import Duration
+from nsquark.cli.errors import UserError
+from nsquark.spark.java import spark_environment
+
+#: For a Spark of our own; a user's --conf goes before.
+LOCAL_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "8",
+    "spark.log.level": "ERROR",
+}
+
+
+def add_spark_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("Spark")
+    group.add_argument("--remote", metavar="sc://HOST:PORT", help="use this Spark Connect server")
+    group.add_argument("--master", help="where Spark runs (default: local[*], all cores of this machine)")
+    group.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark (repeat)")
+
+
+def add_nsq_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("NSQ")
+    group.add_argument("--nsqd-http-address", action="append", default=[], metavar="HOST:PORT", help="an nsqd (repeat)")
+    group.add_argument(
+        "--lookupd-http-address", action="append", default=[], metavar="HOST:PORT", help="an nsqlookupd (repeat)"
+    )
+    group.add_argument("--topic", action="append", default=[], help="a topic to read (repeat)")
+
+
+def add_range_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--archive", metavar="DIR", help="read what `nsquark archive` wrote there, not the logs")
+    text = "a time with its zone like 2026-01-31T12:00:00Z, or how long ago, like 90m"
+    parser.add_argument("--since", type=moment, metavar="TIME", help=f"from here on: {text} (default: all there is)")
+    parser.add_argument("--until", type=moment, metavar="TIME", help="up to here, exclusive (default: now)")
+
+
+def moment(text: str) -> datetime:
+    """For argparse: a point in time, or a duration before now."""
+    with contextlib.suppress(ValueError):
+        return datetime.now(UTC) - timedelta(microseconds=Duration.parse(text) // 1000)
+    with contextlib.suppress(ValueError):
+        point = datetime.fromisoformat(text)
+        if point.tzinfo is not None:
+            return point.astimezone(UTC)
+    raise argparse.ArgumentTypeError(f"{text!r}: write a time with its zone like 2026-01-31T12:00:00Z, or 90m, or 24h")
+
+
+def settings_of(pairs: list[str]) -> dict[str, str]:
+    """The --conf options of a command line."""
+    settings = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise UserError(f"--conf {pair!r} is not NAME=VALUE")
+        settings[name] = value
+    return settings
+
+
+@contextlib.contextmanager
+def spark_session(args: argparse.Namespace, name: str) -> Iterator[SparkSession]:
+    """The Spark that the arguments name, else one of our own; stopped at the end."""
+    builder: SparkSession.Builder = SparkSession.builder
+    if args.remote:
+        builder = builder.remote(args.remote)
+        settings = settings_of(args.conf)
+    else:
+        environment = spark_environment()
+        if args.master and not args.master.startswith("local"):
+            # Workers elsewhere have to reach the driver.
+            environment.pop("SPARK_LOCAL_IP")
+        os.environ.update(environment)
+        builder = builder.master(args.master or "local[*]").appName(f"nsquark {name}")
+        settings = {**LOCAL_SETTINGS, **settings_of(args.conf)}
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    try:
+        with _short_errors():
+            yield session
+    finally:
+        session.stop()
+
+
+@contextlib.contextmanager
+def _short_errors() -> Iterator[None]:
+    """Spark's errors carry two stack traces; what helps is the sentence of the connector inside, if there is one."""
+    try:
+        yield
+    except PySparkException as error:
+        raise UserError(reason_of(error)) from error
+
+
+def reason_of(error: Exception) -> str:
+    text = str(error)
+    ours = re.findall(r"^(?:\w+\.)*(?:\w*Error|\w*Exception|[A-Z]\w+): (.+)$", text, re.MULTILINE)
+    lines = [line for line in ours if not line.startswith("[") and " at " not in line[:40]]
+    return (lines[-1] if lines else text.strip().partition("\n")[0]).strip()
+
+
+def nsq_options(args: argparse.Namespace) -> dict[str, str]:
+    """The options that say where NSQ is."""
+    if bool(args.nsqd_http_address) == bool(args.lookupd_http_address):
+        raise UserError("say where NSQ is: either --nsqd-http-address or --lookupd-http-address")
+    if args.nsqd_http_address:
+        return {"nsqd": ",".join(args.nsqd_http_address)}
+    return {"lookupd": ",".join(args.lookupd_http_address)}
+
+
+def read_messages(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
+    """The messages of the topics in the time range, from the log or from the archive."""
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    if args.archive:
+        messages = spark.read.parquet(args.archive)
+        if args.topic:
+            messages = messages.where(col("topic").isin(args.topic))
+        # Named so that Spark opens the directories of these days only.
+        if args.since:
+            messages = messages.where(col("date") >= lit(args.since.date()))
+        if args.until:
+            messages = messages.where(col("date") <= lit(args.until.date()))
+    else:
+        if not args.topic:
+            raise UserError("say what to read: --topic, or --archive for all topics of an archive")
+        options: dict[str, Any] = {**nsq_options(args), "topic": ",".join(args.topic)}
+        if args.since:
+            options["startingTimestamp"] = int(args.since.timestamp() * 1000)
+        messages = spark.read.format("nsq").options(**options).load()
+    # The log is in the order of arrival, and a deferred message keeps the time at which it was published.
+    if args.since:
+        messages = messages.where(col("timestamp") >= lit(args.since))
+    if args.until:
+        messages = messages.where(col("timestamp") < lit(args.until))
+    return messages.select("topic", "nsqd", "seq", "timestamp", "body")
+
+
+@contextlib.contextmanager
+def stop_requested() -> Iterator[threading.Event]:
+    """Set by Ctrl-C and SIGTERM instead of an exception: an exception in the middle of a call leaves Spark's client in
+    a state that cannot be stopped cleanly.
+    """
+    event = threading.Event()
+
+    def request(_signal: int, _frame: FrameType | None) -> None:
+        event.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

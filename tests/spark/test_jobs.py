@@ -1,0 +1,252 @@
+"""The ready jobs on a real nsqd: what they write, what they publish and what they print."""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness import Nsqd, eventually
+
+pytest.importorskip("pyspark", reason="Spark is not installed: pip install 'nsquark[spark]'")
+
+import pyarrow as pa
+import pyarrow.dataset
+
+from nsquark.cli.errors import UserError
+from nsquark.spark.jobs import archive, replay, report
+from nsquark.spark.jobs.session import moment, read_messages, reason_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COMMAND = str(Path(sys.executable).with_name("nsquark"))
+START_TIMEOUT_S = 240.0
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def address(nsqd: Nsqd) -> str:
+    return f"127.0.0.1:{nsqd.http[1]}"
+
+
+def arguments(job: Any, *words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    job.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def archived(directory: Path, topic: str) -> list[dict[str, Any]]:
+    """The Parquet files as a program without Spark reads them."""
+    files = pyarrow.dataset.dataset(directory, format="parquet", partitioning="hive")
+    return [row for row in files.to_table().to_pylist() if row["topic"] == topic]
+
+
+def in_log(spark: "SparkSession", nsqd: Nsqd, topic: str) -> list[Any]:
+    rows = spark.read.format("nsq").options(nsqd=address(nsqd), topic=topic).load().orderBy("seq").collect()
+    return list(rows)
+
+
+def test_archive_resumes_and_has_each_message_once(
+    spark: "SparkSession", nsqd: Nsqd, connect: Callable[..., Any], topic: str, tmp_path: Path
+) -> None:
+    other = f"{topic}_other"
+    output = tmp_path / "lake"
+
+    def update() -> None:
+        options = {"nsqd": address(nsqd), "topic": f"{topic},{other}", "channel": "archive"}
+        archive.start(spark, options, str(output), str(output / archive.CHECKPOINT), None).awaitTermination()
+
+    bodies = [f"one {number}".encode() for number in range(500)]
+    connect(nsqd).publish(topic, *bodies)
+    connect(nsqd).publish(other, b"\x00\xff", b"x" * 100_000)
+    update()
+    assert nsqd.channel(topic, "archive")["depth"] == 0, "the archive's channel is committed"
+    more = [f"two {number}".encode() for number in range(300)]
+    connect(nsqd).publish(topic, *more)
+    update()
+
+    rows = archived(output, topic)
+    assert Counter(row["body"] for row in rows) == Counter(bodies + more)
+    assert [row["body"] for row in sorted(archived(output, other), key=lambda row: row["seq"])] == [
+        b"\x00\xff",
+        b"x" * 100_000,
+    ]
+    for row in rows:
+        assert row["timestamp"].tzinfo is not None, "other readers know the zone"
+        assert (str(row["date"]), int(row["hour"])) == (f"{row['timestamp']:%Y-%m-%d}", row["timestamp"].hour)
+    files = [path.relative_to(output).parts for path in output.rglob("*.parquet")]
+    assert {parts[0] for parts in files} == {f"topic={topic}", f"topic={other}"}
+    assert all(parts[1].startswith("date=20") and parts[2].startswith("hour=") and len(parts) == 4 for parts in files)
+
+
+def test_replay_of_a_range_from_the_log_and_from_the_archive(
+    spark: "SparkSession", nsqd: Nsqd, connect: Callable[..., Any], topic: str, tmp_path: Path
+) -> None:
+    connect(nsqd).publish(topic, b"too early")
+    since = _after_now()
+    wanted = [f"message {number}".encode() for number in range(400)]
+    connect(nsqd).publish(topic, *wanted)
+    until = _after_now()
+    connect(nsqd).publish(topic, b"too late")
+    lake = tmp_path / "lake"
+    options = {"nsqd": address(nsqd), "topic": topic}
+    archive.start(spark, options, str(lake), str(lake / archive.CHECKPOINT), None).awaitTermination()
+
+    words = ["--since", since.isoformat(), "--until", until.isoformat(), "--to-topic", "unused"]
+    sources = {
+        "log": ["--nsqd-http-address", address(nsqd), "--topic", topic],
+        "archive": ["--archive", str(lake)],
+    }
+    rate = 200
+    for name, source in sources.items():
+        target = f"{topic}_{name}"
+        messages = read_messages(spark, arguments(replay, *words, *source))
+        replay.publish(messages, {"nsqd": address(nsqd), "topic": target}, rate)
+        got = in_log(spark, nsqd, target)
+        assert [row.body for row in got] == wanted, f"from the {name}, oldest first"
+        times = [row.timestamp.timestamp() for row in got]
+        # The first burst is sent at once, the last one when all before it had their time.
+        assert times[-1] - times[0] >= (len(wanted) - 2 * rate * replay.BURST_S) / rate * 0.9
+
+
+def _after_now() -> datetime:
+    """A time that is later than what was published, and earlier than what will be."""
+    time.sleep(0.005)
+    now = datetime.now(UTC)
+    time.sleep(0.005)
+    return now
+
+
+def test_pace_lets_through_no_more_than_the_rate() -> None:
+    batches = [pa.record_batch({"n": list(range(first, first + 50))}) for first in range(0, 200, 50)]
+    began = time.monotonic()
+    passed: list[tuple[float, int]] = []
+    seen: list[int] = []
+    for piece in replay.pace(rate=1000, burst=20)(iter(batches)):
+        seen += piece.column(0).to_pylist()
+        passed.append((time.monotonic() - began, len(seen)))
+    assert seen == list(range(200))
+    assert all(count <= at_s * 1000 + 20 for at_s, count in passed)
+
+
+def test_report_counts_what_python_counts(
+    spark: "SparkSession", nsqd: Nsqd, connect: Callable[..., Any], topic: str, tmp_path: Path
+) -> None:
+    quiet = f"{topic}_quiet"
+    producer = connect(nsqd)
+    for number in range(60):
+        producer.publish(topic, b"x" * (number + 1))
+        time.sleep(0.001 * (number % 5))
+    connect(nsqd).publish(quiet, b"alone")
+    words = ["--nsqd-http-address", address(nsqd), "--topic", topic, "--topic", quiet]
+    sizes = report.sizes_of(read_messages(spark, arguments(report, *words)))
+    busy, alone = report.measure(sizes)
+
+    logged = in_log(spark, nsqd, topic)
+    times_us = sorted(round(row.timestamp.timestamp() * 1e6) for row in logged)
+    gaps = sorted(after - before for before, after in zip(times_us, times_us[1:], strict=False))
+    assert (busy.topic, busy.messages, busy.bytes) == (topic, 60, sum(range(1, 61)))
+    assert (busy.size_p50, busy.size_p99, busy.size_max) == (30, 60, 60)
+    assert (busy.first_us, busy.last_us) == (times_us[0], times_us[-1])
+    assert busy.gap_p50_us == gaps[len(gaps) // 2]
+    assert busy.gap_max_us == gaps[-1]
+    assert busy.peak_per_s == max(Counter(us // 1_000_000 for us in times_us).values())
+    assert busy.rate_per_s == pytest.approx(59e6 / (times_us[-1] - times_us[0]))
+    assert (alone.messages, alone.gap_p50_us, alone.rate_per_s) == (1, None, None)
+
+    header, first, second = report.table([busy, alone]).splitlines()
+    assert header.startswith("topic")
+    assert first.split()[:4] == [topic, "60", "1.8", "KiB"]
+    assert second.split()[:2] == [quiet, "1"]
+
+    width_us = report.bucket_us([busy, alone])
+    points = report.buckets(sizes, width_us)
+    assert sum(point.messages for point in points if point.topic == topic) == 60
+    assert sum(point.bytes for point in points) == busy.bytes + 5
+    picture = tmp_path / "rates.png"
+    report.draw(points, width_us, picture)
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_a_picture_shows_times_without_messages_as_zero() -> None:
+    second = report.SECOND_US
+    points = [report.Bucket("t", 5 * second, 3, 30), report.Bucket("t", 8 * second, 1, 10)]
+    filled = report._without_holes(points, second)
+    assert [(point.start_us // second, point.messages) for point in filled] == [(5, 3), (6, 0), (7, 0), (8, 1), (9, 0)]
+
+
+def test_points_in_time_are_given_with_a_zone_or_as_how_long_ago() -> None:
+    assert moment("2026-01-31T12:00:00+02:00") == datetime(2026, 1, 31, 10, tzinfo=UTC)
+    ago = datetime.now(UTC) - moment("90m")
+    assert timedelta(minutes=90) <= ago < timedelta(minutes=91)
+    for wrong in ("yesterday", "2026-01-31T12:00:00", ""):
+        with pytest.raises(argparse.ArgumentTypeError, match="write a time with its zone"):
+            moment(wrong)
+
+
+def test_mistakes_are_told_before_spark_starts(tmp_path: Path) -> None:
+    nsqd = ["--nsqd-http-address", "127.0.0.1:4151"]
+    cases: list[tuple[Any, list[str], str]] = [
+        (archive, [str(tmp_path), *nsqd], "say what to archive: --topic"),
+        (archive, [str(tmp_path), "--topic", "t"], "say where NSQ is"),
+        (archive, [str(tmp_path), "--topic", "t", *nsqd, "--continuous", "--every", "soon"], "write a time like 60s"),
+        (replay, ["--to-topic", "t", *nsqd], "say what to replay"),
+        (replay, ["--to-topic", "t", "--topic", "t", *nsqd], "this would read what it writes"),
+        (replay, ["--to-topic", "t", "--topic", "u", "--rate", "0", *nsqd], "--rate is below 1"),
+        (report, ["--topic", "t", *nsqd, "--plot", "x.pdf"], "is no PNG"),
+    ]
+    for job, words, message in cases:
+        with pytest.raises(UserError, match=message):
+            job.run(arguments(job, *words))
+
+
+def test_errors_of_the_connector_are_found_in_those_of_spark(spark: "SparkSession") -> None:
+    with pytest.raises(Exception, match="topic") as caught:
+        spark.read.format("nsq").options(nsqd="127.0.0.1:4151").load()
+    assert reason_of(caught.value) == "write what to read: either topic or topicPattern"
+
+
+def test_the_archive_command_goes_on_until_it_is_stopped(
+    nsqd: Nsqd, connect: Callable[..., Any], topic: str, tmp_path: Path
+) -> None:
+    """The one test that starts the real command: quiet in a pipe, ended by Ctrl-C with everything written."""
+    connect(nsqd).publish(topic, b"before")
+    output = tmp_path / "lake"
+    command = [COMMAND, "archive", str(output), "--topic", topic, "--nsqd-http-address", address(nsqd), "--continuous"]
+    command += [
+        "--every",
+        "200ms",
+        "--master",
+        "local[2]",
+        "--conf",
+        "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            eventually(lambda: _count(output, topic) == 1, START_TIMEOUT_S)
+            connect(nsqd).publish(topic, b"after")
+            eventually(lambda: _count(output, topic) == 2, START_TIMEOUT_S)
+            os.kill(process.pid, signal.SIGINT)
+            out, err = process.communicate(timeout=START_TIMEOUT_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0, err
+    assert out == ""
+    assert [line for line in err.splitlines() if "Traceback" in line or "Exception" in line] == []
+    assert sorted(row["body"] for row in archived(output, topic)) == [b"after", b"before"]
+
+
+def _count(output: Path, topic: str) -> int:
+    try:
+        return len(archived(output, topic))
+    except (OSError, pa.ArrowInvalid, KeyError):
+        return 0  # not there yet, or a file is just being written
