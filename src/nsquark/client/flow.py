@@ -10,12 +10,10 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Protocol
 
 from nsquark.client.backoff import Backoff
 from nsquark.client.config import Config
-
-RETRY_WITHOUT_CONNECTION_S: Final = 1.0
 
 log = logging.getLogger("nsquark.client")
 
@@ -36,6 +34,7 @@ class Flow:
 
     * The RDY counts of all connections together are at most max_in_flight; in backoff at most 1; while it waits, 0.
     * Outside of backoff no connection has less than its share while some of max_in_flight is left over.
+    * In backoff, unless it waits or is paused, one of the connections has the RDY count of 1.
     """
 
     def __init__(self, config: Config) -> None:
@@ -43,7 +42,7 @@ class Flow:
         self._backoff = Backoff(config)
         self._loop = asyncio.get_running_loop()
         self._wait: asyncio.TimerHandle | None = None
-        self._is_unbalanced = False
+        self._is_closed = False
         self.max_in_flight = config.max_in_flight
         self.windows: list[Window] = []
         interval_s = config.rdy_redistribute_interval.seconds
@@ -68,8 +67,6 @@ class Flow:
         if window not in self.windows:
             return
         self.windows.remove(window)
-        if window.rdy > 0 and (self.level or len(self.windows) >= self.max_in_flight):
-            self._is_unbalanced = True
         self._share()
 
     def change_max_in_flight(self, count: int) -> None:
@@ -78,11 +75,11 @@ class Flow:
         if count == 0:
             for window in self.windows:
                 self._set(window, 0)
-        elif self.level and not self.is_waiting and not any(window.rdy for window in self.windows):
-            self._test()  # the pause took back the one that was asked for
         self._share()
 
     def close(self) -> None:
+        """Messages may be answered later still: that moves nothing any more."""
+        self._is_closed = True
         self._tick.cancel()
         if self._wait is not None:
             self._wait.cancel()
@@ -92,12 +89,17 @@ class Flow:
 
     def _share(self) -> None:
         """Every connection its part: first those that have too much, so that there is something for the others."""
-        if self.level or not self.windows:
+        if self.level:
+            if not self.is_waiting and not any(window.rdy for window in self.windows):
+                self._test()  # the one that was asked has gone, or was paused
+            return
+        if not self.windows:
             return
         share = min(max(self.max_in_flight // len(self.windows), 1), self.max_in_flight)
         for window in self.windows:
             if window.rdy > share:
                 self._set(window, share)
+        for window in self.windows:
             if window.rdy and self._left() < 0:
                 self._set(window, 0)
         for window in self.windows:
@@ -115,12 +117,14 @@ class Flow:
     def _redistribute_regularly(self, interval_s: float) -> None:
         self._tick = self._loop.call_later(interval_s, self._redistribute_regularly, interval_s)
         is_scarce = len(self.windows) > (1 if self.level else self.max_in_flight)
-        if (is_scarce or self._is_unbalanced) and not self.is_waiting and self.max_in_flight:
+        if is_scarce and not self.is_waiting and self.max_in_flight:
             self._redistribute()
 
     def _redistribute(self) -> None:
-        """With too little for all, a connection that brings nothing or has had its time makes room for another."""
-        self._is_unbalanced = False
+        """With too little for all, a connection that brings nothing or has had its time makes room for another.
+
+        Those that wait longest come first, so that every connection has its turn; chance alone could pass one over.
+        """
         now_s = self._loop.time()
         idle_s, turn_s = self._config.low_rdy_idle_timeout.seconds, self._config.low_rdy_timeout.seconds
         others = [window for window in self.windows if window.rdy == 0]
@@ -129,7 +133,7 @@ class Flow:
             if window.rdy and (now_s - window.last_message_at_s > idle_s or now_s - window.rdy_at_s > turn_s):
                 self._set(window, 0)
                 relieved.append(window)
-        random.shuffle(others)
+        others.sort(key=lambda window: window.rdy_at_s)
         random.shuffle(relieved)
         left = 1 - sum(window.rdy for window in self.windows) if self.level else self._left()
         for window in (others + relieved)[: max(left, 0)]:
@@ -149,7 +153,7 @@ class Flow:
 
     def _signal(self, move: Callable[[], None]) -> None:
         """The outcome of a message. Those that were on their way when backoff began say nothing new."""
-        if self.is_waiting:
+        if self.is_waiting or self._is_closed:
             return
         was_backing_off = self.level > 0
         move()
@@ -171,8 +175,5 @@ class Flow:
     def _test(self) -> None:
         """One message from one connection: its outcome decides how to go on."""
         self._wait = None
-        if self.max_in_flight == 0 or not self.windows:
-            # Paused, or nobody to ask: the level stays, and this comes again.
-            self._wait = self._loop.call_later(RETRY_WITHOUT_CONNECTION_S, self._test)
-            return
-        self._set(random.choice(self.windows), 1)
+        if self.windows and self.max_in_flight:  # else `_share` tests when there is someone to ask again
+            self._set(random.choice(self.windows), 1)
