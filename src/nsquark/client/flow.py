@@ -133,8 +133,9 @@ class Flow:
             if window.rdy and (now_s - window.last_message_at_s > idle_s or now_s - window.rdy_at_s > turn_s):
                 self._set(window, 0)
                 relieved.append(window)
-        others.sort(key=lambda window: window.rdy_at_s)
+        random.shuffle(others)
         random.shuffle(relieved)
+        others.sort(key=lambda window: window.rdy_at_s)
         left = 1 - sum(window.rdy for window in self.windows) if self.level else self._left()
         for window in (others + relieved)[: max(left, 0)]:
             self._set(window, 1)
