@@ -25,6 +25,17 @@ SETTINGS = {
 }
 
 
+TIMEOUT_S = 300
+"""Of a test, unless it says otherwise: the first one also waits for the JVM, and Spark is slow on a busy machine."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = os.path.dirname(__file__)
+    for item in items:
+        if str(item.path).startswith(here) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
     """local[2], in UTC, with its warehouse in a directory of this run."""

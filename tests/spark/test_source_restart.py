@@ -1,0 +1,68 @@
+"""Exactly once: a query whose driver is killed again and again, in the middle of a batch, on one checkpoint."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from harness import Nsqd, eventually
+from spark.restart_script import OPTIONS
+from spark.source_rig import Stream, address, bodies, publish, stream_reader
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.ours, pytest.mark.timeout(900)]
+
+KILLS = 10
+MESSAGES_PER_ROUND = 4000
+SCRIPT = Path(__file__).with_name("restart_script.py")
+DRIVER_TIMEOUT_S = 120
+
+
+def batches(checkpoint: Path, kind: str) -> int:
+    """Of the kind `offsets` those that were begun, of `commits` those that ended."""
+    return len([path for path in (checkpoint / kind).glob("*") if path.name.isdigit()])
+
+
+def kill_in_the_middle(driver: "subprocess.Popen[bytes]", checkpoint: Path, moment: random.Random) -> bool:
+    """Waits until the driver has done a batch or two, and kills it in another; whether that one was not yet committed."""
+    done_before = batches(checkpoint, "commits")
+    wanted = done_before + moment.randrange(2)
+
+    def is_in_a_batch() -> bool:
+        assert driver.poll() is None, f"the driver ended by itself, with {driver.returncode}"
+        done = batches(checkpoint, "commits")
+        return done >= wanted and batches(checkpoint, "offsets") > max(done, done_before)
+
+    eventually(is_in_a_batch, DRIVER_TIMEOUT_S, 0.001)
+    time.sleep(moment.random() * 0.3)
+    os.killpg(driver.pid, signal.SIGKILL)
+    driver.wait()
+    return batches(checkpoint, "offsets") > batches(checkpoint, "commits")
+
+
+def test_ten_kills_of_the_driver_lose_and_double_nothing(spark: "SparkSession", nsqd: Nsqd, tmp_path: Path) -> None:
+    moment = random.Random(7)
+    stream = Stream(spark, tmp_path)
+    in_the_middle = 0
+    for number in range(KILLS):
+        publish(nsqd, "t", bodies(number * MESSAGES_PER_ROUND, (number + 1) * MESSAGES_PER_ROUND))
+        # A session of its own, so that the kill reaches the JVM and its workers too.
+        driver = subprocess.Popen([sys.executable, SCRIPT, address(nsqd), tmp_path], start_new_session=True)
+        try:
+            in_the_middle += kill_in_the_middle(driver, stream.checkpoint, moment)
+        finally:
+            if driver.poll() is None:
+                os.killpg(driver.pid, signal.SIGKILL)
+                driver.wait()
+    assert in_the_middle >= KILLS // 2, "most kills came between the start of a batch and its commit"
+    stream.run(stream_reader(spark, nsqd, **OPTIONS))
+    assert stream.bodies() == bodies(0, KILLS * MESSAGES_PER_ROUND)
+    assert nsqd.channel("t", "archive")["depth"] == 0
