@@ -40,7 +40,7 @@ def messages_of(daemon: Nsqd, topic: str) -> list[bytes]:
 
 
 def _drained(wire: Wire) -> list[bytes]:
-    bodies = []
+    bodies: list[bytes] = []
     while True:
         try:
             # The first may take a while: nsqd copies a topic's messages to a channel that is new.

@@ -29,8 +29,9 @@ Claim = Literal["new", "busy", "seen"]
 
 
 class DedupeStore(Protocol):
-    """What `Consumer(dedupe=...)` needs. Each method may be a coroutine. Keys of different channels are different.
+    """What `Consumer(dedupe=...)` needs. Each method may be a coroutine.
 
+    Every channel of a topic gets each key, so each has a store of its own, or a prefix of its own in a common database.
     A store shared by several processes must let a claim end by itself after some time: its process may have died.
     """
 

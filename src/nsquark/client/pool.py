@@ -430,10 +430,15 @@ class ProducerPool:
         while self._waiting:
             self._fail(self._waiting.popleft(), Closed("stopped before the message was sent"))
         unsettled = [publish for publish in self._unsettled if not publish.future.done()]
-        if unsettled:
-            await asyncio.wait([publish.future for publish in unsettled], timeout=timeout)
-        for publish in unsettled:
-            self._fail(publish, Closed("closed before nsqd answered; it may or may not have the message"))
+        try:
+            if unsettled:
+                await asyncio.wait([publish.future for publish in unsettled], timeout=timeout)
+        finally:  # also when cancelled
+            for publish in unsettled:
+                self._fail(publish, Closed("closed before nsqd answered; it may or may not have the message"))
+            await self._end()
+
+    async def _end(self) -> None:
         if self._discovery is not None:
             await self._discovery.close()
         ends = [member.close(0) for member in self._in_turn]
