@@ -11,6 +11,7 @@ from xdist.scheduler import LoadFileScheduling
 FOLDERS_ON_ONE_WORKER = ("tests/spark/",)
 LONGEST_FIRST = (
     "tests/spark/",
+    "tests/docs/",
     "tests/faults/",
     "tests/broker/",
     "tests/client/",
