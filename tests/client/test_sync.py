@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -26,7 +26,7 @@ def producer(nsqd: Nsqd) -> Iterator[sync.Producer]:
 
 
 def _bodies(consumer: sync.Consumer, count: int) -> set[bytes]:
-    bodies = set()
+    bodies: set[bytes] = set()
     for _ in range(count):
         message = consumer.get(WAIT_S)
         assert message is not None, f"only {bodies}"
@@ -345,7 +345,7 @@ def test_what_is_outstanding_is_bounded(nsqd: Nsqd, topic: str) -> None:
     with FaultProxy(nsqd.tcp) as proxy, sync.Producer(address.format(*proxy.address), write_timeout="60s") as producer:
         producer.ping()
         proxy.stall()
-        futures = []
+        futures: list[Future[None]] = []
 
         def fill() -> None:
             while len(futures) < 1000:
