@@ -25,7 +25,7 @@ ROWS = 5000
 PARTITIONS = 4
 PART_BYTES = 2048
 """So small that each partition is staged in many parts."""
-WAIT_S = 120.0
+WAIT_S = 300.0
 
 
 class FailsAfterwards(BatchWriter):

@@ -20,9 +20,10 @@ from .sink_rig import differences, http_address, log_bodies
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.ours
+pytestmark = [pytest.mark.ours, pytest.mark.timeout(300)]
+"""The first test of a session waits for its JVM."""
 
-STREAM_TIMEOUT_S = 60
+STREAM_TIMEOUT_S = 180
 
 
 def write(df: "DataFrame", nsqd: Nsqd | str, **options: Any) -> None:

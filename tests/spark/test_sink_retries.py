@@ -20,9 +20,9 @@ from .sink_rig import differences, http_address, log_bodies
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.ours, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ours, pytest.mark.timeout(400)]
 
-DRIVER_TIMEOUT_S = 150
+DRIVER_TIMEOUT_S = 240
 FILES, LINES = 3, 500
 
 

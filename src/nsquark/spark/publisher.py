@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections import deque
@@ -29,6 +30,7 @@ DEFERRED_AT_ONCE_MAX = 1000
 """DPUBs that are sent before the first of them is answered."""
 
 ASK_AGAIN_S = 0.2
+_TOO_BIG = re.compile(r"message too big \d+ > (\d+)")
 
 
 class PublishFailed(RuntimeError):
@@ -106,8 +108,16 @@ class Publisher:
             future.result()
         except (NsqError, ExceptionGroup) as error:
             cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-            advice = ". Give the option authSecret" if isinstance(cause, AuthFailed) else ""
-            raise PublishFailed(f"messages were not published ({rows}): {cause}{advice}") from error
+            raise PublishFailed(f"messages were not published ({rows}): {cause}{_advice(cause)}") from error
+
+
+def _advice(cause: Exception) -> str:
+    if isinstance(cause, AuthFailed):
+        return ". Give the option authSecret"
+    too_big = _TOO_BIG.search(str(cause))
+    if too_big is not None:
+        return f". Give the option maxMessageBytes={too_big[1]}, as nsqd has it, and the error names the row"
+    return ""
 
 
 async def _open(options: SinkOptions, addresses: list[str]) -> ProducerPool:
