@@ -33,6 +33,7 @@ LOOP_TURN_S: Final = 0.02
 BUSY_COPY_DELAY_S: Final = 1.0
 """When a copy comes again whose twin is being worked on."""
 TOUCHES_PER_TIMEOUT: Final = 3
+TOUCH_TIMEOUT_S_MAX: Final = 60.0
 
 Handler = Callable[[Message], Any]
 log = logging.getLogger("nsquark.client")
@@ -77,9 +78,11 @@ class Consumer:
         self.topic = topic
         self.channel = channel
         self.config = Config.merge(config, options)
-        self._nsqds = [nsqd] if isinstance(nsqd, str) else list(nsqd)
+        self._nsqds = [nsqd] if isinstance(nsqd, str) else list(dict.fromkeys(nsqd))
         self._lookupds = [lookupd] if isinstance(lookupd, str) else list(lookupd)
-        self._dedupe: DedupeStore | None = Dedupe() if dedupe is True else dedupe or None
+        self._dedupe: DedupeStore | None = Dedupe() if dedupe is True else None if dedupe is False else dedupe
+        self._key_prefix = f"{topic}/{channel}/".encode()
+        """Every channel gets each key, and two of them may share a store."""
         self._auto_touch = auto_touch
         self._on_give_up = on_give_up
         self._filter = address_filter
@@ -92,6 +95,7 @@ class Consumer:
         self._loop_turn_at_s = 0.0
         self._paused_at: int | None = None
         self._is_started = self._is_closing = False
+        self._closed: asyncio.Future[None] | None = None
         self._received = self._finished = self._requeued = self._expired = self._given_up = self._duplicates = 0
 
     # -- life --------------------------------------------------------------------------------------------
@@ -106,10 +110,9 @@ class Consumer:
         if not self._nsqds and not self._lookupds:
             raise ConfigError("give the consumer an nsqd (host:4150) or an nsqlookupd (host:4161)")
         self._loop = asyncio.get_running_loop()
-        self._flow = Flow(self.config)
         self._members = Members(
             lambda address: Subscription(self, address),
-            self._flow.join,
+            self._joined,
             self.topic,
             self.channel,
             self.config,
@@ -117,9 +120,8 @@ class Consumer:
             self._lookupds,
             self._filter,
         )
+        self._flow = Flow(self.config)
         self._is_started = True
-        if self._auto_touch:
-            self._touch_all()
         try:
             await self._members.start()
         except BaseException:
@@ -133,21 +135,34 @@ class Consumer:
         """
         if self._is_closing or not self._is_started:
             self._is_closing = True
+            if self._closed is not None and asyncio.current_task() not in self._handlers:
+                await asyncio.shield(self._closed)
             return
         self._is_closing = True
+        self._closed = self._loop.create_future()
+        reason = Closed(f"{self.topic}/{self.channel}: stopped")
+        try:
+            await self._close_in_order(reason, timeout)
+        finally:  # whoever cancels this wants an end, not open connections
+            self._members.end(reason)
+            self._flow.close()
+            self._closed.set_result(None)
+
+    async def _close_in_order(self, reason: Closed, timeout_s: float) -> None:
         if self._touch_timer is not None:
             self._touch_timer.cancel()
         self._flow.change_max_in_flight(0)
         self._give_back(self._ready)
         self._wake(len(self._waiters))
-        await self._members.stop_finding()
-        await self._end_handlers(timeout)
-        for subscription in self._members.subscriptions.values():
-            self._give_back(subscription.in_flight)
-        await self._members.close(Closed(f"{self.topic}/{self.channel}: stopped"), timeout)
-        self._flow.close()
+        try:
+            await self._members.stop_finding()
+            await self._end_handlers(timeout_s)
+        finally:
+            for subscription in self._members.subscriptions.values():
+                self._give_back(subscription.in_flight)
+        await self._members.close(reason, timeout_s)
         if self._noting:
-            await asyncio.wait(self._noting, timeout=timeout)
+            await asyncio.wait(self._noting, timeout=timeout_s)
 
     def _give_back(self, messages: Iterable[Message]) -> None:
         for message in list(messages):
@@ -158,7 +173,12 @@ class Consumer:
         current = asyncio.current_task()
         handlers = [task for task in self._handlers if task is not current]
         if handlers:
-            _, late = await asyncio.wait(handlers, timeout=timeout_s)
+            try:
+                _, late = await asyncio.wait(handlers, timeout=timeout_s)
+            except asyncio.CancelledError:
+                for task in handlers:
+                    task.cancel()
+                raise
             for task in late:
                 task.cancel()
             if late:
@@ -181,6 +201,7 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Message:
+        self._check_started()
         while True:
             now_s = time.monotonic()
             if now_s - self._loop_turn_at_s > LOOP_TURN_S:
@@ -196,19 +217,24 @@ class Consumer:
     async def run(self, handler: Handler, concurrency: int = 1, threads: int = 0) -> None:
         """Handles messages until the consumer is closed: finished when the handler returns, requeued when it raises.
 
-        An async handler runs `concurrency` times at once. A plain function runs in the event loop, one message at a
-        time; one that blocks needs `threads`, in which case that many run at once.
+        An async handler runs `concurrency` times at once. A plain function runs in the event loop, where it is alone
+        while it runs; one that blocks needs `threads`, in which case that many run at once.
         """
+        self._check_started()
         if concurrency < 1 or threads < 0:
             raise ValueError("concurrency is 1 or more, threads 0 or more")
+        if threads and is_async(handler):
+            raise ValueError("threads are for plain functions: give an async handler `concurrency`")
         pool = ThreadPoolExecutor(threads, thread_name_prefix=f"nsquark {self.topic}") if threads else None
         loop = asyncio.get_running_loop()
         if pool is not None:
             handle: Handler = lambda message: loop.run_in_executor(pool, handler, message)  # noqa: E731
         else:
             handle = handler
-        count = threads or (concurrency if is_async(handler) else 1)
-        workers = [loop.create_task(self._work(handle), name=f"nsquark handler {self.topic}") for _ in range(count)]
+        workers = [
+            loop.create_task(self._work(handle), name=f"nsquark handler {self.topic}")
+            for _ in range(threads or concurrency)
+        ]
         self._handlers.update(workers)
         try:
             await asyncio.gather(*workers)
@@ -262,7 +288,7 @@ class Consumer:
     async def _is_first_copy(self, message: Message, key: bytes) -> bool:
         assert self._dedupe is not None
         try:
-            claim = await settled(self._dedupe.claim(key))
+            claim = await settled(self._dedupe.claim(self._key_prefix + key))
         except BaseException as error:
             message.key = None
             if not message.settle(error):
@@ -326,7 +352,7 @@ class Consumer:
     def message_finished(self, message: Message, is_sent: bool) -> None:
         """Not sent means that the connection was lost meanwhile: nsqd will deliver the message again."""
         if message.key is not None and self._dedupe is not None:
-            self._note(self._dedupe.done(message.key))
+            self._note(self._dedupe.done(self._key_prefix + message.key))
         if is_sent:
             self._finished += 1
         if self._flow.level:
@@ -334,7 +360,7 @@ class Consumer:
 
     def message_requeued(self, message: Message, is_sent: bool, backoff: bool) -> None:
         if message.key is not None and self._dedupe is not None:
-            self._note(self._dedupe.release(message.key))
+            self._note(self._dedupe.release(self._key_prefix + message.key))
         if is_sent:
             self._requeued += 1
         if backoff:
@@ -346,6 +372,11 @@ class Consumer:
         config = self.config
         return min(config.default_requeue_delay.seconds * attempts, config.max_requeue_delay.seconds)
 
+    def _joined(self, subscription: Subscription) -> None:
+        self._flow.join(subscription)
+        if self._auto_touch:
+            self._touch_all()
+
     def subscription_lost(self, subscription: Subscription, reason: NsqError) -> None:
         self._ready = deque(message for message in self._ready if message.subscription is not subscription)
         self._flow.leave(subscription)
@@ -355,10 +386,12 @@ class Consumer:
 
     async def connect_to_nsqd(self, address: str) -> None:
         """Raises what went wrong; after a later loss the connection is made again."""
+        self._check_started()
         await self._members.connect_to_nsqd(address)
 
     async def disconnect_from_nsqd(self, address: str) -> None:
         """Returns when what is being handled from there is answered; what was prefetched goes back."""
+        self._check_started()
         subscription = self._members.subscriptions.get(address)
         if subscription is not None:
             self._flow.leave(subscription)
@@ -366,14 +399,17 @@ class Consumer:
         await self._members.disconnect_from_nsqd(address, CLOSE_TIMEOUT_S)
 
     def connect_to_nsqlookupd(self, address: str) -> None:
+        self._check_started()
         self._members.connect_to_nsqlookupd(address)
 
     def disconnect_from_nsqlookupd(self, address: str) -> None:
         """The last one cannot be removed."""
+        self._check_started()
         self._members.disconnect_from_nsqlookupd(address)
 
     def change_max_in_flight(self, count: int) -> None:
         """0 pauses."""
+        self._check_started()
         if count < 0:
             raise ConfigError(f"invalid max_in_flight ! {count} < 0")
         self._paused_at = None
@@ -381,6 +417,7 @@ class Consumer:
 
     def pause(self) -> None:
         """What is in flight is dealt with, and no more comes until `unpause`."""
+        self._check_started()
         if self._paused_at is None:
             self._paused_at = self._flow.max_in_flight
             self._flow.change_max_in_flight(0)
@@ -390,6 +427,10 @@ class Consumer:
             count, self._paused_at = self._paused_at, None
             self._flow.change_max_in_flight(count)
 
+    def _check_started(self) -> None:
+        if not self._is_started:
+            raise NsqError("the consumer is not started: use `async with`, or await its `start` first")
+
     @property
     def is_paused(self) -> bool:
         return self._paused_at is not None
@@ -397,11 +438,14 @@ class Consumer:
     @property
     def is_starved(self) -> bool:
         """Some connection waits for answers before it sends more: who gathers messages should work off what it has."""
-        return any(subscription.is_starved for subscription in self._members.subscriptions.values())
+        return any(subscription.is_starved for subscription in self._subscriptions())
 
     @property
     def connections(self) -> list[str]:
-        return list(self._members.subscriptions)
+        return [subscription.address for subscription in self._subscriptions()]
+
+    def _subscriptions(self) -> list[Subscription]:
+        return list(self._members.subscriptions.values()) if self._is_started else []
 
     def stats(self) -> Stats:
         return Stats(
@@ -411,16 +455,18 @@ class Consumer:
             expired=self._expired,
             given_up=self._given_up,
             duplicates=self._duplicates,
-            connections=len(self._members.subscriptions),
-            in_flight=sum(len(subscription.in_flight) for subscription in self._members.subscriptions.values()),
+            connections=len(self._subscriptions()),
+            in_flight=sum(len(subscription.in_flight) for subscription in self._subscriptions()),
             backoff_level=self._flow.level if self._is_started else 0,
         )
 
     def _touch_all(self) -> None:
         """Before its timeout, everything that someone works on."""
-        timeout_s = CLOSE_TIMEOUT_S
+        if self._touch_timer is not None:
+            self._touch_timer.cancel()
+        timeout_s = TOUCH_TIMEOUT_S_MAX
         waiting = set(self._ready)
-        for subscription in self._members.subscriptions.values():
+        for subscription in self._subscriptions():
             timeout_s = min(timeout_s, subscription.timeout_s)
             for message in subscription.in_flight - waiting:
                 message.touch()

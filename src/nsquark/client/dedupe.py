@@ -31,7 +31,7 @@ Claim = Literal["new", "busy", "seen"]
 class DedupeStore(Protocol):
     """What `Consumer(dedupe=...)` needs. Each method may be a coroutine.
 
-    Every channel of a topic gets each key, so each has a store of its own, or a prefix of its own in a common database.
+    Keys begin with topic and channel, so that consumers of several channels can share a store.
     A store shared by several processes must let a claim end by itself after some time: its process may have died.
     """
 
