@@ -62,15 +62,20 @@ class Members:
         self._is_closing = True
         for timer in self._retries.values():
             timer.cancel()
-        await self._discovery.close()
         connecting = list(self._connecting.values())
         for task in connecting:
             task.cancel()
+        await self._discovery.close()
         await asyncio.gather(*connecting, return_exceptions=True)
 
     async def close(self, reason: NsqError, timeout_s: float) -> None:
         subscriptions = list(self.subscriptions.values())
         await asyncio.gather(*(subscription.close(reason, timeout_s) for subscription in subscriptions))
+
+    def end(self, reason: NsqError) -> None:
+        """Without waiting for anything."""
+        for subscription in self.subscriptions.values():
+            subscription.end(reason)
 
     def lost(self, subscription: Subscription, reason: NsqError) -> None:
         if self.subscriptions.get(subscription.address) is subscription:
@@ -89,7 +94,11 @@ class Members:
         self._check_running()
         if address in self.subscriptions or address in self._connecting:
             raise NsqError(f"{address}: already connected")
-        await self._begin(address)
+        connecting = self._begin(address)
+        await asyncio.wait([connecting])
+        if connecting.cancelled():
+            raise Closed(f"{address}: disconnected before it was connected")
+        connecting.result()
         if address not in self._given:
             self._given.append(address)
 
@@ -158,6 +167,6 @@ class Members:
             self._retries.pop(address, None)
             self._found([address])
 
-        if address not in self._retries:
+        if address not in self._retries and not self._is_closing:
             delay_s = self._config.lookupd_poll_interval.seconds
             self._retries[address] = self._loop.call_later(delay_s, retry)

@@ -106,10 +106,9 @@ class Message:
         if not isinstance(error, Exception):
             self.requeue(0, backoff=False)
             return False
-        if not self.is_answered:
-            log.error("message %s failed (attempt %d)", self.id.decode(), self.attempts, exc_info=error)
-            if self.auto_response:
-                self.requeue()
+        log.error("message %s failed (attempt %d)", self.id.decode(), self.attempts, exc_info=error)
+        if self.auto_response:
+            self.requeue()
         return True
 
     def __repr__(self) -> str:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from nsquark.client.consumer import Consumer
 
 CLOSE_WAIT: Final = b"CLOSE_WAIT"
+CLOSE_WAIT_TIMEOUT_S: Final = 5.0
+"""What an nsqd that does not answer any more has sent before comes again after its timeout."""
 STARVED_SHARE: Final = 0.85
 
 log = logging.getLogger("nsquark.client")
@@ -37,7 +39,8 @@ class Subscription:
         self._connection: Connection | None = None
         self._fins: list[bytes] = []
         self._timeout_s = 0.0
-        self._is_closing = False
+        self._is_draining = False
+        self._quiet: asyncio.Future[None] = self._loop.create_future()
         self._drained: asyncio.Future[None] = self._loop.create_future()
         self.address = address
         self.in_flight: set[Message] = set()
@@ -110,7 +113,7 @@ class Subscription:
     def _settle(self, message: Message) -> bool:
         """False when nobody is there to be told: nsqd gives the message to another."""
         self.in_flight.discard(message)
-        if not self.in_flight and self._is_closing and not self._drained.done():
+        if not self.in_flight and self._is_draining and not self._drained.done():
             self._drained.set_result(None)
         return self._connection is not None
 
@@ -128,6 +131,8 @@ class Subscription:
 
     def response_received(self, data: bytes) -> None:
         """SUB's OK, or CLOSE_WAIT: no more messages come."""
+        if data == CLOSE_WAIT and not self._quiet.done():
+            self._quiet.set_result(None)
 
     def error_received(self, text: str) -> None:
         """Of an answer that came too late, mostly; what is worse ends the connection."""
@@ -136,24 +141,30 @@ class Subscription:
     # -- end ---------------------------------------------------------------------------------------------
 
     async def close(self, reason: NsqError, timeout_s: float) -> None:
-        """CLS, then the answers of what is in flight, then the socket; nothing that was sent is cut off."""
+        """CLS, then what is on its way, then the answers of what is in flight, then the socket."""
         connection = self._connection
         if connection is None:
             return
-        self._is_closing = True
         connection.send(commands.CLS)
-        if self.in_flight:
-            try:
+        try:
+            await asyncio.wait([self._quiet], timeout=min(timeout_s, CLOSE_WAIT_TIMEOUT_S))
+            if self.in_flight:
+                self._is_draining = True
                 await asyncio.wait([self._drained], timeout=timeout_s)
-            except asyncio.CancelledError:
-                connection.close(reason)
-                raise
-        connection.close(reason)
+        finally:
+            connection.close(reason)
         await connection.wait_lost()
+
+    def end(self, reason: NsqError) -> None:
+        """Without waiting for anything; the answers that were given still go out."""
+        if self._connection is not None:
+            self._connection.close(reason)
 
     def connection_lost(self, reason: NsqError) -> None:
         self._connection = None
+        self._fins.clear()
         self.in_flight.clear()
-        if not self._drained.done():
-            self._drained.set_result(None)
+        for waited_for in (self._quiet, self._drained):
+            if not waited_for.done():
+                waited_for.set_result(None)
         self._consumer.subscription_lost(self, reason)

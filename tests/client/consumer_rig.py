@@ -1,0 +1,38 @@
+"""Consumers for tests: quick in what takes its time by default."""
+
+import asyncio
+from typing import Any
+
+from client.pool_rig import address_of, until
+from harness import Nsqd
+from nsquark import Consumer
+
+
+def consumer_of(nsqd: Nsqd, topic: str, **settings: Any) -> Consumer:
+    quick = {
+        "max_in_flight": 10,
+        "default_requeue_delay": "20ms",
+        "backoff_multiplier": "10ms",
+        "lookupd_poll_interval": "50ms",
+        "output_buffer_timeout": "25ms",
+    }
+    return Consumer(topic, "ch", nsqd=address_of(nsqd), **{**quick, **settings})
+
+
+def publish(nsqd: Nsqd, topic: str, *bodies: bytes) -> None:
+    nsqd.post("/channel/create", topic=topic, channel="ch")
+    with nsqd.connect() as wire:
+        wire.publish(topic, *bodies)
+
+
+def is_done(nsqd: Nsqd, topic: str) -> bool:
+    """Nothing waits, nothing is in flight, nothing comes again."""
+    channel = nsqd.channel(topic)
+    return not (channel["depth"] or channel["in_flight_count"] or channel["deferred_count"])
+
+
+async def handle_until(consumer: Consumer, handler: Any, condition: Any, **settings: Any) -> None:
+    running = asyncio.create_task(consumer.run(handler, **settings))
+    await until(lambda: condition() or running.done())
+    await consumer.close()
+    await running

@@ -1,0 +1,648 @@
+"""How a consumer's messages are handled and answered, on a real nsqd."""
+
+import asyncio
+import functools
+import itertools
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+
+from client.consumer_rig import consumer_of, handle_until, is_done, publish
+from client.pool_rig import address_of, until
+from harness import FaultProxy, Nsqd, eventually
+from nsquark import Consumer, Message
+from nsquark.client.consumer import Stats
+from nsquark.client.errors import Closed, ConfigError, InvalidName, NotConnected, NsqError
+
+NSQD_FLAGS = ["--msg-timeout=30s"]
+WAIT_S = 15.0
+
+
+# -- handlers --------------------------------------------------------------------------------------------
+
+
+async def test_sync_handler(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, *(b"%d" % number for number in range(500)))
+    got: list[bytes] = []
+    async with consumer_of(nsqd, topic, max_in_flight=100) as consumer:
+        await handle_until(consumer, lambda message: got.append(message.body), lambda: len(got) == 500)
+        assert consumer.stats().finished == consumer.stats().received == 500
+    assert sorted(map(int, got)) == list(range(500))
+    assert is_done(nsqd, topic)
+
+
+async def test_async_handlers_run_at_once_up_to_concurrency(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, *(b"%d" % number for number in range(20)))
+    running = most = done = 0
+
+    async def handle(_: Message) -> None:
+        nonlocal running, most, done
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.02)
+        running -= 1
+        done += 1
+
+    async with consumer_of(nsqd, topic) as consumer:
+        await handle_until(consumer, handle, lambda: done == 20, concurrency=4)
+    assert most == 4
+    assert is_done(nsqd, topic)
+
+
+@pytest.mark.parametrize("kind", ["object", "partial", "lambda"])
+async def test_async_handlers_of_any_kind(nsqd: Nsqd, topic: str, kind: str) -> None:
+    publish(nsqd, topic, *(b"%d" % number for number in range(4)))
+    arrived = asyncio.Barrier(4)
+
+    async def handle(_: Message, __: object = None) -> None:
+        await arrived.wait()
+
+    class Handler:
+        async def __call__(self, message: Message) -> None:
+            await handle(message)
+
+    handlers = {"object": Handler(), "partial": functools.partial(handle), "lambda": lambda message: handle(message)}
+    async with consumer_of(nsqd, topic) as consumer:
+        await handle_until(consumer, handlers[kind], lambda: consumer.stats().finished == 4, concurrency=4)
+    assert is_done(nsqd, topic)
+
+
+async def test_threads_for_handlers_that_block(nsqd: Nsqd, topic: str) -> None:
+    """Three wait for each other, which the event loop could not do; heartbeats go on meanwhile."""
+    publish(nsqd, topic, b"1", b"2", b"3")
+    barrier = threading.Barrier(3)
+    gate = threading.Event()
+    threads: set[str] = set()
+
+    def handle(_: Message) -> None:
+        barrier.wait(WAIT_S)
+        threads.add(threading.current_thread().name)
+        gate.wait(WAIT_S)
+
+    consumer = consumer_of(nsqd, topic, heartbeat_interval="1s", read_timeout="5s")
+    async with consumer:
+        running = asyncio.create_task(consumer.run(handle, threads=3))
+        await until(lambda: len(threads) == 3)
+        await asyncio.sleep(2.3)  # nsqd ends a connection after two heartbeats without an answer
+        assert consumer.stats().connections == 1
+        gate.set()
+        await until(lambda: consumer.stats().finished == 3)
+        await consumer.close()
+        await running
+    eventually(lambda: not [thread for thread in threading.enumerate() if thread.name in threads])
+    assert is_done(nsqd, topic)
+
+
+async def test_threads_are_not_for_async_handlers(nsqd: Nsqd, topic: str) -> None:
+    """Otherwise nobody would await what it returns, and messages would be finished unhandled."""
+
+    async def handle(_: Message) -> None: ...
+
+    async with consumer_of(nsqd, topic) as consumer:
+        with pytest.raises(ValueError, match="concurrency"):
+            await consumer.run(handle, threads=2)
+        with pytest.raises(ValueError, match="concurrency is 1 or more"):
+            await consumer.run(handle, concurrency=0)
+        with pytest.raises(ValueError, match="threads 0 or more"):
+            await consumer.run(print, threads=-1)
+
+
+async def test_slow_inline_handlers_let_the_loop_turn(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, *(b"%d" % number for number in range(50)))
+    turns: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            turns.append(time.monotonic())
+            await asyncio.sleep(0)
+
+    async with consumer_of(nsqd, topic, max_in_flight=50) as consumer:
+        await until(lambda: consumer.stats().in_flight == 50)
+        ticking = asyncio.create_task(tick())
+        await handle_until(consumer, lambda _: time.sleep(0.01), lambda: consumer.stats().finished == 50)
+        ticking.cancel()
+    gaps = [after - before for before, after in itertools.pairwise(turns)]
+    assert max(gaps) < 0.25  # all in one turn would be 0.5 s
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+async def test_a_handler_that_raises(nsqd: Nsqd, topic: str, threads: int, caplog: pytest.LogCaptureFixture) -> None:
+    publish(nsqd, topic, b"x")
+    attempts: list[int] = []
+
+    def handle(message: Message) -> None:
+        attempts.append(message.attempts)
+        if len(attempts) < 3:
+            raise RuntimeError("not yet")
+
+    async with consumer_of(nsqd, topic) as consumer:
+        await handle_until(consumer, handle, lambda: consumer.stats().finished == 1, threads=threads)
+        assert consumer.stats().requeued == 2
+    assert attempts == [1, 2, 3]
+    assert is_done(nsqd, topic)
+    assert [record.exc_info for record in caplog.records if "failed (attempt 1)" in record.message]
+
+
+async def test_an_error_after_the_answer_is_logged(nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture) -> None:
+    publish(nsqd, topic, b"x")
+
+    async def handle(message: Message) -> None:
+        message.finish()
+        raise RuntimeError("too late")
+
+    async with consumer_of(nsqd, topic) as consumer:
+        await handle_until(consumer, handle, lambda: consumer.stats().finished == 1)
+        assert (consumer.stats().requeued, consumer.stats().backoff_level) == (0, 0)
+    assert "too late" in caplog.text
+    assert is_done(nsqd, topic)
+
+
+# -- iterating -------------------------------------------------------------------------------------------
+
+
+async def test_iterate(nsqd: Nsqd, topic: str) -> None:
+    before_ns = time.time_ns()
+    publish(nsqd, topic, b"1", b"2", b"3")
+    got = []
+    async with consumer_of(nsqd, topic) as consumer:
+        async for message in consumer:
+            got.append(message.body)
+            assert message.attempts == 1
+            assert len(message.id) == 16
+            assert before_ns - 10**9 < message.timestamp < time.time_ns() + 10**9
+            assert message.nsqd_address == address_of(nsqd)
+            assert address_of(nsqd) in repr(message)
+            message.finish()
+            if len(got) == 3:
+                break
+    assert sorted(got) == [b"1", b"2", b"3"]
+    assert is_done(nsqd, topic)
+
+
+async def test_with_message_finishes(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"x")
+    async with consumer_of(nsqd, topic) as consumer:
+        async with await anext(consumer) as message:
+            assert not message.is_answered
+        assert message.is_answered
+    assert is_done(nsqd, topic)
+
+
+async def test_with_message_and_an_exception(nsqd: Nsqd, topic: str) -> None:
+    """Swallowed and logged; the message comes again, after backoff."""
+    publish(nsqd, topic, b"x")
+    async with consumer_of(nsqd, topic) as consumer:
+        async with await anext(consumer):
+            raise RuntimeError("swallowed")
+        assert consumer.stats().backoff_level == 1
+        async with await anext(consumer) as again:
+            assert again.attempts == 2
+        assert consumer.stats().backoff_level == 0
+    assert is_done(nsqd, topic)
+
+
+async def test_with_message_and_a_cancellation(nsqd: Nsqd, topic: str) -> None:
+    """Requeued at once, without backoff, and the task is cancelled as was asked."""
+    publish(nsqd, topic, b"x")
+    consumer = consumer_of(nsqd, topic, default_requeue_delay="60m")
+    async with consumer:
+        taken = asyncio.Event()
+
+        async def work() -> None:
+            async with await anext(consumer):
+                taken.set()
+                await asyncio.sleep(WAIT_S)
+
+        task = asyncio.create_task(work())
+        await taken.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert consumer.stats().backoff_level == 0
+        async with await asyncio.wait_for(anext(consumer), WAIT_S) as again:
+            assert again.attempts == 2
+    assert is_done(nsqd, topic)
+
+
+async def test_a_cancelled_wait_takes_no_message(nsqd: Nsqd, topic: str) -> None:
+    async with consumer_of(nsqd, topic) as consumer:
+        tasks = [asyncio.create_task(consumer.__anext__()) for _ in range(3)]
+        await asyncio.sleep(0)
+        publish(nsqd, topic, b"x")
+        tasks[0].cancel()
+        done, _ = await asyncio.wait(tasks[1:], return_when=asyncio.FIRST_COMPLETED, timeout=WAIT_S)
+        (got,) = done
+        got.result().finish()
+        for task in tasks:
+            task.cancel()
+    assert is_done(nsqd, topic)
+
+
+# -- answers ---------------------------------------------------------------------------------------------
+
+
+async def test_a_message_is_answered_once(nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture) -> None:
+    publish(nsqd, topic, b"x")
+    async with consumer_of(nsqd, topic) as consumer:
+        message = await anext(consumer)
+        message.finish()
+        message.finish()
+        message.requeue()
+        message.touch()
+        await until(lambda: is_done(nsqd, topic))
+        assert (consumer.stats().finished, consumer.stats().requeued) == (1, 0)
+    assert "E_" not in caplog.text
+
+
+@pytest.mark.parametrize("delay", [0.2, timedelta(milliseconds=200)])
+async def test_requeue_with_a_delay(nsqd: Nsqd, topic: str, delay: float | timedelta) -> None:
+    publish(nsqd, topic, b"x")
+    async with consumer_of(nsqd, topic) as consumer:
+        (await anext(consumer)).requeue(delay, backoff=False)
+        start_s = time.monotonic()
+        assert consumer.stats().backoff_level == 0
+        async with await anext(consumer) as again:
+            assert again.attempts == 2
+        assert time.monotonic() - start_s > 0.15
+
+
+@pytest.mark.parametrize(("attempts", "settings", "least_s"), [(1, {}, 0.2), (2, {}, 0.4), (2, {"max": "250ms"}, 0.25)])
+async def test_the_automatic_delay_grows_with_attempts(
+    nsqd: Nsqd, topic: str, attempts: int, settings: dict[str, str], least_s: float
+) -> None:
+    publish(nsqd, topic, b"x")
+    async with consumer_of(
+        nsqd, topic, default_requeue_delay="200ms", max_requeue_delay=settings.get("max", "15m")
+    ) as consumer:
+        for _ in range(attempts - 1):
+            (await anext(consumer)).requeue(0, backoff=False)
+        (await anext(consumer)).requeue(backoff=False)
+        start_s = time.monotonic()
+        (await anext(consumer)).finish()
+        assert least_s * 0.9 < time.monotonic() - start_s < least_s + 1.0
+
+
+@pytest.mark.parametrize("delay", [-1, float("nan"), float("inf")])
+async def test_a_delay_that_makes_no_sense(nsqd: Nsqd, topic: str, delay: float) -> None:
+    publish(nsqd, topic, b"x")
+    async with consumer_of(nsqd, topic) as consumer:
+        message = await anext(consumer)
+        with pytest.raises(ValueError, match="give 0 or more"):
+            message.requeue(delay)
+        assert not message.is_answered
+        message.finish()
+
+
+async def test_touch_keeps_a_message(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"x")
+    async with consumer_of(nsqd, topic, msg_timeout="1s") as consumer:
+        message = await anext(consumer)
+        for _ in range(4):
+            await asyncio.sleep(0.4)
+            message.touch()
+        message.finish()
+        await until(lambda: is_done(nsqd, topic))
+        assert nsqd.channel(topic)["timeout_count"] == 0
+
+
+async def test_auto_touch_keeps_what_is_worked_on(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"x")
+
+    async def handle(_: Message) -> None:
+        await asyncio.sleep(2.2)
+
+    async with consumer_of(nsqd, topic, msg_timeout="1s", auto_touch=True) as consumer:
+        await handle_until(consumer, handle, lambda: consumer.stats().finished == 1)
+    assert is_done(nsqd, topic)
+    assert nsqd.channel(topic)["timeout_count"] == 0
+
+
+async def test_auto_response_switched_off(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"1", b"2")
+    kept: list[Message] = []
+
+    async def handle(message: Message) -> None:
+        message.disable_auto_response()
+        kept.append(message)
+        if len(kept) == 2:
+            raise RuntimeError("neither does this answer it")
+
+    async with consumer_of(nsqd, topic) as consumer:
+        running = asyncio.create_task(consumer.run(handle))
+        await until(lambda: len(kept) == 2)
+        assert not any(message.is_answered for message in kept)
+        assert consumer.stats().in_flight == 2
+        for message in kept:
+            message.finish()
+        await until(lambda: is_done(nsqd, topic))
+        await consumer.close()
+        await running
+
+
+async def test_answers_from_other_threads(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, *(b"%d" % number for number in range(30)))
+    async with consumer_of(nsqd, topic, max_in_flight=30) as consumer:
+        messages = [await anext(consumer) for _ in range(30)]
+
+        def answer() -> None:
+            for number, message in enumerate(messages):
+                message.touch()
+                if number % 3:
+                    message.finish()
+                else:
+                    message.requeue(0, backoff=False)
+
+        await asyncio.to_thread(answer)
+        await until(lambda: consumer.stats().finished == 20)
+        again = [await anext(consumer) for _ in range(10)]
+        await asyncio.to_thread(lambda: [message.finish() for message in again])
+        await until(lambda: is_done(nsqd, topic))
+
+
+async def test_giving_up_after_max_attempts(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"poison")
+    handled: list[int] = []
+    given_up: list[Message] = []
+
+    def handle(message: Message) -> None:
+        handled.append(message.attempts)
+        raise RuntimeError("always")
+
+    consumer = consumer_of(nsqd, topic, max_attempts=3, on_give_up=given_up.append)
+    async with consumer:
+        await handle_until(consumer, handle, lambda: given_up)
+        assert consumer.stats().given_up == 1
+    assert handled == [1, 2, 3]
+    assert [message.body for message in given_up] == [b"poison"]
+    assert is_done(nsqd, topic)
+
+
+async def test_a_hook_that_fails(nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture) -> None:
+    publish(nsqd, topic, b"poison", b"good")
+
+    def give_up(_: Message) -> None:
+        raise RuntimeError("hook failed")
+
+    async def handle(message: Message) -> None:
+        if message.body == b"poison":
+            raise RuntimeError("always")
+
+    async with consumer_of(nsqd, topic, max_attempts=1, on_give_up=give_up) as consumer:
+        await handle_until(consumer, handle, lambda: consumer.stats().given_up == 1 and is_done(nsqd, topic))
+    assert "hook failed" in caplog.text
+
+
+async def test_max_attempts_0_never_gives_up(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"x")
+    async with consumer_of(nsqd, topic, max_attempts=0) as consumer:
+        for _ in range(8):
+            (await anext(consumer)).requeue(0, backoff=False)
+        async with await anext(consumer) as last:
+            assert last.attempts == 9
+
+
+async def test_what_waited_too_long_is_not_handled(nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture) -> None:
+    """nsqd has given it to someone else by then."""
+    publish(nsqd, topic, b"1", b"2", b"3")
+    handled: list[tuple[bytes, int]] = []
+
+    def handle(message: Message) -> None:
+        handled.append((message.body, message.attempts))
+        if len(handled) == 1:
+            time.sleep(1.3)
+
+    async with consumer_of(nsqd, topic, msg_timeout="1s") as consumer:
+        await until(lambda: consumer.stats().in_flight == 3)
+        await handle_until(consumer, handle, lambda: is_done(nsqd, topic) and len(handled) >= 4)
+        assert consumer.stats().expired == 2
+    first, *others = handled
+    assert first[1] == 1
+    assert sorted(others) == [(body, 2) for body in (b"1", b"2", b"3")], "the others only when they came again"
+    assert "E_FIN_FAILED" in caplog.text  # of the first: its answer came too late
+
+
+async def test_bigger_messages_than_the_receive_buffer(nsqd: Nsqd, topic: str) -> None:
+    bodies = [bytes([number]) * 900_000 for number in range(1, 5)] + [b"small"]
+    publish(nsqd, topic, *bodies)
+    async with consumer_of(nsqd, topic) as consumer:
+        got = []
+        for _ in bodies:
+            async with await anext(consumer) as message:
+                got.append(message.body)
+    assert sorted(got) == sorted(bodies)
+
+
+# -- closing ---------------------------------------------------------------------------------------------
+
+
+async def test_leaving_gives_back_what_was_prefetched(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, *(b"%d" % number for number in range(10)))
+    async with consumer_of(nsqd, topic) as consumer:
+        taken = [await anext(consumer) for _ in range(3)]
+        taken[0].finish()
+        await until(lambda: consumer.stats().in_flight == 9)
+    with nsqd.connect() as wire:
+        again = wire.subscribe(topic, rdy=10).read_messages(9, finish=True)
+    assert {message.attempts for message in again} == {2}
+
+
+async def test_leaving_gives_back_what_is_on_its_way(nsqd: Nsqd, topic: str) -> None:
+    """Messages that nsqd has sent and that have not come yet must not wait for their timeout."""
+    with FaultProxy(nsqd.tcp) as proxy:
+        publish(nsqd, topic, b"first")
+        async with Consumer(topic, "ch", nsqd="{}:{}".format(*proxy.address), max_in_flight=10) as consumer:
+            (await anext(consumer)).finish()
+            proxy.down.delay_s = 0.3
+            publish(nsqd, topic, b"1", b"2", b"3")
+            await until(lambda: nsqd.channel(topic)["in_flight_count"] == 3)
+            assert consumer.stats().in_flight == 0
+        await until(lambda: nsqd.channel(topic)["in_flight_count"] == 0, 5)
+        assert nsqd.channel(topic)["depth"] == 3
+
+
+async def test_close_lets_handlers_finish(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, *(b"%d" % number for number in range(10)))
+    started = asyncio.Event()
+    handled: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        started.set()
+        await asyncio.sleep(0.2)
+        handled.append(message.body)
+
+    async with consumer_of(nsqd, topic) as consumer:
+        running = asyncio.create_task(consumer.run(handle, concurrency=3))
+        await started.wait()
+        await consumer.close()
+        await running
+        assert len(handled) == 3
+    channel = nsqd.channel(topic)
+    assert (channel["depth"], channel["in_flight_count"], channel["requeue_count"]) == (7, 0, 7)
+
+
+async def test_close_does_not_wait_for_ever(nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture) -> None:
+    publish(nsqd, topic, b"x")
+    started = asyncio.Event()
+
+    async def handle(_: Message) -> None:
+        started.set()
+        await asyncio.sleep(600)
+
+    consumer = consumer_of(nsqd, topic)
+    await consumer.start()
+    running = asyncio.create_task(consumer.run(handle))
+    await started.wait()
+    await consumer.close(timeout=0.1)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert "1 handlers still ran" in caplog.text
+    await until(lambda: nsqd.channel(topic)["depth"] == 1)
+
+
+async def test_whoever_closes_waits_until_it_is_closed(nsqd: Nsqd, topic: str) -> None:
+    """A signal handler's close and the end of `async with`: the second must not end the program under the first."""
+    publish(nsqd, topic, b"x")
+    finished: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        closing.append(asyncio.create_task(consumer.close()))
+        await asyncio.sleep(0.2)
+        finished.append(message.body)
+
+    closing: list[asyncio.Task[None]] = []
+    async with consumer_of(nsqd, topic) as consumer:
+        await consumer.run(handle)
+    assert closing[0].done()
+    assert finished == [b"x"]
+    assert is_done(nsqd, topic)
+    assert consumer.stats().connections == 0
+
+
+async def test_a_handler_may_close_its_consumer(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"1", b"2", b"3")
+
+    async def handle(message: Message) -> None:
+        message.finish()
+        await consumer.close()
+
+    async with consumer_of(nsqd, topic) as consumer:
+        await asyncio.wait_for(consumer.run(handle, concurrency=2), WAIT_S)
+    channel = nsqd.channel(topic)
+    assert channel["in_flight_count"] == 0
+    assert channel["depth"] in (1, 2)
+
+
+async def test_a_cancelled_close_leaves_no_connection(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"x")
+    started = asyncio.Event()
+
+    async def handle(_: Message) -> None:
+        started.set()
+        await asyncio.sleep(600)
+
+    consumer = await consumer_of(nsqd, topic).start()
+    running = asyncio.create_task(consumer.run(handle))
+    await started.wait()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await consumer.close()
+    await asyncio.wait([running], timeout=WAIT_S)
+    await until(lambda: not nsqd.channel(topic)["clients"])
+
+
+async def test_an_answer_after_the_end_is_ignored(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"1", b"2")
+    async with consumer_of(nsqd, topic) as consumer:
+        first, second = await anext(consumer), await anext(consumer)
+        first.disable_auto_response()
+    first.finish()
+    second.requeue()
+    assert first.is_answered
+    assert nsqd.channel(topic)["depth"] == 2
+
+
+async def test_iterating_ends_when_it_is_closed(nsqd: Nsqd, topic: str) -> None:
+    async with consumer_of(nsqd, topic) as consumer:
+        waiting = [asyncio.create_task(_count(consumer)) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        await consumer.close()
+        assert await asyncio.gather(*waiting) == [0, 0]
+        assert await _count(consumer) == 0
+
+
+async def _count(consumer: Consumer) -> int:
+    return len([message async for message in consumer])
+
+
+# -- before it runs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("topic_name", "channel"), [("a b", "c"), ("", "c"), ("t", "c d"), ("t", "x" * 65)])
+def test_names_are_checked(topic_name: str, channel: str) -> None:
+    with pytest.raises(InvalidName, match=r"invalid (topic|channel) name"):
+        Consumer(topic_name, channel, nsqd="127.0.0.1:4150")
+
+
+async def test_nobody_to_connect_to() -> None:
+    with pytest.raises(ConfigError, match="give the consumer an nsqd"):
+        await Consumer("t", "c").start()
+
+
+async def test_no_nsqd_can_be_reached(nsqd: Nsqd) -> None:
+    with pytest.raises(NotConnected):
+        await Consumer("t", "c", nsqd=["127.0.0.1:1", "127.0.0.1:2"]).start()
+
+
+@pytest.mark.parametrize("address", ["nowhere", "ftp://here:1", "127.0.0.1"])
+async def test_a_wrong_nsqlookupd_address(address: str) -> None:
+    with pytest.raises(ConfigError, match="nsqlookupd address"):
+        await Consumer("t", "c", lookupd=address).start()
+
+
+async def test_started_once(nsqd: Nsqd, topic: str) -> None:
+    async with consumer_of(nsqd, topic) as consumer:
+        with pytest.raises(NsqError, match="make a new one"):
+            await consumer.start()
+    with pytest.raises(NsqError, match="make a new one"):
+        await consumer.start()
+
+
+async def test_not_started_yet(nsqd: Nsqd, topic: str) -> None:
+    consumer = consumer_of(nsqd, topic)
+    assert consumer.stats() == Stats(0, 0, 0, 0, 0, 0, 0, 0, 0)
+    assert not consumer.is_starved
+    assert consumer.connections == []
+    with pytest.raises(NsqError, match="not started"):
+        await anext(consumer)
+    with pytest.raises(NsqError, match="not started"):
+        await consumer.run(print)
+    with pytest.raises(NsqError, match="not started"):
+        consumer.pause()
+    with pytest.raises(NsqError, match="not started"):
+        consumer.change_max_in_flight(3)
+    with pytest.raises(NsqError, match="not started"):
+        await consumer.connect_to_nsqd(address_of(nsqd))
+    await consumer.close()
+
+
+async def test_the_same_nsqd_twice_is_one_connection(nsqd: Nsqd, topic: str) -> None:
+    address = address_of(nsqd)
+    async with Consumer(topic, "ch", nsqd=[address, address]) as consumer:
+        assert consumer.connections == [address]
+        await until(lambda: nsqd.channel(topic)["clients"])
+        assert len(nsqd.channel(topic)["clients"]) == 1
+    await until(lambda: not nsqd.channel(topic)["clients"])
+
+
+async def test_after_the_end(nsqd: Nsqd, topic: str) -> None:
+    async with consumer_of(nsqd, topic) as consumer:
+        pass
+    await consumer.close()
+    with pytest.raises(Closed):
+        await consumer.connect_to_nsqd(address_of(nsqd))
+    with pytest.raises(Closed):
+        consumer.connect_to_nsqlookupd("127.0.0.1:4161")
+    consumer.change_max_in_flight(5)
+    consumer.pause()
