@@ -60,8 +60,8 @@ class Kind(Generic[T]):
 
 class _Ranged(Kind[Number]):
     def __init__(self, least: Number | None, most: Number | None) -> None:
-        self._least = least
-        self._most = most
+        self._least: Number | None = least
+        self._most: Number | None = most
 
     def check(self, name: str, value: Number) -> None:
         if self._least is not None and value < self._least:

@@ -1,0 +1,133 @@
+"""Consumer(dedupe=...): copies of a message are handled once, by a memory of this process or by a user's store."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from client.pool_rig import address_of, until
+from harness import Nsqd
+from nsquark import Consumer, Dedupe, Message, Producer
+from nsquark.client.dedupe import Claim
+from nsquark.client.envelope import new_key, wrap
+from nsquark.errors import NotConnected
+
+
+class SlowStore:
+    """A store as one over a network would be."""
+
+    def __init__(self) -> None:
+        self.claims: dict[bytes, str] = {}
+
+    async def claim(self, key: bytes) -> Claim:
+        await asyncio.sleep(0)
+        state = self.claims.get(key, "new")
+        if state == "new":
+            self.claims[key] = "busy"
+        return state  # type: ignore[return-value]
+
+    async def done(self, key: bytes) -> None:
+        await asyncio.sleep(0)
+        self.claims[key] = "seen"
+
+    async def release(self, key: bytes) -> None:
+        await asyncio.sleep(0)
+        self.claims.pop(key, None)
+
+
+async def publish_copies(nsqd: Nsqd, topic: str, bodies: list[bytes]) -> None:
+    async with Producer(address_of(nsqd)) as producer:
+        for body in bodies:
+            wrapped = wrap(new_key(), body)
+            await producer.multi_publish(topic, [wrapped, wrapped])
+
+
+@pytest.mark.parametrize("store", [Dedupe(), SlowStore()], ids=["memory", "store"])
+async def test_two_channels_share_a_store_and_each_handles_a_message_once(
+    nsqd: Nsqd, topic: str, store: Dedupe | SlowStore
+) -> None:
+    bodies = [b"%d" % number for number in range(20)]
+    for channel in ("a", "b"):
+        nsqd.post(f"/topic/create?topic={topic}")
+        nsqd.post(f"/channel/create?topic={topic}&channel={channel}")
+    await publish_copies(nsqd, topic, bodies)
+    for channel in ("a", "b"):
+        handled: Counter[bytes] = Counter()
+        async with Consumer(topic, channel, nsqd=address_of(nsqd), max_in_flight=50, dedupe=store) as consumer:
+            running = asyncio.create_task(consumer.run(lambda message, seen=handled: seen.update([message.body])))
+            await until(lambda consumer=consumer: consumer.stats().finished == 40)
+            await consumer.close()
+            await running
+        assert handled == dict.fromkeys(bodies, 1)
+    if isinstance(store, SlowStore):
+        assert set(store.claims.values()) == {"seen"} and len(store.claims) == 40
+
+
+async def test_a_copy_is_wanted_again_when_the_first_failed(nsqd: Nsqd, topic: str) -> None:
+    await publish_copies(nsqd, topic, [b"x"])
+    outcomes: list[str] = []
+
+    async def handle(message: Message) -> None:
+        outcomes.append("failed" if not outcomes else "done")
+        if len(outcomes) == 1:
+            message.requeue(0, backoff=False)
+
+    async with Consumer(topic, "ch", nsqd=address_of(nsqd), max_in_flight=10, dedupe=SlowStore()) as consumer:
+        running = asyncio.create_task(consumer.run(handle, concurrency=4))
+        await until(lambda: consumer.stats().finished == 2)
+        await consumer.close()
+        await running
+    assert outcomes == ["failed", "done"]
+
+
+async def test_a_message_whose_connection_was_lost_counts_as_seen_when_its_handler_ends(nsqd: Nsqd, topic: str) -> None:
+    await publish_copies(nsqd, topic, [b"x"])
+    store, handled, may_end = SlowStore(), 0, asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        nonlocal handled
+        handled += 1
+        await may_end.wait()
+
+    options = {"lookupd_poll_interval": "50ms", "msg_timeout": "1s"}
+    async with Consumer(
+        topic,
+        "ch",
+        nsqd=address_of(nsqd),
+        max_in_flight=10,
+        dedupe=store,
+        **options,  # type: ignore[arg-type]
+    ) as consumer:
+        running = asyncio.create_task(consumer.run(handle, concurrency=4))
+        await until(lambda: handled == 1)
+        for subscription in list(consumer._members.subscriptions.values()):
+            assert subscription._connection is not None
+            subscription._connection.abort(NotConnected("cut by the test"))
+        await until(lambda: consumer.stats().connections == 0)
+        may_end.set()
+        await until(lambda: set(store.claims.values()) == {"seen"})
+        await until(lambda: consumer.stats().finished == 2)
+        await consumer.close()
+        await running
+    assert handled == 1
+
+
+async def test_a_store_that_fails_costs_a_retry_not_a_message(nsqd: Nsqd, topic: str) -> None:
+    class Failing(SlowStore):
+        failures = 0
+
+        async def claim(self, key: bytes) -> Claim:
+            if not self.failures:
+                self.failures += 1
+                raise ConnectionError("the database is away")
+            return await super().claim(key)
+
+    await publish_copies(nsqd, topic, [b"x"])
+    handled: list[bytes] = []
+    options = {"default_requeue_delay": "10ms", "backoff_multiplier": "10ms", "max_in_flight": 1}
+    async with Consumer(topic, "ch", nsqd=address_of(nsqd), dedupe=Failing(), **options) as consumer:  # type: ignore[arg-type]
+        running = asyncio.create_task(consumer.run(lambda message: handled.append(message.body)))
+        await until(lambda: consumer.stats().finished == 2)
+        await consumer.close()
+        await running
+    assert handled == [b"x"]
