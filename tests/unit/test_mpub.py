@@ -46,6 +46,17 @@ def test_packs_rows_as_mpub_wants_them(mpub: ModuleType, bodies: list[bytes], fi
     assert after == len(bodies)
 
 
+@given(bodies=st.lists(st.binary(min_size=1, max_size=40), max_size=30))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_packs_bodies_as_mpub_wants_them(mpub: ModuleType, bodies: list[bytes]) -> None:
+    assert mpub.pack_bodies(bodies) == mpub_body(bodies)
+
+
+def test_an_empty_body_is_refused(mpub: ModuleType) -> None:
+    with pytest.raises(ValueError, match="must not be empty"):
+        mpub.pack_bodies([b"a", b""])
+
+
 @given(bodies=bodies_st.filter(bool), bytes_max=st.integers(1, 200), count_max=st.integers(1, 10))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_row_is_packed_once_within_the_limits(

@@ -6,6 +6,8 @@ from typing import Final
 
 import msgspec
 
+from nsquark.kernel.mpub import pack_bodies
+
 NOP: Final = b"NOP\n"
 CLS: Final = b"CLS\n"
 
@@ -21,12 +23,8 @@ class MpubBody(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, bodies: Iterable[bytes]) -> "MpubBody":
-        pieces = [b""]
-        for body in bodies:
-            pieces += (_size(len(body)), body)
-        count = len(pieces) // 2
-        pieces[0] = _size(count)
-        return cls(b"".join(pieces), count)
+        listed = bodies if isinstance(bodies, list) else list(bodies)
+        return cls(pack_bodies(listed), len(listed))
 
 
 def identify(body: bytes) -> bytes:
