@@ -1,6 +1,7 @@
 """`nsquark archive`: topics into Parquet files by topic, date and hour, each message exactly once."""
 
 import argparse
+import time
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -19,6 +20,9 @@ from nsquark.spark.jobs.session import (
 )
 
 POLL_S = 0.5
+#: How long a stop waits for the batch that is being written.
+BATCH_WAIT_S = 30.0
+BETWEEN_POLL_S = 0.01
 #: In the output directory. Readers of Parquet pass over names that begin with an underscore.
 CHECKPOINT = "_checkpoint"
 
@@ -42,12 +46,13 @@ def run(args: argparse.Namespace) -> int:
     every_ms = _every_ms(args.every) if args.continuous else None
     output = args.output if "://" in args.output else str(Path(args.output).resolve())
     terminal = Terminal()
-    with stop_requested() as stop, spark_session(args, "archive") as spark:
+    with spark_session(args, "archive") as spark, stop_requested() as stop:
         query = start(spark, options, output, args.checkpoint or f"{output}/{CHECKPOINT}", every_ms)
         shown = -1
         while query.isActive and not stop.wait(POLL_S):
             shown = _show(query, shown, terminal)
         if query.isActive:
+            _wait_between_batches(query)
             query.stop()
         # Says what ended it, if anything did.
         query.awaitTermination()
@@ -75,6 +80,13 @@ def start(
     else:
         writer = writer.trigger(processingTime=f"{every_ms} milliseconds")
     return writer.start(output)
+
+
+def _wait_between_batches(query: StreamingQuery) -> None:
+    """A batch that is broken off is only repeated by the next run, but its files stay for readers that do not know."""
+    deadline = time.monotonic() + BATCH_WAIT_S
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+        time.sleep(BETWEEN_POLL_S)
 
 
 def _every_ms(text: str) -> int:

@@ -17,12 +17,12 @@ from nsquark.spark.jobs.session import (
     read_messages,
     spark_session,
 )
+from nsquark.spark.sink import write_partition
+from nsquark.spark.sink_options import SinkOptions
 
 RATE_DEFAULT = 1000
 #: A burst is what the rate allows in this time.
 BURST_S = 0.1
-#: Rows that Spark hands on at once where the rate would allow more.
-BURST_ROWS_MAX = 10_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
             count = messages.count()
             terminal.say(f"{count:,} messages at {args.rate:,} per second: about {count / args.rate:,.0f} s")
         began = time.monotonic()
-        publish(messages, {**target, "topic": args.to_topic}, args.rate)
-        terminal.say(f"done in {time.monotonic() - began:,.1f} s")
+        count = publish(messages, {**target, "topic": args.to_topic}, args.rate)
+        terminal.say(f"{count:,} messages published in {time.monotonic() - began:,.1f} s")
     return 0
 
 
@@ -66,27 +66,33 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("this would read what it writes: give --until, or another --to-topic")
 
 
-def publish(messages: DataFrame, options: dict[str, str], rate: int) -> None:
-    """Oldest first, through one task: the rate is one number, and several tasks would need to share it."""
-    burst = max(1, min(BURST_ROWS_MAX, int(rate * BURST_S)))
-    # Spark gathers rows before it hands them to the writer; without this they would go out in lumps of ten thousand.
-    messages.sparkSession.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(burst))
+def publish(messages: DataFrame, options: dict[str, str], rate: int) -> int:
+    """Oldest first, through one task: the rate is one number, and several tasks would need to share it. How many."""
     ordered = messages.orderBy("timestamp", "nsqd", "seq").select("body").coalesce(1)
-    paced = ordered.mapInArrow(pace(rate, burst), "body binary")
-    paced.write.format("nsq").options(**options).mode("append").save()
+    sent = ordered.mapInArrow(_paced_writer(SinkOptions.parse(options), rate), "messages long").collect()
+    return sum(row.messages for row in sent)
 
 
-def pace(rate: int, burst: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _paced_writer(options: SinkOptions, rate: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The sink's own writer, called here and not by `.write`: on the way there Spark would gather what was let through
+    one by one, and hand it on in lumps of thousands.
+    """
+    burst = max(1, int(rate * BURST_S))
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        written = write_partition(options, pace(batches, rate, burst))
+        yield pa.record_batch({"messages": [written.messages]})
+
+    return write
+
+
+def pace(batches: Iterator[pa.RecordBatch], rate: int, burst: int) -> Iterator[pa.RecordBatch]:
     """Lets rows through no faster than `rate` per second, `burst` at a time."""
-
-    def paced(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        began = time.monotonic()
-        passed = 0
-        for batch in batches:
-            for first in range(0, batch.num_rows, burst):
-                piece = batch.slice(first, burst)
-                time.sleep(max(0.0, began + passed / rate - time.monotonic()))
-                passed += piece.num_rows
-                yield piece
-
-    return paced
+    began = time.monotonic()
+    passed = 0
+    for batch in batches:
+        for first in range(0, batch.num_rows, burst):
+            piece = batch.slice(first, burst)
+            time.sleep(max(0.0, began + passed / rate - time.monotonic()))
+            passed += piece.num_rows
+            yield piece

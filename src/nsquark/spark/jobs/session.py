@@ -24,7 +24,8 @@ LOCAL_SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "8",
-    "spark.log.level": "ERROR",
+    # What goes wrong comes as an exception; what Spark logs besides is its stack traces, also of a stop that was asked for.
+    "spark.log.level": "FATAL",
 }
 
 
@@ -153,7 +154,7 @@ def read_messages(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
 @contextlib.contextmanager
 def stop_requested() -> Iterator[threading.Event]:
     """Set by Ctrl-C and SIGTERM instead of an exception: an exception in the middle of a call leaves Spark's client in
-    a state that cannot be stopped cleanly.
+    a state that cannot be stopped cleanly. To be entered after Spark was started, which sets a handler of its own.
     """
     event = threading.Event()
 
