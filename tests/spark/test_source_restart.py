@@ -32,14 +32,13 @@ def batches(checkpoint: Path, kind: str) -> int:
 
 
 def kill_in_the_middle(driver: "subprocess.Popen[bytes]", checkpoint: Path, moment: random.Random) -> bool:
-    """Waits until the driver has done a batch or two, and kills it in another; whether that one was not yet committed."""
-    done_before = batches(checkpoint, "commits")
-    wanted = done_before + moment.randrange(2)
+    """Kills it in its second or third batch; whether that one had been begun and not yet committed."""
+    wanted = batches(checkpoint, "commits") + 1 + moment.randrange(2)
 
     def is_in_a_batch() -> bool:
         assert driver.poll() is None, f"the driver ended by itself, with {driver.returncode}"
         done = batches(checkpoint, "commits")
-        return done >= wanted and batches(checkpoint, "offsets") > max(done, done_before)
+        return done >= wanted and batches(checkpoint, "offsets") > done
 
     eventually(is_in_a_batch, DRIVER_TIMEOUT_S, 0.001)
     time.sleep(moment.random() * 0.3)
