@@ -134,7 +134,8 @@ class Producer:
         if not isinstance(bodies, MpubBody):
             listed = list(bodies)
             # Together they are looked at in a tenth of the time that one by one takes.
-            if set(map(type, listed)) != {bytes} or max(map(len, listed)) > self._message_bytes_max > 0:
+            limit = self._message_bytes_max
+            if set(map(type, listed)) != {bytes} or (limit and max(map(len, listed)) > limit):
                 listed = [self._checked(body) for body in listed]
             bodies = MpubBody.of(cast("list[bytes]", listed))
         if not bodies.count:
