@@ -1,0 +1,103 @@
+"""What NSQ's users met: a consumer that is connected, while messages wait, and gets none."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from client.consumer_rig import is_done, publish
+from client.pool_rig import address_of, start_nsqds, until
+from harness import FaultProxy, Nsqd
+from nsquark import Consumer, Message
+
+WAIT_S = 20.0
+QUICK: dict[str, Any] = {
+    "rdy_redistribute_interval": "100ms",
+    "low_rdy_idle_timeout": "1s",
+    "low_rdy_timeout": "1s",
+    "backoff_multiplier": "20ms",
+    "default_requeue_delay": "0s",
+    "lookupd_poll_interval": "200ms",
+    "output_buffer_timeout": "25ms",
+}
+
+
+@pytest.fixture(scope="module")
+def nsqds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Nsqd]]:
+    daemons = start_nsqds(tmp_path_factory.mktemp("nsqds"), 3)
+    yield daemons
+    for daemon in daemons:
+        daemon.kill()
+
+
+async def handled_all(consumer: Consumer, handler: Any, count: int) -> None:
+    running = asyncio.create_task(consumer.run(handler))
+    await until(lambda: consumer.stats().finished >= count, WAIT_S)
+    await consumer.close()
+    await running
+
+
+async def test_an_idle_connection_does_not_hold_the_rdy_of_others(nsqds: list[Nsqd], topic: str) -> None:
+    """One in flight over three connections, of which the last has all messages."""
+    publish(nsqds[2], topic, *(b"%d" % number for number in range(50)))
+    async with Consumer(topic, "ch", nsqd=map(address_of, nsqds), max_in_flight=1, **QUICK) as consumer:
+        await handled_all(consumer, lambda _: None, 50)
+    assert is_done(nsqds[2], topic)
+
+
+async def test_a_busy_connection_does_not_hold_the_rdy_of_others(nsqds: list[Nsqd], topic: str) -> None:
+    """The first has messages without end; those of the others must be handled too."""
+    for daemon in nsqds:
+        publish(daemon, topic, *(b"%d" % number for number in range(3)))
+    publish(nsqds[0], topic, *(b"%d" % number for number in range(500)))
+    left = {address_of(daemon) for daemon in nsqds[1:]}
+
+    async def handle(message: Message) -> None:
+        await asyncio.sleep(0.01)
+        left.discard(message.nsqd_address)
+
+    async with Consumer(topic, "ch", nsqd=map(address_of, nsqds), max_in_flight=1, **QUICK) as consumer:
+        running = asyncio.create_task(consumer.run(handle))
+        await until(lambda: not left, WAIT_S)
+        await consumer.close()
+        await running
+
+
+async def test_backoff_with_many_connections_comes_to_an_end(nsqds: list[Nsqd], topic: str) -> None:
+    """The message to try comes from one connection in three: whichever is asked first, it is found."""
+    publish(nsqds[1], topic, *(b"%d" % number for number in range(30)))
+    failures = 3
+
+    def handle(_: Message) -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise RuntimeError("down")
+
+    async with Consumer(topic, "ch", nsqd=map(address_of, nsqds), max_in_flight=30, **QUICK) as consumer:
+        await handled_all(consumer, handle, 30)
+        assert consumer.stats().backoff_level == 0
+    assert is_done(nsqds[1], topic)
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 10])
+@pytest.mark.parametrize("is_failing", [False, True])
+async def test_a_consumer_does_not_stick_after_a_reconnect(
+    nsqds: list[Nsqd], topic: str, max_in_flight: int, is_failing: bool
+) -> None:
+    """Also when it was in backoff, and the connection lost was the one that was asked for a message to try."""
+    with FaultProxy(nsqds[0].tcp) as proxy:
+        address = "{}:{}".format(*proxy.address)
+        async with Consumer(topic, "ch", nsqd=address, max_in_flight=max_in_flight, **QUICK) as consumer:
+            if is_failing:
+                publish(nsqds[0], topic, b"first")
+                (await anext(consumer)).requeue(60)  # the level rises, and nothing is there to try
+                await until(lambda: nsqds[0].channel(topic)["clients"][0]["ready_count"] == 1)
+            else:
+                await until(lambda: consumer.connections)
+            proxy.cut()
+            await until(lambda: not consumer.connections)
+            await until(lambda: consumer.connections)
+            publish(nsqds[0], topic, *(b"%d" % number for number in range(20)))
+            await handled_all(consumer, lambda _: None, 20)
