@@ -88,12 +88,13 @@ def test_deferred_message_keeps_its_delay_over_a_restart(
     connect(daemon).subscribe("t")
     publisher = connect(daemon)
     start = time.monotonic()
-    publisher.DPUB("t", 1500, b"later")
-    publisher.expect_ok()
+    for delay_ms, body in ((1500, b"later"), (600_000, b"much later")):
+        publisher.DPUB("t", delay_ms, body)
+        publisher.expect_ok()
     daemon.restart()
-    eventually(lambda: daemon.channel("t")["deferred_count"] == 1)
     assert connect(daemon).subscribe("t", rdy=1).read_message().body == b"later"
     assert time.monotonic() - start >= 1.49
+    eventually(lambda: daemon.channel("t")["deferred_count"] == 1)
 
 
 def test_deferred_message_survives_a_crash(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]) -> None:

@@ -289,7 +289,7 @@ def test_requeued_with_delay_comes_back_after_a_restart(
     connect(daemon).publish("t", b"x")
     message = consumer.read_message()
     consumer.REQ(message.id, 500)
-    eventually(lambda: daemon.channel("t")["deferred_count"] == 1)
+    eventually(lambda: daemon.channel("t")["requeue_count"] == 1)
     daemon.restart()
     again = connect(daemon).subscribe("t", rdy=1).read_message()
     assert (again.id, again.attempts, again.body) == (message.id, 2, b"x")

@@ -14,6 +14,8 @@ pytestmark = pytest.mark.ours
 Make = Callable[..., Nsqd]
 Connect = Callable[..., Wire]
 
+MUCH_LATER_MS = 600_000
+
 crash_or_not = pytest.mark.parametrize("crash", [False, True], ids=["clean", "crash"])
 
 
@@ -159,23 +161,25 @@ def test_finished_out_of_order_stays_finished_at_a_clean_stop(make_nsqd: Make, c
 def test_requeued_messages_keep_attempts_and_delay(make_nsqd: Make, connect: Connect, crash: bool) -> None:
     daemon = make_nsqd()
     consumer = connect(daemon).subscribe("t", rdy=10)
-    connect(daemon).publish("t", b"now", b"later")
+    connect(daemon).publish("t", b"now", b"later", b"much later")
     for attempt in (1, 2):
-        messages = {message.body: message for message in consumer.read_messages(2)}
+        messages = {message.body: message for message in consumer.read_messages(3)}
         assert {message.attempts for message in messages.values()} == {attempt}
         consumer.RDY(0 if attempt == 2 else 10)
         requeued = time.time()
         consumer.REQ(messages[b"now"].id, 0)
         consumer.REQ(messages[b"later"].id, 1500 if attempt == 2 else 0)
+        consumer.REQ(messages[b"much later"].id, MUCH_LATER_MS if attempt == 2 else 0)
     _settle(consumer)
     daemon.restart(crash=crash)
     counts = daemon.channel("t")
-    assert (counts["depth"], counts["deferred_count"]) == (1, 1)
+    assert (counts["depth"], counts["deferred_count"]) in ((1, 2), (2, 1)), "the start may take longer than the delay"
     again = connect(daemon).subscribe("t", rdy=10)
     now, later = again.read_messages(2)
     assert (now.body, now.attempts) == (b"now", 3)
     assert (later.body, later.attempts) == (b"later", 3)
-    assert 1.495 <= time.time() - requeued < 4
+    assert time.time() - requeued >= 1.495
+    assert daemon.channel("t")["deferred_count"] == 1
 
 
 @crash_or_not
@@ -184,15 +188,15 @@ def test_deferred_messages_keep_their_time(make_nsqd: Make, connect: Connect, cr
     connect(daemon).subscribe("t")
     publisher = connect(daemon)
     begun = time.time()
-    for delay_ms in (2500, 1500):
+    for delay_ms in (MUCH_LATER_MS, 2500, 1500):
         publisher.DPUB("t", delay_ms, b"%d" % delay_ms)
         publisher.expect_ok()
     daemon.restart(crash=crash)
-    assert daemon.channel("t")["deferred_count"] == 2
     consumer = connect(daemon).subscribe("t", rdy=10)
     for delay_ms in (1500, 2500):
         assert consumer.read_message().body == b"%d" % delay_ms
-        assert delay_ms - 5 <= (time.time() - begun) * 1000 < delay_ms + 1000
+        assert (time.time() - begun) * 1000 >= delay_ms - 5
+    assert daemon.channel("t")["deferred_count"] == 1
 
 
 @crash_or_not

@@ -71,9 +71,10 @@ class ServerThread:
     def log(self) -> str:
         """All lines since last asked."""
         self.logger.info("END-OF-LOG")
-        text = ""
-        while "END-OF-LOG" not in text:
-            text += os.read(self._log_read_fd, 1 << 16).decode()
+        raw = b""
+        while not raw.endswith(b"END-OF-LOG\n"):  # a read may end within a line, and within a character
+            raw += os.read(self._log_read_fd, 1 << 16)
+        text = raw.decode()
         return text[: text.rindex("\n", 0, text.index("END-OF-LOG")) + 1] if "\n" in text[:-1] else ""
 
     def connect(self) -> "Client":
