@@ -9,6 +9,9 @@ from harness.wire import HEARTBEAT, MESSAGE, RESPONSE
 
 BEAT = Frame(RESPONSE, HEARTBEAT)
 
+BUSY_MACHINE_S = 8.0
+"""Within which what is due after two or three seconds comes at the latest; the default interval is 30 s."""
+
 
 def _frames_until_closed(client: Wire) -> Iterator[Frame]:
     with contextlib.suppress(ClosedError):
@@ -23,7 +26,7 @@ def test_one_heartbeat_per_interval_while_the_client_answers(client: Wire) -> No
         assert client.read_frame() == BEAT
         client.NOP()
     elapsed = time.monotonic() - start
-    assert 2.7 < elapsed < 4.5
+    assert 2.7 < elapsed < BUSY_MACHINE_S
 
 
 def test_a_silent_client_is_closed_after_two_intervals(connect: Callable[..., Wire], topic: str) -> None:
@@ -35,7 +38,7 @@ def test_a_silent_client_is_closed_after_two_intervals(connect: Callable[..., Wi
     assert talking.read_frame() == BEAT
     talking.NOP()
     beats = list(_frames_until_closed(silent))
-    assert 1.8 < time.monotonic() - start < 4
+    assert 1.8 < time.monotonic() - start < BUSY_MACHINE_S
     assert beats in ([], [BEAT])
     assert talking.read_frame() == BEAT
 
@@ -45,7 +48,7 @@ def test_a_body_that_never_comes_is_not_waited_for_beyond_the_deadline(client: W
     client.send(b"PUB t\n\0\0\0\x05ab")
     start = time.monotonic()
     frames = list(_frames_until_closed(client))
-    assert 1.5 < time.monotonic() - start < 4
+    assert 1.5 < time.monotonic() - start < BUSY_MACHINE_S
     assert all(frame == BEAT or frame.data.startswith(b"E_BAD_MESSAGE") for frame in frames)
 
 
@@ -62,7 +65,7 @@ def test_heartbeats_come_between_messages(client: Wire, topic: str) -> None:
             client.FIN(frame.data[10:26])
             time.sleep(0.02)
             client.PUB(topic, b"x")
-    assert kinds.count(BEAT) == 1
+    assert kinds.count(BEAT) in (1, 2), "two if this process was held up"
 
 
 def test_no_heartbeats_when_disabled(client: Wire) -> None:
