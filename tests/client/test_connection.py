@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import zlib
+from collections.abc import Callable
 
 import pytest
 
@@ -50,6 +51,7 @@ async def test_what_identify_says() -> None:
             "long_id": "here",
             "user_agent": "mine/1",
             "feature_negotiation": True,
+            "show_limits": True,
             "heartbeat_interval": 2000,
             "sample_rate": 7,
             "output_buffer_size": 1000,
@@ -254,6 +256,19 @@ async def test_sizes_are_checked_where_nsqd_tells_its_limit() -> None:
             await producer.multi_publish("t", [b"x", b"x" * 11])
         await producer.publish("t", b"x" * 10)
         assert len(server.peers) == 1
+
+
+@pytest.mark.ours
+async def test_our_nsqd_tells_its_limits_so_that_nothing_too_big_is_sent(start_nsqd: Callable[..., Nsqd]) -> None:
+    nsqd = start_nsqd("--max-msg-size=100", "--max-body-size=1000")
+    async with Producer("{}:{}".format(*nsqd.tcp)) as producer:
+        await producer.publish("limits", b"x" * 100)
+        with pytest.raises(MessageTooBig, match="101 bytes"):
+            await producer.publish("limits", b"x" * 101)
+        with pytest.raises(MessageTooBig, match="publish fewer at once"):
+            await producer.multi_publish("limits", [b"x" * 100] * 11)
+        await producer.publish("limits", b"still connected")
+    assert nsqd.topic("limits")["message_count"] == 2
 
 
 async def test_a_frame_larger_than_max_msg_size_ends_the_connection() -> None:

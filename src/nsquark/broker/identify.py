@@ -20,7 +20,7 @@ DEFLATE_LEVEL_DEFAULT = 6
 INT64_END = 1 << 63
 
 _STRINGS = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone")
-_BOOLEANS = ("feature_negotiation", "tls_v1", "snappy", "deflate")
+_BOOLEANS = ("feature_negotiation", "tls_v1", "snappy", "deflate", "show_limits")
 _INTEGERS = (
     "heartbeat_interval",
     "output_buffer_size",
@@ -79,10 +79,11 @@ def identify(body: bytes, settings: ClientSettings, options: Options) -> bytes:
     settings.deflate_level = min(asked_level if asked_level > 0 else DEFLATE_LEVEL_DEFAULT, options.max_deflate_level)
     if settings.deflate and settings.snappy:
         raise FatalClientError("E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression")
-    return _answer(settings, options)
+    return _answer(settings, options, fields["show_limits"])
 
 
-def _answer(settings: ClientSettings, options: Options) -> bytes:
+def _answer(settings: ClientSettings, options: Options, show_limits: bool) -> bytes:
+    """NSQ's fields in NSQ's order; ours only for a client that asks."""
     answer: dict[str, Any] = {
         "max_rdy_count": options.max_rdy_count,
         "version": NSQ_VERSION,
@@ -101,6 +102,9 @@ def _answer(settings: ClientSettings, options: Options) -> bytes:
     if is_shown(options):
         answer["topology_region"] = options.topology_region
         answer["topology_zone"] = options.topology_zone
+    if show_limits:
+        answer["max_msg_size"] = options.max_msg_size
+        answer["max_body_size"] = options.max_body_size
     return msgspec.json.encode(answer)
 
 

@@ -25,6 +25,8 @@ class Features(msgspec.Struct, frozen=True):
     max_rdy_count: int = RDY_COUNT_MAX_DEFAULT
     msg_timeout: int = MSG_TIMEOUT_DEFAULT_MS
     max_msg_size: int = 0
+    max_body_size: int = 0
+    """Only our nsqd tells these two; 0 is unknown."""
     version: str = ""
     tls_v1: bool = False
     deflate: bool = False

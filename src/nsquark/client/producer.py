@@ -59,7 +59,7 @@ class Producer:
         self._count_max = outstanding_max
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._message_bytes_max = 0
+        self._message_bytes_max = self._body_bytes_max = 0
         self._outstanding: deque[tuple[asyncio.Future[None], int]] = deque()
         self._outstanding_bytes = 0
         self._unsent: list[bytes] = []
@@ -140,6 +140,11 @@ class Producer:
             bodies = MpubBody.of(cast("list[bytes]", listed))
         if not bodies.count:
             raise ValueError("multi_publish needs at least one message")
+        if len(bodies.data) > self._body_bytes_max > 0:
+            raise MessageTooBig(
+                f"{bodies.count} messages of {len(bodies.data)} bytes together; {self.address} takes "
+                f"{self._body_bytes_max}: publish fewer at once"
+            )
         return commands.mpub(name, bodies)
 
     def _dpub(self, topic: str, delay: float | timedelta, body: Body) -> bytes:
@@ -250,6 +255,7 @@ class Producer:
         connection, features = await connect(self.address, self.config, self)
         self._connection = connection
         self._message_bytes_max = features.max_msg_size
+        self._body_bytes_max = features.max_body_size
         for command in self._unsent:
             connection.send(command)
         self._unsent.clear()
