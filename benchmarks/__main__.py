@@ -1,6 +1,7 @@
 """`python -m benchmarks`: measures our nsqd and, given one, a peer, and prints both side by side."""
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
@@ -65,6 +66,7 @@ def main() -> int:
     if options.json:
         figures = report.as_json(results)
         figures[LOOKUPD] = {who: lookupd.as_json(measured) for who, measured in discovery.items()}
+        figures[SPARK] = spark.as_json(sparks) if sparks else None
         figures[CLIENTS] = {who: clients.as_json(rates) for who, rates in libraries.items()}
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
     return 0
@@ -160,6 +162,15 @@ def _measure_clients(options: argparse.Namespace) -> dict[str, list[clients.Rate
     measured = {"our nsqd": clients.run(options.nsqd)}
     if options.peer:
         measured["the peer"] = clients.run(options.peer, (f"--mem-queue-size={CLIENTS_BACKLOG_MAX}",))
+    return measured
+
+
+def _measure_spark(options: argparse.Namespace) -> spark.Measurement | None:
+    if importlib.util.find_spec("pyspark") is None:
+        print(f"{SPARK:14} skipped: pip install 'nsquark[spark]'", file=sys.stderr)
+        return None
+    measured = spark.run(options.nsqd)
+    print(f"{SPARK:14} {measured.rows[0].rate:,.0f} rows/s read", file=sys.stderr, flush=True)
     return measured
 
 
