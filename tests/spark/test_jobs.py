@@ -202,10 +202,11 @@ def test_mistakes_are_told_before_spark_starts(tmp_path: Path) -> None:
         (archive, [str(tmp_path), *nsqd], "say what to archive: --topic"),
         (archive, [str(tmp_path), "--topic", "t"], "say where NSQ is"),
         (archive, [str(tmp_path), "--topic", "t", *nsqd, "--continuous", "--every", "soon"], "write a time like 60s"),
-        (replay, ["--to-topic", "t", *nsqd], "say what to replay"),
+        (replay, ["--to-topic", "t", *nsqd], "say what to read"),
         (replay, ["--to-topic", "t", "--topic", "t", *nsqd], "this would read what it writes"),
         (replay, ["--to-topic", "t", "--topic", "u", "--rate", "0", *nsqd], "--rate is below 1"),
         (report, ["--topic", "t", *nsqd, "--plot", "x.pdf"], "is no PNG"),
+        (report, ["--topic", "t"], "say where NSQ is"),
     ]
     for job, words, message in cases:
         with pytest.raises(UserError, match=message):
@@ -237,8 +238,7 @@ def test_the_archive_command_goes_on_until_it_is_stopped(
         finally:
             process.kill()
     assert process.returncode == 0, err
-    assert out == ""
-    assert [line for line in err.splitlines() if "Traceback" in line or "Exception" in line] == []
+    assert (out, err) == ("", "")
     assert sorted(row["body"] for row in archived(output, topic)) == [b"after", b"before"]
 
 

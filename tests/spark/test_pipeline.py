@@ -38,7 +38,7 @@ SETTINGS = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
-pytestmark = pytest.mark.timeout(600)  # two updates on a busy machine
+pytestmark = pytest.mark.timeout(900)  # two updates on a busy machine
 
 
 @dataclass

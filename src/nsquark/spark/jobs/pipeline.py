@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     settings = settings_of(args.conf)
     terminal = Terminal()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_terminated_as_interrupted())
         if args.remote:
             url, log = args.remote, args.server_log
             storage = None if args.dir is None else PipelineHome(args.dir).checkpoints.as_uri()
@@ -77,6 +78,16 @@ def run(args: argparse.Namespace) -> int:
             url, log, storage = server.url, server.log, server.home.checkpoints.as_uri()
         spec = stack.enter_context(_effective_spec(spec_path, storage, settings))
         return _Update(_command(args, spec), url, log, terminal, args.verbose).run()
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does, and does not leave a Spark behind."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

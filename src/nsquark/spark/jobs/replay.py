@@ -13,6 +13,7 @@ from nsquark.spark.jobs.session import (
     add_nsq_arguments,
     add_range_arguments,
     add_spark_arguments,
+    check_source,
     nsq_options,
     read_messages,
     spark_session,
@@ -60,8 +61,7 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     if args.rate < 1:
         raise UserError("--rate is below 1: write how many messages per second may be published")
-    if not args.archive and not args.topic:
-        raise UserError("say what to replay: --topic, or --archive for all topics of an archive")
+    check_source(args)
     if not args.archive and args.until is None and args.to_topic in args.topic:
         raise UserError("this would read what it writes: give --until, or another --to-topic")
 

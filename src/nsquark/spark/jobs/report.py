@@ -15,6 +15,7 @@ from nsquark.spark.jobs.session import (
     add_nsq_arguments,
     add_range_arguments,
     add_spark_arguments,
+    check_source,
     read_messages,
     spark_session,
 )
@@ -71,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.plot and args.plot.suffix.lower() != ".png":
         raise UserError(f"--plot {args.plot} is no PNG: write a name that ends in .png")
+    check_source(args)
     with spark_session(args, "report") as spark:
         sizes = sizes_of(read_messages(spark, args)).persist()
         reports = measure(sizes)

@@ -73,7 +73,11 @@ class ConnectServer:
                 env={**os.environ, **spark_environment()},
                 process_group=0,
             )
-        self._wait_for_port(self._process)
+        try:
+            self._wait_for_port(self._process)
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def stop(self) -> None:
@@ -94,7 +98,6 @@ class ConnectServer:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1.0):
                 return
             time.sleep(POLL_S)
-        self.stop()
         raise UserError(f"Spark's server did not open its port within {START_TIMEOUT_S:.0f} s: see {self.log}")
 
 

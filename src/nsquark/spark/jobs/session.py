@@ -24,9 +24,20 @@ LOCAL_SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "8",
-    # What goes wrong comes as an exception; what Spark logs besides is its stack traces, also of a stop that was asked for.
+    # What goes wrong comes as an exception; what Spark logs besides are stack traces, also of a stop asked for.
     "spark.log.level": "FATAL",
 }
+
+
+#: What Java and Spark say on every start.
+NOISE = (
+    b"WARNING: Using incubator modules",
+    b"Using Spark's default log4j profile",
+    b"Setting default log level",
+    b"To adjust logging level",
+    b"Setting Spark log level",
+    b"NativeCodeLoader",
+)
 
 
 def add_spark_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,12 +102,35 @@ def spark_session(args: argparse.Namespace, name: str) -> Iterator[SparkSession]
         settings = {**LOCAL_SETTINGS, **settings_of(args.conf)}
     for key, value in settings.items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    with contextlib.nullcontext() if args.remote else _without_noise():
+        session = builder.getOrCreate()
     try:
         with _short_errors():
             yield session
     finally:
         session.stop()
+
+
+@contextlib.contextmanager
+def _without_noise() -> Iterator[None]:
+    """A Java started here writes to our stderr what it and its Python workers say, but for the greetings."""
+    reading, writing = os.pipe()
+    ours = os.dup(2)
+    os.dup2(writing, 2)
+    os.close(writing)
+    threading.Thread(target=_pass_on, args=(reading, ours), daemon=True).start()
+    try:
+        yield
+    finally:
+        os.dup2(ours, 2)
+
+
+def _pass_on(reading: int, ours: int) -> None:
+    """Until Java, and whatever it started, has ended."""
+    with os.fdopen(reading, "rb") as said, os.fdopen(ours, "wb", buffering=0) as stderr:
+        for line in said:
+            if not any(noise in line for noise in NOISE):
+                stderr.write(line)
 
 
 @contextlib.contextmanager
@@ -124,6 +158,14 @@ def nsq_options(args: argparse.Namespace) -> dict[str, str]:
     return {"lookupd": ",".join(args.lookupd_http_address)}
 
 
+def check_source(args: argparse.Namespace) -> None:
+    """What is missing is said before Spark is started, which takes seconds."""
+    if not args.archive:
+        if not args.topic:
+            raise UserError("say what to read: --topic, or --archive for all topics of an archive")
+        nsq_options(args)
+
+
 def read_messages(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
     """The messages of the topics in the time range, from the log or from the archive."""
     spark.conf.set("spark.sql.session.timeZone", "UTC")
@@ -137,8 +179,6 @@ def read_messages(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
         if args.until:
             messages = messages.where(col("date") <= lit(args.until.date()))
     else:
-        if not args.topic:
-            raise UserError("say what to read: --topic, or --archive for all topics of an archive")
         options: dict[str, Any] = {**nsq_options(args), "topic": ",".join(args.topic)}
         if args.since:
             options["startingTimestamp"] = int(args.since.timestamp() * 1000)
