@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import ClosedError, Frame, Nsqd, Wire, eventually
+from harness import ClosedError, Frame, Message, Nsqd, Wire, eventually
 
 pytestmark = pytest.mark.ours
 
@@ -80,7 +80,7 @@ class Filler:
 
     def drain(self, channel: str = "ch") -> list[bytes]:
         with self.daemon.connect() as consumer:
-            consumer.subscribe(self.topic, channel, rdy=100)
+            consumer.subscribe(self.topic, channel, rdy=100, msg_timeout=60_000)
             received = [message.body for message in consumer.read_messages(len(self.acknowledged), finish=True)]
             consumer.expect_silence(0.1)
         return received
@@ -213,7 +213,11 @@ def test_requeues_and_timeouts_work_at_a_full_disk(disk: Path, make_nsqd: Make, 
     waiting = {message.body for message in first}
     deliveries = Counter(waiting)
     while waiting:
-        message = consumer.read_message()
+        frame = consumer.read_frame()
+        if frame.kind == ERROR:  # this process was held up until the message had timed out
+            assert frame.data.startswith(b"E_REQ_FAILED"), frame
+            continue
+        message = Message.parse(frame.data)
         deliveries[message.body] += 1
         assert message.attempts == deliveries[message.body]
         waiting.discard(message.body)
