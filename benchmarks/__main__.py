@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import nsquark.kernel.frames
-from benchmarks import clients, lookupd, report, upgrades
+from benchmarks import clients, lookupd, report, spark, upgrades
 from benchmarks.broker import Broker
 from benchmarks.measure import Measurement
 from benchmarks.report import Result
@@ -22,8 +22,9 @@ DISK_SHARE = 3
 """A peer on disk is several times slower: with a smaller backlog it does not take minutes."""
 LOOKUPD = "lookupd"
 CLIENTS = "clients"
+SPARK = "spark"
 """Not scenarios of nsqd alone."""
-NAMES = (*(scenario.name for scenario in ALL), LOOKUPD, CLIENTS)
+NAMES = (*(scenario.name for scenario in ALL), LOOKUPD, CLIENTS, SPARK)
 CLIENTS_BACKLOG_MAX = 1_200_000
 
 
@@ -38,6 +39,7 @@ def main() -> int:
     results: list[Result] = []
     discovery: dict[str, lookupd.Measurement] = {}
     libraries: dict[str, list[clients.Rate]] = {}
+    sparks: spark.Measurement | None = None
     name = ""
     try:
         for scenario in chosen:
@@ -53,6 +55,9 @@ def main() -> int:
         if not options.only or CLIENTS in options.only.split(","):
             name = CLIENTS
             libraries = _measure_clients(options)
+        if not options.only or SPARK in options.only.split(","):
+            name = SPARK
+            sparks = _measure_spark(options)
     except LoadError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1
@@ -61,6 +66,7 @@ def main() -> int:
     print(f"\n{report.machine()}\n")
     tables = report.tables(results) + ([lookupd.table(discovery)] if discovery else [])
     tables += [clients.table(f"Client libraries on {who}", rates) for who, rates in libraries.items()]
+    tables += [spark.table(sparks)] if sparks else []
     for table in tables:
         print(table.markdown() if options.markdown else table.plain(), end="\n\n")
     if options.json:
