@@ -18,12 +18,12 @@ from spark.source_rig import Stream, address, bodies, publish, stream_reader
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.ours, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ours, pytest.mark.timeout(1800)]
 
 KILLS = 10
 MESSAGES_PER_ROUND = 4000
 SCRIPT = Path(__file__).with_name("restart_script.py")
-DRIVER_TIMEOUT_S = 120
+DRIVER_TIMEOUT_S = 300
 
 
 def batches(checkpoint: Path, kind: str) -> int:
