@@ -1,8 +1,8 @@
 """`df.write.format("nsq")` and `df.writeStream.format("nsq")`: what arrives, and what is refused with which words."""
 
 import socket
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,13 +100,8 @@ def test_deferred_rows_wait_and_others_do_not(spark: "SparkSession", nsqd: Nsqd,
 
 def test_several_nsqds_share_the_rows(spark: "SparkSession", make_nsqd: Callable[..., Nsqd], tmp_path: Path) -> None:
     first, second = (make_nsqd(data_path=tmp_path / name) for name in "ab")
-    write(
-        numbers(spark, 2000),
-        first,
-        topic="t",
-        nsqd=f"{http_address(first)},{http_address(second)}",
-        maxRequestBytes=1024,
-    )
+    both = f"{http_address(first)},{http_address(second)}"
+    write(numbers(spark, 2000), both, topic="t", maxRequestBytes=1024)
     assert log_bodies(first, "t") and log_bodies(second, "t")
     assert differences([first, second], "t", bodies(2000)) == (0, 0)
 
@@ -153,15 +148,19 @@ def test_an_nsqd_killed_and_restarted_in_the_middle_loses_nothing(
 
     sized = numbers(spark, 60_000, partitions=1).selectExpr("lpad(body, 200, '0') AS body")
     df = sized.mapInArrow(in_two_halves, "body string")
-    failures: list[BaseException] = []
-    task = threading.Thread(target=_collecting(failures, lambda: write(df, nsqd, topic=topic)))
-    task.start()
-    eventually(lambda: log_bodies(nsqd, topic), STREAM_TIMEOUT_S)
-    nsqd.kill()
-    go_on.touch()
-    nsqd.start()
-    task.join()
-    assert failures == []
+
+    def crash_and_restart() -> None:
+        try:
+            eventually(lambda: log_bodies(nsqd, topic), STREAM_TIMEOUT_S)
+            nsqd.kill()
+        finally:
+            go_on.touch()
+        nsqd.start()
+
+    with ThreadPoolExecutor(1) as crashing:
+        crash = crashing.submit(crash_and_restart)
+        write(df, nsqd, topic=topic)
+        crash.result()
     missing, _ = differences([nsqd], topic, [b"%0200d" % number for number in range(60_000)])
     assert missing == 0
 
@@ -173,16 +172,6 @@ def free_ports(count: int) -> list[int]:
     for entry in sockets:
         entry.close()
     return ports
-
-
-def _collecting(failures: list[BaseException], work: Callable[[], None]) -> Callable[[], None]:
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            failures.append(error)
-
-    return run
 
 
 # -- once --------------------------------------------------------------------------------------------------
