@@ -252,7 +252,7 @@ def test_a_mistake_in_the_definitions_is_shown_without_the_rest_of_sparks_words(
     command = [COMMAND, "pipeline", "dry-run", "--spec", str(tmp_path), "--remote", server.url]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 1
-    assert "no_such_column" in result.stdout + result.stderr
+    assert "no_such_column" in result.stderr
     assert "Registering graph elements" not in result.stdout + result.stderr
 
 

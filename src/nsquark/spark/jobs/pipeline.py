@@ -184,7 +184,7 @@ class _Update:
             if follower is not None:
                 follower.join()
         if code != 0:
-            print(self._what_went_wrong(), flush=True)
+            print(self._what_went_wrong(), file=sys.stderr, flush=True)
         return 1 if code else 0
 
     def _read(self, process: "subprocess.Popen[str]") -> None:
