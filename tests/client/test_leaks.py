@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from client.consumer_rig import consumer_of, is_done, publish
-from client.pool_rig import address_of, until
+from client.consumer_rig import consumer_of, is_done, publish, until
+from client.pool_rig import address_of
 from harness import FaultProxy, Nsqd, eventually
-from nsquark import Consumer, Message, Producer
+from nsquark import Config, Consumer, Message, Producer
 from nsquark.client.errors import ConfigError, NsqError
+from nsquark.client.lookup import PollLoop
 
 Scenario = Callable[[Nsqd, FaultProxy, str], Coroutine[Any, Any, None]]
 NOBODY = "127.0.0.1:1"
@@ -216,3 +217,19 @@ def test_nothing_is_left(nsqd: Nsqd, topic: str, scenario: Scenario, loop: Calla
         runner.run(without_leaks(scenario(nsqd, proxy, topic)))
     eventually(lambda: not open_sockets() - before)
     eventually(lambda: not our_threads())
+
+
+async def test_a_poll_loop_ends_when_it_is_wanted_and_closed_at_once() -> None:
+    """As when a connection is lost while its consumer closes."""
+    rounds = asyncio.Event()
+
+    async def ask() -> None:
+        rounds.set()
+
+    polling = PollLoop(ask, Config(lookupd_poll_interval="5m", lookupd_poll_jitter=0.0))
+    polling.start()
+    await rounds.wait()
+    await asyncio.sleep(0.2)  # it waits to be wanted now
+    polling.poll_soon()
+    async with asyncio.timeout(5):
+        await polling.close()

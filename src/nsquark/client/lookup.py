@@ -179,8 +179,10 @@ class PollLoop:
             except Exception:
                 log.exception("a round of asking nsqlookupd failed")
             await asyncio.sleep(min(RECHECK_S_MIN, self._interval_s))
+            # Not wait_for, which in Python 3.11 loses a cancellation that comes together with what it waits for.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._is_wanted.wait(), delay_s + self._interval_s)
+                async with asyncio.timeout(delay_s + self._interval_s):
+                    await self._is_wanted.wait()
             delay_s = 0.0
 
 
