@@ -85,6 +85,13 @@ def short_of_files(tmp_path: Path) -> Iterator[Nsqlookupd]:
         yield lookupd
 
 
+def _answers(lookupd: Nsqlookupd) -> bool:
+    try:
+        return lookupd.get("/ping").body == b"OK"
+    except OSError:  # closed at once, until the files of the other connections are free again
+        return False
+
+
 def test_without_files_for_more_connections_it_goes_on_with_those_it_has(short_of_files: Nsqlookupd) -> None:
     lookupd = short_of_files
     with contextlib.ExitStack() as stack, lookupd.connect() as nsqd:
@@ -92,5 +99,5 @@ def test_without_files_for_more_connections_it_goes_on_with_those_it_has(short_o
         for _ in range(2 * FILES_MAX):
             stack.enter_context(socket.create_connection(lookupd.tcp))
         assert nsqd.ask(b"REGISTER t\n") == b"OK"
-    eventually(lambda: lookupd.get("/ping").body == b"OK")
+    eventually(lambda: _answers(lookupd))
     assert lookupd.is_running
