@@ -1,7 +1,6 @@
 """One Spark session for all tests of Spark: starting a JVM costs more than most of them."""
 
 import os
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -9,11 +8,6 @@ import pytest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-# Spark reads these when the JVM starts, and its Python workers inherit them. The address is set so that nothing
-# depends on how this machine resolves its own name.
-os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 
 SETTINGS = {
     "spark.ui.enabled": "false",
@@ -37,10 +31,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
+def java() -> None:
+    """The environment that Spark needs, for this process and those it starts."""
+    pytest.importorskip("pyspark", reason="Spark is not installed: pip install 'nsquark[spark]'")
+    from nsquark.spark.java import spark_environment
+
+    os.environ.update(spark_environment())
+
+
+@pytest.fixture(scope="session")
+def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
     """local[2], in UTC, with its warehouse in a directory of this run."""
-    pyspark_sql = pytest.importorskip("pyspark.sql", reason="Spark is not installed: pip install 'nsquark[spark]'")
-    builder = pyspark_sql.SparkSession.builder.master("local[2]").appName("tests")
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").appName("tests")
     for name, value in SETTINGS.items():
         builder = builder.config(name, value)
     directory = tmp_path_factory.mktemp("spark")

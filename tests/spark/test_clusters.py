@@ -16,7 +16,7 @@ from spark.source_rig import address, bodies, publish
 
 pyspark = pytest.importorskip("pyspark", reason="Spark is not installed: pip install 'nsquark[spark]'")
 
-pytestmark = [pytest.mark.ours, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ours, pytest.mark.timeout(900), pytest.mark.usefixtures("java")]
 
 SCRIPT = Path(__file__).with_name("cluster_script.py")
 MESSAGES = 40_000

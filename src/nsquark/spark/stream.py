@@ -174,7 +174,7 @@ class Query:
         there, silent = self._cluster.nsqds(), self._cluster.silent
         for key in missing:
             if key.nsqd_id in there:
-                self._warn_once(f"topic {key.topic} was deleted on nsqd {key.nsqd_id}; its messages are not read")
+                self._warn_once(f"topic {key.topic} is not there on nsqd {key.nsqd_id}: deleted, or not asked in time")
             elif silent or self._options.lookupd:
                 self._warn_once(f"nsqd {key.nsqd_id} is not there now; topic {key.topic} goes on without it")
             else:
