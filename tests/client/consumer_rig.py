@@ -1,11 +1,25 @@
 """Consumers for tests: quick in what takes its time by default."""
 
 import asyncio
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
-from client.pool_rig import address_of, until
+from client.pool_rig import address_of
 from harness import Nsqd
 from nsquark import Consumer
+
+WAIT_S = 20.0
+
+
+async def until(condition: Callable[[], object], timeout_s: float = WAIT_S) -> None:
+    """An assertion failing inside the condition counts as not yet true: nsqd may not know a topic yet."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            with contextlib.suppress(AssertionError):
+                if condition():
+                    return
+            await asyncio.sleep(0.01)
 
 
 def consumer_of(nsqd: Nsqd, topic: str, **settings: Any) -> Consumer:

@@ -31,6 +31,7 @@ def message_frame(body: bytes, message_id: bytes = b"0123456789abcdef", attempts
 
 OK = frame(b"OK")
 HEARTBEAT = frame(b"_heartbeat_")
+CLOSE_WAIT = frame(b"CLOSE_WAIT")
 
 
 class Peer:
@@ -84,6 +85,8 @@ class Peer:
         while True:
             command = await self._command()
             self.commands.append(command)
+            if command[0] == b"CLS":
+                self.send(CLOSE_WAIT)
             answer = self._server.on_command(self, *command)
             if answer:
                 self.send(answer)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from client.consumer_rig import is_done, publish
-from client.pool_rig import address_of, until
+from client.consumer_rig import is_done, publish, until
+from client.pool_rig import address_of
 from harness import FaultProxy, Nsqd, nsqd_is_ours
 from harness.lookupd import Nsqlookupd
 from nsquark import Config, Consumer, Producer

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from client.pool_rig import until
+from client.consumer_rig import until
 from client.scripted import HEARTBEAT, OK, Peer, ScriptedNsqd, error_frame, frame, message_frame
 from harness import FaultProxy, Nsqd
 from nsquark import Consumer, Producer
@@ -192,6 +192,16 @@ async def test_finishes_of_one_turn_leave_in_one_write() -> None:
             await until(lambda: len(server.peer.lines(b"FIN")) == 200)
             assert server.peer.write_count - before == 1
             assert server.peer.lines(b"FIN") == [b"FIN " + message_id for message_id in ids]
+
+
+@pytest.mark.parametrize(("attempts", "delay_ms"), [(1, 90_000), (2, 180_000), (9, 810_000), (11, 900_000)])
+async def test_the_automatic_delay_grows_with_attempts(attempts: int, delay_ms: int) -> None:
+    """As in go-nsq: 90 s for each attempt, at most 15 minutes."""
+    async with ScriptedNsqd() as server, Consumer("t", "c", nsqd=server.address, max_attempts=0) as consumer:
+        await until(lambda: server.peer.lines(b"RDY"))
+        server.peer.send(message_frame(b"x", b"a" * 16, attempts))
+        (await anext(consumer)).requeue()
+        await until(lambda: server.peer.lines(b"REQ") == [b"REQ aaaaaaaaaaaaaaaa %d" % delay_ms])
 
 
 async def test_a_heartbeat_between_publish_and_answer() -> None:

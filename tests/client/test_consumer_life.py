@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from client.consumer_rig import consumer_of, handle_until, is_done, publish
-from client.pool_rig import address_of, keep_ports, until
+from client.consumer_rig import consumer_of, handle_until, is_done, publish, until
+from client.pool_rig import address_of, keep_ports
 from harness import FaultProxy, Nsqd, eventually
 from harness.lookupd import Nsqlookupd
 from nsquark import Consumer, Message
@@ -204,7 +204,7 @@ async def test_disconnecting_waits_for_what_is_handled(nsqd: Nsqd, topic: str) -
         assert not leaving.done()
         message.finish()
         await asyncio.wait_for(leaving, WAIT_S)
-        assert is_done(nsqd, topic)
+        await until(lambda: is_done(nsqd, topic))
 
 
 async def test_disconnecting_what_is_being_connected(nsqd: Nsqd, topic: str) -> None:

@@ -8,13 +8,16 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from client.pool_rig import address_of, until
+from client.consumer_rig import until
+from client.pool_rig import address_of
 from harness import FaultProxy, Nsqd, Wire
 from nsquark import Producer
-from nsquark.client.errors import Closed, InvalidName, NotConnected, ServerError, TooMuchOutstanding
+from nsquark.client.errors import Closed, InvalidName, MessageTooBig, NotConnected, ServerError, TooMuchOutstanding
 
 NSQD_FLAGS = ["--max-msg-size=100000", "--max-body-size=20000000"]
 WAIT_S = 15.0
+TOO_LONG_S = 7200
+"""A delay that nsqd refuses, and closes the connection for."""
 
 
 def bodies_of(wire: Wire, topic: str, count: int) -> list[bytes]:
@@ -212,6 +215,24 @@ async def test_delays_are_checked_before_sending(nsqd: Nsqd, topic: str, delay: 
         assert not producer.is_connected
 
 
+@pytest.mark.ours  # NSQ's own does not tell its limit
+async def test_sizes_are_checked_before_sending(nsqd: Nsqd, topic: str) -> None:
+    async with Producer(address_of(nsqd)) as producer:
+        await producer.publish(topic, bytes(100_000))
+        with pytest.raises(MessageTooBig, match="100001 bytes"):
+            await producer.publish(topic, bytes(100_001))
+        with pytest.raises(MessageTooBig, match="100001 bytes"):
+            await producer.multi_publish(topic, [b"x", bytes(100_001)])
+        assert producer.is_connected
+
+
+async def test_a_size_that_only_nsqd_can_refuse(nsqd: Nsqd, topic: str) -> None:
+    """With the first publish nothing is known of nsqd yet."""
+    async with Producer(address_of(nsqd)) as producer:
+        with pytest.raises(ServerError, match="E_BAD_MESSAGE PUB message too big 100001 > 100000"):
+            await producer.publish(topic, bytes(100_001))
+
+
 # -- errors of nsqd --------------------------------------------------------------------------------------
 
 
@@ -219,13 +240,13 @@ async def test_an_error_fails_its_publish_and_loses_those_behind(nsqd: Nsqd, top
     async with Producer(address_of(nsqd)) as producer:
         await producer.ping()
         before = producer.publish_nowait(topic, b"before")
-        wrong = producer.publish_nowait(topic, bytes(100_001))
+        wrong = producer.deferred_publish_nowait(topic, TOO_LONG_S, b"wrong")
         behind = [producer.publish_nowait(topic, b"behind") for _ in range(3)]
         await before
         with pytest.raises(ServerError) as caught:
             await wrong
-        assert caught.value.code == "E_BAD_MESSAGE"
-        assert caught.value.text == "E_BAD_MESSAGE PUB message too big 100001 > 100000"
+        assert caught.value.code == "E_INVALID"
+        assert caught.value.text == "E_INVALID DPUB timeout 7200000 out of range 0-3600000"
         assert str(caught.value) == caught.value.text
         for future in behind:
             with pytest.raises(NotConnected):
@@ -296,7 +317,7 @@ async def test_a_cancelled_publish_keeps_its_place(nsqd: Nsqd, proxy: FaultProxy
         cancelled = asyncio.create_task(producer.publish(topic, b"cancelled"))
         await asyncio.sleep(0)
         good = producer.publish_nowait(topic, b"good")
-        wrong = producer.publish_nowait(topic, bytes(100_001))
+        wrong = producer.deferred_publish_nowait(topic, TOO_LONG_S, b"wrong")
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled

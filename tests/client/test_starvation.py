@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from client.consumer_rig import is_done, publish
-from client.pool_rig import address_of, start_nsqds, until
+from client.consumer_rig import is_done, publish, until
+from client.pool_rig import address_of, start_nsqds
 from harness import FaultProxy, Nsqd
 from nsquark import Consumer, Message
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from client.pool_rig import address_of, until
+from client.consumer_rig import until
+from client.pool_rig import address_of
 from harness import AuthServer, Nsqd
 from harness.auth import GRANT_ALL, granting
 from harness.upgrades import Certificate, make_certificate

@@ -342,7 +342,7 @@ class Consumer:
 
     def messages_received(self, messages: list[Message]) -> None:
         self._received += len(messages)
-        if self._is_closing:
+        if self._is_closing or messages[0].subscription.is_leaving:
             self._give_back(messages)
             return
         self._ready.extend(messages)
@@ -395,6 +395,8 @@ class Consumer:
         subscription = self._members.subscriptions.get(address)
         if subscription is not None:
             self._flow.leave(subscription)
+            subscription.is_leaving = True
+            subscription.set_rdy(0)  # else nsqd sends again at once what it gets back
             self._give_back(message for message in self._ready if message.subscription is subscription)
         await self._members.disconnect_from_nsqd(address, CLOSE_TIMEOUT_S)
 

@@ -40,6 +40,8 @@ class Subscription:
         self._fins: list[bytes] = []
         self._timeout_s = 0.0
         self._is_draining = False
+        self.is_leaving = False
+        """What still comes is given back."""
         self._quiet: asyncio.Future[None] = self._loop.create_future()
         self._drained: asyncio.Future[None] = self._loop.create_future()
         self.address = address
@@ -145,6 +147,7 @@ class Subscription:
         connection = self._connection
         if connection is None:
             return
+        self.is_leaving = True
         connection.send(commands.CLS)
         try:
             await asyncio.wait([self._quiet], timeout=min(timeout_s, CLOSE_WAIT_TIMEOUT_S))
