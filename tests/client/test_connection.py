@@ -305,6 +305,35 @@ async def test_frames_in_any_pieces() -> None:
         await dribbling
 
 
+async def test_finishing_while_the_connection_is_lost() -> None:
+    """One message in each turn of the loop: some are finished between the loss and its being known."""
+    messages = b"".join(message_frame(b"x", b"%016d" % number) for number in range(500))
+    async with (
+        ScriptedNsqd() as server,
+        Consumer("t", "c", nsqd=server.address, max_in_flight=500, lookupd_poll_interval="20ms") as consumer,
+    ):
+        await until(lambda: server.peer.lines(b"RDY"))
+        server.peer.send(messages)
+        held = [await anext(consumer) for _ in range(500)]
+        for message in held:
+            message.finish()
+            if len(server.peer.lines(b"FIN")) > 10:
+                server.peer.reset()
+            await asyncio.sleep(0)
+        await until(lambda: len(server.peers) == 2)
+        assert all(message.is_answered for message in held)
+
+
+async def test_an_error_that_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async with ScriptedNsqd() as server, Consumer("t", "c", nsqd=server.address) as consumer:
+        await until(lambda: server.peer.lines(b"RDY"))
+        server.peer.send(error_frame("E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight"))
+        server.peer.send(message_frame(b"x"))
+        (await anext(consumer)).finish()
+        assert "E_FIN_FAILED" in caplog.text
+        assert len(server.peers) == 1
+
+
 async def test_silence_longer_than_read_timeout() -> None:
     async with ScriptedNsqd() as server:
         server.on_command = lambda peer, line, body: b""

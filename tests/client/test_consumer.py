@@ -592,6 +592,24 @@ async def test_started_once(nsqd: Nsqd, topic: str) -> None:
         await consumer.start()
 
 
+async def test_closed_before_it_was_started(nsqd: Nsqd, topic: str) -> None:
+    consumer = consumer_of(nsqd, topic)
+    await consumer.close()
+    with pytest.raises(Closed):
+        await consumer.start()
+
+
+async def test_closed_while_it_starts(nsqd: Nsqd, topic: str) -> None:
+    with FaultProxy(nsqd.tcp) as proxy:
+        proxy.stall()
+        consumer = Consumer(topic, "ch", nsqd="{}:{}".format(*proxy.address), lookupd="127.0.0.1:1")
+        starting = asyncio.create_task(consumer.start())
+        await until(lambda: proxy.connection_count)
+        await consumer.close()
+        with pytest.raises(Closed):
+            await starting
+
+
 async def test_not_started_yet(nsqd: Nsqd, topic: str) -> None:
     consumer = consumer_of(nsqd, topic)
     assert consumer.stats() == Stats(0, 0, 0, 0, 0, 0, 0, 0, 0)

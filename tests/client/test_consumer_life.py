@@ -221,6 +221,18 @@ async def test_disconnecting_what_is_being_connected(nsqd: Nsqd, topic: str) -> 
             assert consumer.connections == [address_of(nsqd)]
 
 
+async def test_connecting_is_cancelled(nsqd: Nsqd, topic: str) -> None:
+    with FaultProxy(nsqd.tcp) as proxy:
+        proxy.stall()
+        async with consumer_of(nsqd, topic) as consumer:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await consumer.connect_to_nsqd("{}:{}".format(*proxy.address))
+            proxy.resume()
+            await asyncio.sleep(0.1)
+            assert consumer.connections == [address_of(nsqd)]
+
+
 async def test_found_through_nsqlookupd(lookupd: Nsqlookupd, nsqds: list[Nsqd], topic: str) -> None:
     publish_known(lookupd, nsqds, topic, b"x", b"y")
     got: list[str] = []

@@ -162,6 +162,17 @@ async def close_a_consumer_that_connects(nsqd: Nsqd, proxy: FaultProxy, topic: s
     proxy.resume()
 
 
+async def close_a_consumer_that_starts(nsqd: Nsqd, proxy: FaultProxy, topic: str) -> None:
+    proxy.stall()
+    consumer = Consumer(topic, "ch", nsqd=proxied(proxy), lookupd=NOBODY)
+    starting = asyncio.create_task(consumer.start())
+    await until(lambda: proxy.connection_count)
+    await consumer.close()
+    with pytest.raises(NsqError):
+        await starting
+    proxy.resume()
+
+
 async def close_while_a_connection_is_retried(nsqd: Nsqd, proxy: FaultProxy, topic: str) -> None:
     addresses = [address_of(nsqd), NOBODY]
     async with Consumer(topic, "ch", nsqd=addresses, lookupd_poll_interval="10ms"):
@@ -193,6 +204,7 @@ SCENARIOS: list[Scenario] = [
     close_in_backoff,
     consume_through_cuts,
     close_a_consumer_that_connects,
+    close_a_consumer_that_starts,
     close_while_a_connection_is_retried,
     start_in_vain,
     ask_a_nsqlookupd_that_is_not_there,

@@ -107,6 +107,8 @@ class Consumer:
         """
         if self._is_started:
             raise NsqError("the consumer was started before: make a new one")
+        if self._is_closing:
+            raise Closed(f"{self.topic}/{self.channel}: stopped")
         if not self._nsqds and not self._lookupds:
             raise ConfigError("give the consumer an nsqd (host:4150) or an nsqlookupd (host:4161)")
         self._loop = asyncio.get_running_loop()

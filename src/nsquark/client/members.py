@@ -49,6 +49,7 @@ class Members:
         """Fails if none of the given nsqds can be reached and there is no nsqlookupd to ask."""
         tasks = [self._begin(address) for address in self._given]
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        self._check_running()
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if errors and len(errors) == len(tasks) and not self._discovery.addresses:
             raise errors[0]
@@ -95,7 +96,11 @@ class Members:
         if address in self.subscriptions or address in self._connecting:
             raise NsqError(f"{address}: already connected")
         connecting = self._begin(address)
-        await asyncio.wait([connecting])
+        try:
+            await asyncio.wait([connecting])
+        except asyncio.CancelledError:
+            connecting.cancel()
+            raise
         if connecting.cancelled():
             raise Closed(f"{address}: disconnected before it was connected")
         connecting.result()
