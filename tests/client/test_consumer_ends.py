@@ -1,0 +1,247 @@
+"""How a consumer starts and ends: nothing is lost, nothing comes to a stand, and wrong use is told at once."""
+
+import asyncio
+
+import pytest
+
+from client.consumer_rig import consumer_of, is_done, publish, until
+from client.pool_rig import address_of
+from harness import FaultProxy, Nsqd
+from nsquark import Consumer, Message
+from nsquark.client.consumer import Stats
+from nsquark.client.errors import Closed, ConfigError, InvalidName, NotConnected, NsqError
+
+NSQD_FLAGS = ["--msg-timeout=30s"]
+WAIT_S = 15.0
+
+
+# -- closing ---------------------------------------------------------------------------------------------
+
+
+async def test_leaving_gives_back_what_was_prefetched(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, *(b"%d" % number for number in range(10)))
+    async with consumer_of(nsqd, topic) as consumer:
+        taken = [await anext(consumer) for _ in range(3)]
+        taken[0].finish()
+        await until(lambda: consumer.stats().in_flight == 9)
+    with nsqd.connect() as wire:
+        again = wire.subscribe(topic, rdy=10).read_messages(9, finish=True)
+    assert {message.attempts for message in again} == {2}
+
+
+async def test_leaving_gives_back_what_is_on_its_way(nsqd: Nsqd, topic: str) -> None:
+    """Messages that nsqd has sent and that have not come yet must not wait for their timeout."""
+    with FaultProxy(nsqd.tcp) as proxy:
+        publish(nsqd, topic, b"first")
+        async with Consumer(topic, "ch", nsqd="{}:{}".format(*proxy.address), max_in_flight=10) as consumer:
+            (await anext(consumer)).finish()
+            proxy.down.delay_s = 0.3
+            publish(nsqd, topic, b"1", b"2", b"3")
+            await until(lambda: nsqd.channel(topic)["in_flight_count"] == 3)
+            assert consumer.stats().in_flight == 0
+        await until(lambda: nsqd.channel(topic)["in_flight_count"] == 0, 5)
+        assert nsqd.channel(topic)["depth"] == 3
+
+
+async def test_close_lets_handlers_finish(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, *(b"%d" % number for number in range(10)))
+    started = asyncio.Event()
+    handled: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        started.set()
+        await asyncio.sleep(0.2)
+        handled.append(message.body)
+
+    async with consumer_of(nsqd, topic) as consumer:
+        running = asyncio.create_task(consumer.run(handle, concurrency=3))
+        await started.wait()
+        await consumer.close()
+        await running
+        assert len(handled) == 3
+    channel = nsqd.channel(topic)
+    assert (channel["depth"], channel["in_flight_count"], channel["requeue_count"]) == (7, 0, 7)
+
+
+async def test_close_does_not_wait_for_ever(nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture) -> None:
+    publish(nsqd, topic, b"x")
+    started = asyncio.Event()
+
+    async def handle(_: Message) -> None:
+        started.set()
+        await asyncio.sleep(600)
+
+    consumer = consumer_of(nsqd, topic)
+    await consumer.start()
+    running = asyncio.create_task(consumer.run(handle))
+    await started.wait()
+    await consumer.close(timeout=0.1)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert "1 handlers still ran" in caplog.text
+    await until(lambda: nsqd.channel(topic)["depth"] == 1)
+
+
+async def test_whoever_closes_waits_until_it_is_closed(nsqd: Nsqd, topic: str) -> None:
+    """A signal handler's close and the end of `async with`: the second must not end the program under the first."""
+    publish(nsqd, topic, b"x")
+    finished: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        closing.append(asyncio.create_task(consumer.close()))
+        await asyncio.sleep(0.2)
+        finished.append(message.body)
+
+    closing: list[asyncio.Task[None]] = []
+    async with consumer_of(nsqd, topic) as consumer:
+        await consumer.run(handle)
+    assert closing[0].done()
+    assert finished == [b"x"]
+    assert is_done(nsqd, topic)
+    assert consumer.stats().connections == 0
+
+
+async def test_a_handler_may_close_its_consumer(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"1", b"2", b"3")
+
+    async def handle(message: Message) -> None:
+        message.finish()
+        await consumer.close()
+
+    async with consumer_of(nsqd, topic) as consumer:
+        await asyncio.wait_for(consumer.run(handle, concurrency=2), WAIT_S)
+    channel = nsqd.channel(topic)
+    assert channel["in_flight_count"] == 0
+    assert channel["depth"] in (1, 2)
+
+
+async def test_a_cancelled_close_leaves_no_connection(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"x")
+    started = asyncio.Event()
+
+    async def handle(_: Message) -> None:
+        started.set()
+        await asyncio.sleep(600)
+
+    consumer = await consumer_of(nsqd, topic).start()
+    running = asyncio.create_task(consumer.run(handle))
+    await started.wait()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await consumer.close()
+    await asyncio.wait([running], timeout=WAIT_S)
+    await until(lambda: not nsqd.channel(topic)["clients"])
+
+
+async def test_an_answer_after_the_end_is_ignored(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"1", b"2")
+    async with consumer_of(nsqd, topic) as consumer:
+        first, second = await anext(consumer), await anext(consumer)
+        first.disable_auto_response()
+    first.finish()
+    second.requeue()
+    assert first.is_answered
+    assert nsqd.channel(topic)["depth"] == 2
+
+
+async def test_iterating_ends_when_it_is_closed(nsqd: Nsqd, topic: str) -> None:
+    async with consumer_of(nsqd, topic) as consumer:
+        waiting = [asyncio.create_task(_count(consumer)) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        await consumer.close()
+        assert await asyncio.gather(*waiting) == [0, 0]
+        assert await _count(consumer) == 0
+
+
+async def _count(consumer: Consumer) -> int:
+    return len([message async for message in consumer])
+
+
+# -- before it runs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("topic_name", "channel"), [("a b", "c"), ("", "c"), ("t", "c d"), ("t", "x" * 65)])
+def test_names_are_checked(topic_name: str, channel: str) -> None:
+    with pytest.raises(InvalidName, match=r"invalid (topic|channel) name"):
+        Consumer(topic_name, channel, nsqd="127.0.0.1:4150")
+
+
+async def test_nobody_to_connect_to() -> None:
+    with pytest.raises(ConfigError, match="give the consumer an nsqd"):
+        await Consumer("t", "c").start()
+
+
+async def test_no_nsqd_can_be_reached(nsqd: Nsqd) -> None:
+    with pytest.raises(NotConnected):
+        await Consumer("t", "c", nsqd=["127.0.0.1:1", "127.0.0.1:2"]).start()
+
+
+@pytest.mark.parametrize("address", ["nowhere", "ftp://here:1", "127.0.0.1"])
+async def test_a_wrong_nsqlookupd_address(address: str) -> None:
+    with pytest.raises(ConfigError, match="nsqlookupd address"):
+        await Consumer("t", "c", lookupd=address).start()
+
+
+async def test_started_once(nsqd: Nsqd, topic: str) -> None:
+    async with consumer_of(nsqd, topic) as consumer:
+        with pytest.raises(NsqError, match="make a new one"):
+            await consumer.start()
+    with pytest.raises(NsqError, match="make a new one"):
+        await consumer.start()
+
+
+async def test_closed_before_it_was_started(nsqd: Nsqd, topic: str) -> None:
+    consumer = consumer_of(nsqd, topic)
+    await consumer.close()
+    with pytest.raises(Closed):
+        await consumer.start()
+
+
+async def test_closed_while_it_starts(nsqd: Nsqd, topic: str) -> None:
+    with FaultProxy(nsqd.tcp) as proxy:
+        proxy.stall()
+        consumer = Consumer(topic, "ch", nsqd="{}:{}".format(*proxy.address), lookupd="127.0.0.1:1")
+        starting = asyncio.create_task(consumer.start())
+        await until(lambda: proxy.connection_count)
+        await consumer.close()
+        with pytest.raises(Closed):
+            await starting
+
+
+async def test_not_started_yet(nsqd: Nsqd, topic: str) -> None:
+    consumer = consumer_of(nsqd, topic)
+    assert consumer.stats() == Stats(0, 0, 0, 0, 0, 0, 0, 0, 0)
+    assert not consumer.is_starved
+    assert consumer.connections == []
+    with pytest.raises(NsqError, match="not started"):
+        await anext(consumer)
+    with pytest.raises(NsqError, match="not started"):
+        await consumer.run(print)
+    with pytest.raises(NsqError, match="not started"):
+        consumer.pause()
+    with pytest.raises(NsqError, match="not started"):
+        consumer.change_max_in_flight(3)
+    with pytest.raises(NsqError, match="not started"):
+        await consumer.connect_to_nsqd(address_of(nsqd))
+    await consumer.close()
+
+
+async def test_the_same_nsqd_twice_is_one_connection(nsqd: Nsqd, topic: str) -> None:
+    address = address_of(nsqd)
+    async with Consumer(topic, "ch", nsqd=[address, address]) as consumer:
+        assert consumer.connections == [address]
+        await until(lambda: nsqd.channel(topic)["clients"])
+        assert len(nsqd.channel(topic)["clients"]) == 1
+    await until(lambda: not nsqd.channel(topic)["clients"])
+
+
+async def test_after_the_end(nsqd: Nsqd, topic: str) -> None:
+    async with consumer_of(nsqd, topic) as consumer:
+        pass
+    await consumer.close()
+    with pytest.raises(Closed):
+        await consumer.connect_to_nsqd(address_of(nsqd))
+    with pytest.raises(Closed):
+        consumer.connect_to_nsqlookupd("127.0.0.1:4161")
+    consumer.change_max_in_flight(5)
+    consumer.pause()
