@@ -18,8 +18,10 @@ from nsquark.spark.jobs.session import (
     read_messages,
     spark_session,
 )
-from nsquark.spark.sink import write_partition
+from nsquark.spark.publisher import Publisher
+from nsquark.spark.sink import REQUEST_MESSAGES_MAX
 from nsquark.spark.sink_options import SinkOptions
+from nsquark.spark.sink_rows import RowReader
 
 RATE_DEFAULT = 1000
 #: A burst is what the rate allows in this time.
@@ -74,25 +76,33 @@ def publish(messages: DataFrame, options: dict[str, str], rate: int) -> int:
 
 
 def _paced_writer(options: SinkOptions, rate: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The sink's own writer, called here and not by `.write`: on the way there Spark would gather what was let through
-    one by one, and hand it on in lumps of thousands.
+    """Publishes here and not by `.write`: on the way there Spark would gather what was let through, and hand it on in
+    lumps. Each burst is answered before the next is let through, so that none wait together for a slow nsqd.
     """
     burst = max(1, int(rate * BURST_S))
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        written = write_partition(options, pace(batches, rate, burst))
-        yield pa.record_batch({"messages": [written.messages]})
+        reader = RowReader(0, options.topic, options.message_bytes_max)
+        with Publisher(options) as publisher:
+            for piece in pace(batches, rate, burst):
+                groups, _ = reader.read(piece)
+                for bodies in groups:
+                    for messages in bodies.chunks(options.request_bytes_max, REQUEST_MESSAGES_MAX):
+                        publisher.publish(bodies.topic, messages, f"up to message {reader.row} of the range")
+                publisher.flush()
+        yield pa.record_batch({"messages": [reader.row]})
 
     return write
 
 
 def pace(batches: Iterator[pa.RecordBatch], rate: int, burst: int) -> Iterator[pa.RecordBatch]:
-    """Lets rows through no faster than `rate` per second, `burst` at a time."""
-    began = time.monotonic()
-    passed = 0
+    """Lets rows through no faster than `rate` per second, `burst` at a time. Time that was lost is not made up for:
+    after a pause the rows would come in a lump, which is what the rate is there to prevent.
+    """
+    due = time.monotonic()
     for batch in batches:
         for first in range(0, batch.num_rows, burst):
             piece = batch.slice(first, burst)
-            time.sleep(max(0.0, began + passed / rate - time.monotonic()))
-            passed += piece.num_rows
+            time.sleep(max(0.0, due - time.monotonic()))
+            due = time.monotonic() + piece.num_rows / rate
             yield piece
