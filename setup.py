@@ -6,7 +6,7 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-KERNEL_MODULES = ("arena", "columns", "frames", "ledger", "mpub")
+KERNEL_MODULES = ("arena", "batch", "columns", "extents", "frames", "ledger", "mpub", "publish")
 
 
 class BuildIfPossible(build_ext):

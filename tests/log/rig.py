@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from nsquark.kernel.publish import Commit
 from nsquark.log.batches import NO_TOKEN
 from nsquark.log.cache import ChunkCache
-from nsquark.log.commit import Commit
 from nsquark.log.log import TopicLog
 from nsquark.log.sequences import Sequences
 from nsquark.log.shared import LogSettings, LogShared

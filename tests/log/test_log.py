@@ -19,9 +19,9 @@ from hypothesis.stateful import (
 from rig import Rig
 
 from hypothesis_profiles import examples
+from nsquark.kernel.publish import Commit
 from nsquark.log.batches import DEFERRED
 from nsquark.log.cache import CHUNK_BYTES_MIN
-from nsquark.log.commit import Commit
 
 MakeRig = Callable[..., Rig]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from rig import Rig
 
+from nsquark.kernel.extents import Extents
 from nsquark.log import deferred as deferred_module
 from nsquark.log.batches import DEFERRED, MORE_FOLLOWS, scan
 from nsquark.log.cursors import CursorFile
 from nsquark.log.deferred import DeferredMessages, Due
-from nsquark.log.extents import Extents
 
 MakeRig = Callable[..., Rig]
 

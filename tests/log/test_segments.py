@@ -119,11 +119,10 @@ class TestIndex:
         os.truncate(path, batches_of(path)[1].offset + 5)
         assert make_rig().bodies() == [b"a"]
 
-    def test_positions_by_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(segment_module, "INDEX_EVERY_BYTES", 0)
+    def test_positions_by_time(self, tmp_path: Path) -> None:
         segment = Segment(tmp_path, 10)
         for number, time_ns in enumerate([100, 200, 150, 300]):
-            segment.note(Batch(1000 * number, 10 + number, 1, 100, time_ns, time_ns, 0, bytes(16)))
+            segment.note(Batch((number << 20), 10 + number, 1, 100, time_ns, time_ns, 0, bytes(16)))
         for time_ns in range(90, 310, 10):
             below = segment.seq_at_time(time_ns)
             assert all(t < time_ns for s, t in zip(range(10, 14), [100, 200, 150, 300], strict=True) if s < below)

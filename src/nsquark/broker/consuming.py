@@ -49,7 +49,9 @@ class ConsumingCommands(SessionState):
         except (TopicExiting, OSError) as error:
             raise FatalClientError("E_SUB_FAILED", f"SUB failed {error}") from None
         self._join(channel)
-        self._awaits_ok = self._replies.are_owed  # no message may come before the OK of SUB
+        if self._replies.are_owed:  # no message may come before the OK of SUB
+            self._awaits_ok = True
+            self._replies.after = self._settled
         self._replies.send(OK)
         return pos
 

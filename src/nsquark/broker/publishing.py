@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from nsquark.broker.session_state import INCOMPLETE, UINT64_MAX, SessionState, decimal_of, text_of
 from nsquark.broker.topic import Topic, TopicExiting
 from nsquark.kernel.arena import MPUB_BAD_SIZE, MPUB_TOO_BIG, measure_mpub
-from nsquark.log.commit import Commit
+from nsquark.kernel.publish import Commit, Intake
 from nsquark.wire.errors import FatalClientError
 from nsquark.wire.names import is_valid_name
 from nsquark.wire.quote import quote
@@ -30,8 +30,6 @@ class PublishingCommands(SessionState):
         if self.guard is not None and not self.guard.allows("PUB", name, ""):
             return INCOMPLETE
         topic = self._topic(name, "PUB")
-        if self.guard is None:
-            self._recent, self._recent_line = topic, b"PUB %s\n" % params[1]
         self._published(topic, 1, lambda: topic.publish(self._data, pos + 4, size), "PUB")
         return pos + 4 + size
 
@@ -108,29 +106,32 @@ class PublishingCommands(SessionState):
             commit = publish()
         except (TopicExiting, OSError) as error:
             raise FatalClientError(f"E_{word}_FAILED", f"{word} failed {error}") from None
-        self._promise(topic, commit, word, count, 1)
+        self._promise(topic, commit, word, count)
 
-    def _promise(self, topic: Topic, commit: Commit, word: str, messages: int, replies: int) -> None:
+    def _promise(self, topic: Topic, commit: Commit, word: str, messages: int) -> None:
         if topic.name in self.published:
             self.published[topic.name] += messages
         else:
             self.published[topic.name] = messages
             self.nsqd.producers[cast("Session", self)] = None
-        if self._replies.promise(commit, word, replies):
-            if commit.is_settled:
-                self._replies.flush()
-            else:
-                commit.waiters.append(self)
-                if topic.log.is_congested:
-                    self._is_congested = True
-                    self.transport.pause_reading()
+        self._replies.promise(commit, word, 1)
+        if topic.log.is_congested and not commit.is_settled:
+            self._congested()
+        if self.guard is None and (self._intake is None or self._intake.log is not topic.log):
+            options = self.nsqd.options
+            self._intake = Intake(
+                topic.name,
+                topic.log,
+                self._replies,
+                self.published,
+                self._congested,
+                options.max_msg_size,
+                options.max_body_size,
+            )
 
-    def committed(self, commit: Commit) -> None:
-        if not self._is_closed:
-            if self._is_congested and (self.guard is None or not self.guard.is_asking):
-                self._is_congested = False
-                self.transport.resume_reading()
-            self._replies.flush()
-            if self._awaits_ok and self.channel is not None and not self._replies.are_owed:
-                self._awaits_ok = False
-                self.channel.wake()
+    def _congested(self) -> None:
+        """A commit is waited for, and no more is read until it is settled."""
+        if not self._is_congested:
+            self._is_congested = True
+            self._replies.after = self._settled
+            self.transport.pause_reading()

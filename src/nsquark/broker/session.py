@@ -19,8 +19,8 @@ from nsquark.broker.publishing import PublishingCommands
 from nsquark.broker.replies import Replies
 from nsquark.broker.session_state import INCOMPLETE, STATE_INIT, text_of
 from nsquark.broker.tls import TlsState
-from nsquark.broker.topic import Topic
 from nsquark.kernel.ledger import Consumer
+from nsquark.kernel.publish import Intake
 from nsquark.web.addresses import show_address
 from nsquark.wire.errors import ClientError, FatalClientError
 from nsquark.wire.frames import HEARTBEAT, MAGIC_V2, FrameType, frame
@@ -63,15 +63,15 @@ class Session(PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
         self._held: bytearray | None = None
         self._held_bytes = 0
         self._commands: Mapping[bytes, Command] | BeforeTls = COMMANDS
-        self._recent: Topic | None = None
-        self._recent_line = b""
+        self._intake: Intake | None = None
         self._is_congested = False
         self._awaits_ok = False
         self._got_magic = False
         self._identified = False
         self._is_closed = False
         self._write_paused_at_ms = 0
-        self._received_at_ms = now_ms()
+        self._was_heard = False
+        self._silent_ms = 0
         self._heartbeat: asyncio.TimerHandle | None = None
 
     # -- the connection ----------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class Session(PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
         self.nsqd.logger.info(f"TCP: new client({self.remote_address})")
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._is_closed = True
+        self._stop()
         if self._heartbeat is not None:
             self._heartbeat.cancel()
         if self.guard is not None:
@@ -110,7 +110,7 @@ class Session(PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
         """The client sends no more: an unfinished command is answered as such, then all is closed in order."""
         if self._held_bytes and not self._is_closed and self._got_magic and self._held is not None:
             self._data = self._held
-            self._run(0, self._held_bytes, now_ms(), at_eof=True)
+            self._run(0, self._held_bytes, at_eof=True)
         if not self._is_closed:
             self._replies.send_last(b"")
         return True
@@ -129,7 +129,7 @@ class Session(PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
 
     def _close(self) -> None:
         """Sends what is written and closes; a client that does not read it is cut off."""
-        self._is_closed = True
+        self._stop()
         self.transport.close()
         self.nsqd.loop.call_later(CLOSE_TIMEOUT_S, self.transport.abort)
 
@@ -141,8 +141,12 @@ class Session(PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """Closes without a word, as NSQ does when a channel is deleted."""
-        self._is_closed = True
+        self._stop()
         self.transport.abort()
+
+    def _stop(self) -> None:
+        self._is_closed = True
+        self._replies.stop()
 
     # -- receiving ---------------------------------------------------------------------------------------
 
@@ -154,12 +158,16 @@ class Session(PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._is_closed:
             return
-        self._received_at_ms = now = now_ms()
-        if self._held is None:
-            self._data, end = self.nsqd.read_buffer, nbytes
-        else:
-            self._data, end = self._held, self._held_bytes + nbytes
+        self._was_heard = True
         pos = 0
+        if self._held is not None:
+            self._data, end = self._held, self._held_bytes + nbytes
+        else:
+            self._data, end = self.nsqd.read_buffer, nbytes
+            if self._intake is not None:
+                pos = self._take(0, end)
+                if pos == end:
+                    return  # nearly always
         if not self._got_magic:
             if end < len(MAGIC_V2):
                 self._hold(0, end)
@@ -167,7 +175,7 @@ class Session(PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
             if not self._take_magic():
                 return
             pos = len(MAGIC_V2)
-        pos = self._run(pos, end, now)
+        pos = self._run(pos, end)
         if not self._is_closed and (pos < end or self._held is not None):
             self._hold(pos, end)
 
@@ -200,20 +208,26 @@ class Session(PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
             self._held[:left] = self._held[pos:end]
         self._held_bytes = left
 
-    def _run(self, pos: int, end: int, now: int, *, at_eof: bool = False) -> int:
+    def _take(self, pos: int, end: int) -> int:
+        """Publishes to the topic of the last one, the quick way."""
+        assert self._intake is not None
+        try:
+            return self._intake.take(self._data, pos, end)
+        except OSError as error:
+            self._fail(FatalClientError("E_MPUB_FAILED", f"MPUB failed {error}"))
+            return end
+
+    def _run(self, pos: int, end: int, *, at_eof: bool = False) -> int:
         """Carries out the commands in `_data[pos:end]`; where the first incomplete one starts."""
         while pos < end and not self._is_closed:
             if self.consumer is not None and self.channel is not None:
-                pos = self.channel.ledger.acknowledge(self.consumer, self._data, pos, end, now)
+                pos = self.channel.ledger.acknowledge(self.consumer, self._data, pos, end, now_ms())
                 if pos == end:
                     break
-            if self._recent is not None:
-                pubs = self._recent.publish_pubs(self._data, pos, end, self._recent_line)
-                if pubs is not None:
-                    commit, count, pos = pubs
-                    self._promise(self._recent, commit, "PUB", count, count)
-                    if pos == end:
-                        break
+            if self._intake is not None:
+                pos = self._take(pos, end)
+                if pos == end:
+                    break
             line_end = self._data.find(b"\n", pos, min(end, pos + LINE_BYTES_MAX))
             if line_end < 0:
                 if end - pos >= LINE_BYTES_MAX:
@@ -299,10 +313,10 @@ class Session(PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
         """The auth server has answered: the command that waits for it is looked at again, then those behind it."""
         if self._is_closed or self._held is None:
             return
-        self._received_at_ms = now_ms()
+        self._was_heard = True
         self.transport.resume_reading()
         self._data, end = self._held, self._held_bytes
-        pos = self._run(0, end, now_ms())
+        pos = self._run(0, end)
         if not self._is_closed:
             self._hold(pos, end)
 
@@ -345,11 +359,11 @@ class Session(PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
     def _beat(self) -> None:
         """Sends a heartbeat; a client silent for two intervals, or not reading for one, is cut off."""
         now = now_ms()
-        if self.guard is not None and self.guard.is_asking:
-            self._received_at_ms = now  # it is not the client that keeps us waiting
-        silent_ms = now - self._received_at_ms
+        is_waiting_for_us = self.guard is not None and self.guard.is_asking
+        self._silent_ms = 0 if self._was_heard or is_waiting_for_us else self._silent_ms + self._interval_ms
+        self._was_heard = False
         not_reading_ms = now - self._write_paused_at_ms if self._write_paused_at_ms else 0
-        if silent_ms >= 2 * self.settings.heartbeat_ms > 0 or not_reading_ms >= self._interval_ms:
+        if self._silent_ms >= 2 * self.settings.heartbeat_ms > 0 or not_reading_ms >= self._interval_ms:
             self.nsqd.logger.error(f"[{self.remote_address}] - no answer to heartbeats, closing")
             self.abort()
             return

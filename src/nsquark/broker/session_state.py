@@ -9,8 +9,8 @@ from nsquark.broker.auth import Guard
 from nsquark.broker.channel import Channel
 from nsquark.broker.identify import ClientSettings
 from nsquark.broker.replies import Replies
-from nsquark.broker.topic import Topic
 from nsquark.kernel.ledger import Consumer
+from nsquark.kernel.publish import Intake
 from nsquark.wire.errors import FatalClientError
 from nsquark.wire.names import is_valid_name
 from nsquark.wire.quote import quote
@@ -39,11 +39,21 @@ class SessionState:
     sample_rate: int
     _data: bytearray
     _replies: Replies
-    _recent: Topic | None
-    _recent_line: bytes
+    _intake: Intake | None
     _is_closed: bool
     _is_congested: bool
     _awaits_ok: bool
+
+    def _settled(self) -> None:
+        """A commit was answered: what waited for that goes on."""
+        if self._is_congested and (self.guard is None or not self.guard.is_asking):
+            self._is_congested = False
+            self.transport.resume_reading()
+        if self._awaits_ok and self.channel is not None and not self._replies.are_owed:
+            self._awaits_ok = False
+            self.channel.wake()
+        if not self._is_congested and not self._awaits_ok:
+            self._replies.after = None
 
     def _body_size(self, pos: int, end: int, at_eof: bool, code: str, what: str) -> int | None:
         """The size before a body; None if it has not arrived."""

@@ -13,8 +13,8 @@ import msgspec
 
 from nsquark.broker.channel import Channel
 from nsquark.broker.clock import wall_ms
+from nsquark.kernel.publish import Commit
 from nsquark.log.batches import DEFERRED
-from nsquark.log.commit import Commit
 from nsquark.log.cursors import ChannelRest, CursorFile, Slot, TopicRest
 from nsquark.log.deferred import DeferredMessages, Due
 from nsquark.log.kept import KEPT_MESSAGES_MAX, KeptInMemory, KeptMessages
@@ -32,7 +32,7 @@ DIRECTORY_PREFIX = "t."
 MEMORY_CHUNKS_MAX = 32
 """A topic without files looks for what it can forget once it has this many chunks, and every second."""
 
-Buffer = bytearray | memoryview
+Buffer = bytes | bytearray | memoryview
 
 
 class TopicExiting(Exception):
@@ -169,12 +169,6 @@ class Topic:
         if self.is_exiting:
             raise TopicExiting
         return self.log.append(source, pos, size, time.time_ns())
-
-    def publish_pubs(self, source: Buffer, pos: int, end: int, line: bytes) -> tuple[Commit, int, int] | None:
-        """PUB commands with this line: commit, how many, and where the first other thing starts."""
-        if self.is_exiting:
-            return None
-        return self.log.append_pubs(source, pos, end, line, self.nsqd.options.max_msg_size, time.time_ns())
 
     def publish_sized(self, source: Buffer, pos: int, end: int, count: int) -> Commit:
         """Messages that each stand behind their size."""
@@ -419,7 +413,7 @@ class Topic:
         self.nsqd.logs.run(lambda: kept.replace(kept.content_with(read_records(places), held)), done)
 
     def delete(self) -> None:
-        self.is_exiting = True
+        self.is_exiting = self.log.is_closed = True
         self._wake_head_waiters()
         for name in list(self.channels):
             channel = self.channels.pop(name)

@@ -35,17 +35,15 @@ class Turn:
         """A log has something to commit; each log says so once."""
         self._logs.append(log)
         if not self._scheduled:
-            self._schedule()
+            self._scheduled = True
+            self._loop.call_soon(self.run)
 
     def wake(self, channel: Deliverer) -> None:
         """A channel may have something to deliver or to note."""
         self._channels[channel] = None
         if not self._scheduled:
-            self._schedule()
-
-    def _schedule(self) -> None:
-        self._scheduled = True
-        self._loop.call_soon(self.run)
+            self._scheduled = True
+            self._loop.call_soon(self.run)
 
     def run(self) -> None:
         """Note how far the channels came, commit, then deliver what that made available.
@@ -54,19 +52,20 @@ class Turn:
         """
         self._scheduled = False
         self.count += 1
-        if self._channels:
-            self._each([channel.persist for channel in self._channels])
+        for channel in list(self._channels):
+            self._guarded(channel.persist)
         if self._logs:
             logs, self._logs = self._logs, []
-            self._each([log.write for log in logs])
+            for log in logs:
+                self._guarded(log.write)
         if self._channels:
             channels, self._channels = self._channels, {}
-            self._each([channel.deliver for channel in channels])
+            for channel in channels:
+                self._guarded(channel.deliver)
 
-    def _each(self, works: list[Callable[[], None]]) -> None:
+    def _guarded(self, work: Callable[[], None]) -> None:
         """A fault in one topic must not stop the others."""
-        for work in works:
-            try:
-                work()
-            except Exception:
-                self._report(f"INTERNAL: {traceback.format_exc()}")
+        try:
+            work()
+        except Exception:
+            self._report(f"INTERNAL: {traceback.format_exc()}")

@@ -9,7 +9,7 @@ from pathlib import Path
 PURE_VARIABLE = "NSQUARK_PURE"
 """Set to 1 to run the kernel interpreted although it was compiled."""
 
-_MODULES = ("arena", "columns", "frames", "ledger", "mpub")
+_MODULES = ("arena", "batch", "columns", "extents", "frames", "ledger", "mpub", "publish")
 
 
 def _load_sources() -> None:

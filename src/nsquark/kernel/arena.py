@@ -9,6 +9,8 @@ so that delivering is sending a slice. The id is the node's bits and the sequenc
 `FIN id` finds its message by arithmetic.
 """
 
+import ctypes
+
 import cython
 
 if cython.compiled:
@@ -18,6 +20,9 @@ SEQ_BITS = 53
 SEQ_MASK = (1 << SEQ_BITS) - 1
 
 RECORD_OVERHEAD = cython.declare(cython.longlong, 34)
+
+POOLED_BYTES = cython.declare(cython.longlong, 1 << 20)
+SPARE_MAX = 4
 
 # Declared, since a literal of this size would be a Python object in the compiled form.
 INT32_END = cython.declare(cython.longlong, 1 << 31)
@@ -32,7 +37,7 @@ MPUB_TOO_BIG = -3
 @cython.cfunc
 @cython.inline
 @cython.exceptval(check=False)
-def _u32(data: cython.uchar[::1], pos: cython.longlong) -> cython.longlong:
+def _u32(data: cython.const[cython.uchar][::1], pos: cython.longlong) -> cython.longlong:
     return (
         (cython.cast(cython.longlong, data[pos]) << 24)
         | (cython.cast(cython.longlong, data[pos + 1]) << 16)
@@ -82,7 +87,7 @@ def _increment_hex(data: cython.uchar[::1], pos: cython.longlong) -> cython.void
 def _copy(
     target: cython.uchar[::1],
     target_pos: cython.longlong,
-    source: cython.uchar[::1],
+    source: cython.const[cython.uchar][::1],
     source_pos: cython.longlong,
     size: cython.longlong,
 ) -> cython.void:
@@ -93,7 +98,7 @@ def _copy(
 
 
 def measure_mpub(
-    data: cython.uchar[::1],
+    data: cython.const[cython.uchar][::1],
     pos: cython.longlong,
     end: cython.longlong,
     count: cython.longlong,
@@ -117,6 +122,34 @@ def measure_mpub(
             return MPUB_INCOMPLETE, index, size
         index += 1
     return pos, index, size
+
+
+_spare: list = []
+"""Memory of full-grown chunks that are gone, for those to come.
+
+To get it anew from the system costs more than to fill it: it comes page by page, and zeroed.
+"""
+
+
+class _Loan(ctypes.c_ubyte * (1 << 20)):
+    """Memory in use: when the last view of it is gone, it is spare again."""
+
+    def __del__(self):
+        if len(_spare) < SPARE_MAX:
+            _spare.append(self.memory)
+
+
+@cython.cfunc
+def _memory(size: cython.longlong) -> object:
+    if size != POOLED_BYTES:
+        return memoryview(bytearray(size))
+    try:
+        memory = _spare.pop()
+    except IndexError:
+        memory = bytearray(size)
+    loan = _Loan.from_buffer(memory)
+    loan.memory = memory
+    return memoryview(loan).cast("B")
 
 
 @cython.cclass
@@ -150,7 +183,7 @@ class Chunk:
         self.count = 0
         self.used = 0
         self.resume = 0
-        self.view = memoryview(bytearray(size))
+        self.view = _memory(size)
         self._id_bits = node_id << SEQ_BITS
         self._timestamp_ns = -1
         self._count_max = count_max
@@ -160,7 +193,7 @@ class Chunk:
 
     def append(
         self,
-        source: cython.uchar[::1],
+        source: cython.const[cython.uchar][::1],
         pos: cython.longlong,
         size: cython.longlong,
         timestamp_ns: cython.longlong,
@@ -173,7 +206,7 @@ class Chunk:
 
     def append_sized(
         self,
-        source: cython.uchar[::1],
+        source: cython.const[cython.uchar][::1],
         pos: cython.longlong,
         count: cython.longlong,
         timestamp_ns: cython.longlong,
@@ -193,7 +226,7 @@ class Chunk:
 
     def append_pubs(
         self,
-        source: cython.uchar[::1],
+        source: cython.const[cython.uchar][::1],
         pos: cython.longlong,
         end: cython.longlong,
         line: bytes,
@@ -226,7 +259,7 @@ class Chunk:
     @cython.exceptval(check=False)
     def _write(
         self,
-        source: cython.uchar[::1],
+        source: cython.const[cython.uchar][::1],
         pos: cython.longlong,
         size: cython.longlong,
         timestamp_ns: cython.longlong,
@@ -253,7 +286,11 @@ class Chunk:
         self._offsets[self.count] = cython.cast(cython.uint, self.used)
 
     def load(
-        self, source: cython.uchar[::1], pos: cython.longlong, size: cython.longlong, count: cython.longlong
+        self,
+        source: cython.const[cython.uchar][::1],
+        pos: cython.longlong,
+        size: cython.longlong,
+        count: cython.longlong,
     ) -> cython.bint:
         """Adds `count` records as they lie in the log; False if they do not fit here or are not `count` records."""
         if self.count + count > self._count_max or self.used + size > self._size:

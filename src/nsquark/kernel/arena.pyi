@@ -4,7 +4,7 @@ MPUB_TOO_BIG: int
 SEQ_BITS: int
 SEQ_MASK: int
 
-Buffer = bytearray | memoryview
+Buffer = bytes | bytearray | memoryview
 
 def measure_mpub(data: Buffer, pos: int, end: int, count: int, size_max: int) -> tuple[int, int, int]: ...
 

@@ -1,21 +1,14 @@
-"""Batches: what one turn of the event loop appends to a log, behind one header.
+"""Batches as found in files: what their headers say, and the damage between them. Their layout is the kernel's."""
 
-    magic u32 | version u8 | flags u8 | header bytes u16 | header check u32 | count u32 | payload bytes u32 |
-    unused u32 | first sequence u64 | earliest and latest publish time i64 | payload check u64 | token 16 bytes
-
-The header has its own check, so that a damaged payload can be stepped over, and a damaged header be told from
-one. Payload: records in wire format (kernel/arena.py) of consecutive sequence numbers.
-"""
-
-import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest, xxh32_intdigest
 
-MAGIC = b"NQB1"
-VERSION = 1
-NO_TOKEN = bytes(16)
+from nsquark.kernel import batch as kernel
+from nsquark.kernel.batch import HEADER_BYTES, MAGIC, NO_TOKEN, VERSION
+
+__all__ = ["HEADER_BYTES", "MAGIC", "NO_TOKEN"]
 
 MORE_FOLLOWS = 1
 """Flag: this batch and the next belong together; a log never ends between them."""
@@ -23,10 +16,6 @@ DEFERRED = 2
 """Flag: messages whose delay ended; the token is the number of this append (log/deferred.py)."""
 APPEND_ONCE = 4
 """Flag: the token is a publisher's idempotency token."""
-
-_HEAD = struct.Struct("<4sBBHI")  # magic, version, flags, header bytes, check of what follows in the header
-_TAIL = struct.Struct("<IIIQqqQ16s")
-HEADER_BYTES = _HEAD.size + _TAIL.size
 
 Bytes = bytes | bytearray | memoryview
 
@@ -61,21 +50,20 @@ class Damage(NamedTuple):
 
 
 def encode_header(batch: Batch, payload: Bytes) -> bytes:
-    _, first_seq, messages, size, time_min_ns, time_max_ns, flags, token = batch
-    check = xxh3_64_intdigest(payload)
-    tail = _TAIL.pack(messages, size, 0, first_seq, time_min_ns, time_max_ns, check, token)
-    return _HEAD.pack(MAGIC, VERSION, flags, HEADER_BYTES, xxh32_intdigest(tail, flags)) + tail
+    return kernel.encode_header(
+        payload, batch.first_seq, batch.messages, batch.time_min_ns, batch.time_max_ns, batch.flags, batch.token
+    )
 
 
 def read_header(data: Bytes, pos: int, offset: int) -> tuple[Batch, int] | None:
     """The batch whose header lies at `data[pos]` (file offset `offset`) and its payload's check, if it is one."""
-    magic, version, flags, header_bytes, check = _HEAD.unpack_from(data, pos)
+    magic, version, flags, header_bytes, check = kernel.HEAD.unpack_from(data, pos)
     if magic != MAGIC or version != VERSION or header_bytes != HEADER_BYTES:
         return None
-    tail = data[pos + _HEAD.size : pos + HEADER_BYTES]
+    tail = data[pos + kernel.HEAD.size : pos + HEADER_BYTES]
     if xxh32_intdigest(tail, flags) != check:
         return None
-    messages, size, _, first_seq, time_min_ns, time_max_ns, payload_check, token = _TAIL.unpack(tail)
+    messages, size, _, first_seq, time_min_ns, time_max_ns, payload_check, token = kernel.TAIL.unpack(tail)
     return Batch(offset, first_seq, messages, size, time_min_ns, time_max_ns, flags, token), payload_check
 
 

@@ -14,17 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nsquark.kernel.arena import Chunk
+from nsquark.kernel.extents import Extents
+from nsquark.kernel.publish import Commit, Tail
 from nsquark.log.batches import HEADER_BYTES, MORE_FOLLOWS, Batch, encode_header
 from nsquark.log.cache import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkCache, chunk_records
-from nsquark.log.commit import Apart, Commit
-from nsquark.log.extents import Extents
+from nsquark.log.commit import Apart, UnitCommit
 from nsquark.log.segment import Segment
 from nsquark.log.segments import DiskLimitReached, Segments
 from nsquark.log.sequences import LEASE_SEQS_MAX, LEASE_SEQS_MIN
 from nsquark.log.shared import LogShared
 
-UNCOMMITTED_BYTES_MAX = 8 << 20
-"""Above this publishers are paused until the disk has caught up."""
 SLOW_WRITE_S = 0.005
 SLOW_WRITES_TO_MOVE = 3
 SLOW_WINDOW_S = 1.0
@@ -45,33 +44,30 @@ class LogDiscarded(Exception):
         return "exiting"
 
 
-class TopicLog:
-    """An append-only sequence of messages.
+class TopicLog(Tail):
+    """An append-only sequence of messages; how they are appended is the kernel's (`Tail`).
 
     * Messages below `head` are committed: in the file (or, without a directory, in memory) and visible.
-    * Chunks in `_chunks` are in order and do not overlap; the last is the tail while `_tail` is set.
-    * At most one commit is being written (`_writing`); what is appended meanwhile waits in `_open`, or, where the order
-      needs it, in `_closed` before that. Sequence numbers rise from `_writing` over `_closed` to `_open`.
+    * Chunks in `_chunks` are in order and do not overlap; the last is the tail while `chunk` is set.
+    * At most one commit is being written (`_writing`); what is appended meanwhile waits in `open`, or, where the order
+      needs it, in `_closed` before that. Sequence numbers rise from `_writing` over `_closed` to `open`.
     """
 
     def __init__(self, shared: LogShared, directory: Path | None, on_dirty: Callable[["TopicLog"], None]) -> None:
+        super().__init__(on_dirty)
         self.shared = shared
         self.segments = Segments(shared, directory) if directory is not None else None
         self.extents = self.segments.extents if self.segments is not None else Extents()
         self.head = self.extents.head
         self.on_committed: Callable[[int, int], None] = lambda messages, body_bytes: None
-        self._on_dirty = on_dirty
         self._cache: ChunkCache = shared.cache
         self._lease = (0, 0)
         self._lease_seqs = LEASE_SEQS_MIN
         self._chunk_bytes = CHUNK_BYTES_MIN
         self._chunks: list[Chunk] = []
         self._firsts: list[int] = []
-        self._tail: Chunk | None = None
-        self._open: Commit | None = None
         self._closed: deque[Commit] = deque()
         self._writing: Commit | None = None
-        self.uncommitted_bytes = 0
         self._threaded = shared.settings.sync_every == 1
         self._fast_writes = 0
         self._slow_writes: deque[float] = deque(maxlen=SLOW_WRITES_TO_MOVE)
@@ -79,63 +75,18 @@ class TopicLog:
 
     # -- appending ---------------------------------------------------------------------------------------
 
-    def append(self, source: Buffer, pos: int, size: int, timestamp_ns: int) -> Commit:
-        """One message; it is published once the commit is settled without an error."""
-        commit = self._open or self._begin(timestamp_ns)
-        if self._tail is None or not self._tail.append(source, pos, size, timestamp_ns):
-            self._extend(size).append(source, pos, size, timestamp_ns)
-        self._added(commit, size + RECORD_BYTES, timestamp_ns)
-        return commit
-
-    def append_pubs(
-        self, source: Buffer, pos: int, end: int, line: bytes, size_max: int, timestamp_ns: int
-    ) -> tuple[Commit, int, int] | None:
-        """PUB commands with this `line`, as far as they are whole and the tail has room: commit, count, and the end.
-
-        The quick way for a client that publishes one by one; what it leaves takes the other.
-        """
-        tail = self._tail
-        if tail is None:
-            return None
-        first, used = tail.count, tail.used
-        count = tail.append_pubs(source, pos, end, line, size_max, timestamp_ns)
-        if count == 0:
-            return None
-        commit = self._open or self._begin(timestamp_ns, first)
-        size = tail.used - used
-        commit.bytes_added += size
-        commit.time_max_ns = timestamp_ns  # the clock of the last one, whatever it did meanwhile
-        self.uncommitted_bytes += size
-        return commit, count, tail.resume
-
-    def append_sized(self, source: Buffer, pos: int, end: int, count: int, timestamp_ns: int) -> Commit:
-        """`count` messages, each behind its size, as in MPUB; they were measured before."""
-        commit = self._open or self._begin(timestamp_ns)
-        start, left = pos, count
-        while left:
-            if self._tail is not None:
-                left -= self._tail.append_sized(source, pos, left, timestamp_ns)
-                pos = self._tail.resume
-            if left:
-                self._extend(int.from_bytes(source[pos : pos + 4], "big"))
-        self._added(commit, end - start + count * (RECORD_BYTES - 4), timestamp_ns)
-        return commit
-
     def append_apart(self, messages: list[tuple[int, bytes]], flags: int, token: bytes) -> tuple[Commit, list[int]]:
         """Messages with their own times in a commit of their own, all or nothing; their sequence numbers.
 
         What was open is written before; BlockingIOError if that takes a while.
         """
         self.write()
-        if self._writing is not None or self._open is not None:
+        if self._writing is not None or self.open is not None:
             raise BlockingIOError("the log is busy; try again after its commit")
-        commit = self._begin(messages[0][0])
+        commit = self.begin(messages[0][0])
         seqs: list[int] = []
         for timestamp_ns, body in messages:
-            source = bytearray(body)
-            if self._tail is None or not self._tail.append(source, 0, len(source), timestamp_ns):
-                self._extend(len(source)).append(source, 0, len(source), timestamp_ns)
-            self._added(commit, len(source) + RECORD_BYTES, timestamp_ns)
+            self.append(bytearray(body), 0, len(body), timestamp_ns)
             seqs.append(self.next_seq() - 1)
         commit.flags = flags
         commit.token = token
@@ -144,48 +95,28 @@ class TopicLog:
     def append_unit(self, apart: Apart, timestamp_ns: int) -> Commit:
         """A commit of its own, written in a thread; its sequence numbers were leased in this turn."""
         assert self.segments is not None
-        if self._open is not None:
-            self._closed.append(self._open)
-            self._open = None
-        commit = Commit([], timestamp_ns, apart)
+        if self.open is not None:
+            self._closed.append(self.open)
+            self.open = None
+        commit = UnitCommit(timestamp_ns, apart)
         self._closed.append(commit)
-        self._tail, self._lease = None, (0, 0)  # what comes now gets higher numbers
+        self.chunk, self._lease = None, (0, 0)  # what comes now gets higher numbers
         self.write()
         return commit
 
     @property
-    def is_congested(self) -> bool:
-        """Publishers are to be paused."""
-        return self.uncommitted_bytes > UNCOMMITTED_BYTES_MAX
-
-    @property
     def open_commit(self) -> Commit | None:
         """The commit that is being written or waits to be, if any."""
-        commit = self._open or (self._closed[-1] if self._closed else self._writing)
+        commit = self.open or (self._closed[-1] if self._closed else self._writing)
         return commit if commit is not None else None
 
     def next_seq(self) -> int:
         """The number the next message gets if the tail has room for it."""
-        return self._tail.first_seq + self._tail.count if self._tail is not None else self.head
+        return self.chunk.first_seq + self.chunk.count if self.chunk is not None else self.head
 
-    def _begin(self, timestamp_ns: int, first: int | None = None) -> Commit:
-        """Opens a commit for what comes from record `first` of the tail on."""
-        slices = [(self._tail, self._tail.count if first is None else first)] if self._tail is not None else []
-        self._open = commit = Commit(slices, timestamp_ns)
-        self._on_dirty(self)
-        return commit
-
-    def _added(self, commit: Commit, size: int, timestamp_ns: int) -> None:
-        commit.bytes_added += size
-        self.uncommitted_bytes += size
-        if timestamp_ns > commit.time_max_ns:
-            commit.time_max_ns = timestamp_ns
-        elif timestamp_ns < commit.time_min_ns:
-            commit.time_min_ns = timestamp_ns
-
-    def _extend(self, body_bytes: int) -> Chunk:
+    def extend(self, body_bytes: int) -> None:
         """A new tail with room for a message of `body_bytes` and, if the topic is busy, many more."""
-        after = self.head if self._tail is None else self._tail.first_seq + self._tail.count
+        after = self.head if self.chunk is None else self.chunk.first_seq + self.chunk.count
         low, high = self._lease
         if not low <= after < high:
             after, high = self._lease = self.shared.sequences.lease(self._lease_seqs)
@@ -193,29 +124,56 @@ class TopicLog:
         size = max(self._chunk_bytes, body_bytes + RECORD_BYTES)
         self._chunk_bytes = min(self._chunk_bytes * 2, CHUNK_BYTES_MAX)
         chunk = Chunk(self.shared.node_id, after, size, min(chunk_records(size), high - after))
-        self._tail = chunk
+        self.chunk = chunk
         self._chunks.append(chunk)
         self._firsts.append(chunk.first_seq)
-        assert self._open is not None
-        self._open.slices.append((chunk, 0))
+        assert self.open is not None
+        self.open.slices.append((chunk, 0))
         if self.segments is not None:
             self._cache.add(chunk, self)
-        return chunk
 
     # -- committing --------------------------------------------------------------------------------------
 
     def write(self) -> None:
         """Writes what was appended since the last time; called at the end of each turn in which there was something."""
-        if self._writing is not None:
+        commit = self.open
+        if (
+            commit is not None
+            and len(commit.slices) == 1
+            and self.segments is not None
+            and not (self._threaded or self._writing or self._closed or commit.flags)
+            and commit.bytes_added
+        ):
+            self._write_one(commit, self.segments)  # nearly always
+        elif self._writing is None:
+            self._write_next()
+
+    def _write_one(self, commit: Commit, segments: Segments) -> None:
+        """A commit of one batch, here and now."""
+        self.open, self._writing = None, commit
+        chunk, start = commit.slices[0]
+        try:
+            segment = segments.for_append(chunk.first_seq + start, HEADER_BYTES + commit.bytes_added)
+            started = time.monotonic()
+            messages = segment.append(segment.fd, chunk, start, commit)
+        except (OSError, DiskLimitReached) as error:
+            self._failed(commit, error)
             return
+        if time.monotonic() - started > SLOW_WRITE_S:
+            self._was_slow(started)
+        self.extents.add(chunk.first_seq + start, messages)
+        self._committed(commit, messages, 1)
+
+    def _write_next(self) -> None:
+        """Any commit, the next in order."""
         if self._closed:
             commit = self._closed.popleft()
-        elif self._open is not None:
-            commit, self._open = self._open, None
+        elif self.open is not None:
+            commit, self.open = self.open, None
         else:
             return
         self._writing = commit
-        if commit.apart is not None:
+        if isinstance(commit, UnitCommit):
             self._write_apart(commit, commit.apart)
             return
         slices = [(chunk, start) for chunk, start in commit.slices if chunk.count > start]
@@ -308,33 +266,36 @@ class TopicLog:
         self.write()
 
     def _written(self, commit: Commit, batches: list[Batch], segment: Segment | None = None) -> None:
-        messages = 0
         for batch in batches:
-            messages += batch.messages
             if segment is not None:
                 segment.note(batch)
             self.extents.add(batch.first_seq, batch.messages)
+        self._committed(commit, sum(batch.messages for batch in batches), len(batches))
+
+    def _committed(self, commit: Commit, messages: int, batches: int) -> None:
+        """All is written and noted: the messages are visible, and their publishers are told."""
+        size = commit.bytes_added
         self.head = self.extents.head
         self._writing = None
-        self.uncommitted_bytes -= commit.bytes_added
+        self.uncommitted_bytes -= size
         if self.segments is not None:
-            self.segments.written(messages, commit.bytes_added + HEADER_BYTES * len(batches))
+            self.segments.written(messages, size + HEADER_BYTES * batches)
         self.shared.commit_messages.observe(messages)
-        self.on_committed(messages, commit.bytes_added - RECORD_BYTES * messages)
+        self.on_committed(messages, size - RECORD_BYTES * messages)
         commit.settle()
 
     def _failed(self, commit: Commit, error: Exception) -> None:
         """Takes back what was not written, and what was appended behind it meanwhile; their publishers fail."""
         if self.segments is not None:
             self.segments.write_failed(error)
-        later = [*self._closed, self._open] if self._open is not None else list(self._closed)
+        later = [*self._closed, self.open] if self.open is not None else list(self._closed)
         self._closed.clear()
-        self._open = self._writing = None
+        self.open = self._writing = None
         for chunk, start in reversed([piece for failed in (commit, *later) for piece in failed.slices]):
             chunk.truncate(start)
             if chunk.count == 0:
                 self._drop(chunk)
-        self._tail = self._chunks[-1] if self._chunks and self._is_end(self._chunks[-1]) else None
+        self.chunk = self._chunks[-1] if self._chunks and self._is_end(self._chunks[-1]) else None
         self.uncommitted_bytes = 0
         commit.settle(error)
         for failed in later:
@@ -396,7 +357,7 @@ class TopicLog:
 
     def evict(self, chunk: Chunk) -> bool:
         """Called by the cache. What is not written yet must stay."""
-        for commit in (self._open, self._writing, *self._closed):
+        for commit in (self.open, self._writing, *self._closed):
             if commit is not None and any(held is chunk for held, _ in commit.slices):
                 return False
         self._remove(chunk)
@@ -410,8 +371,8 @@ class TopicLog:
         index = bisect_right(self._firsts, chunk.first_seq) - 1
         if index >= 0 and self._chunks[index] is chunk:
             del self._chunks[index], self._firsts[index]
-        if chunk is self._tail:
-            self._tail = None
+        if chunk is self.chunk:
+            self.chunk = None
             self._chunk_bytes = CHUNK_BYTES_MIN
 
     def record(self, seq: int) -> bytearray | None:
@@ -429,7 +390,7 @@ class TopicLog:
 
     def forget_below(self, seq: int) -> None:
         """Nobody needs messages below `seq` from memory; for a log without a file they are gone."""
-        while self._chunks and self._chunks[0] is not self._tail and self._firsts[0] + self._chunks[0].count <= seq:
+        while self._chunks and self._chunks[0] is not self.chunk and self._firsts[0] + self._chunks[0].count <= seq:
             self._drop(self._chunks[0])
         if self.segments is None:
             self.extents.remove_below(seq)
@@ -438,7 +399,7 @@ class TopicLog:
 
     def close(self) -> None:
         """Writes and syncs everything; only after all publishers are gone."""
-        while self._open is not None or self._closed or self._writing is not None:
+        while self.open is not None or self._closed or self._writing is not None:
             self.write()
             self.shared.drain()
         if self.segments is not None:
@@ -448,8 +409,8 @@ class TopicLog:
     def discard(self) -> None:
         """Forgets everything; the files are the caller's to delete. What is still being written fails."""
         self._is_discarded = True
-        if self._open is not None:
-            commit, self._open = self._open, None
+        if self.open is not None:
+            commit, self.open = self.open, None
             commit.settle(LogDiscarded())
         if self.segments is not None and self._writing is None:
             self.segments.abandon()

@@ -6,7 +6,7 @@ Counts are exact. Bytes are exact where the sparse index has an entry and interp
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from nsquark.log.extents import Extents
+from nsquark.kernel.extents import Extents
 from nsquark.log.segment import Segment
 from nsquark.log.segments import Segments
 

@@ -15,11 +15,10 @@ from pathlib import Path
 import msgspec
 from xxhash import xxh3_64_intdigest
 
+from nsquark.kernel.batch import BatchFile
 from nsquark.log.batches import APPEND_ONCE, DEFERRED, MORE_FOLLOWS, Batch, Damage, scan
-from nsquark.log.extents import Extents
 from nsquark.log.files import FILE_MODE, write_atomically
 
-INDEX_EVERY_BYTES = 32 << 10
 CHECKPOINT_BYTES = 16 << 20
 SCAN_BYTES = 4 << 20
 _INDEX_MAGIC = b"NQIX\x01"
@@ -42,27 +41,18 @@ class _Index(msgspec.Struct, array_like=True):
     tokens: list[bytes]
 
 
-class Segment:
-    """Batches in order of sequence number; all below `size` are intact unless reported otherwise.
+class Segment(BatchFile):
+    """Batches in order of sequence number; all below `size` are intact unless reported otherwise."""
 
-    `_seqs`, `_offsets` and `_times` are the sparse index: the batch at `_offsets[i]` starts with `_seqs[i]`, and
-    `_times[i]` is the latest publish time of all records before it.
-    """
+    sealed: bool
+    deferred_append: int
+    tokens: list[bytes]
 
     def __init__(self, directory: Path, base_seq: int) -> None:
         self.base_seq = base_seq
         self.path = directory / f"{base_seq:020d}{SEGMENT_SUFFIX}"
-        self.size = 0
-        self.sealed = False
-        self.extents = Extents()
-        self.time_min_ns = 0
-        self.time_max_ns = 0
-        self.deferred_append = 0
-        self.tokens: list[bytes] = []
+        self.forget()
         self._checkpoint_bytes = 0
-        self._seqs = array("Q")
-        self._offsets = array("Q")
-        self._times = array("q")
         self._fd = -1
 
     @property
@@ -83,8 +73,9 @@ class Segment:
         """Forgets the batches from `seq` on, which start at `size`."""
         self.size = size
         self.extents.remove(seq, self.extents.head)
-        keep = bisect_right(self._offsets, size - 1)
-        del self._seqs[keep:], self._offsets[keep:], self._times[keep:]
+        keep = bisect_right(self.offsets, size - 1)
+        del self.seqs[keep:], self.offsets[keep:], self.times[keep:]
+        self.reindex()
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -101,14 +92,9 @@ class Segment:
 
     def note(self, batch: Batch) -> None:
         """A batch was written at the end."""
-        if not self._offsets or batch.offset - self._offsets[-1] >= INDEX_EVERY_BYTES:
-            self._seqs.append(batch.first_seq)
-            self._offsets.append(batch.offset)
-            self._times.append(self.time_max_ns)
-        self.extents.add(batch.first_seq, batch.messages)
-        self.time_min_ns = min(self.time_min_ns or batch.time_min_ns, batch.time_min_ns)
-        self.time_max_ns = max(self.time_max_ns, batch.time_max_ns)
-        self.size = batch.end
+        self.grown(
+            batch.offset, batch.first_seq, batch.messages, batch.payload_bytes, batch.time_min_ns, batch.time_max_ns
+        )
         if batch.flags & DEFERRED:
             self.deferred_append = max(self.deferred_append, int.from_bytes(batch.token[:8], "little"))
         elif batch.flags & APPEND_ONCE and not batch.flags & MORE_FOLLOWS:
@@ -128,9 +114,9 @@ class Segment:
                 ranges=self.extents.ranges(),
                 time_min_ns=self.time_min_ns,
                 time_max_ns=self.time_max_ns,
-                seqs=self._seqs.tobytes(),
-                offsets=self._offsets.tobytes(),
-                times=self._times.tobytes(),
+                seqs=self.seqs.tobytes(),
+                offsets=self.offsets.tobytes(),
+                times=self.times.tobytes(),
                 deferred_append=self.deferred_append,
                 tokens=self.tokens,
             )
@@ -154,7 +140,7 @@ class Segment:
         self._load_index()
         file_bytes = os.stat(self.path).st_size
         if self.size > file_bytes:  # the file is shorter than it was: trust only what can be read
-            self._forget()
+            self.forget()
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             damages = self._read_on(fd, self.size if self.sealed else file_bytes)
@@ -192,13 +178,11 @@ class Segment:
         with contextlib.suppress(OSError):  # a copy for the curious; on a full disk there is none
             path.write_bytes(os.pread(fd, min(damage.end - damage.offset, SCAN_BYTES), damage.offset))
 
-    def _forget(self) -> None:
-        self.size = 0
+    def forget(self) -> None:
+        super().forget()
         self.sealed = False
-        self.extents = Extents()
-        self._seqs, self._offsets, self._times = array("Q"), array("Q"), array("q")
-        self.time_min_ns = self.time_max_ns = 0
-        self.deferred_append, self.tokens = 0, []
+        self.deferred_append = 0
+        self.tokens = []
 
     def _load_index(self) -> None:
         try:
@@ -220,9 +204,10 @@ class Segment:
         for first, count in index.ranges:
             self.extents.add(first, count)
         self.time_min_ns, self.time_max_ns = index.time_min_ns, index.time_max_ns
-        self._seqs.frombytes(index.seqs)
-        self._offsets.frombytes(index.offsets)
-        self._times.frombytes(index.times)
+        self.seqs.frombytes(index.seqs)
+        self.offsets.frombytes(index.offsets)
+        self.times.frombytes(index.times)
+        self.reindex()
         self.deferred_append = index.deferred_append
         self.tokens = index.tokens
 
@@ -231,22 +216,22 @@ class Segment:
     @property
     def index(self) -> tuple["array[int]", "array[int]"]:
         """The sparse index by sequence number: the first of some batches, and their offsets."""
-        return self._seqs, self._offsets
+        return self.seqs, self.offsets
 
     def offset_beyond(self, seq: int) -> int:
         """Where a batch starts that holds nothing below `seq`, or the file ends."""
-        index = bisect_left(self._seqs, seq)
-        return self._offsets[index] if index < len(self._offsets) else self.size
+        index = bisect_left(self.seqs, seq)
+        return self.offsets[index] if index < len(self.offsets) else self.size
 
     def offset_of(self, seq: int) -> int:
         """Where a batch starts that is not behind the one with `seq`."""
-        index = bisect_right(self._seqs, seq) - 1
-        return self._offsets[index] if index >= 0 else 0
+        index = bisect_right(self.seqs, seq) - 1
+        return self.offsets[index] if index >= 0 else 0
 
     def seq_at_time(self, time_ns: int) -> int:
         """A sequence number below which every message of this segment was published before `time_ns`."""
-        index = bisect_right(self._times, time_ns - 1) - 1
-        return self._seqs[index] if index >= 0 else self.base_seq
+        index = bisect_right(self.times, time_ns - 1) - 1
+        return self.seqs[index] if index >= 0 else self.base_seq
 
 
 def scan_file(fd: int, start: int, end: int) -> Iterator[Batch | Damage]:

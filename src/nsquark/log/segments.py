@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nsquark.kernel.arena import Chunk
+from nsquark.kernel.extents import Extents
 from nsquark.log.batches import HEADER_BYTES, Batch, Damage, scan
-from nsquark.log.extents import Extents
 from nsquark.log.files import DIRECTORY_MODE, sync_directory, write_all, write_atomically
 from nsquark.log.removed import Removed
 from nsquark.log.segment import SEGMENT_SUFFIX, Segment, scan_file
@@ -19,7 +19,7 @@ from nsquark.log.shared import LogShared
 READ_BYTES = 256 << 10
 """How much of a file one cold read brings in, unless a single batch is larger."""
 READ_RETRY_S = 1.0
-SYNC_INTERVAL_MIN_S = 0.02
+SYNC_INTERVAL_MIN_S = 0.05
 """At a high rate a log is synced by time instead of by count: back to back, syncs cost an eighth of the throughput."""
 REMOVED_SUFFIX = ".removed"
 
@@ -110,12 +110,13 @@ class Segments:
 
     def for_append(self, first_seq: int, size: int) -> Segment:
         """The segment the next `size` bytes go to; a new one if they do not fit."""
-        limit = self.shared.settings.disk_bytes_max
-        if limit and self.shared.disk_bytes + size > limit and not self.shared.make_room(size):
+        shared = self.shared
+        limit = shared.settings.disk_bytes_max
+        if limit and shared.disk_bytes + size > limit and not shared.make_room(size):
             raise DiskLimitReached(f"--max-disk-bytes={limit} is reached")
         segment = self._segments[-1] if self._segments else None
         if segment is not None and not segment.sealed:
-            if not segment.size or segment.size + size <= self.shared.settings.max_bytes_per_file:
+            if not segment.size or segment.size + size <= shared.settings.max_bytes_per_file:
                 return segment
             self._seal(segment)
         if segment is not None and segment.size == 0:  # its first write failed: nothing of it is worth keeping
@@ -134,12 +135,14 @@ class Segments:
 
     def written(self, messages: int, size: int) -> None:
         """A write succeeded: the disk is well; sync if enough came together."""
-        self.shared.disk_bytes += size
-        self.shared.disk_error = None
+        shared = self.shared
+        shared.disk_bytes += size
+        shared.disk_error = None
         self._unsynced_messages += messages
-        self._write_ended()
-        every = self.shared.settings.sync_every
-        if every > 1 and self._unsynced_messages >= every and time.monotonic() >= self._sync_not_before_s:
+        if self.is_writing:
+            self._write_ended()
+        every = shared.settings.sync_every
+        if self._unsynced_messages >= every > 1 and time.monotonic() >= self._sync_not_before_s:
             self.sync()
 
     def _write_ended(self) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from nsquark.cli.durations import Duration
 from nsquark.cli.logs import Level
-from nsquark.web.messages import Answer, Pending, Request, Response, StreamResponse, error, plain
+from nsquark.web.messages import Answer, Lane, LaneMaker, Pending, Request, Response, StreamResponse, error, plain
 from nsquark.web.reader import INTERNAL_ERROR, KEEP, Persistence, RequestReader
 from nsquark.web.router import BAD_REQUEST, Target
 from nsquark.web.streaming import stream
@@ -50,6 +50,7 @@ class HttpConnection(asyncio.Protocol):
     * Requests are in one of four places, oldest first: `_slots` (with a handler, answer not sent), `_held`
       (read, waiting because too much is being answered or sent), `_reader` (half read), `_unread` (bytes).
     * Reading is paused while `_held` or `_unread` is not empty or the peer does not take what is sent.
+    * While a lane owes answers no other request is given to its handler, so that answers keep their order.
     * Between turns of the loop `_out` is empty; within one (`_busy`) answers gather there for one write.
     """
 
@@ -60,6 +61,8 @@ class HttpConnection(asyncio.Protocol):
         "_eof",
         "_held",
         "_https",
+        "_lane",
+        "_lane_target",
         "_limits",
         "_lingering",
         "_logger",
@@ -90,6 +93,9 @@ class HttpConnection(asyncio.Protocol):
         self._unread = b""
         self._held: deque[tuple[Request, Persistence]] = deque()
         self._slots: deque[Slot] = deque()
+        # The short way for the next request, and the target of the last one that might have had it.
+        self._lane: Lane | None = None
+        self._lane_target: Target | None = None
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._busy = False
@@ -129,9 +135,16 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(TOO_MANY_CONNECTIONS)
 
     def data_received(self, data: bytes) -> None:
-        if self._reader.stopped:
+        reader = self._reader
+        if reader.stopped:
             return
         self._data_tick = self._server.tick
+        if (
+            self._lane is not None
+            and not (self._slots or self._held or self._unread or self._write_paused or reader.has_begun)
+            and self._lane.take(data)
+        ):
+            return
         if self._unread:
             self._unread += data
         elif len(data) <= FEED_BYTES_MAX and not self._held:
@@ -143,7 +156,7 @@ class HttpConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """A client may close its side and still wait for answers; TLS has no such half."""
         self._eof = True
-        return bool(self._slots or self._held) and not self._ended and not self._https
+        return bool(self._slots or self._held or self._is_lane_busy) and not self._ended and not self._https
 
     def pause_writing(self) -> None:
         self._write_paused = True
@@ -160,6 +173,9 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.forget(self)
         self._end()
+        if self._lane is not None:
+            self._lane.replies.stop()
+            self._lane = None
         if self._writable is not None:
             self._writable.cancel()
         for slot in self._slots:
@@ -190,23 +206,45 @@ class HttpConnection(asyncio.Protocol):
 
     def _take(self, request: Request, persistence: Persistence) -> None:
         self._request_tick = 0
-        if self._held or ((self._slots or self._out or self._write_paused) and self._is_full()):
+        if self._held or (
+            (self._slots or self._out or self._write_paused or self._lane is not None) and self._is_full()
+        ):
             self._held.append((request, persistence))
         else:
             self._dispatch(request, persistence)
 
     def _send_continue(self) -> None:
         # An earlier answer must come first; the client then sends the body after a while without being told.
-        if not self._slots and not self._held:
+        if not self._slots and not self._held and not self._is_lane_busy:
             self._out.append(CONTINUE)
 
     def _is_full(self) -> bool:
         limits = self._limits
         return (
             self._write_paused
+            or self._is_lane_busy
             or self._out_bytes > limits.write_buffer_bytes
             or len(self._slots) >= limits.pipelined_requests
         )
+
+    @property
+    def _is_lane_busy(self) -> bool:
+        return self._lane is not None and self._lane.replies.are_owed
+
+    def _lane_answered(self) -> None:
+        """What came behind may go on."""
+        if self._held or self._unread:
+            self._pump()
+        if self._eof:
+            self._flush()
+
+    def _open_lane(self, request: Request, make: LaneMaker) -> None:
+        """For the second of two requests alike; nothing is owed on an earlier lane."""
+        if request.target is self._lane_target and request.head:
+            self._lane = make(request, self._transport.write)
+            if self._lane is not None:
+                self._lane.replies.after = self._lane_answered
+        self._lane_target = request.target
 
     def _pump(self) -> None:
         """Go on with what was held back, as far as the limits allow."""
@@ -239,6 +277,8 @@ class HttpConnection(asyncio.Protocol):
 
     def _dispatch(self, request: Request, persistence: Persistence) -> None:
         target = request.target
+        if target.lane is not None:
+            self._open_lane(request, target.lane)
         started_ns = time.perf_counter_ns() if target.log else 0
         try:
             result = target.handler(request)
@@ -337,7 +377,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
             self._out = []
             self._out_bytes = 0
-        if self._ended or (self._eof and not self._slots and not self._held):
+        if self._ended or (self._eof and not (self._slots or self._held or self._is_lane_busy)):
             self._hang_up()
 
     def _refuse(self, response: Response) -> None:
@@ -391,7 +431,7 @@ class HttpConnection(asyncio.Protocol):
         elif self._request_tick:
             if self._reading and tick - self._request_tick > limits.request_seconds:
                 self._refuse(TOO_SLOW)
-        elif self._slots:
+        elif self._slots or self._is_lane_busy:
             # A connection is idle from its last answer on, not from its last request.
             self._data_tick = tick
         elif tick - self._data_tick > limits.idle_seconds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
@@ -41,6 +41,8 @@ class Request(msgspec.Struct, gc=False):
     headers: Mapping[bytes, bytes]
     remote: str
     https: bool
+    # All before the body, if nothing but this request was received with it.
+    head: bytes = b""
 
     @property
     def method(self) -> str:
@@ -133,7 +135,32 @@ class Pending(msgspec.Struct, eq=False):
             callback(self._response)
 
 
+class LaneReplies(Protocol):
+    """The answers that a lane owes, in order."""
+
+    # Called whenever some were given.
+    after: Callable[[], None] | None
+
+    @property
+    def are_owed(self) -> bool: ...
+
+    def stop(self) -> None:
+        """The connection is closed."""
+
+
+class Lane(Protocol):
+    """A short way around requests and responses, for what one connection asks again and again."""
+
+    @property
+    def replies(self) -> LaneReplies: ...
+
+    def take(self, data: bytes) -> bool:
+        """Whether `data` is just such a request; then it is answered here."""
+
+
 Answer = Response | StreamResponse
+LaneMaker = Callable[[Request, Callable[[bytes], object]], Lane | None]
+"""Gets a request like those to come, and how to write to its connection."""
 Handler = Callable[[Request], Answer | Pending | Coroutine[Any, Any, Answer]]
 
 

@@ -9,7 +9,7 @@ import httptools
 from nsquark.cli.logs import Logger
 from nsquark.web.limits import Limits
 from nsquark.web.messages import Request, Response, error, plain
-from nsquark.web.router import BAD_REQUEST, HEAD_BYTES_MAX, Head, Router, Target
+from nsquark.web.router import BAD_REQUEST, Router, Target
 
 HEADERS_TOO_BIG: Final = plain(431, "431 Request Header Fields Too Large", close=True)
 INTERNAL_ERROR: Final = error(500, "INTERNAL_ERROR")
@@ -49,24 +49,20 @@ class RequestReader:
     __slots__ = (
         "_body",
         "_body_bytes",
-        "_has_begun",
+        "_fed",
         "_headers",
-        "_heads",
         "_https",
-        "_kept",
         "_limits",
         "_logger",
         "_parser",
-        "_previous_head",
         "_progress",
-        "_remember",
         "_remote",
         "_resolve",
         "_resolved",
         "_send_continue",
         "_take",
-        "_taken",
         "_unproductive_bytes",
+        "has_begun",
         "stopped",
         "target",
         "url",
@@ -84,8 +80,6 @@ class RequestReader:
     ) -> None:
         self._resolve = router.resolve
         self._resolved = router.resolved
-        self._heads = router.heads
-        self._remember = router.remember
         self._limits = limits
         self._logger = logger
         self._remote = remote
@@ -93,11 +87,10 @@ class RequestReader:
         self._take = take
         self._send_continue = send_continue
         self._parser = httptools.HttpRequestParser(self)
-        self._has_begun = False
-        # Of the data being fed: how many requests ended, and the last that keeps the connection open.
-        self._taken = 0
-        self._kept: Request | None = None
-        self._previous_head = b""
+        # Some of a request was read, not all.
+        self.has_begun = False
+        # What is being fed, if no request in it has ended yet and none began before it.
+        self._fed = b""
         # Not empty while the target of a request is known and its end has not come.
         self.url = b""
         self._headers: dict[bytes, bytes] = {}
@@ -111,26 +104,8 @@ class RequestReader:
 
     def feed(self, data: bytes) -> Response | None:
         """Read on. A response means: answer with it in its turn, and read no more."""
-        if self._has_begun:
-            return self._parse(data)
-        # What one read brings is mostly one request, and its head the same as of many before. Without an end of a
-        # head this is 3, and no head is so short.
-        head_bytes = data.find(END_OF_HEAD) + len(END_OF_HEAD)
-        head = data[:head_bytes]
-        known = self._heads.get(head)
-        if known is not None and known.body_bytes == len(data) - head_bytes:
-            target = known.target
-            body = data[head_bytes:]
-            self._take(
-                Request(target, target.query, target.query_ok, body, known.headers, self._remote, self._https), KEEP
-            )
-            return None
-        self._taken = 0
-        response = self._parse(data)
-        if self._taken == 1 and not self._has_begun:
-            self._learn(head, len(data) - head_bytes)
-        self._kept = None
-        return response
+        self._fed = b"" if self.has_begun else data
+        return self._parse(data)
 
     def _parse(self, data: bytes) -> Response | None:
         try:
@@ -159,7 +134,7 @@ class RequestReader:
     # --- called by the parser
 
     def on_message_begin(self) -> None:
-        self._has_begun = True
+        self.has_begun = True
 
     def on_url(self, url: bytes) -> None:
         self.url += url
@@ -200,28 +175,22 @@ class RequestReader:
         if not keep or b"connection" in headers:
             self.stopped = self.stopped or not keep
             persistence = _persistence(keep, parser.get_http_version() != "1.1")
-        self._taken += 1
-        self._has_begun = False
+        fed, self._fed = self._fed, b""
+        head = fed[: len(fed) - len(body)] if target.lane is not None and persistence is KEEP else b""
+        if not head.endswith(END_OF_HEAD) or END_OF_HEAD in head[:-1] or not headers.keys().isdisjoint(UNLIKE):
+            head = b""
+        self.has_begun = False
         self.url = b""
         self._headers = {}
         self.target = self._progress = None
         if pieces:
             self._body = []
             self._body_bytes = 0
-        request = Request(target, target.query, target.query_ok, body, headers, self._remote, self._https)
-        if persistence is KEEP:
-            self._kept = request
-        self._take(request, persistence)
+        self._take(
+            Request(target, target.query, target.query_ok, body, headers, self._remote, self._https, head), persistence
+        )
 
     # --- details
-
-    def _learn(self, head: bytes, body_bytes: int) -> None:
-        """A head that came twice in a row will come again; those that differ each time are not worth remembering."""
-        request = self._kept
-        if head != self._previous_head:
-            self._previous_head = head if len(head) <= HEAD_BYTES_MAX else b""
-        elif request is not None and len(request.body) == body_bytes and request.headers.keys().isdisjoint(UNLIKE):
-            self._remember(head, Head(request.target, request.headers, body_bytes))
 
     def _check_progress(self, fed_bytes: int) -> Response | None:
         """Bound what a request may send without getting on: endless headers, trailers or chunk extensions."""

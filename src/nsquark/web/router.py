@@ -6,18 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
 from nsquark.web.limits import BODY_BYTES_MAX
-from nsquark.web.messages import JSON_TYPE, NSQ_HEADER, Handler, Request, Response, encode_json, error, plain
+from nsquark.web.messages import JSON_TYPE, NSQ_HEADER, Handler, LaneMaker, Request, Response, encode_json, error, plain
 from nsquark.web.query import EscapeError, parse_query, unescape
 
 # The same few request lines come again and again; what they mean is kept for this many of them.
 TARGETS_MAX: Final = 1024
 TARGET_URL_BYTES_MAX: Final = 512
-# And of whole heads, which a client repeats with each request: not many more than there are clients.
-HEADS_MAX: Final = 1024
-HEAD_BYTES_MAX: Final = 1024
 
 # What may be repeated in a redirect as it is.
 _SEGMENT = re.compile(r"[A-Za-z0-9_.-]+")
@@ -31,6 +26,7 @@ class Route:
     log: bool = True
     max_body_bytes: int = BODY_BYTES_MAX
     too_big: str = "BODY_TOO_BIG"
+    lane: LaneMaker | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +43,7 @@ class Target:
     log: bool
     max_body_bytes: int
     too_big: Response
-
-
-class Head(msgspec.Struct, frozen=True):
-    """All that follows from the bytes before a body, for requests that keep their connection open."""
-
-    target: Target
-    headers: Mapping[bytes, bytes]
-    body_bytes: int
+    lane: LaneMaker | None = None
 
 
 class Router:
@@ -65,8 +54,6 @@ class Router:
         self._prefixes: dict[str, dict[str, Route]] = {}
         # Remembered answers of `resolve`, for who cannot afford a call.
         self.resolved: dict[tuple[bytes, bytes], Target] = {}
-        # What heads mean that were read before.
-        self.heads: dict[bytes, Head] = {}
 
     def add(
         self,
@@ -77,9 +64,13 @@ class Router:
         log: bool = True,
         max_body_bytes: int = BODY_BYTES_MAX,
         too_big: str = "BODY_TOO_BIG",
+        lane: LaneMaker | None = None,
     ) -> None:
-        """A body over `max_body_bytes` is answered with 413 and the message `too_big`."""
-        self._add(self._exact, method, path, Route(handler, log, max_body_bytes, too_big))
+        """A body over `max_body_bytes` is answered with 413 and the message `too_big`.
+
+        `lane` is for what clients ask again and again.
+        """
+        self._add(self._exact, method, path, Route(handler, log, max_body_bytes, too_big, lane))
 
     def add_prefix(
         self,
@@ -107,18 +98,11 @@ class Router:
                 self.resolved[method, url] = target
         return target
 
-    def remember(self, head_bytes: bytes, head: Head) -> None:
-        """`head_bytes` is not longer than HEAD_BYTES_MAX."""
-        if len(self.heads) >= HEADS_MAX:
-            self.heads.clear()
-        self.heads[head_bytes] = head
-
     def _add(self, routes: dict[str, dict[str, Route]], method: str, path: str, route: Route) -> None:
         if method == "HEAD":
             raise ValueError("HEAD is not served by NSQ's daemons")
         routes.setdefault(path, {})[method] = route
         self.resolved.clear()
-        self.heads.clear()
 
     def _resolve(self, method: str, url: bytes) -> Target:
         raw_path, _, raw_query = _origin_form(url).partition(b"?")
@@ -135,7 +119,8 @@ class Router:
         query, query_ok = parse_query(raw_query)
         uri = url.decode("latin-1")
         too_big = error(413, route.too_big, close=True)
-        return Target(method, uri, path, tail, query, query_ok, route.handler, route.log, route.max_body_bytes, too_big)
+        limit = route.max_body_bytes
+        return Target(method, uri, path, tail, query, query_ok, route.handler, route.log, limit, too_big, route.lane)
 
     def _find(self, path: str) -> tuple[Mapping[str, Route], str]:
         """The routes of a path by method, and its tail if it is one with a prefix."""

@@ -1,3 +1,4 @@
+# cython: language_level=3, boundscheck=False, initializedcheck=False
 """Which sequence numbers of a topic exist, and how many lie between two of them.
 
 Sequence numbers are handed out in leases, so they have gaps; depth is counted here, never by subtraction.
@@ -5,7 +6,10 @@ Sequence numbers are handed out in leases, so they have gaps; depth is counted h
 
 from bisect import bisect_right
 
+import cython
 
+
+@cython.cclass
 class Extents:
     """Ranges of existing sequence numbers, in order, each with the ordinal of its first message; none is empty.
 
@@ -13,11 +17,17 @@ class Extents:
     number after the last message the log ever had, 0 if it never had one.
     """
 
+    head = cython.declare(cython.longlong, visibility="readonly")
+    _starts: list
+    _ends: list
+    _ordinals: list
+    _total: cython.longlong
+
     def __init__(self) -> None:
         self.head = 0
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        self._ordinals: list[int] = []
+        self._starts = []
+        self._ends = []
+        self._ordinals = []
         self._total = 0
 
     @property
@@ -30,9 +40,10 @@ class Extents:
         """How many messages exist."""
         return self._total - (self._ordinals[0] if self._ordinals else self._total)
 
-    def add(self, first: int, count: int) -> None:
+    @cython.ccall
+    def add(self, first: cython.longlong, count: cython.longlong) -> cython.void:
         """Messages were appended; always at the head or above."""
-        end = first + count
+        end: cython.longlong = first + count
         if self._ends and self._ends[-1] == first:
             self._ends[-1] = end
         else:
@@ -42,9 +53,10 @@ class Extents:
         self._total += count
         self.head = end
 
-    def ordinal(self, seq: int) -> int:
+    @cython.ccall
+    def ordinal(self, seq: cython.longlong) -> cython.longlong:
         """How many messages the log ever had below `seq`."""
-        index = bisect_right(self._starts, seq) - 1
+        index: cython.Py_ssize_t = bisect_right(self._starts, seq) - 1
         if index < 0:
             return self._ordinals[0] if self._ordinals else self._total
         return self._ordinals[index] + min(seq, self._ends[index]) - self._starts[index]
@@ -57,9 +69,9 @@ class Extents:
         seq = self._starts[index] + ordinal - self._ordinals[index]
         return seq if seq < self._ends[index] else self.head
 
-    def between(self, low: int, high: int) -> int:
+    def between(self, low: cython.longlong, high: cython.longlong) -> cython.longlong:
         """How many existing messages are in `low <= seq < high`."""
-        return max(0, self.ordinal(high) - self.ordinal(low))
+        return max(cython.cast(cython.longlong, 0), self.ordinal(high) - self.ordinal(low))
 
     def at_or_after(self, seq: int) -> int:
         """The lowest existing sequence number not below `seq`; if there is none, the head or `seq` itself."""

@@ -1,0 +1,121 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""A batch: what one turn of the event loop appends to a log, behind one header, and how it gets into a file.
+
+    magic u32 | version u8 | flags u8 | header bytes u16 | header check u32 | count u32 | payload bytes u32 |
+    unused u32 | first sequence u64 | earliest and latest publish time i64 | payload check u64 | token 16 bytes
+
+The header has its own check, so that a damaged payload can be stepped over, and a damaged header be told from
+one. Payload: records in wire format (arena.py) of consecutive sequence numbers.
+"""
+
+import errno
+import os
+import struct
+from array import array
+
+import cython
+from xxhash import xxh3_64_intdigest, xxh32_intdigest
+
+from nsquark.kernel.extents import Extents
+
+MAGIC = b"NQB1"
+VERSION = 1
+HEAD = struct.Struct("<4sBBHI")  # magic, version, flags, header bytes, check of what follows in the header
+TAIL = struct.Struct("<IIIQqqQ16s")
+HEADER_BYTES = HEAD.size + TAIL.size
+NO_TOKEN = bytes(16)
+
+_HEADER_BYTES = cython.declare(cython.longlong, HEAD.size + TAIL.size)
+INDEX_EVERY_BYTES = cython.declare(cython.longlong, 32 << 10)
+
+_pack_head = cython.declare(object, HEAD.pack)
+_pack_tail = cython.declare(object, TAIL.pack)
+
+
+@cython.ccall
+def encode_header(
+    payload: object,
+    first_seq: cython.longlong,
+    messages: cython.longlong,
+    time_min_ns: cython.longlong,
+    time_max_ns: cython.longlong,
+    flags: cython.int,
+    token: bytes,
+) -> bytes:
+    check: object = xxh3_64_intdigest(payload)
+    tail: bytes = _pack_tail(messages, len(payload), 0, first_seq, time_min_ns, time_max_ns, check, token)
+    return _pack_head(MAGIC, VERSION, flags, HEADER_BYTES, xxh32_intdigest(tail, flags)) + tail
+
+
+@cython.cclass
+class BatchFile:
+    """A file of batches in order of sequence number, `size` bytes long, and what is known of its content.
+
+    `seqs`, `offsets` and `times` are a sparse index: the batch at `offsets[i]` starts with `seqs[i]`, and `times[i]` is
+    the latest publish time of all records before it. A batch at `index_at` or beyond gets the next entry.
+    """
+
+    size = cython.declare(cython.longlong, visibility="public")
+    extents = cython.declare(object, visibility="public")
+    time_min_ns = cython.declare(cython.longlong, visibility="public")
+    time_max_ns = cython.declare(cython.longlong, visibility="public")
+    seqs = cython.declare(object, visibility="public")
+    offsets = cython.declare(object, visibility="public")
+    times = cython.declare(object, visibility="public")
+    index_at = cython.declare(cython.longlong, visibility="public")
+
+    def forget(self) -> None:
+        """Nothing is known of the file."""
+        self.size = 0
+        self.extents = Extents()
+        self.time_min_ns = 0
+        self.time_max_ns = 0
+        self.seqs = array("Q")
+        self.offsets = array("Q")
+        self.times = array("q")
+        self.index_at = 0
+
+    def append(self, fd: cython.int, chunk: object, start: cython.longlong, commit: object) -> cython.longlong:
+        """Writes a commit's records, those of the chunk from `start` on; how many. Raises with the file as it was."""
+        payload: object = chunk.view[chunk.offset(start) : chunk.used]
+        first_seq: cython.longlong = chunk.first_seq + start
+        messages: cython.longlong = chunk.count - start
+        time_min_ns: cython.longlong = commit.time_min_ns
+        time_max_ns: cython.longlong = commit.time_max_ns
+        size: cython.longlong = commit.bytes_added
+        header: bytes = encode_header(payload, first_seq, messages, time_min_ns, time_max_ns, 0, NO_TOKEN)
+        try:
+            if os.pwritev(fd, [header, payload], self.size) != len(header) + size:
+                raise OSError(errno.ENOSPC, "no space left on device: the write was cut short")
+        except OSError:
+            os.ftruncate(fd, self.size)
+            raise
+        self.grown(self.size, first_seq, messages, size, time_min_ns, time_max_ns)
+        return messages
+
+    def reindex(self) -> None:
+        """The index was loaded or cut."""
+        self.index_at = self.offsets[len(self.offsets) - 1] + INDEX_EVERY_BYTES if self.offsets else 0
+
+    @cython.ccall
+    def grown(
+        self,
+        offset: cython.longlong,
+        first_seq: cython.longlong,
+        messages: cython.longlong,
+        payload_bytes: cython.longlong,
+        time_min_ns: cython.longlong,
+        time_max_ns: cython.longlong,
+    ) -> cython.void:
+        """A batch was written at the end."""
+        if offset >= self.index_at:
+            self.seqs.append(first_seq)
+            self.offsets.append(offset)
+            self.times.append(self.time_max_ns)
+            self.index_at = offset + INDEX_EVERY_BYTES
+        self.extents.add(first_seq, messages)
+        if time_min_ns < self.time_min_ns or self.time_min_ns == 0:
+            self.time_min_ns = time_min_ns
+        if time_max_ns > self.time_max_ns:
+            self.time_max_ns = time_max_ns
+        self.size = offset + _HEADER_BYTES + payload_bytes
