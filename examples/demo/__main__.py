@@ -49,6 +49,19 @@ async def show(platform: Platform, args: argparse.Namespace) -> int:
     consumers = Consumers(platform.lookupd, CONSUMERS)
     lake = Lake(platform)
     board = Board(platform, producers, consumers, lake)
+    # Spark's client does not let the program end while it looks for a server that has gone.
+    with contextlib.closing(lake):
+        return await run(platform, producers, consumers, lake, board, args)
+
+
+async def run(
+    platform: Platform,
+    producers: Producers,
+    consumers: Consumers,
+    lake: Lake,
+    board: Board,
+    args: argparse.Namespace,
+) -> int:
     async with asyncio.TaskGroup() as running:
         publishing = running.create_task(producers.run())
         consuming = running.create_task(consumers.run())
@@ -60,7 +73,6 @@ async def show(platform: Platform, args: argparse.Namespace) -> int:
         await consumers.stop()
         await consuming
         watching.cancel()
-        await asyncio.to_thread(lake.close)
     return 0 if verdict.is_true else 1
 
 

@@ -70,6 +70,8 @@ class Lake:
             self._session = SparkSession.builder.remote(self._platform.spark.url).getOrCreate()
             self._session.conf.set("spark.sql.session.timeZone", "UTC")
         spark = self._session
+        for table in ("arrivals", "events", "per_minute", "customers"):
+            spark.catalog.refreshTable(table)  # the update ran in another session
         arrivals = spark.table("arrivals").selectExpr("body", "reason IS NULL AS is_good").toArrow().to_pylist()
         newest = spark.table("events").selectExpr("max(time) AS time").toArrow().to_pylist()[0]["time"]
         minutes = spark.table("per_minute").toArrow().to_pylist()
