@@ -100,6 +100,16 @@ async def test_pause_and_unpause(nsqd: Nsqd, topic: str) -> None:
         assert rdy_at(nsqd, topic) == 8
 
 
+async def test_paused_from_the_start(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"x")
+    async with consumer_of(nsqd, topic, max_in_flight=0) as consumer:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(consumer), 0.1)
+        consumer.change_max_in_flight(5)
+        async with await asyncio.wait_for(anext(consumer), WAIT_S):
+            pass
+
+
 async def test_is_starved(nsqd: Nsqd, topic: str) -> None:
     publish(nsqd, topic, *(b"%d" % number for number in range(20)))
     async with consumer_of(nsqd, topic, max_in_flight=10) as consumer:

@@ -3,6 +3,7 @@
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -106,9 +107,28 @@ async def test_a_certificate_for_another_name(tmp_path: Path, topic: str) -> Non
     other = make_certificate(tmp_path, common_name="elsewhere")
     (tmp_path / "data").mkdir()
     with Nsqd(tmp_path / "data", *tls_flags(other)) as daemon:
-        async with Producer(address_of(daemon), tls_v1=True, tls_root_ca_file=other[0]) as producer:
-            with pytest.raises(NotConnected, match="TLS failed"):
-                await producer.publish(topic, b"x")
+        for address in (address_of(daemon), f":{daemon.tcp[1]}"):
+            async with Producer(address, tls_v1=True, tls_root_ca_file=other[0]) as producer:
+                with pytest.raises(NotConnected, match="TLS failed"):
+                    await producer.publish(topic, b"x")
+
+
+async def test_tls_over_a_unix_socket(certificate: Certificate, tmp_path: Path, topic: str) -> None:
+    """Who listens on a path is on this host, so its certificate is one for localhost."""
+    with (
+        TemporaryDirectory(prefix="nsq") as directory,
+        Nsqd(tmp_path, f"--tcp-address={directory}/tcp", *tls_flags(certificate)) as daemon,
+    ):
+        async with Producer(f"{directory}/tcp", tls_v1=True, tls_root_ca_file=certificate[0]) as producer:
+            await producer.publish(topic, b"x")
+        assert daemon.topic(topic)["message_count"] == 1
+
+
+async def test_tls_without_naming_a_host(nsqd: Nsqd, certificate: Certificate, topic: str) -> None:
+    async with Producer(
+        f":{nsqd.tcp[1]}", tls_v1=True, tls_root_ca_file=certificate[0], auth_secret=SECRET
+    ) as producer:
+        await producer.publish(topic, b"x")
 
 
 async def test_tls_files_that_cannot_be_read(nsqd: Nsqd, tmp_path: Path, topic: str) -> None:

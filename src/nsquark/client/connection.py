@@ -28,6 +28,8 @@ WRITE_BUFFER_BYTES: Final = 256 << 10
 FRAME_PREFIX_BYTES: Final = 8
 HTTP_AS_SIZE: Final = int.from_bytes(b"HTTP", "big")
 HEARTBEAT: Final = b"_heartbeat_"
+LOCAL_HOST: Final = "127.0.0.1"
+"""Of an address that names no host."""
 
 RawMessage = tuple[int, int, bytes, bytes]
 """Timestamp in ns, attempts, id, body."""
@@ -85,7 +87,7 @@ class Connection(asyncio.BufferedProtocol):
                 else:
                     host, port = self.host_and_port()
                     local = split_address(self._config.local_addr) if self._config.local_addr else None
-                    await self._loop.create_connection(lambda: self, host or "127.0.0.1", port, local_addr=local)
+                    await self._loop.create_connection(lambda: self, host or LOCAL_HOST, port, local_addr=local)
         except TimeoutError:
             raise NotConnected(f"{self.address}: no connection within {seconds:g} s (dial_timeout)") from None
         except OSError as error:
@@ -106,7 +108,8 @@ class Connection(asyncio.BufferedProtocol):
 
     async def start_tls(self, context: ssl.SSLContext) -> None:
         assert self._transport is not None
-        host = "" if self.address.startswith("/") else self.host_and_port()[0]
+        # Never empty: without a name to expect, any trusted certificate would do.
+        host = "localhost" if self.address.startswith("/") else self.host_and_port()[0] or LOCAL_HOST
         try:
             transport = await self._loop.start_tls(self._transport, self, context, server_hostname=host)
         except (OSError, ssl.SSLError) as error:
