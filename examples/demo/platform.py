@@ -17,6 +17,8 @@ NSQDS = 2
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 POLL_S = 0.05
+SHORT_RUN = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+"""Java's second compiler and its parallel collector pay off after minutes; in a demo they take the cores away."""
 
 
 def free_port() -> int:
@@ -34,7 +36,7 @@ class Platform:
         self._up: subprocess.Popen[bytes] | None = None
         ui_port = free_port()
         self.spark_ui = f"http://127.0.0.1:{ui_port}"
-        self.spark = ConnectServer(directory / "lake", master="local[2]", settings={"spark.ui.port": str(ui_port)})
+        self.spark = ConnectServer(directory / "lake", settings={"spark.ui.port": str(ui_port), **SHORT_RUN})
 
     async def __aenter__(self) -> Self:
         command = [sys.executable, "-m", "nsquark.cli.nsquark", "up", f"--nsqd={NSQDS}", "--base-port=0"]

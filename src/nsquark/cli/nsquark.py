@@ -78,7 +78,9 @@ def _choose(arguments: list[str]) -> tuple[str, list[str]]:
 def _run(name: str, arguments: list[str]) -> int:
     command = _load(name)
     parser = argparse.ArgumentParser(
-        prog=f"nsquark {name}", description=COMMANDS[name][1].capitalize() + ".", allow_abbrev=False
+        prog=f"nsquark {name}",
+        description=f"{COMMANDS[name][1][0].upper()}{COMMANDS[name][1][1:]}.",
+        allow_abbrev=False,
     )
     command.add_arguments(parser)
     return command.run(parser.parse_args(arguments))
