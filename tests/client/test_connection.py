@@ -268,6 +268,17 @@ async def test_sizes_are_checked_where_nsqd_tells_its_limit() -> None:
         assert len(server.peers) == 1
 
 
+@pytest.mark.parametrize("auth_secret", ["", "secret"])
+async def test_nothing_goes_in_clear_to_an_nsqd_without_the_tls_that_was_asked_for(
+    start_nsqd: Callable[..., Nsqd], auth_secret: str
+) -> None:
+    nsqd = start_nsqd()
+    async with Producer("{}:{}".format(*nsqd.tcp), tls_v1=True, auth_secret=auth_secret) as producer:
+        with pytest.raises(IdentifyFailed, match="offers none"):
+            await producer.publish("secrets", b"x")
+    assert not nsqd.topic_names()
+
+
 @pytest.mark.ours
 async def test_our_nsqd_tells_its_limits_so_that_nothing_too_big_is_sent(start_nsqd: Callable[..., Nsqd]) -> None:
     nsqd = start_nsqd("--max-msg-size=100", "--max-body-size=1000")

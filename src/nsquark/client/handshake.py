@@ -50,12 +50,13 @@ async def connect(address: str, config: Config, receiver: Receiver) -> tuple[Con
 async def _set_up(connection: Connection, config: Config) -> Features:
     connection.send(MAGIC_V2 + commands.identify(config.identify_body()))
     answer = await _answer(connection, IdentifyFailed, "failed to IDENTIFY - ")
-    if not answer.startswith(b"{"):
-        return Features()
     try:
-        features = msgspec.json.decode(answer, type=Features)
+        features = msgspec.json.decode(answer, type=Features) if answer.startswith(b"{") else Features()
     except msgspec.MsgspecError as error:
         raise IdentifyFailed(f"{connection.address}: failed to IDENTIFY - {error}") from None
+    if config.tls_v1 and not features.tls_v1:
+        # go-nsq goes on in clear; who asked for TLS has a secret or data that must not be seen.
+        raise IdentifyFailed(f"{connection.address}: TLS was asked for (tls_v1) and this nsqd offers none")
     if features.tls_v1:
         await connection.start_tls(config.ssl_context())
         await _expect_ok(connection, "TLS")
