@@ -6,6 +6,7 @@ Exit code 0 only if the report at the end holds.
 import argparse
 import asyncio
 import contextlib
+import signal
 import sys
 import tempfile
 import time
@@ -37,6 +38,10 @@ async def main() -> int:
     parser.add_argument("--keep", action="store_true", help="leave everything running afterwards, until Ctrl-C")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the events, to see the same ones again")
     args = parser.parse_args()
+    task = asyncio.current_task()
+    assert task is not None
+    # As Ctrl-C does: what was started is stopped.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     with tempfile.TemporaryDirectory(prefix="nsquark-demo-") as name:
         print(f"Starting nsqlookupd, two nsqds and Spark; data and logs are in {name}", flush=True)
         async with Platform(Path(name)) as platform:
@@ -127,5 +132,5 @@ async def keep(platform: Platform, args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     try:
         sys.exit(asyncio.run(main()))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         sys.exit(130)
