@@ -29,7 +29,7 @@ def main(master: str, nsqd: str, topic: str, result: str) -> None:
     builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
     builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.executor.memory", "512m")
     spark = builder.config("spark.executor.cores", "1").config("spark.sql.shuffle.partitions", "2").getOrCreate()
-    frame = spark.read.format("nsq").options(nsqd=nsqd, topic=topic, minPartitions=8).schema("body binary").load()
+    frame = spark.read.format("nsq").options(nsqd=nsqd, topic=topic, minPartitions=4).schema("body binary").load()
     [row] = frame.mapInArrow(slowly, "body binary").selectExpr("count(*)", "count(distinct body)").collect()
     Path(result).write_text(f"{row[0]} {row[1]}")
 
