@@ -28,13 +28,24 @@ def pytest_report_header() -> str:
     return f"nsqd under test: {nsqd_program()}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _leave_out_long_forms(config, items)
     if nsqd_is_ours():
         return
     skip = pytest.mark.skip(reason="only this project's nsqd does this, and NSQD names another")
     for item in items:
         if item.get_closest_marker("ours"):
             item.add_marker(skip)
+
+
+def _leave_out_long_forms(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """They run only when asked for: `make soak`."""
+    if "long" in config.option.markexpr:
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from faults.conftest import pytest_collection_modifyitems, pytest_configure  # noqa: F401  (long forms of tests)
 from harness import FaultProxy, Nsqd
 from harness.lookupd import Nsqlookupd
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.ours, pytest.mark.timeout(1800)]
 
-KILLS = 10
+KILLS, KILLS_LONG = 3, 10
 MESSAGES_PER_ROUND = 4000
 """More than a driver reads before it is killed, so that it never comes to the end."""
 SCRIPT = Path(__file__).with_name("restart_script.py")
@@ -48,11 +48,14 @@ def kill_in_the_middle(driver: "subprocess.Popen[bytes]", checkpoint: Path, mome
     return batches(checkpoint, "offsets") > batches(checkpoint, "commits")
 
 
-def test_ten_kills_of_the_driver_lose_and_double_nothing(spark: "SparkSession", nsqd: Nsqd, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [KILLS, pytest.param(KILLS_LONG, marks=pytest.mark.long)])
+def test_kills_of_the_driver_lose_and_double_nothing(
+    spark: "SparkSession", nsqd: Nsqd, tmp_path: Path, kills: int
+) -> None:
     moment = random.Random(7)
     stream = Stream(spark, tmp_path)
     in_the_middle = 0
-    for number in range(KILLS):
+    for number in range(kills):
         publish(nsqd, "t", bodies(number * MESSAGES_PER_ROUND, (number + 1) * MESSAGES_PER_ROUND))
         # A session of its own, so that the kill reaches the JVM and its workers too.
         driver = subprocess.Popen([sys.executable, SCRIPT, address(nsqd), tmp_path], start_new_session=True)
@@ -62,7 +65,7 @@ def test_ten_kills_of_the_driver_lose_and_double_nothing(spark: "SparkSession", 
             if driver.poll() is None:
                 os.killpg(driver.pid, signal.SIGKILL)
                 driver.wait()
-    assert in_the_middle >= KILLS // 2, "most kills came between the start of a batch and its commit"
-    stream.run(stream_reader(spark, nsqd, **{**OPTIONS, "maxMessagesPerTrigger": KILLS * MESSAGES_PER_ROUND}))
-    assert stream.bodies() == bodies(0, KILLS * MESSAGES_PER_ROUND)
+    assert in_the_middle >= kills // 2, "most kills came between the start of a batch and its commit"
+    stream.run(stream_reader(spark, nsqd, **{**OPTIONS, "maxMessagesPerTrigger": kills * MESSAGES_PER_ROUND}))
+    assert stream.bodies() == bodies(0, kills * MESSAGES_PER_ROUND)
     assert nsqd.channel("t", "archive")["depth"] == 0
