@@ -55,6 +55,7 @@ def publish_all(nsqd: Nsqd, topic: str) -> None:
         publish(nsqd, topic, bodies(low, low + 4000))
 
 
+@pytest.mark.long  # the standalone cluster below shows all of it
 def test_local_cluster(nsqd: Nsqd, topic: str, tmp_path: Path) -> None:
     publish_all(nsqd, topic)
     result, log = tmp_path / "result", tmp_path / "driver.log"
