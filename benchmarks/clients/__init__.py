@@ -28,12 +28,13 @@ RUN_SECONDS_MAX = 60
 TASKS = {
     "pub": "PUB, one awaited after another",
     "pipe": "PUB, 1,000 outstanding",
-    "mpub": "MPUB x 200",
+    "mpub": "MPUB x 200, one awaited after another",
+    "mpubpipe": "MPUB x 200, 8 outstanding",
     "sync": "consume, plain handler",
     "async": "consume, async handler",
     "iter": "consume, async for",
 }
-TARGETS = {"pipe": 5.0, "mpub": 2.0, "sync": 8.0, "async": 8.0, "iter": 8.0}
+TARGETS = {"pipe": 5.0, "mpub": 2.0, "mpubpipe": 2.0, "sync": 8.0, "async": 8.0, "iter": 8.0}
 """Beside the best of the others."""
 CONSUMING = ("sync", "async", "iter")
 

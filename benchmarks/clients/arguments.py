@@ -7,6 +7,7 @@ from dataclasses import dataclass
 BODY = b"x" * 200
 BATCH = [BODY] * 200
 OUTSTANDING = 1000
+BATCHES_OUTSTANDING = 8
 MAX_IN_FLIGHT = 2500
 
 
@@ -24,6 +25,14 @@ class Arguments:
 def arguments() -> Arguments:
     task, address, topic, channel, seconds, wanted = sys.argv[1:]
     return Arguments(task, address, topic, channel, float(seconds), int(wanted))
+
+
+def is_batch(task: str) -> bool:
+    return task.startswith("mpub")
+
+
+def outstanding_max(task: str) -> int:
+    return {"pipe": OUTSTANDING, "mpubpipe": BATCHES_OUTSTANDING}.get(task, 1)
 
 
 def report(messages: int, seconds: float) -> None:

@@ -9,10 +9,11 @@ from benchmarks.clients.arguments import (
     BATCH,
     BODY,
     MAX_IN_FLIGHT,
-    OUTSTANDING,
     Arguments,
     arguments,
     cannot,
+    is_batch,
+    outstanding_max,
     report,
 )
 
@@ -25,7 +26,7 @@ async def publish(args: Arguments, tasks: int) -> None:
     async def work() -> None:
         nonlocal count
         while time.perf_counter() - started < args.seconds:
-            if args.task == "mpub":
+            if is_batch(args.task):
                 await writer.mpub(args.topic, *BATCH)
                 count += len(BATCH)
             else:
@@ -59,7 +60,7 @@ async def main() -> None:
     elif args.task == "iter":
         await consume(args)
     else:
-        await publish(args, OUTSTANDING if args.task == "pipe" else 1)
+        await publish(args, outstanding_max(args.task))
 
 
 if __name__ == "__main__":

@@ -15,10 +15,11 @@ from benchmarks.clients.arguments import (  # noqa: E402
     BATCH,
     BODY,
     MAX_IN_FLIGHT,
-    OUTSTANDING,
     Arguments,
     arguments,
     cannot,
+    is_batch,
+    outstanding_max,
     report,
 )
 
@@ -30,20 +31,17 @@ def publish(args: Arguments) -> None:
     outstanding: deque[Any] = deque()
     count, started = 0, time.perf_counter()
     while time.perf_counter() - started < args.seconds:
-        if args.task == "mpub":
-            producer.multipublish(args.topic, BATCH)
+        if len(outstanding) >= outstanding_max(args.task):
+            outstanding.popleft().get()
+        if is_batch(args.task):
+            outstanding.append(producer.multipublish(args.topic, BATCH, raise_error=False))
             count += len(BATCH)
-        elif args.task == "pub":
-            producer.publish(args.topic, BODY)
-            count += 1
         else:
-            if len(outstanding) >= OUTSTANDING:
-                outstanding.popleft().get()
-                count += 1
             outstanding.append(producer.publish(args.topic, BODY, raise_error=False))
+            count += 1
     for result in outstanding:
         result.get()
-    report(count + len(outstanding), time.perf_counter() - started)
+    report(count, time.perf_counter() - started)
     producer.close()
     producer.join()
 

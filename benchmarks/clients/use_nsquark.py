@@ -4,7 +4,16 @@ import asyncio
 import time
 from collections import deque
 
-from benchmarks.clients.arguments import BATCH, BODY, MAX_IN_FLIGHT, OUTSTANDING, Arguments, arguments, report
+from benchmarks.clients.arguments import (
+    BATCH,
+    BODY,
+    MAX_IN_FLIGHT,
+    Arguments,
+    arguments,
+    is_batch,
+    outstanding_max,
+    report,
+)
 from nsquark import Consumer, Message, Producer
 
 
@@ -28,13 +37,17 @@ async def pipeline(args: Arguments) -> None:
         outstanding: deque[asyncio.Future[None]] = deque()
         count, started = 0, time.perf_counter()
         while time.perf_counter() - started < args.seconds:
-            if len(outstanding) >= OUTSTANDING:
+            if len(outstanding) >= outstanding_max(args.task):
                 await outstanding.popleft()
+            if is_batch(args.task):
+                outstanding.append(producer.multi_publish_nowait(args.topic, BATCH))
+                count += len(BATCH)
+            else:
+                outstanding.append(producer.publish_nowait(args.topic, BODY))
                 count += 1
-            outstanding.append(producer.publish_nowait(args.topic, BODY))
         for future in outstanding:
             await future
-        report(count + len(outstanding), time.perf_counter() - started)
+        report(count, time.perf_counter() - started)
 
 
 async def consume(args: Arguments) -> None:
@@ -69,7 +82,7 @@ async def consume(args: Arguments) -> None:
 
 async def main() -> None:
     args = arguments()
-    if args.task == "pipe":
+    if args.task in ("pipe", "mpubpipe"):
         await pipeline(args)
     else:
         await (publish(args) if args.task in ("pub", "mpub") else consume(args))

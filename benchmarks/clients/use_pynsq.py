@@ -10,10 +10,11 @@ from benchmarks.clients.arguments import (
     BATCH,
     BODY,
     MAX_IN_FLIGHT,
-    OUTSTANDING,
     Arguments,
     arguments,
     cannot,
+    is_batch,
+    outstanding_max,
     report,
 )
 
@@ -26,7 +27,7 @@ async def publish(args: Arguments, outstanding: int) -> None:
 
     def answered(conn: Any, data: Any) -> None:
         nonlocal count, left
-        count += len(BATCH) if args.task == "mpub" else 1
+        count += len(BATCH) if is_batch(args.task) else 1
         if time.perf_counter() - started < args.seconds:
             send()
             return
@@ -35,7 +36,7 @@ async def publish(args: Arguments, outstanding: int) -> None:
             ended.set()
 
     def send() -> None:
-        if args.task == "mpub":
+        if is_batch(args.task):
             writer.mpub(args.topic, BATCH, callback=answered)
         else:
             writer.pub(args.topic, BODY, callback=answered)
@@ -79,7 +80,7 @@ async def main() -> None:
     elif args.task in ("sync", "async"):
         await consume(args)
     else:
-        await publish(args, OUTSTANDING if args.task == "pipe" else 1)
+        await publish(args, outstanding_max(args.task))
 
 
 if __name__ == "__main__":
