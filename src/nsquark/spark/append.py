@@ -27,7 +27,7 @@ from urllib.parse import urlencode
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nsquark.spark.nsqds import Endpoint, NsqdError, Refused, Unreachable, _connection
+from nsquark.spark.nsqds import Endpoint, NsqdError, Refused, Unreachable, open_connection
 from nsquark.spark.options import Tls
 from nsquark.spark.sink_options import SinkOptions
 from nsquark.spark.sink_rows import Bodies
@@ -146,7 +146,7 @@ class _Poster(Endpoint):
 
     def _send(self, method: str, path: str, query: dict[str, Any]) -> http.client.HTTPResponse:
         if self._connection is None:
-            self._connection = _connection(self.address, self._tls, self._timeout_s)
+            self._connection = open_connection(self.address, self._tls, self._timeout_s)
         self._connection.request(method, f"{path}?{urlencode(query)}", self._body)
         return self._connection.getresponse()
 

@@ -99,7 +99,7 @@ class Endpoint:
 
     def _send(self, method: str, path: str, query: dict[str, Any]) -> http.client.HTTPResponse:
         if self._connection is None:
-            self._connection = _connection(self.address, self._tls, self._timeout_s)
+            self._connection = open_connection(self.address, self._tls, self._timeout_s)
         self._connection.request(method, f"{path}?{urllib.parse.urlencode(query)}" if query else path)
         return self._connection.getresponse()
 
@@ -142,7 +142,7 @@ class Endpoint:
         return Unreachable(f"{self.address} does not answer ({str(error) or type(error).__name__})", self.address)
 
 
-def _connection(address: str, tls: Tls, timeout_s: float) -> http.client.HTTPConnection:
+def open_connection(address: str, tls: Tls, timeout_s: float) -> http.client.HTTPConnection:
     secure = address.startswith("https://")
     host, _, port = address.removeprefix("https://").rpartition(":")
     host = host.strip("[]")

@@ -125,23 +125,23 @@ class SourceOptions:
         given = {name: lowered[name.lower()] for name in NAMES if name.lower() in lowered}
         _check_pairs(given)
         return cls(
-            nsqd=_addresses(given, "nsqd"),
-            lookupd=_addresses(given, "lookupd"),
+            nsqd=read_addresses(given, "nsqd"),
+            lookupd=read_addresses(given, "lookupd"),
             topics=_topics(given),
             topic_pattern=_pattern(given),
             channel=_channel(given),
             channel_ttl_s=_channel_ttl_s(given),
             starting=_position(given, "starting"),
             ending=_position(given, "ending") or LATEST,
-            messages_max=_count(given, "maxMessagesPerTrigger"),
-            bytes_max=_count(given, "maxBytesPerTrigger"),
-            messages_min=_count(given, "minMessagesPerTrigger"),
-            trigger_delay_s=_seconds(given, "maxTriggerDelay", TRIGGER_DELAY_S_DEFAULT),
+            messages_max=read_count(given, "maxMessagesPerTrigger"),
+            bytes_max=read_count(given, "maxBytesPerTrigger"),
+            messages_min=read_count(given, "minMessagesPerTrigger"),
+            trigger_delay_s=read_seconds(given, "maxTriggerDelay", TRIGGER_DELAY_S_DEFAULT),
             partitions_min=_partitions(given),
-            fail_on_data_loss=_flag(given, "failOnDataLoss", True),
+            fail_on_data_loss=read_flag(given, "failOnDataLoss", True),
             lost_nsqds=frozenset(_listed(given, "lostNsqds")),
-            read_timeout_s=_seconds(given, "readTimeout", READ_TIMEOUT_S_DEFAULT),
-            tls=_tls(given),
+            read_timeout_s=read_seconds(given, "readTimeout", READ_TIMEOUT_S_DEFAULT),
+            tls=read_tls(given),
             given=frozenset(given),
         )
 
@@ -199,7 +199,7 @@ def _check_pairs(given: Mapping[str, str]) -> None:
     ):
         if name in given and needed not in given:
             raise OptionError(f"{name} means nothing without {needed}: write both, or neither")
-    low, high = _count(given, "minMessagesPerTrigger"), _count(given, "maxMessagesPerTrigger")
+    low, high = read_count(given, "minMessagesPerTrigger"), read_count(given, "maxMessagesPerTrigger")
     if low and high and low > high:
         raise OptionError(f"minMessagesPerTrigger={low} is above maxMessagesPerTrigger={high}: write a smaller minimum")
 
@@ -208,7 +208,7 @@ def _listed(given: Mapping[str, str], name: str) -> list[str]:
     return [item.strip() for item in given.get(name, "").split(",") if item.strip()]
 
 
-def _addresses(given: Mapping[str, str], name: str) -> tuple[str, ...]:
+def read_addresses(given: Mapping[str, str], name: str) -> tuple[str, ...]:
     """As `host:port` or `https://host:port`."""
     if name not in given:
         return ()
@@ -258,7 +258,7 @@ def _channel(given: Mapping[str, str]) -> str | None:
 
 
 def _channel_ttl_s(given: Mapping[str, str]) -> float:
-    ttl_s = _seconds(given, "channelTtl", 0.0)
+    ttl_s = read_seconds(given, "channelTtl", 0.0)
     if "channelTtl" in given and ttl_s < CHANNEL_TTL_S_MIN:
         raise OptionError(f"channelTtl={given['channelTtl']} is too short: write {CHANNEL_TTL_S_MIN:.0f}s or more")
     return ttl_s
@@ -321,7 +321,7 @@ def _time_ms(name: str, text: str) -> int:
     return time_ms
 
 
-def _count(given: Mapping[str, str], name: str) -> int | None:
+def read_count(given: Mapping[str, str], name: str) -> int | None:
     if name not in given:
         return None
     text = given[name].strip()
@@ -331,13 +331,13 @@ def _count(given: Mapping[str, str], name: str) -> int | None:
 
 
 def _partitions(given: Mapping[str, str]) -> int:
-    count = _count(given, "minPartitions") or 1
+    count = read_count(given, "minPartitions") or 1
     if count > PARTITIONS_MAX:
         raise OptionError(f"minPartitions={count}: write at most {PARTITIONS_MAX}")
     return count
 
 
-def _flag(given: Mapping[str, str], name: str, default: bool) -> bool:
+def read_flag(given: Mapping[str, str], name: str, default: bool) -> bool:
     if name not in given:
         return default
     text = given[name].strip().lower()
@@ -346,7 +346,7 @@ def _flag(given: Mapping[str, str], name: str, default: bool) -> bool:
     return text == "true"
 
 
-def _seconds(given: Mapping[str, str], name: str, default_s: float) -> float:
+def read_seconds(given: Mapping[str, str], name: str, default_s: float) -> float:
     if name not in given:
         return default_s
     try:
@@ -358,10 +358,10 @@ def _seconds(given: Mapping[str, str], name: str, default_s: float) -> float:
     return duration.seconds
 
 
-def _tls(given: Mapping[str, str]) -> Tls:
+def read_tls(given: Mapping[str, str]) -> Tls:
     return Tls(
         root_ca_file=given.get("tlsRootCaFile"),
         cert_file=given.get("tlsCertFile"),
         key_file=given.get("tlsKeyFile"),
-        skip_verify=_flag(given, "tlsInsecureSkipVerify", False),
+        skip_verify=read_flag(given, "tlsInsecureSkipVerify", False),
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nsquark.spark.options import NAMES as SOURCE_NAMES
-from nsquark.spark.options import OptionError, Tls, _addresses, _count, _flag, _seconds, _tls
+from nsquark.spark.options import OptionError, Tls, read_addresses, read_count, read_flag, read_seconds, read_tls
 from nsquark.wire.names import is_ephemeral, is_valid_name
 
 OPTION_NAMES = frozenset(
@@ -59,19 +59,19 @@ class SinkOptions:
         _refuse_source_options(lowered)
         given = {name: lowered[name.lower()] for name in OPTION_NAMES if name.lower() in lowered}
         _check_pairs(given)
-        nsqd = _addresses(given, "nsqd")
+        nsqd = read_addresses(given, "nsqd")
         speaks_tls = any(name.startswith("tls") for name in given) or any(a.startswith("https://") for a in nsqd)
         return cls(
             nsqd=nsqd,
-            lookupd=_addresses(given, "lookupd"),
+            lookupd=read_addresses(given, "lookupd"),
             topic=_topic(given),
-            idempotent=_flag(given, "idempotent", False),
+            idempotent=read_flag(given, "idempotent", False),
             token=_token(given),
-            message_bytes_max=_count(given, "maxMessageBytes") or MESSAGE_BYTES_MAX_DEFAULT,
-            request_bytes_max=max(_count(given, "maxRequestBytes") or REQUEST_BYTES_MAX_DEFAULT, REQUEST_BYTES_MIN),
-            write_timeout_s=_seconds(given, "writeTimeout", WRITE_TIMEOUT_S_DEFAULT),
+            message_bytes_max=read_count(given, "maxMessageBytes") or MESSAGE_BYTES_MAX_DEFAULT,
+            request_bytes_max=max(read_count(given, "maxRequestBytes") or REQUEST_BYTES_MAX_DEFAULT, REQUEST_BYTES_MIN),
+            write_timeout_s=read_seconds(given, "writeTimeout", WRITE_TIMEOUT_S_DEFAULT),
             auth_secret=given.get("authSecret"),
-            tls=_tls(given) if speaks_tls else None,
+            tls=read_tls(given) if speaks_tls else None,
         )
 
 
@@ -87,7 +87,7 @@ def _check_pairs(given: Mapping[str, str]) -> None:
             "write where to publish: either nsqd, the HTTP addresses of nsqds (127.0.0.1:4151), "
             "or lookupd, the HTTP addresses of nsqlookupds (127.0.0.1:4161)" + ("; not both" if "nsqd" in given else "")
         )
-    is_idempotent = _flag(given, "idempotent", False)
+    is_idempotent = read_flag(given, "idempotent", False)
     if is_idempotent and "lookupd" in given:
         raise OptionError(
             "idempotent=true needs a fixed list of nsqds, since a retried task must meet the same one: write nsqd "
@@ -105,7 +105,7 @@ def _topic(given: Mapping[str, str]) -> str | None:
         return None
     if not is_valid_name(topic):
         raise OptionError(f"topic {topic!r} is no name of a topic: write one name of 1 to 64 letters, digits and . _ -")
-    if is_ephemeral(topic) and _flag(given, "idempotent", False):
+    if is_ephemeral(topic) and read_flag(given, "idempotent", False):
         raise OptionError(f"topic {topic!r} is ephemeral, and has no log to append to: leave out idempotent=true")
     return topic
 
