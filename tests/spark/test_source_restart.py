@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.ours, pytest.mark.timeout(1800)]
 
-KILLS, KILLS_LONG = 3, 10
+KILLS, KILLS_LONG = 2, 10
 MESSAGES_PER_ROUND = 4000
 """More than a driver reads before it is killed, so that it never comes to the end."""
 SCRIPT = Path(__file__).with_name("restart_script.py")
