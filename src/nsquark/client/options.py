@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
@@ -41,13 +42,15 @@ class BackoffStrategy(Protocol):
         """Seconds to wait at this level, which starts at 1."""
 
 
-class Kind(Generic[T]):
+class Kind(ABC, Generic[T]):
     """What an option may be; a ValueError of a reader says why a value is not that."""
 
+    @abstractmethod
     def typed(self, value: Any) -> T:
-        raise NotImplementedError
+        """As the constructor takes it."""
 
     def loose(self, value: Any) -> T:
+        """As a command line gives it."""
         return self.typed(value)
 
     def shown(self, value: Any) -> str:
