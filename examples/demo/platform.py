@@ -4,14 +4,13 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from nsquark.spark.jobs.server import ConnectServer
+from nsquark.spark.jobs.server import ConnectServer, free_port
 
 NSQDS = 2
 START_TIMEOUT_S = 60.0
@@ -19,13 +18,6 @@ STOP_TIMEOUT_S = 30.0
 POLL_S = 0.05
 SHORT_RUN = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 """Java's second compiler and its parallel collector pay off after minutes; in a demo they take the cores away."""
-
-
-def free_port() -> int:
-    """Spark does not tell which port it took for its pages, so one is chosen before."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Platform:

@@ -19,11 +19,11 @@ from nsquark.client import consumer as consumers
 from nsquark.client import message as messages
 from nsquark.client import pool as pools
 from nsquark.client import producer as producers
+from nsquark.client.checks import Body
 from nsquark.client.config import Config, Options
 from nsquark.client.dedupe import DedupeStore
 from nsquark.client.errors import Closed, NsqError
 from nsquark.client.lookup import AddressFilter
-from nsquark.client.producer import Body
 from nsquark.wire.commands import MpubBody
 
 T = TypeVar("T")

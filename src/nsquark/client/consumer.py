@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
+from nsquark.client.checks import check_name
 from nsquark.client.config import Config, Options
 from nsquark.client.dedupe import Dedupe, DedupeStore, settled
-from nsquark.client.errors import Closed, ConfigError, InvalidName, NsqError
+from nsquark.client.errors import Closed, ConfigError, NsqError
 from nsquark.client.flow import Flow
 from nsquark.client.lookup import AddressFilter
 from nsquark.client.members import Members
 from nsquark.client.message import Message
 from nsquark.client.subscription import Subscription
-from nsquark.wire.names import is_valid_name
 
 CLOSE_TIMEOUT_S: Final = 30.0
 LOOP_TURN_S: Final = 0.02
@@ -72,9 +72,8 @@ class Consumer:
         address_filter: AddressFilter | None = None,
         **options: Unpack[Options],
     ) -> None:
-        for kind, name in (("topic", topic), ("channel", channel)):
-            if not is_valid_name(name):
-                raise InvalidName(f"invalid {kind} name {name!r}: 1 to 64 of . a-z A-Z 0-9 _ -")
+        check_name("topic", topic)
+        check_name("channel", channel)
         self.topic = topic
         self.channel = channel
         self.config = Config.merge(config, options)

@@ -15,6 +15,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Final, NamedTuple, Self, Unpack
 
+from nsquark.client.checks import Body, check_name, checked_body
 from nsquark.client.config import Config, Options
 from nsquark.client.envelope import new_key, wrap
 from nsquark.client.errors import (
@@ -22,16 +23,14 @@ from nsquark.client.errors import (
     Closed,
     ConfigError,
     IdentifyFailed,
-    InvalidName,
     NotConnected,
     TooMuchOutstanding,
 )
 from nsquark.client.pool_discovery import PoolDiscovery
 from nsquark.client.pool_member import Member, may_go_elsewhere
-from nsquark.client.producer import Body, Producer
+from nsquark.client.producer import Producer
 from nsquark.web.addresses import split_address
 from nsquark.wire.commands import MpubBody
-from nsquark.wire.names import is_valid_name
 
 RETRY_DEADLINE_S: Final = 30.0
 OUTSTANDING_BYTES_MAX: Final = 64 << 20
@@ -194,12 +193,12 @@ class ProducerPool:
             raise NotConnected(f"{self._missing()}{f' - {errors[0]}' if errors else ''}")
 
     def _pub(self, topic: str, body: Body) -> tuple[Send, int]:
-        _check_topic(topic)
+        check_name("topic", topic)
         wrapped = self._wrapped(body)
         return lambda producer: producer.publish_nowait(topic, wrapped), len(wrapped)
 
     def _mpub(self, topic: str, bodies: Iterable[Body] | MpubBody) -> tuple[Send, int]:
-        _check_topic(topic)
+        check_name("topic", topic)
         if not isinstance(bodies, MpubBody):
             packed = MpubBody.of(map(self._wrapped, bodies))
         elif self.copies == 1:
@@ -211,17 +210,14 @@ class ProducerPool:
         return lambda producer: producer.multi_publish_nowait(topic, packed), len(packed.data)
 
     def _dpub(self, topic: str, delay: float | timedelta, body: Body) -> tuple[Send, int]:
-        _check_topic(topic)
+        check_name("topic", topic)
         wrapped = self._wrapped(body)
         return lambda producer: producer.deferred_publish_nowait(topic, delay, wrapped), len(wrapped)
 
     def _wrapped(self, body: Body) -> bytes:
         """As it goes to nsqd: the same bytes in every copy and every attempt."""
-        if not isinstance(body, bytes | bytearray | memoryview):
-            raise TypeError(f"a message body is bytes, not {type(body).__name__}; encode it first")
-        if not len(body):
-            raise ValueError("a message body must not be empty: nsqd refuses it")
-        return wrap(new_key(), body) if self.copies > 1 else bytes(body)
+        body = checked_body(body)
+        return wrap(new_key(), body) if self.copies > 1 else body
 
     # -- a publish's way -----------------------------------------------------------------------------------
 
@@ -450,8 +446,3 @@ class ProducerPool:
 
 def _listed(addresses: str | Iterable[str]) -> list[str]:
     return [addresses] if isinstance(addresses, str) else list(addresses)
-
-
-def _check_topic(topic: str) -> None:
-    if not is_valid_name(topic):
-        raise InvalidName(f"topic name {topic!r} is not valid: 1 to 64 of . a-z A-Z 0-9 _ -")

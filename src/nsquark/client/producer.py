@@ -11,11 +11,11 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self, Unpack, cast
 
+from nsquark.client.checks import Body, check_name, checked_body
 from nsquark.client.config import Config, Options
 from nsquark.client.connection import Connection, RawMessage
 from nsquark.client.errors import (
     Closed,
-    InvalidName,
     MessageTooBig,
     NotConnected,
     NsqError,
@@ -25,14 +25,12 @@ from nsquark.client.errors import (
 from nsquark.client.handshake import connect
 from nsquark.wire import commands
 from nsquark.wire.commands import MpubBody
-from nsquark.wire.names import is_valid_name
 
 OUTSTANDING_BYTES_MAX: Final = 16 << 20
 OUTSTANDING_MAX: Final = 100_000
 KNOWN_TOPICS_MAX: Final = 1024
 CLOSE_TIMEOUT_S: Final = 10.0
 
-Body = bytes | bytearray | memoryview
 log = logging.getLogger("nsquark.client")
 
 
@@ -155,20 +153,14 @@ class Producer:
         return commands.dpub(name, round(seconds * 1000), self._checked(body))
 
     def _topic(self, topic: str) -> bytes:
-        if not is_valid_name(topic):
-            raise InvalidName(f"topic name {topic!r} is not valid: 1 to 64 of . a-z A-Z 0-9 _ -")
+        check_name("topic", topic)
         if len(self._topics) >= KNOWN_TOPICS_MAX:
             self._topics.clear()
         self._topics[topic] = name = topic.encode()
         return name
 
     def _checked(self, body: Body) -> bytes:
-        if not isinstance(body, bytes):
-            if not isinstance(body, bytearray | memoryview):
-                raise TypeError(f"a message body is bytes, not {type(body).__name__}; encode it first")
-            body = bytes(body)
-        if not body:
-            raise ValueError("a message body must not be empty: nsqd refuses it")
+        body = checked_body(body)
         if len(body) > self._message_bytes_max > 0:
             raise MessageTooBig(f"a body of {len(body)} bytes; {self.address} takes {self._message_bytes_max}")
         return body

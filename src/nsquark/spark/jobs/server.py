@@ -28,7 +28,7 @@ class ConnectServer:
     ) -> None:
         self.home = PipelineHome(directory)
         self.log = self.home.directory / "server.log"
-        self.port = port or _free_port()
+        self.port = port or free_port()
         self._master = master
         self._settings = dict(settings or {})
         self._process: subprocess.Popen[bytes] | None = None
@@ -101,7 +101,7 @@ class ConnectServer:
         raise UserError(f"Spark's server did not open its port within {START_TIMEOUT_S:.0f} s: see {self.log}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Spark does not tell which port it took for 0, so one is chosen before; another process rarely takes it first."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
