@@ -36,11 +36,15 @@ class Broker:
     def __enter__(self) -> "Broker":
         self._directory = Path(tempfile.mkdtemp(prefix="nsqd-bench-"))
         self._log = self._directory / "stderr"
-        data_path = self._directory / "data"
-        data_path.mkdir()
+        self._data_path = self._directory / "data"
+        self._data_path.mkdir()
+        self._start()
+        return self
+
+    def _start(self) -> None:
         command = [
             str(self.program),
-            f"--data-path={data_path}",
+            f"--data-path={self._data_path}",
             "--tcp-address=127.0.0.1:0",
             "--http-address=127.0.0.1:0",
             *self.flags,
@@ -52,7 +56,18 @@ class Broker:
         except BaseException:
             self._stop()
             raise
-        return self
+
+    def crash_and_start(self) -> float:
+        """kill -9, and a start on the same data; the seconds until it answers."""
+        self._process.kill()
+        self._process.wait()
+        started = time.monotonic()
+        self._start()
+        self._request("GET", "/ping")
+        return time.monotonic() - started
+
+    def disk_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self._data_path.rglob("*") if path.is_file())
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         died = self._process.poll()
@@ -99,8 +114,8 @@ class Broker:
             raise LoadError("the broker ended by itself")
         return int(now[1]) * 1024, int(peak[1]) * 1024
 
-    def post(self, path: str) -> None:
-        self._request("POST", path)
+    def post(self, path: str, body: bytes | None = None) -> None:
+        self._request("POST", path, body)
 
     def counts(self, topic: str) -> dict[str, int]:
         """What /stats says of the topic and its channels."""
@@ -137,19 +152,19 @@ class Broker:
                 raise LoadError(f"wrong counts in /stats: {'; '.join(wrong[:WRONG_COUNTS_SHOWN])}")
             time.sleep(SETTLE_STEP_SECONDS)
 
-    def _request(self, method: str, path: str) -> bytes:
+    def _request(self, method: str, path: str, body: bytes | None = None) -> bytes:
         connection = http.client.HTTPConnection(*self.http, timeout=STOP_SECONDS_MAX)
         try:
-            connection.request(method, path)
+            connection.request(method, path, body)
             response = connection.getresponse()
-            body = response.read()
+            answer = response.read()
         except (OSError, http.client.HTTPException) as error:
             raise LoadError(f"{method} {path} failed: {error}") from error
         finally:
             connection.close()
         if response.status != 200:
-            raise LoadError(f"{method} {path} was answered with {response.status} {body[:200]!r}")
-        return body
+            raise LoadError(f"{method} {path} was answered with {response.status} {answer[:200]!r}")
+        return answer
 
 
 def _channel_counts(name: str, depth: int, in_flight: int, delivered_again: int) -> dict[str, int]:

@@ -5,29 +5,20 @@ The figures of docs/scale.md. Each row is a fresh nsqd with nothing else in it.
 
 import argparse
 import json
-import os
-import re
-import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import time
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from benchmarks.broker import Broker
 from benchmarks.report import Table, machine
 from benchmarks.wire import LoadError
 
-START_SECONDS_MAX = 60
 IDLE_SECONDS = 3.0
 BODY_BYTES = 200
 BATCH = 1000
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 STEPS: dict[str, list[int]] = {
     "messages of backlog": [100_000, 1_000_000, 5_000_000],
@@ -47,96 +38,41 @@ class Row:
     disk_bytes: int
 
 
-class Daemon:
-    """An nsqd that can be started again on its data."""
-
-    def __init__(self, program: Path, directory: Path) -> None:
-        self._program = program
-        self._directory = directory
-        self.start_seconds = 0.0
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def start(self) -> None:
-        started = time.monotonic()
-        log = self._directory / "log"
-        command = [self._program, f"--data-path={self._directory}", "--tcp-address=127.0.0.1:0"]
-        with log.open("wb") as sink:
-            self._process = subprocess.Popen([*command, "--http-address=127.0.0.1:0"], stdout=sink, stderr=sink)
-        while time.monotonic() - started < START_SECONDS_MAX:
-            text = log.read_text(errors="replace")
-            tcp, http = (re.search(rf"{name}: listening on \S+:(\d+)", text) for name in ("TCP", "HTTP"))
-            if tcp and http:
-                self.tcp_port, self.http_port = int(tcp[1]), int(http[1])
-                self.ask("/ping")
-                self.start_seconds = time.monotonic() - started
-                return
-            time.sleep(0.005)
-        raise LoadError(f"{self._program} does not listen")
-
-    def crash_and_start(self) -> float:
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
-        self.start()
-        return self.start_seconds
-
-    def ask(self, path: str, body: bytes | None = None) -> bytes:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", body, timeout=30) as answer:
-            return bytes(answer.read())
-
-    def memory_bytes(self) -> int:
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
-        return int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0]) * 1024
-
-    def idle_cpu(self) -> float:
-        """The share of a core that it takes while nothing happens."""
-        before = self._cpu_seconds()
-        time.sleep(IDLE_SECONDS)
-        return (self._cpu_seconds() - before) / IDLE_SECONDS
-
-    def _cpu_seconds(self) -> float:
-        stat = Path(f"/proc/{self._process.pid}/stat").read_text()
-        fields = stat[stat.rindex(")") + 2 :].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
-
-    def disk_bytes(self) -> int:
-        return sum(path.stat().st_size for path in self._directory.rglob("*") if path.is_file())
+def idle_cpu(broker: Broker) -> float:
+    """The share of a core that it takes while nothing happens."""
+    before = broker.cpu_seconds()
+    time.sleep(IDLE_SECONDS)
+    return (broker.cpu_seconds() - before) / IDLE_SECONDS
 
 
-def backlog(daemon: Daemon, count: int) -> list[socket.socket]:
+def backlog(broker: Broker, count: int) -> list[socket.socket]:
     body = b"\n".join([b"x" * BODY_BYTES] * BATCH)
-    daemon.ask("/topic/create?topic=t", b"")
-    daemon.ask("/channel/create?topic=t&channel=c", b"")
+    broker.post("/topic/create?topic=t")
+    broker.post("/channel/create?topic=t&channel=c")
     for _ in range(count // BATCH):
-        daemon.ask("/mpub?topic=t", body)
+        broker.post("/mpub?topic=t", body)
     return []
 
 
-def topics(daemon: Daemon, count: int) -> list[socket.socket]:
+def topics(broker: Broker, count: int) -> list[socket.socket]:
     for number in range(count):
-        daemon.ask(f"/pub?topic=t{number}", b"x" * BODY_BYTES)
-        daemon.ask(f"/channel/create?topic=t{number}&channel=c", b"")
+        broker.post(f"/pub?topic=t{number}", b"x" * BODY_BYTES)
+        broker.post(f"/channel/create?topic=t{number}&channel=c")
     return []
 
 
-def channels(daemon: Daemon, count: int) -> list[socket.socket]:
-    daemon.ask("/topic/create?topic=t", b"")
+def channels(broker: Broker, count: int) -> list[socket.socket]:
+    broker.post("/topic/create?topic=t")
     for number in range(count):
-        daemon.ask(f"/channel/create?topic=t&channel=c{number}", b"")
-    daemon.ask("/pub?topic=t", b"x" * BODY_BYTES)
+        broker.post(f"/channel/create?topic=t&channel=c{number}")
+    broker.post("/pub?topic=t", b"x" * BODY_BYTES)
     return []
 
 
-def subscribers(daemon: Daemon, count: int) -> list[socket.socket]:
+def subscribers(broker: Broker, count: int) -> list[socket.socket]:
     connections = []
     for _ in range(count):
-        connection = socket.create_connection(("127.0.0.1", daemon.tcp_port))
+        connection = socket.create_connection(broker.tcp)
         connection.sendall(b"  V2SUB t c\nRDY 10\n")
         if connection.recv(10) != b"\0\0\0\6\0\0\0\0OK":
             raise LoadError("SUB was refused")
@@ -144,19 +80,19 @@ def subscribers(daemon: Daemon, count: int) -> list[socket.socket]:
     return connections
 
 
-GROW: dict[str, Callable[[Daemon, int], list[socket.socket]]] = dict(
+GROW: dict[str, Callable[[Broker, int], list[socket.socket]]] = dict(
     zip(STEPS, (backlog, topics, channels, subscribers), strict=True)
 )
 
 
 def measure(program: Path, kind: str, count: int) -> Row:
-    with tempfile.TemporaryDirectory(prefix="nsqd-scale-") as name, Daemon(program, Path(name)) as daemon:
-        connections = GROW[kind](daemon, count) if count else []
-        memory, idle = daemon.memory_bytes(), daemon.idle_cpu()
-        disk = daemon.disk_bytes()
+    with Broker(program) as broker:
+        connections = GROW[kind](broker, count) if count else []
+        memory, _ = broker.memory_bytes()
+        idle, disk = idle_cpu(broker), broker.disk_bytes()
         for connection in connections:
             connection.close()
-        return Row(kind, count, memory, daemon.crash_and_start(), idle, disk)
+        return Row(kind, count, memory, broker.crash_and_start(), idle, disk)
 
 
 def table(rows: list[Row]) -> Table:
