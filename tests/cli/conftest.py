@@ -23,9 +23,10 @@ _serial = itertools.count(1)
 NSQUARK = [sys.executable, "-m", "nsquark.cli.nsquark"]
 
 
-def nsquark(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+def nsquark(*arguments: str, before: tuple[str, ...] = (), **environment: str) -> "subprocess.CompletedProcess[str]":
+    """`before` is a command that runs it."""
     return subprocess.run(
-        [*NSQUARK, *arguments],
+        [*before, *NSQUARK, *arguments],
         capture_output=True,
         text=True,
         timeout=RUN_TIMEOUT_S,
