@@ -96,8 +96,8 @@ def test_names_values_and_their_order(make_nsqd: Callable[..., Nsqd], statsd: St
         consumer.subscribe("b", "ch", rdy=2)
         for _ in range(2):
             message = consumer.read_message()
+        consumer.RDY(1)  # before REQ, or that makes room for the third message
         consumer.REQ(message.id, 60_000)
-        consumer.RDY(1)
         consumer.publish("c", b"x")
         prefix = prefix_of(daemon)
         lines = statsd.push()

@@ -33,8 +33,8 @@ def open_sockets() -> set[str]:
     return {target for target in targets if target.startswith("socket:")}
 
 
-def our_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if "nsquark" in thread.name]
+def our_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if "nsquark" in thread.name}
 
 
 def our_timers() -> list[asyncio.TimerHandle]:
@@ -224,11 +224,11 @@ async def without_leaks(scenario: Coroutine[Any, Any, None]) -> None:
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_nothing_is_left(nsqd: Nsqd, topic: str, scenario: Scenario, loop: Callable[[], Any]) -> None:
-    before = open_sockets()
+    before, threads_before = open_sockets(), our_threads()
     with FaultProxy(nsqd.tcp) as proxy, asyncio.Runner(loop_factory=loop) as runner:
         runner.run(without_leaks(scenario(nsqd, proxy, topic)))
     eventually(lambda: not open_sockets() - before)
-    eventually(lambda: not our_threads())
+    eventually(lambda: not our_threads() - threads_before)
 
 
 async def test_a_poll_loop_ends_when_it_is_wanted_and_closed_at_once() -> None:
