@@ -127,7 +127,8 @@ class Segment(BatchFile):
         """Makes what is written durable, then the index for it. Runs in threads: it reads nothing that changes."""
         os.fdatasync(self.fd)
         if index_content is not None:
-            write_atomically(self.index_path, index_content)
+            # While the segment is open a lost index only costs a scan, and syncing it stalls the writes of the data.
+            write_atomically(self.index_path, index_content, sync=self.sealed)
 
     # -- opening -----------------------------------------------------------------------------------------
 

@@ -19,8 +19,8 @@ from nsquark.log.shared import LogShared
 READ_BYTES = 256 << 10
 """How much of a file one cold read brings in, unless a single batch is larger."""
 READ_RETRY_S = 1.0
-SYNC_INTERVAL_MIN_S = 0.05
-"""At a high rate a log is synced by time instead of by count: back to back, syncs cost an eighth of the throughput."""
+SYNC_INTERVAL_MIN_S = 0.2
+"""At a high rate a log is synced by time instead of by count: back to back, syncs cost a third of the throughput."""
 REMOVED_SUFFIX = ".removed"
 
 
