@@ -1,26 +1,27 @@
 """Compiles the kernel when a C compiler is there; without one the same source runs interpreted."""
 
 import sys
+from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-KERNEL_MODULES = ("arena", "batch", "columns", "extents", "frames", "ledger", "mpub", "publish")
+KERNEL_MODULES = ("arena", "extents", "batch", "columns", "frames", "ledger", "mpub", "tail", "publish", "turn")
 
 
 class BuildIfPossible(build_ext):
-    """What cannot be compiled is left out: `optional` alone covers a compiler that fails, not one that is missing."""
+    """All or nothing: compiled modules know each other's C types, so a compiled and an interpreted one do not mix."""
 
     def build_extensions(self) -> None:
-        built: list[Extension] = []
-        for extension in self.extensions:
-            try:
+        try:
+            for extension in self.extensions:
                 self.build_extension(extension)
-                built.append(extension)
-            except Exception as error:
-                print(f"{extension.name} is not compiled, it will run interpreted: {error}", file=sys.stderr)
-        self.extensions = built
+        except Exception as error:
+            print(f"the kernel is not compiled, it will run interpreted: {error}", file=sys.stderr)
+            for extension in self.extensions:
+                Path(self.get_ext_fullpath(extension.name)).unlink(missing_ok=True)
+            self.extensions = []
 
 
 setup(

@@ -21,7 +21,7 @@ from nsquark.broker.options import parse_options
 from nsquark.broker.session import Session
 from nsquark.broker.store import DataPath
 from nsquark.cli.logs import Logger
-from nsquark.log import log
+from nsquark.log.log import TopicLog
 from nsquark.web.connection import HttpConnection
 
 ROUNDS = 40
@@ -105,7 +105,7 @@ async def main(directory: str) -> None:
 
 
 def run() -> None:
-    log.SLOW_WRITE_S = float("inf")  # on a busy machine writing would move to a thread, out of the turn
+    TopicLog.was_slow = lambda log, started_s: None  # on a busy machine writing would move to a thread, out of the turn
     loop_factory: Any = asyncio.new_event_loop
     with contextlib.suppress(ImportError):
         from uvloop import new_event_loop as loop_factory

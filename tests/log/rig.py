@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from nsquark.kernel.publish import Commit
+from nsquark.kernel.tail import Commit
 from nsquark.log.batches import NO_TOKEN
 from nsquark.log.cache import ChunkCache
 from nsquark.log.log import TopicLog

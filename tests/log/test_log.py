@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 from rig import Rig
 
 from hypothesis_profiles import examples
-from nsquark.kernel.publish import Commit
+from nsquark.kernel.tail import Commit
 from nsquark.log.batches import DEFERRED
 from nsquark.log.cache import CHUNK_BYTES_MIN
 

@@ -1,15 +1,13 @@
 """The way from a client's bytes to a commit, and from the commit to the replies; on both forms of the kernel."""
 
 import struct
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
 import kernel_forms
 import pytest
 from hypothesis import HealthCheck, given, settings
-
-from nsquark.kernel.arena import Chunk
 
 OK = b"ok "
 MESSAGE_BYTES_MAX = 50
@@ -27,17 +25,18 @@ commands = st.lists(
 
 
 @pytest.fixture(params=kernel_forms.FORMS)
-def publish(request: pytest.FixtureRequest) -> ModuleType:
-    return kernel_forms.load("publish", request.param)
+def publish(request: pytest.FixtureRequest) -> SimpleNamespace:
+    modules = [kernel_forms.load(name, request.param) for name in ("arena", "tail", "publish")]
+    return SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
 
 
 class Client:
     """A client of one topic whose log keeps all in chunks of this size."""
 
-    def __init__(self, publish: ModuleType, chunk_bytes: int = 200) -> None:
+    def __init__(self, publish: SimpleNamespace, chunk_bytes: int = 200) -> None:
         class Log(publish.Tail):  # type: ignore[misc,name-defined]
             def extend(self, body_bytes: int) -> None:
-                self.chunk = Chunk(1, 1, max(chunk_bytes, body_bytes + 34), 10)
+                self.chunk = publish.Chunk(1, 1, max(chunk_bytes, body_bytes + 34), 10)
                 chunks.append(self.chunk)
                 self.open.slices.append((self.chunk, 0))
 
@@ -45,7 +44,7 @@ class Client:
             def refusal(self, word: str, error: Exception) -> bytes:
                 return f"{word} {error} ".encode()
 
-        chunks: list[Chunk] = []
+        chunks: list[Any] = []
         self.chunks = chunks
         self.commits: list[Any] = []
         self.written: list[bytes] = []
@@ -94,7 +93,7 @@ def sized(body: bytes) -> bytes:
 @both_forms
 @given(commands, st.data())
 def test_whole_commands_are_taken_and_nothing_else(
-    publish: ModuleType, given_commands: list[tuple[str, list[bytes]]], data: st.DataObject
+    publish: SimpleNamespace, given_commands: list[tuple[str, list[bytes]]], data: st.DataObject
 ) -> None:
     client = Client(publish).begin()
     stream, ends = b"", [0]
@@ -133,7 +132,7 @@ def test_whole_commands_are_taken_and_nothing_else(
         b"FIN 0123456789abcdef\n",
     ],
 )
-def test_what_is_not_well_formed_is_left(publish: ModuleType, command: bytes) -> None:
+def test_what_is_not_well_formed_is_left(publish: SimpleNamespace, command: bytes) -> None:
     client = Client(publish).begin()
     before = encoded("MPUB", [b"a", b"b"])
     data = bytearray(before + command)
@@ -141,14 +140,14 @@ def test_what_is_not_well_formed_is_left(publish: ModuleType, command: bytes) ->
     assert client.messages() == [b"first", b"a", b"b"]
 
 
-def test_nothing_is_taken_into_a_log_that_is_closed(publish: ModuleType) -> None:
+def test_nothing_is_taken_into_a_log_that_is_closed(publish: SimpleNamespace) -> None:
     client = Client(publish).begin()
     client.log.is_closed = True
     data = bytearray(encoded("MPUB", [b"a"]))
     assert client.intake.take(data, 0, len(data)) == 0
 
 
-def test_replies_wait_for_earlier_ones(publish: ModuleType) -> None:
+def test_replies_wait_for_earlier_ones(publish: SimpleNamespace) -> None:
     client = Client(publish)
     first, second = publish.Commit(), publish.Commit()
     client.replies.promise(first, "PUB", 2)
@@ -160,7 +159,7 @@ def test_replies_wait_for_earlier_ones(publish: ModuleType) -> None:
     assert (b"".join(client.written), client.replies.are_owed) == (OK * 3 + b"frame ", False)
 
 
-def test_a_failed_publish_is_the_last_reply(publish: ModuleType) -> None:
+def test_a_failed_publish_is_the_last_reply(publish: SimpleNamespace) -> None:
     client = Client(publish)
     good, bad = publish.Commit(), publish.Commit()
     client.replies.promise(good, "PUB", 1)
@@ -172,7 +171,7 @@ def test_a_failed_publish_is_the_last_reply(publish: ModuleType) -> None:
     assert (client.closed, client.replies.are_owed) == (1, False)
 
 
-def test_a_closed_connection_gets_no_reply(publish: ModuleType) -> None:
+def test_a_closed_connection_gets_no_reply(publish: SimpleNamespace) -> None:
     client = Client(publish)
     commit = publish.Commit()
     client.replies.promise(commit, "PUB", 1)
@@ -181,7 +180,7 @@ def test_a_closed_connection_gets_no_reply(publish: ModuleType) -> None:
     assert (client.written, client.closed) == ([], 0)
 
 
-def test_a_client_is_told_when_too_much_is_uncommitted(publish: ModuleType) -> None:
+def test_a_client_is_told_when_too_much_is_uncommitted(publish: SimpleNamespace) -> None:
     client = Client(publish).begin()
     client.log.uncommitted_bytes = 9 << 20
     data = bytearray(encoded("MPUB", [b"a"]))

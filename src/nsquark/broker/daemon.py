@@ -22,9 +22,9 @@ from nsquark.broker.takeover import take_over
 from nsquark.broker.tls import TlsRequiredRouter, asks_for_certificates, server_context
 from nsquark.broker.topic import DIRECTORY_PREFIX, Topic
 from nsquark.broker.topology import is_shown
-from nsquark.broker.turn import Turn
 from nsquark.cli.hosts import HOSTNAME
 from nsquark.cli.logs import Logger
+from nsquark.kernel.turn import Turn
 from nsquark.log.cache import ChunkCache
 from nsquark.log.files import write_atomically
 from nsquark.log.sequences import SequenceFileDamaged, Sequences
@@ -55,7 +55,7 @@ class Nsqd:
         self.data = data
         self.topics_path: Path = data.topics
         self.loop = asyncio.get_running_loop()
-        self.turn = Turn(self.loop, logger.error)
+        self.turn = Turn(self.loop.call_soon, logger.error)
         self.loop_delay = LoopDelay(self.loop)
         self.node = data.prepare()
         self.start_time = int(wall_ms() // 1000)

@@ -22,7 +22,8 @@ from nsquark.broker.stats import PACE_ROWS, Stats, collect_stats
 from nsquark.broker.topic import Topic, TopicExiting
 from nsquark.cli.hosts import HOSTNAME
 from nsquark.kernel.arena import MPUB_BAD_SIZE, MPUB_INCOMPLETE, MPUB_TOO_BIG, measure_mpub
-from nsquark.kernel.publish import Commit, HttpIntake, ReplyQueue
+from nsquark.kernel.publish import HttpIntake, ReplyQueue
+from nsquark.kernel.tail import Commit
 from nsquark.web.messages import TEXT_TYPE, Handler, Pending, Request, Response, empty, error, json, plain, text
 from nsquark.web.router import Router
 from nsquark.wire.names import is_valid_name

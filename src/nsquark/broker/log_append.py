@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from nsquark.broker.log_arguments import Arguments, Refusal, require_stored
 from nsquark.broker.topic import Topic
 from nsquark.kernel.arena import MPUB_TOO_BIG, measure_mpub
-from nsquark.kernel.publish import Commit
+from nsquark.kernel.tail import Commit
 from nsquark.log.staging import (
     COUNT_BYTES,
     PARTS_MAX,

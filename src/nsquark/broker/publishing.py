@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, cast
 from nsquark.broker.session_state import INCOMPLETE, UINT64_MAX, SessionState, decimal_of, text_of
 from nsquark.broker.topic import Topic, TopicExiting
 from nsquark.kernel.arena import MPUB_BAD_SIZE, MPUB_TOO_BIG, measure_mpub
-from nsquark.kernel.publish import Commit, Intake
+from nsquark.kernel.publish import Intake
+from nsquark.kernel.tail import Commit
 from nsquark.wire.errors import FatalClientError
 from nsquark.wire.names import is_valid_name
 from nsquark.wire.quote import quote

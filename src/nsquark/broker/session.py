@@ -20,7 +20,7 @@ from nsquark.broker.replies import Replies
 from nsquark.broker.session_state import INCOMPLETE, STATE_INIT, text_of
 from nsquark.broker.tls import TlsState
 from nsquark.kernel.ledger import Consumer
-from nsquark.kernel.publish import Intake
+from nsquark.kernel.publish import Receiver
 from nsquark.web.addresses import show_address
 from nsquark.wire.errors import ClientError, FatalClientError
 from nsquark.wire.frames import HEARTBEAT, MAGIC_V2, FrameType, frame
@@ -36,14 +36,11 @@ WRITE_BUFFER_BYTES_MAX = 256 << 10
 CLOSE_TIMEOUT_S = 5.0
 
 
-class Session(PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
-    """Commands come in as bytes of `_data`; what is not a whole command yet is held until the rest arrives.
-
-    Bytes are read into a buffer all sessions share, since it is used up before the next read; only an incomplete
-    command is moved into a buffer of its own, so an idle connection holds none.
-    """
+class Session(Receiver, PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
+    """Commands come in as bytes of `_data`; what is not a whole command yet is held until the rest arrives."""
 
     def __init__(self, nsqd: Nsqd) -> None:
+        self.share(nsqd.read_buffer, nsqd.read_view)
         self.nsqd = nsqd
         self.transport: asyncio.Transport
         self.remote_address = ""
@@ -58,26 +55,20 @@ class Session(PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
         self.connected_at = int(time.time())
         self.published: dict[str, int] = {}
         self.sample_rate = 0
-        self._replies = Replies(self._write, self._close)
-        self._data: bytearray = nsqd.read_buffer
-        self._held: bytearray | None = None
-        self._held_bytes = 0
+        self._replies = Replies(self._close)
         self._commands: Mapping[bytes, Command] | BeforeTls = COMMANDS
-        self._intake: Intake | None = None
         self._is_congested = False
         self._awaits_ok = False
         self._got_magic = False
         self._identified = False
-        self._is_closed = False
         self._write_paused_at_ms = 0
-        self._was_heard = False
         self._silent_ms = 0
         self._heartbeat: asyncio.TimerHandle | None = None
 
     # -- the connection ----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
+        self.use(cast(asyncio.Transport, transport))
         self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
         peer = self.transport.get_extra_info("peername")
         self.remote_address = show_address(peer) if isinstance(peer, tuple) else "@"
@@ -93,6 +84,11 @@ class Session(PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
             self.guard = Guard(self, self.nsqd.auth)
         self._heartbeat = self.nsqd.loop.call_later(options.max_heartbeat_interval.seconds, self.abort)
         self.nsqd.logger.info(f"TCP: new client({self.remote_address})")
+
+    def use(self, transport: asyncio.Transport) -> None:
+        """From now on the client is reached by this."""
+        self.transport = transport
+        self._replies.write = transport.write
 
     def connection_lost(self, error: Exception | None) -> None:
         self._stop()
@@ -123,10 +119,6 @@ class Session(PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
         if self.channel is not None:
             self.channel.wake()
 
-    def _write(self, data: bytes | memoryview) -> None:
-        if data and not self._is_closed:
-            self.transport.write(data)
-
     def _close(self) -> None:
         """Sends what is written and closes; a client that does not read it is cut off."""
         self._stop()
@@ -150,24 +142,8 @@ class Session(PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
 
     # -- receiving ---------------------------------------------------------------------------------------
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        if self._held is not None:
-            return memoryview(self._held)[self._held_bytes :]
-        return self.nsqd.read_view
-
-    def buffer_updated(self, nbytes: int) -> None:
-        if self._is_closed:
-            return
-        self._was_heard = True
-        pos = 0
-        if self._held is not None:
-            self._data, end = self._held, self._held_bytes + nbytes
-        else:
-            self._data, end = self.nsqd.read_buffer, nbytes
-            if self._intake is not None:
-                pos = self._take(0, end)
-                if pos == end:
-                    return  # nearly always
+    def received(self, pos: int, end: int) -> None:
+        """What is not a publish to the topic of the last one."""
         if not self._got_magic:
             if end < len(MAGIC_V2):
                 self._hold(0, end)
@@ -208,14 +184,8 @@ class Session(PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
             self._held[:left] = self._held[pos:end]
         self._held_bytes = left
 
-    def _take(self, pos: int, end: int) -> int:
-        """Publishes to the topic of the last one, the quick way."""
-        assert self._intake is not None
-        try:
-            return self._intake.take(self._data, pos, end)
-        except OSError as error:
-            self._fail(FatalClientError("E_MPUB_FAILED", f"MPUB failed {error}"))
-            return end
+    def not_taken(self, error: OSError) -> None:
+        self._fail(FatalClientError("E_MPUB_FAILED", f"MPUB failed {error}"))
 
     def _run(self, pos: int, end: int, *, at_eof: bool = False) -> int:
         """Carries out the commands in `_data[pos:end]`; where the first incomplete one starts."""
@@ -225,7 +195,7 @@ class Session(PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
                 if pos == end:
                     break
             if self._intake is not None:
-                pos = self._take(pos, end)
+                pos = self.take(pos, end)
                 if pos == end:
                     break
             line_end = self._data.find(b"\n", pos, min(end, pos + LINE_BYTES_MAX))
@@ -344,7 +314,8 @@ class Session(PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
         return random.randrange(100) <= self.sample_rate
 
     def send(self, data: bytes | memoryview) -> None:
-        self._write(data)
+        if not self._is_closed:
+            self.transport.write(data)
 
     # -- heartbeats --------------------------------------------------------------------------------------
 
@@ -367,7 +338,7 @@ class Session(PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
             self.nsqd.logger.error(f"[{self.remote_address}] - no answer to heartbeats, closing")
             self.abort()
             return
-        self._write(HEARTBEAT)
+        self.send(HEARTBEAT)
         self._heartbeat = self.nsqd.loop.call_later(self._interval_ms / 1000, self._beat)
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from nsquark.broker.channel import Channel
 from nsquark.broker.clock import wall_ms
-from nsquark.kernel.publish import Commit
+from nsquark.kernel.tail import Commit
 from nsquark.log.batches import DEFERRED
 from nsquark.log.cursors import ChannelRest, CursorFile, Slot, TopicRest
 from nsquark.log.deferred import DeferredMessages, Due
@@ -202,6 +202,7 @@ class Topic:
         return commit
 
     def _on_committed(self, messages: int, body_bytes: int) -> None:
+        self.nsqd.logs.commit_messages.observe(messages)
         if self._appending is None:
             self.message_count += messages
             self.message_bytes += body_bytes

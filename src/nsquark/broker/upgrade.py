@@ -89,7 +89,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
             self._fail(FatalClientError("E_IDENTIFY_FAILED", "IDENTIFY failed the connection is upgraded already"))
             return
         self._socket.set_protocol(self)
-        self._session.transport = self
+        self._session.use(self)
         if self._session.settings.tls_v1:
             context = self._session.nsqd.tls_context
             assert context is not None
@@ -125,7 +125,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
         """The connection is plain once more, for the error."""
         self._stop_timer()
         self._socket.set_protocol(self._session)
-        self._session.transport = self._socket
+        self._session.use(self._socket)
         self._fail(FatalClientError("E_IDENTIFY_FAILED", f"IDENTIFY failed {reason}"))
 
     def _stop_timer(self) -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 PURE_VARIABLE = "NSQUARK_PURE"
 """Set to 1 to run the kernel interpreted although it was compiled."""
 
-_MODULES = ("arena", "batch", "columns", "extents", "frames", "ledger", "mpub", "publish")
+MODULES = ("arena", "extents", "batch", "columns", "frames", "ledger", "mpub", "tail", "publish", "turn")
+"""Each after those it imports."""
 
 
-def _load_sources() -> None:
+def load_sources() -> None:
     """Puts the interpreted form of the kernel's modules in place before anything imports them."""
-    for name in _MODULES:
+    for name in MODULES:
         path = Path(__file__).with_name(f"{name}.py")
         full_name = f"{__name__}.{name}"
         loader = importlib.machinery.SourceFileLoader(full_name, str(path))
@@ -26,7 +27,7 @@ def _load_sources() -> None:
 
 
 if os.environ.get(PURE_VARIABLE) == "1":
-    _load_sources()
+    load_sources()
 
 
 def is_compiled() -> bool:

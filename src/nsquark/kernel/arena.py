@@ -6,7 +6,7 @@ A record is the frame of a message's first delivery:
     u32 size | u32 frame type = 2 | i64 timestamp ns | u16 attempts = 1 | 16 bytes id, ascii hex | body
 
 so that delivering is sending a slice. The id is the node's bits and the sequence number in hex, so that
-`FIN id` finds its message by arithmetic.
+`FIN id` finds its message by arithmetic. The C types are in arena.pxd.
 """
 
 import ctypes
@@ -152,25 +152,12 @@ def _memory(size: cython.longlong) -> object:
     return memoryview(loan).cast("B")
 
 
-@cython.cclass
 class Chunk:
     """Records of consecutive sequence numbers in one piece of memory that never moves.
 
     Record i has sequence number `first_seq + i` and lies at `offsets[i] .. offsets[i + 1]`; `used` is where the
     next one goes. Bytes below `used` change only by `truncate`, which is for records nobody was shown yet.
     """
-
-    first_seq = cython.declare(cython.longlong, visibility="readonly")
-    count = cython.declare(cython.longlong, visibility="readonly")
-    used = cython.declare(cython.longlong, visibility="readonly")
-    resume = cython.declare(cython.longlong, visibility="readonly")
-    view = cython.declare(object, visibility="readonly")
-    _id_bits: cython.longlong
-    _timestamp_ns: cython.longlong  # of the record before, if that was written here; else -1
-    _count_max: cython.longlong
-    _size: cython.longlong
-    _data: cython.uchar[::1]
-    _offsets: cython.uint[::1]
 
     def __init__(
         self,
@@ -255,8 +242,6 @@ class Chunk:
         self.resume = pos
         return done
 
-    @cython.cfunc
-    @cython.exceptval(check=False)
     def _write(
         self,
         source: cython.const[cython.uchar][::1],

@@ -16,7 +16,12 @@ from array import array
 import cython
 from xxhash import xxh3_64_intdigest, xxh32_intdigest
 
-from nsquark.kernel.extents import Extents
+if cython.compiled:
+    from cython.cimports.nsquark.kernel.arena import Chunk
+    from cython.cimports.nsquark.kernel.extents import Extents
+else:
+    from nsquark.kernel.arena import Chunk
+    from nsquark.kernel.extents import Extents
 
 MAGIC = b"NQB1"
 VERSION = 1
@@ -32,7 +37,6 @@ _pack_head = cython.declare(object, HEAD.pack)
 _pack_tail = cython.declare(object, TAIL.pack)
 
 
-@cython.ccall
 def encode_header(
     payload: object,
     first_seq: cython.longlong,
@@ -47,22 +51,12 @@ def encode_header(
     return _pack_head(MAGIC, VERSION, flags, HEADER_BYTES, xxh32_intdigest(tail, flags)) + tail
 
 
-@cython.cclass
 class BatchFile:
     """A file of batches in order of sequence number, `size` bytes long, and what is known of its content.
 
     `seqs`, `offsets` and `times` are a sparse index: the batch at `offsets[i]` starts with `seqs[i]`, and `times[i]` is
     the latest publish time of all records before it. A batch at `index_at` or beyond gets the next entry.
     """
-
-    size = cython.declare(cython.longlong, visibility="public")
-    extents = cython.declare(object, visibility="public")
-    time_min_ns = cython.declare(cython.longlong, visibility="public")
-    time_max_ns = cython.declare(cython.longlong, visibility="public")
-    seqs = cython.declare(object, visibility="public")
-    offsets = cython.declare(object, visibility="public")
-    times = cython.declare(object, visibility="public")
-    index_at = cython.declare(cython.longlong, visibility="public")
 
     def forget(self) -> None:
         """Nothing is known of the file."""
@@ -75,14 +69,19 @@ class BatchFile:
         self.times = array("q")
         self.index_at = 0
 
-    def append(self, fd: cython.int, chunk: object, start: cython.longlong, commit: object) -> cython.longlong:
-        """Writes a commit's records, those of the chunk from `start` on; how many. Raises with the file as it was."""
+    def append(
+        self,
+        fd: cython.int,
+        chunk: Chunk,
+        start: cython.longlong,
+        size: cython.longlong,
+        time_min_ns: cython.longlong,
+        time_max_ns: cython.longlong,
+    ) -> cython.longlong:
+        """Writes the records of a chunk from `start` on, `size` bytes; how many. Raises with the file as it was."""
         payload: object = chunk.view[chunk.offset(start) : chunk.used]
         first_seq: cython.longlong = chunk.first_seq + start
         messages: cython.longlong = chunk.count - start
-        time_min_ns: cython.longlong = commit.time_min_ns
-        time_max_ns: cython.longlong = commit.time_max_ns
-        size: cython.longlong = commit.bytes_added
         header: bytes = encode_header(payload, first_seq, messages, time_min_ns, time_max_ns, 0, NO_TOKEN)
         try:
             if os.pwritev(fd, [header, payload], self.size) != len(header) + size:
@@ -97,7 +96,6 @@ class BatchFile:
         """The index was loaded or cut."""
         self.index_at = self.offsets[len(self.offsets) - 1] + INDEX_EVERY_BYTES if self.offsets else 0
 
-    @cython.ccall
     def grown(
         self,
         offset: cython.longlong,

@@ -3,7 +3,6 @@ from struct import Struct
 
 from nsquark.kernel.arena import Chunk
 from nsquark.kernel.extents import Extents
-from nsquark.kernel.publish import Commit
 
 MAGIC: bytes
 VERSION: int
@@ -31,7 +30,7 @@ class BatchFile:
     offsets: array[int]
     times: array[int]
     def forget(self) -> None: ...
-    def append(self, fd: int, chunk: Chunk, start: int, commit: Commit) -> int: ...
+    def append(self, fd: int, chunk: Chunk, start: int, size: int, time_min_ns: int, time_max_ns: int) -> int: ...
     def reindex(self) -> None: ...
     def grown(
         self, offset: int, first_seq: int, messages: int, payload_bytes: int, time_min_ns: int, time_max_ns: int

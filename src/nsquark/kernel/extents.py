@@ -9,19 +9,12 @@ from bisect import bisect_right
 import cython
 
 
-@cython.cclass
 class Extents:
     """Ranges of existing sequence numbers, in order, each with the ordinal of its first message; none is empty.
 
     The ordinal counts the messages the log ever had; removing old ones does not change it. `head` is the sequence
     number after the last message the log ever had, 0 if it never had one.
     """
-
-    head = cython.declare(cython.longlong, visibility="readonly")
-    _starts: list
-    _ends: list
-    _ordinals: list
-    _total: cython.longlong
 
     def __init__(self) -> None:
         self.head = 0
@@ -40,7 +33,6 @@ class Extents:
         """How many messages exist."""
         return self._total - (self._ordinals[0] if self._ordinals else self._total)
 
-    @cython.ccall
     def add(self, first: cython.longlong, count: cython.longlong) -> cython.void:
         """Messages were appended; always at the head or above."""
         end: cython.longlong = first + count
@@ -53,7 +45,6 @@ class Extents:
         self._total += count
         self.head = end
 
-    @cython.ccall
     def ordinal(self, seq: cython.longlong) -> cython.longlong:
         """How many messages the log ever had below `seq`."""
         index: cython.Py_ssize_t = bisect_right(self._starts, seq) - 1

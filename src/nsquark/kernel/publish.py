@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """From a client's bytes to an open commit, and from a settled commit to the client's replies.
 
-    Intake.take ── Tail ── Chunk           during the turn: every whole PUB and MPUB of a socket read
-    Commit.settle ── ReplyQueue.flush      after the write: OK for each of them, in order
+    Receiver.buffer_updated ── Intake.take ── Tail     during the turn: every whole PUB and MPUB of a socket read
+    Commit.settle ── ReplyQueue.flush                  after the write: OK for each of them, in order
 
-`log/` makes the commit durable in between.
+`tail.py` makes the commit durable in between.
 """
 
 from collections import deque
@@ -12,130 +12,17 @@ from time import time_ns
 
 import cython
 
-from nsquark.kernel.arena import measure_mpub
+if cython.compiled:
+    from cython.cimports.nsquark.kernel.arena import Chunk, measure_mpub
+    from cython.cimports.nsquark.kernel.tail import Commit, Tail
+else:
+    from nsquark.kernel.arena import Chunk, measure_mpub
+    from nsquark.kernel.tail import Commit, Tail
 
-UNCOMMITTED_BYTES_MAX = cython.declare(cython.longlong, 8 << 20)
-RECORD_OVERHEAD = cython.declare(cython.longlong, 34)
 MESSAGE_BYTES_MIN = cython.declare(cython.longlong, 5)
-NO_TOKEN = bytes(16)
 
 LETTER_M = cython.declare(cython.int, 77)
 LETTER_P = cython.declare(cython.int, 80)
-
-
-@cython.cclass
-class Commit:
-    """The records of one write: open while messages are being added, then settled once, with an error or without.
-
-    `slices` are parts of chunks, each from a record's index on.
-    """
-
-    waiters = cython.declare(list, visibility="public")
-    is_settled = cython.declare(cython.bint, visibility="public")
-    error = cython.declare(object, visibility="public")
-    slices = cython.declare(list, visibility="public")
-    time_min_ns = cython.declare(cython.longlong, visibility="public")
-    time_max_ns = cython.declare(cython.longlong, visibility="public")
-    bytes_added = cython.declare(cython.longlong, visibility="public")
-    flags = cython.declare(cython.int, visibility="public")
-    token = cython.declare(bytes, visibility="public")
-
-    def __init__(self, timestamp_ns: cython.longlong = 0):
-        self.waiters = []
-        self.is_settled = False
-        self.error = None
-        self.slices = []
-        self.time_min_ns = timestamp_ns
-        self.time_max_ns = timestamp_ns
-        self.bytes_added = 0
-        self.flags = 0
-        self.token = NO_TOKEN
-
-    def settle(self, error: object = None) -> None:
-        self.is_settled = True
-        self.error = error
-        for waiter in self.waiters:
-            waiter.committed(self)
-
-
-@cython.cclass
-class Tail:
-    """The end of a log: `chunk` takes what is appended, `open` is the commit that will write it.
-
-    A subclass has `extend(body_bytes)`, which gives `chunk` room for a message, and is told by `on_dirty` when a
-    commit is opened. While it `is_closed` nothing is to be appended.
-    """
-
-    chunk = cython.declare(object, visibility="public")
-    open = cython.declare(object, visibility="public")
-    uncommitted_bytes = cython.declare(cython.longlong, visibility="public")
-    is_closed = cython.declare(cython.bint, visibility="public")
-    _on_dirty: object
-
-    def __init__(self, on_dirty: object):
-        self.chunk = None
-        self.open = None
-        self.uncommitted_bytes = 0
-        self.is_closed = False
-        self._on_dirty = on_dirty
-
-    @property
-    def is_congested(self) -> cython.bint:
-        """Publishers are to be paused until the disk has caught up."""
-        return self.uncommitted_bytes > UNCOMMITTED_BYTES_MAX
-
-    def append(
-        self, source: object, pos: cython.longlong, size: cython.longlong, timestamp_ns: cython.longlong
-    ) -> object:
-        """One message; it is published once the commit that is returned is settled without an error."""
-        commit: Commit = self.begin(timestamp_ns)
-        if self.chunk is None or not self.chunk.append(source, pos, size, timestamp_ns):
-            self.extend(size)
-            self.chunk.append(source, pos, size, timestamp_ns)
-        self._added(commit, size + RECORD_OVERHEAD, timestamp_ns)
-        return commit
-
-    def append_sized(
-        self,
-        source: object,
-        pos: cython.longlong,
-        end: cython.longlong,
-        count: cython.longlong,
-        timestamp_ns: cython.longlong,
-    ) -> object:
-        """`count` messages, each behind its size, as in MPUB; they were measured before."""
-        commit: Commit = self.begin(timestamp_ns)
-        start: cython.longlong = pos
-        left: cython.longlong = count
-        while left:
-            if self.chunk is not None:
-                left -= self.chunk.append_sized(source, pos, left, timestamp_ns)
-                pos = self.chunk.resume
-            if left:
-                self.extend(int.from_bytes(source[pos : pos + 4], "big"))
-        self._added(commit, end - start + count * (RECORD_OVERHEAD - 4), timestamp_ns)
-        return commit
-
-    @cython.ccall
-    def begin(self, timestamp_ns: cython.longlong, first: cython.longlong = -1) -> object:
-        """The commit that is open; if it has to be opened, from record `first` of the chunk on, or the next."""
-        if self.open is not None:
-            return self.open
-        commit = Commit(timestamp_ns)
-        if self.chunk is not None:
-            commit.slices.append((self.chunk, self.chunk.count if first < 0 else first))
-        self.open = commit
-        self._on_dirty(self)
-        return commit
-
-    @cython.cfunc
-    def _added(self, commit: Commit, size: cython.longlong, timestamp_ns: cython.longlong) -> cython.void:
-        commit.bytes_added += size
-        self.uncommitted_bytes += size
-        if timestamp_ns > commit.time_max_ns:
-            commit.time_max_ns = timestamp_ns
-        elif timestamp_ns < commit.time_min_ns:
-            commit.time_min_ns = timestamp_ns
 
 
 @cython.cclass
@@ -161,19 +48,20 @@ class ReplyQueue:
     """The replies that one connection is still owed, first come first answered.
 
     A subclass has `refusal(word, error)`, the bytes for a publish that failed; after those comes `close`, if any.
+    `write` sends bytes to the client.
     """
 
     after = cython.declare(object, visibility="public")
+    write = cython.declare(object, visibility="public")
     _ok: bytes
-    _write: object
     _close: object
     _waiting: object
     _is_stopped: cython.bint
 
     def __init__(self, ok: bytes, write: object, close: object):
         self.after = None
+        self.write = write
         self._ok = ok
-        self._write = write
         self._close = close
         self._waiting = deque()
         self._is_stopped = False
@@ -207,8 +95,8 @@ class ReplyQueue:
         """A frame in its turn."""
         if self._waiting:
             self._waiting.append(_Reply(None, "", 0, data, None))
-        else:
-            self._write(data)
+        elif not self._is_stopped:
+            self.write(data)
 
     def send_last(self, data: object) -> None:
         """A frame in its turn, after which the connection is closed."""
@@ -246,8 +134,9 @@ class ReplyQueue:
                     out.append(self.refusal(reply.word, commit.error))
                     then = self._close
             self._waiting.popleft()
-        if out:
-            self._write(out[0] if len(out) == 1 else b"".join(out))
+        data: object = out[0] if len(out) == 1 else b"".join(out)
+        if data and not self._is_stopped:
+            self.write(data)
         if then is not None:
             self._waiting.clear()
             then()
@@ -291,6 +180,7 @@ class Intake:
         self._message_bytes_max = message_bytes_max
         self._body_bytes_max = body_bytes_max
 
+    @cython.ccall
     def take(self, data: bytearray, pos: cython.longlong, end: cython.longlong) -> cython.longlong:
         """Takes the whole and well-formed PUBs and MPUBs to this topic; where the first other thing starts."""
         after: cython.longlong = pos
@@ -302,13 +192,13 @@ class Intake:
                 after = self._take_mpub(data, pos, end)
             if after == pos:
                 break
-        if self.log.uncommitted_bytes > UNCOMMITTED_BYTES_MAX and after > 0:
+        if self.log.is_congested and after > 0:
             self._on_congested()
         return after
 
     @cython.cfunc
     def _take_pubs(self, data: bytearray, pos: cython.longlong, end: cython.longlong) -> cython.longlong:
-        chunk: object = self.log.chunk
+        chunk: Chunk = self.log.chunk
         if chunk is None:
             return pos
         now_ns: cython.longlong = time_ns()
@@ -318,7 +208,7 @@ class Intake:
         if count == 0:
             return pos
         commit: Commit = self.log.begin(now_ns, first)
-        self.log._added(commit, chunk.used - used, now_ns)
+        self.log.added(commit, chunk.used - used, now_ns)
         self._promise(commit, "PUB", count, count)
         return chunk.resume
 
@@ -344,6 +234,67 @@ class Intake:
     ) -> cython.void:
         self._published[self._name] += messages
         self._replies.promise(commit, word, replies)
+
+
+@cython.cclass
+class Receiver:
+    """Takes in what a client sends: publishes by its `_intake`, all else is for a subclass.
+
+    Bytes are read into a buffer that all receivers `share`, since it is used up before the next read; only an
+    incomplete command is held in a buffer of its own, so an idle connection has none. A subclass has
+    `received(pos, end)`, which is given what is at `_data[pos:end]`, and `not_taken(error)`, for a publish that failed.
+    """
+
+    _data = cython.declare(object, visibility="public")
+    _held = cython.declare(object, visibility="public")
+    _held_bytes = cython.declare(cython.longlong, visibility="public")
+    _intake = cython.declare(Intake, visibility="public")
+    _is_closed = cython.declare(cython.bint, visibility="public")
+    _was_heard = cython.declare(cython.bint, visibility="public")
+    _shared: bytearray
+    _shared_view: object
+
+    def share(self, buffer: bytearray, view: object) -> None:
+        """To be called first."""
+        self._data = buffer
+        self._held = None
+        self._held_bytes = 0
+        self._intake = None
+        self._is_closed = False
+        self._was_heard = False
+        self._shared = buffer
+        self._shared_view = view
+
+    def get_buffer(self, sizehint: object) -> object:
+        if self._held is None:
+            return self._shared_view
+        return memoryview(self._held)[self._held_bytes :]
+
+    def buffer_updated(self, nbytes: cython.longlong) -> None:
+        if self._is_closed:
+            return
+        self._was_heard = True
+        pos: cython.longlong = 0
+        end: cython.longlong = nbytes
+        if self._held is not None:
+            self._data = self._held
+            end += self._held_bytes
+        else:
+            self._data = self._shared
+            if self._intake is not None:
+                pos = self.take(0, end)
+                if pos == end:
+                    return  # nearly always
+        self.received(pos, end)
+
+    @cython.ccall
+    def take(self, pos: cython.longlong, end: cython.longlong) -> cython.longlong:
+        """Publishes to the topic of the last one, the quick way; where the first other thing starts."""
+        try:
+            return self._intake.take(self._data, pos, end)
+        except OSError as error:
+            self.not_taken(error)
+            return end
 
 
 @cython.cclass

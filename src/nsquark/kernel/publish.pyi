@@ -1,42 +1,13 @@
 from collections.abc import Callable
-from typing import Any, Protocol
 
-from nsquark.kernel.arena import Chunk
-
-Buffer = bytes | bytearray | memoryview
-
-class Waiter(Protocol):
-    def committed(self, commit: Commit) -> None:
-        """The commit is settled: `commit.error` tells how."""
-
-class Commit:
-    waiters: list[Waiter]
-    is_settled: bool
-    error: Exception | None
-    slices: list[tuple[Chunk, int]]
-    time_min_ns: int
-    time_max_ns: int
-    bytes_added: int
-    flags: int
-    token: bytes
-    def __init__(self, timestamp_ns: int = 0) -> None: ...
-    def settle(self, error: Exception | None = None) -> None: ...
-
-class Tail:
-    chunk: Chunk | None
-    open: Commit | None
-    uncommitted_bytes: int
-    is_closed: bool
-    def __init__(self, on_dirty: Callable[[Any], None]) -> None: ...
-    @property
-    def is_congested(self) -> bool: ...
-    def append(self, source: Buffer, pos: int, size: int, timestamp_ns: int) -> Commit: ...
-    def append_sized(self, source: Buffer, pos: int, end: int, count: int, timestamp_ns: int) -> Commit: ...
-    def begin(self, timestamp_ns: int, first: int = -1) -> Commit: ...
+from nsquark.kernel.tail import Commit, Tail
 
 class ReplyQueue:
     after: Callable[[], None] | None
-    def __init__(self, ok: bytes, write: Callable[[bytes], object], close: Callable[[], None] | None) -> None: ...
+    write: Callable[[bytes], object]
+    def __init__(
+        self, ok: bytes, write: Callable[[bytes], object] | None, close: Callable[[], None] | None
+    ) -> None: ...
     @property
     def are_owed(self) -> bool: ...
     def promise(self, commit: Commit, word: str, count: int) -> None: ...
@@ -61,6 +32,18 @@ class Intake:
         body_bytes_max: int,
     ) -> None: ...
     def take(self, data: bytearray, pos: int, end: int) -> int: ...
+
+class Receiver:
+    _data: bytearray
+    _held: bytearray | None
+    _held_bytes: int
+    _intake: Intake | None
+    _is_closed: bool
+    _was_heard: bool
+    def share(self, buffer: bytearray, view: memoryview) -> None: ...
+    def get_buffer(self, sizehint: int) -> memoryview: ...
+    def buffer_updated(self, nbytes: int) -> None: ...
+    def take(self, pos: int, end: int) -> int: ...
 
 class HttpIntake:
     @property

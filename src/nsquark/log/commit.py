@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from nsquark.kernel.publish import Commit
+from nsquark.kernel.tail import Commit
 from nsquark.log.batches import Batch
 
 

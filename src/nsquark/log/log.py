@@ -14,17 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nsquark.kernel.arena import Chunk
-from nsquark.kernel.extents import Extents
-from nsquark.kernel.publish import Commit, Tail
+from nsquark.kernel.tail import SLOW_WRITE_S, Commit, Tail
 from nsquark.log.batches import HEADER_BYTES, MORE_FOLLOWS, Batch, encode_header
 from nsquark.log.cache import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkCache, chunk_records
 from nsquark.log.commit import Apart, UnitCommit
 from nsquark.log.segment import Segment
-from nsquark.log.segments import DiskLimitReached, Segments
+from nsquark.log.segments import Segments
 from nsquark.log.sequences import LEASE_SEQS_MAX, LEASE_SEQS_MIN
 from nsquark.log.shared import LogShared
 
-SLOW_WRITE_S = 0.005
 SLOW_WRITES_TO_MOVE = 3
 SLOW_WINDOW_S = 1.0
 """So many slow writes within this time move this log's writing to a thread..."""
@@ -49,26 +47,25 @@ class TopicLog(Tail):
 
     * Messages below `head` are committed: in the file (or, without a directory, in memory) and visible.
     * Chunks in `_chunks` are in order and do not overlap; the last is the tail while `chunk` is set.
-    * At most one commit is being written (`_writing`); what is appended meanwhile waits in `open`, or, where the order
-      needs it, in `_closed` before that. Sequence numbers rise from `_writing` over `_closed` to `open`.
+    * At most one commit is being written (`writing`); what is appended meanwhile waits in `open`, or, where the order
+      needs it, in `waiting` before that. Sequence numbers rise from `writing` over `waiting` to `open`.
     """
 
     def __init__(self, shared: LogShared, directory: Path | None, on_dirty: Callable[["TopicLog"], None]) -> None:
         super().__init__(on_dirty)
         self.shared = shared
-        self.segments = Segments(shared, directory) if directory is not None else None
-        self.extents = self.segments.extents if self.segments is not None else Extents()
-        self.head = self.extents.head
-        self.on_committed: Callable[[int, int], None] = lambda messages, body_bytes: None
+        if directory is not None:
+            self.segments = Segments(shared, directory)
+            self.extents = self.segments.extents
+            self.head = self.extents.head
+            self.writes_inline = shared.settings.sync_every != 1
+        self.on_committed = lambda messages, body_bytes: None
         self._cache: ChunkCache = shared.cache
         self._lease = (0, 0)
         self._lease_seqs = LEASE_SEQS_MIN
         self._chunk_bytes = CHUNK_BYTES_MIN
         self._chunks: list[Chunk] = []
         self._firsts: list[int] = []
-        self._closed: deque[Commit] = deque()
-        self._writing: Commit | None = None
-        self._threaded = shared.settings.sync_every == 1
         self._fast_writes = 0
         self._slow_writes: deque[float] = deque(maxlen=SLOW_WRITES_TO_MOVE)
         self._is_discarded = False
@@ -81,7 +78,7 @@ class TopicLog(Tail):
         What was open is written before; BlockingIOError if that takes a while.
         """
         self.write()
-        if self._writing is not None or self.open is not None:
+        if self.writing is not None or self.open is not None:
             raise BlockingIOError("the log is busy; try again after its commit")
         commit = self.begin(messages[0][0])
         seqs: list[int] = []
@@ -96,10 +93,10 @@ class TopicLog(Tail):
         """A commit of its own, written in a thread; its sequence numbers were leased in this turn."""
         assert self.segments is not None
         if self.open is not None:
-            self._closed.append(self.open)
+            self.waiting.append(self.open)
             self.open = None
         commit = UnitCommit(timestamp_ns, apart)
-        self._closed.append(commit)
+        self.waiting.append(commit)
         self.chunk, self._lease = None, (0, 0)  # what comes now gets higher numbers
         self.write()
         return commit
@@ -107,7 +104,7 @@ class TopicLog(Tail):
     @property
     def open_commit(self) -> Commit | None:
         """The commit that is being written or waits to be, if any."""
-        commit = self.open or (self._closed[-1] if self._closed else self._writing)
+        commit = self.open or (self.waiting[-1] if self.waiting else self.writing)
         return commit if commit is not None else None
 
     def next_seq(self) -> int:
@@ -134,45 +131,15 @@ class TopicLog(Tail):
 
     # -- committing --------------------------------------------------------------------------------------
 
-    def write(self) -> None:
-        """Writes what was appended since the last time; called at the end of each turn in which there was something."""
-        commit = self.open
-        if (
-            commit is not None
-            and len(commit.slices) == 1
-            and self.segments is not None
-            and not (self._threaded or self._writing or self._closed or commit.flags)
-            and commit.bytes_added
-        ):
-            self._write_one(commit, self.segments)  # nearly always
-        elif self._writing is None:
-            self._write_next()
-
-    def _write_one(self, commit: Commit, segments: Segments) -> None:
-        """A commit of one batch, here and now."""
-        self.open, self._writing = None, commit
-        chunk, start = commit.slices[0]
-        try:
-            segment = segments.for_append(chunk.first_seq + start, HEADER_BYTES + commit.bytes_added)
-            started = time.monotonic()
-            messages = segment.append(segment.fd, chunk, start, commit)
-        except (OSError, DiskLimitReached) as error:
-            self._failed(commit, error)
-            return
-        if time.monotonic() - started > SLOW_WRITE_S:
-            self._was_slow(started)
-        self.extents.add(chunk.first_seq + start, messages)
-        self._committed(commit, messages, 1)
-
-    def _write_next(self) -> None:
+    def write_next(self) -> None:
         """Any commit, the next in order."""
-        if self._closed:
-            commit = self._closed.popleft()
+        if self.waiting:
+            commit = self.waiting.popleft()
         elif self.open is not None:
             commit, self.open = self.open, None
         else:
             return
-        self._writing = commit
+        self.writing = commit
         if isinstance(commit, UnitCommit):
             self._write_apart(commit, commit.apart)
             return
@@ -186,26 +153,26 @@ class TopicLog(Tail):
             segment = self.segments.for_append(chunk.first_seq + start, size)
             pieces: list[bytes | memoryview] = []
             batches = _batches(commit, slices, segment.size, pieces)
-            if self._threaded:
+            if not self.writes_inline:
                 self._write_in_thread(commit, segment, batches, pieces)
                 return
             started = time.monotonic()
             _write_pieces(segment, pieces, size)
-        except (OSError, DiskLimitReached) as error:
-            self._failed(commit, error)
+        except OSError as error:
+            self.failed(commit, error)
             return
         if time.monotonic() - started > SLOW_WRITE_S:
-            self._was_slow(started)
+            self.was_slow(started)
         self._written(commit, batches, segment)
-        if self._closed:
+        if self.waiting:
             self.write()
 
-    def _was_slow(self, when_s: float) -> None:
+    def was_slow(self, when_s: float) -> None:
         """One slow write is a hiccup, several in a short time are a slow disk."""
         self._slow_writes.append(when_s)
         oldest_s = self._slow_writes[0]
         if len(self._slow_writes) == SLOW_WRITES_TO_MOVE and when_s - oldest_s < SLOW_WINDOW_S:
-            self._threaded = True
+            self.writes_inline = False
             self._slow_writes.clear()
 
     def _write_in_thread(
@@ -229,8 +196,8 @@ class TopicLog(Tail):
         try:
             segment = self.segments.for_append(apart.first_seq, apart.bytes_max)
             fd = os.dup(segment.fd)  # the topic may be deleted meanwhile
-        except (OSError, DiskLimitReached) as error:
-            self._failed(commit, error)
+        except OSError as error:
+            self.failed(commit, error)
             return
         self.segments.is_writing = True
         offset = segment.size
@@ -251,17 +218,17 @@ class TopicLog(Tail):
 
     def _thread_wrote(self, commit: Commit, segment: Segment, batches: list[Batch], error: Exception | None) -> None:
         if self._is_discarded:
-            self._writing = None
+            self.writing = None
             assert self.segments is not None
             self.segments.abandon()
             commit.settle(LogDiscarded())
             return
         if error is not None:
-            self._failed(commit, error)
+            self.failed(commit, error)
             return
         self._fast_writes += 1
         if self._fast_writes >= FAST_WRITES_TO_RETURN and self.shared.settings.sync_every != 1:
-            self._threaded, self._fast_writes = False, 0
+            self.writes_inline, self._fast_writes = True, 0
         self._written(commit, batches, segment)
         self.write()
 
@@ -270,27 +237,15 @@ class TopicLog(Tail):
             if segment is not None:
                 segment.note(batch)
             self.extents.add(batch.first_seq, batch.messages)
-        self._committed(commit, sum(batch.messages for batch in batches), len(batches))
+        self.committed(commit, sum(batch.messages for batch in batches), len(batches))
 
-    def _committed(self, commit: Commit, messages: int, batches: int) -> None:
-        """All is written and noted: the messages are visible, and their publishers are told."""
-        size = commit.bytes_added
-        self.head = self.extents.head
-        self._writing = None
-        self.uncommitted_bytes -= size
-        if self.segments is not None:
-            self.segments.written(messages, size + HEADER_BYTES * batches)
-        self.shared.commit_messages.observe(messages)
-        self.on_committed(messages, size - RECORD_BYTES * messages)
-        commit.settle()
-
-    def _failed(self, commit: Commit, error: Exception) -> None:
+    def failed(self, commit: Commit, error: Exception) -> None:
         """Takes back what was not written, and what was appended behind it meanwhile; their publishers fail."""
         if self.segments is not None:
             self.segments.write_failed(error)
-        later = [*self._closed, self.open] if self.open is not None else list(self._closed)
-        self._closed.clear()
-        self.open = self._writing = None
+        later = [*self.waiting, self.open] if self.open is not None else list(self.waiting)
+        self.waiting.clear()
+        self.open = self.writing = None
         for chunk, start in reversed([piece for failed in (commit, *later) for piece in failed.slices]):
             chunk.truncate(start)
             if chunk.count == 0:
@@ -357,7 +312,7 @@ class TopicLog(Tail):
 
     def evict(self, chunk: Chunk) -> bool:
         """Called by the cache. What is not written yet must stay."""
-        for commit in (self.open, self._writing, *self._closed):
+        for commit in (self.open, self.writing, *self.waiting):
             if commit is not None and any(held is chunk for held, _ in commit.slices):
                 return False
         self._remove(chunk)
@@ -399,7 +354,7 @@ class TopicLog(Tail):
 
     def close(self) -> None:
         """Writes and syncs everything; only after all publishers are gone."""
-        while self.open is not None or self._closed or self._writing is not None:
+        while self.open is not None or self.waiting or self.writing is not None:
             self.write()
             self.shared.drain()
         if self.segments is not None:
@@ -412,7 +367,7 @@ class TopicLog(Tail):
         if self.open is not None:
             commit, self.open = self.open, None
             commit.settle(LogDiscarded())
-        if self.segments is not None and self._writing is None:
+        if self.segments is not None and self.writing is None:
             self.segments.abandon()
         self._let_go()
 

@@ -33,7 +33,7 @@ class RecordPlace(NamedTuple):
     end: int
 
 
-class DiskLimitReached(Exception):
+class DiskLimitReached(OSError):
     """Publishing would exceed --max-disk-bytes."""
 
 
