@@ -18,6 +18,8 @@ from pathlib import Path
 
 from blocks import PYTHON, Block, read_blocks
 
+from nsquark.spark.java import find_java
+
 ROOT = Path(__file__).parents[2]
 # What the commands in documents expect beside them, as in the root of the repository.
 BESIDE = (".venv", "examples", "contrib", "benchmarks")
@@ -66,7 +68,11 @@ class Runner:
         self._work = work
         self._data = data
         self._background: list[tuple[Block, subprocess.Popen[bytes], Path]] = []
-        self._environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
+        self._environment = os.environ | {
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "PYTHONUNBUFFERED": "1",
+            "JAVA_HOME": str(find_java()),  # as README tells those who have none
+        }
 
     def run(self, blocks: list[Block]) -> None:
         if not any(block.starts_daemons for block in blocks):
