@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STAMP := $(VENV)/.installed
 KERNEL := $(wildcard src/nsquark/kernel/*.py)
-WORKERS ?= 2
+WORKERS ?= 3
 
 .PHONY: build demo test lint bench crash soak clean
 
@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(KERNEL)
 demo: build
 	$(BIN)/python -m examples.demo $(if $(KEEP),--keep) $(ARGS)
 
-# In two processes; WORKERS=0 runs all in one, where a debugger works.
+# In three processes, since tests wait a lot; WORKERS=0 runs all in one, where a debugger works.
 test: build
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 

@@ -1,6 +1,6 @@
 """Fixtures for every test: an nsqd per module, more where a test needs its own, and connections.
 
-`make test` shares the test files among two workers; see harness/workers.py.
+`make test` shares the test files among three workers; see harness/workers.py.
 """
 
 import itertools
@@ -20,6 +20,9 @@ pytest_plugins = ["harness.workers"]
 # A daemon starts twice as fast from compiled modules; surroundings that forbid to keep them would slow every test.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(__file__).parents[1] / ".pytest_cache" / "bytecode"))
+
+# Sparks that live for seconds are not worth the JVM's second compiler.
+os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark" / "conf"))
 
 _serial = itertools.count(1)
 

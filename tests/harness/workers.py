@@ -1,7 +1,7 @@
 """How `make test` shares the tests among pytest-xdist's workers: whole files, the longest first.
 
-The tests of a file share daemons, and all of tests/spark shares one Spark session, so neither is taken apart. What
-takes longest is handed out first; handed out last, it would keep one worker busy while the other has nothing left.
+The tests of a file share daemons, and most of tests/spark shares one Spark session, so neither is taken apart. What
+takes longest is handed out first; handed out last, it would keep one worker busy while the others have nothing left.
 """
 
 import pytest
@@ -9,7 +9,10 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 FOLDERS_ON_ONE_WORKER = ("tests/spark/",)
+BUT_NOT = ("tests/spark/test_source_restart.py", "tests/spark/test_pipeline.py", "tests/spark/test_clusters.py")
+"""They spend their time in Sparks of their own."""
 LONGEST_FIRST = (
+    *BUT_NOT,
     "tests/spark/",
     "tests/docs/",
     "tests/faults/",
@@ -24,8 +27,10 @@ class WholeFiles(LoadFileScheduling):
     """Hands out files in the order of collection, and some folders as if they were a file."""
 
     def _split_scope(self, nodeid: str) -> str:
-        folder = next((folder for folder in FOLDERS_ON_ONE_WORKER if nodeid.startswith(folder)), None)
-        return folder or str(super()._split_scope(nodeid))
+        file = str(super()._split_scope(nodeid))
+        if file in BUT_NOT:
+            return file
+        return next((folder for folder in FOLDERS_ON_ONE_WORKER if nodeid.startswith(folder)), file)
 
 
 @pytest.hookimpl(optionalhook=True)
