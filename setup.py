@@ -7,7 +7,19 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-KERNEL_MODULES = ("arena", "extents", "batch", "columns", "frames", "ledger", "mpub", "tail", "publish", "turn")
+KERNEL_MODULES = (
+    "arena",
+    "extents",
+    "batch",
+    "columns",
+    "connection",
+    "frames",
+    "ledger",
+    "mpub",
+    "tail",
+    "publish",
+    "turn",
+)
 
 
 class BuildIfPossible(build_ext):

@@ -26,7 +26,6 @@ PARK_BLOCKS = 64
 """When this many blocks lie above the floor, the lowest are parked: that bounds what a crash repeats."""
 REFILL_DELAY_S = 0.005
 """A consumer with most of its window in flight is refilled in larger portions, at most this much later."""
-REFILL_RDY_MIN = 8
 NOT_STORED = 0
 SUBSCRIBERS_LOGGED_MAX = 10
 
@@ -142,15 +141,22 @@ class Channel:
 
     def deliver(self) -> None:
         """Shares what is available among the consumers that are ready, starting with another one each time."""
-        if self.paused or not self.sessions or self.is_deleted:
+        if not self.paused and self.sessions and not self.is_deleted:
+            self._deliver()
+        if self.is_trimmed:
             self._trim()
-            return
+
+    def _deliver(self) -> None:
+        ledger, topic = self.ledger, self.topic
         eager, self._refill_due = self._refill_due, False
         ready = [session for session in self.sessions if session.is_ready]
         if not eager and self.topology is None:  # to wait for the near would send to the far
-            ready = self._without_nearly_full(ready)
-        if not ready or not self._has_some:
-            self._trim()
+            for session in ready:
+                if session.is_nearly_full:
+                    ready = self._without_nearly_full(ready)
+                    break
+        # Whether there may be something: cheaper than `depth`, which counts it.
+        if not ready or not (ledger.queued or ledger.next < topic.pump):
             return
         now = now_ms()
         if self.topology is not None:
@@ -159,14 +165,11 @@ class Channel:
             self._fill(ready[0], ready[0].free, now)
         else:
             self._share(ready, self.depth, now)
-        if self._has_some and not self._is_loading and any(session.is_ready for session in ready):
-            self.wake()
-        self._trim()
-
-    @property
-    def _has_some(self) -> bool:
-        """Whether there may be something to deliver: cheaper than `depth`, which counts it."""
-        return self.ledger.queued > 0 or self.ledger.next < self.topic.pump
+        if (ledger.queued or ledger.next < topic.pump) and not self._is_loading:
+            for session in ready:
+                if session.is_ready:
+                    self.wake()
+                    break
 
     def _share(self, ready: list[Session], available: int, now: int) -> None:
         share = -(-available // len(ready))
@@ -189,7 +192,7 @@ class Channel:
     def _without_nearly_full(self, ready: list[Session]) -> list[Session]:
         """Leaves out who would get a small portion now and a larger one in a few milliseconds."""
         chosen = [session for session in ready if not session.is_nearly_full]
-        if len(chosen) < len(ready) and not self._refill_timer:
+        if not self._refill_timer:
             self._refill_timer = True
             self.topic.nsqd.loop.call_later(REFILL_DELAY_S, self._refill)
         return chosen
@@ -213,7 +216,7 @@ class Channel:
     def _send_run(self, session: Session, want: int, now: int) -> int:
         """One run of new messages, as a slice of the log; how many."""
         ledger, log = self.ledger, self.topic.log
-        limit = self._next_run_end()
+        limit = self._next_run_end() if self._skips else self._skip_gap(self.topic.pump)
         seq = ledger.next
         if seq >= limit:
             return 0
@@ -248,12 +251,12 @@ class Channel:
             elif ledger.next < low:
                 end = min(low, pump)
                 break
-        self._skip_gap(end)
-        return end
+        return self._skip_gap(end)
 
-    def _skip_gap(self, limit: int) -> None:
-        """Moves on to the next message that exists, if that is below `limit`."""
+    def _skip_gap(self, limit: int) -> int:
+        """Moves on to the next message that exists, if that is below `limit`; which it returns."""
         self.ledger.skip(min(self.topic.log.extents.at_or_after(self.ledger.next), limit))
+        return limit
 
     def _send_sampled(self, session: Session, count: int, now: int) -> int:
         """Draws for each message; what loses is discarded for the whole channel, as NSQ does."""
@@ -318,8 +321,6 @@ class Channel:
 
     def _trim(self) -> None:
         """In memory a channel never holds more than --mem-queue-size messages back; the oldest go."""
-        if not self.is_trimmed:
-            return
         excess = self.new_count - self.topic.nsqd.options.mem_queue_size
         if excess > 0:
             extents = self.topic.log.extents

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from nsquark.broker import upgrade
 from nsquark.broker.auth import Guard
-from nsquark.broker.channel import REFILL_RDY_MIN, Channel
+from nsquark.broker.channel import Channel
 from nsquark.broker.clock import now_ms
 from nsquark.broker.consuming import ConsumingCommands
 from nsquark.broker.identify import ClientSettings, identify
@@ -19,8 +19,7 @@ from nsquark.broker.publishing import PublishingCommands
 from nsquark.broker.replies import Replies
 from nsquark.broker.session_state import INCOMPLETE, STATE_INIT, text_of
 from nsquark.broker.tls import TlsState
-from nsquark.kernel.ledger import Consumer
-from nsquark.kernel.publish import Receiver
+from nsquark.kernel.connection import Connection
 from nsquark.web.addresses import show_address
 from nsquark.wire.errors import ClientError, FatalClientError
 from nsquark.wire.frames import HEARTBEAT, MAGIC_V2, FrameType, frame
@@ -36,13 +35,12 @@ WRITE_BUFFER_BYTES_MAX = 256 << 10
 CLOSE_TIMEOUT_S = 5.0
 
 
-class Session(Receiver, PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
+class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
     """Commands come in as bytes of `_data`; what is not a whole command yet is held until the rest arrives."""
 
     def __init__(self, nsqd: Nsqd) -> None:
         self.share(nsqd.read_buffer, nsqd.read_view)
         self.nsqd = nsqd
-        self.transport: asyncio.Transport
         self.remote_address = ""
         self.remote_ip = ""
         self.tls: TlsState | None = None
@@ -51,17 +49,14 @@ class Session(Receiver, PublishingCommands, ConsumingCommands, asyncio.BufferedP
         self.settings: ClientSettings
         self.state = STATE_INIT
         self.channel: Channel | None = None
-        self.consumer: Consumer | None = None
         self.connected_at = int(time.time())
         self.published: dict[str, int] = {}
         self.sample_rate = 0
         self._replies = Replies(self._close)
         self._commands: Mapping[bytes, Command] | BeforeTls = COMMANDS
         self._is_congested = False
-        self._awaits_ok = False
         self._got_magic = False
         self._identified = False
-        self._write_paused_at_ms = 0
         self._silent_ms = 0
         self._heartbeat: asyncio.TimerHandle | None = None
 
@@ -292,30 +287,9 @@ class Session(Receiver, PublishingCommands, ConsumingCommands, asyncio.BufferedP
 
     # -- sending -----------------------------------------------------------------------------------------
 
-    @property
-    def free(self) -> int:
-        """How many more messages the window allows."""
-        assert self.consumer is not None
-        return self.consumer.rdy - self.consumer.in_flight
-
-    @property
-    def is_ready(self) -> bool:
-        return self.free > 0 and not self._write_paused_at_ms and not self._is_closed and not self._awaits_ok
-
-    @property
-    def is_nearly_full(self) -> bool:
-        """Most of the window is in flight, and what is free of it is little."""
-        assert self.consumer is not None
-        rdy = self.consumer.rdy
-        return rdy > REFILL_RDY_MIN and 2 * self.consumer.in_flight >= rdy and 8 * self.free < rdy
-
     def draws(self) -> bool:
         """Whether a sampled client gets a message: as in NSQ, a draw from 0 to 99 not above the rate."""
         return random.randrange(100) <= self.sample_rate
-
-    def send(self, data: bytes | memoryview) -> None:
-        if not self._is_closed:
-            self.transport.write(data)
 
     # -- heartbeats --------------------------------------------------------------------------------------
 

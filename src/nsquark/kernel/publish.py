@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """From a client's bytes to an open commit, and from a settled commit to the client's replies.
 
-    Receiver.buffer_updated ── Intake.take ── Tail     during the turn: every whole PUB and MPUB of a socket read
+    Connection.buffer_updated ── Intake.take ── Tail   during the turn: every whole PUB and MPUB of a socket read
     Commit.settle ── ReplyQueue.flush                  after the write: OK for each of them, in order
 
 `tail.py` makes the commit durable in between.
@@ -234,67 +234,6 @@ class Intake:
     ) -> cython.void:
         self._published[self._name] += messages
         self._replies.promise(commit, word, replies)
-
-
-@cython.cclass
-class Receiver:
-    """Takes in what a client sends: publishes by its `_intake`, all else is for a subclass.
-
-    Bytes are read into a buffer that all receivers `share`, since it is used up before the next read; only an
-    incomplete command is held in a buffer of its own, so an idle connection has none. A subclass has
-    `received(pos, end)`, which is given what is at `_data[pos:end]`, and `not_taken(error)`, for a publish that failed.
-    """
-
-    _data = cython.declare(object, visibility="public")
-    _held = cython.declare(object, visibility="public")
-    _held_bytes = cython.declare(cython.longlong, visibility="public")
-    _intake = cython.declare(Intake, visibility="public")
-    _is_closed = cython.declare(cython.bint, visibility="public")
-    _was_heard = cython.declare(cython.bint, visibility="public")
-    _shared: bytearray
-    _shared_view: object
-
-    def share(self, buffer: bytearray, view: object) -> None:
-        """To be called first."""
-        self._data = buffer
-        self._held = None
-        self._held_bytes = 0
-        self._intake = None
-        self._is_closed = False
-        self._was_heard = False
-        self._shared = buffer
-        self._shared_view = view
-
-    def get_buffer(self, sizehint: object) -> object:
-        if self._held is None:
-            return self._shared_view
-        return memoryview(self._held)[self._held_bytes :]
-
-    def buffer_updated(self, nbytes: cython.longlong) -> None:
-        if self._is_closed:
-            return
-        self._was_heard = True
-        pos: cython.longlong = 0
-        end: cython.longlong = nbytes
-        if self._held is not None:
-            self._data = self._held
-            end += self._held_bytes
-        else:
-            self._data = self._shared
-            if self._intake is not None:
-                pos = self.take(0, end)
-                if pos == end:
-                    return  # nearly always
-        self.received(pos, end)
-
-    @cython.ccall
-    def take(self, pos: cython.longlong, end: cython.longlong) -> cython.longlong:
-        """Publishes to the topic of the last one, the quick way; where the first other thing starts."""
-        try:
-            return self._intake.take(self._data, pos, end)
-        except OSError as error:
-            self.not_taken(error)
-            return end
 
 
 @cython.cclass

@@ -1,0 +1,104 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""A client's connection, as far as every turn has to do with it: what it sends, and whether it may be sent more."""
+
+import cython
+
+REFILL_RDY_MIN = cython.declare(cython.longlong, 8)
+
+
+@cython.cclass
+class Connection:
+    """Publishes are taken by its `_intake`; all else that a client sends is for a subclass.
+
+    Bytes are read into a buffer that all connections `share`, since it is used up before the next read; only an
+    incomplete command is held in a buffer of its own, so an idle connection has none. A subclass has
+    `received(pos, end)`, which is given what is at `_data[pos:end]`, and `not_taken(error)`, for a publish that failed.
+    """
+
+    transport = cython.declare(object, visibility="public")
+    consumer = cython.declare(object, visibility="public")
+    _data = cython.declare(object, visibility="public")
+    _held = cython.declare(object, visibility="public")
+    _held_bytes = cython.declare(cython.longlong, visibility="public")
+    _intake = cython.declare(object, visibility="public")
+    _is_closed = cython.declare(cython.bint, visibility="public")
+    _was_heard = cython.declare(cython.bint, visibility="public")
+    _awaits_ok = cython.declare(cython.bint, visibility="public")
+    _write_paused_at_ms = cython.declare(cython.longlong, visibility="public")
+    _shared: bytearray
+    _shared_view: object
+
+    def share(self, buffer: bytearray, view: object) -> None:
+        """To be called first."""
+        self.transport = None
+        self.consumer = None
+        self._data = buffer
+        self._held = None
+        self._held_bytes = 0
+        self._intake = None
+        self._is_closed = False
+        self._was_heard = False
+        self._awaits_ok = False
+        self._write_paused_at_ms = 0
+        self._shared = buffer
+        self._shared_view = view
+
+    # -- receiving ---------------------------------------------------------------------------------------
+
+    def get_buffer(self, sizehint: object) -> object:
+        if self._held is None:
+            return self._shared_view
+        return memoryview(self._held)[self._held_bytes :]
+
+    def buffer_updated(self, nbytes: cython.longlong) -> None:
+        if self._is_closed:
+            return
+        self._was_heard = True
+        pos: cython.longlong = 0
+        end: cython.longlong = nbytes
+        if self._held is not None:
+            self._data = self._held
+            end += self._held_bytes
+        else:
+            self._data = self._shared
+            if self._intake is not None:
+                pos = self.take(0, end)
+                if pos == end:
+                    return  # nearly always
+        self.received(pos, end)
+
+    @cython.ccall
+    def take(self, pos: cython.longlong, end: cython.longlong) -> cython.longlong:
+        """Publishes to the topic of the last one, the quick way; where the first other thing starts."""
+        try:
+            return self._intake.take(self._data, pos, end)
+        except OSError as error:
+            self.not_taken(error)
+            return end
+
+    # -- sending -----------------------------------------------------------------------------------------
+
+    @property
+    def free(self) -> int:
+        """How many more messages the window allows."""
+        return self.consumer.rdy - self.consumer.in_flight
+
+    @property
+    def is_ready(self) -> bool:
+        return (
+            self.consumer.rdy > self.consumer.in_flight
+            and not self._write_paused_at_ms
+            and not self._is_closed
+            and not self._awaits_ok
+        )
+
+    @property
+    def is_nearly_full(self) -> bool:
+        """Most of the window is in flight, and what is free of it is little."""
+        rdy: cython.longlong = self.consumer.rdy
+        in_flight: cython.longlong = self.consumer.in_flight
+        return rdy > REFILL_RDY_MIN and 2 * in_flight >= rdy and 8 * (rdy - in_flight) < rdy
+
+    def send(self, data: object) -> None:
+        if not self._is_closed:
+            self.transport.write(data)

@@ -1,0 +1,27 @@
+import asyncio
+
+from nsquark.kernel.ledger import Consumer
+from nsquark.kernel.publish import Intake
+
+class Connection:
+    transport: asyncio.Transport
+    consumer: Consumer | None
+    _data: bytearray
+    _held: bytearray | None
+    _held_bytes: int
+    _intake: Intake | None
+    _is_closed: bool
+    _was_heard: bool
+    _awaits_ok: bool
+    _write_paused_at_ms: int
+    def share(self, buffer: bytearray, view: memoryview) -> None: ...
+    def get_buffer(self, sizehint: int) -> memoryview: ...
+    def buffer_updated(self, nbytes: int) -> None: ...
+    def take(self, pos: int, end: int) -> int: ...
+    @property
+    def free(self) -> int: ...
+    @property
+    def is_ready(self) -> bool: ...
+    @property
+    def is_nearly_full(self) -> bool: ...
+    def send(self, data: bytes | memoryview) -> None: ...
