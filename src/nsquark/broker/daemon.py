@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import resource
 import shutil
 import ssl
@@ -55,7 +56,9 @@ class Nsqd:
         self.data = data
         self.topics_path: Path = data.topics
         self.loop = asyncio.get_running_loop()
-        self.turn = Turn(self.loop.call_soon, logger.error)
+        # On a single core, what is looked for could not come.
+        poll_ns = options.busy_poll if len(os.sched_getaffinity(0)) > 1 else 0
+        self.turn = Turn(self.loop.call_soon, logger.error, poll_ns)
         self.loop_delay = LoopDelay(self.loop)
         self.node = data.prepare()
         self.start_time = int(wall_ms() // 1000)

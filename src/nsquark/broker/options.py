@@ -198,6 +198,7 @@ class Options:
     )
     cache_bytes: int = option(INTEGER, 67108864, "memory for the newest part of all logs, in bytes")
     max_connections: int = option(INTEGER, 0, "most client connections at once; 0 = unlimited")
+    busy_poll: Duration = option(DURATION, _span("200us"), "look for commands this long before sleeping, while it pays")
 
 
 SPEC: Final[tuple[Option, ...]] = table(Options)
@@ -209,6 +210,7 @@ _NOT_NEGATIVE: Final = (
     "requeue_on_disconnect",
     "cache_bytes",
     "max_connections",
+    "busy_poll",
 )
 
 

@@ -1,0 +1,123 @@
+"""The end of a turn: in which order work is done, what a fault does, and when the loop looks again before it sleeps."""
+
+import time
+from collections.abc import Callable
+from types import ModuleType
+
+import kernel_forms
+import pytest
+
+LONG_NS = 60_000_000_000
+MISS, LUCK_MAX = 16, 64
+
+
+@pytest.fixture(params=kernel_forms.FORMS)
+def turns(request: pytest.FixtureRequest) -> ModuleType:
+    return kernel_forms.load("turn", request.param)
+
+
+class Work:
+    """A log and a channel at once."""
+
+    def __init__(self, name: str, done: list[str], fails: str = "") -> None:
+        self._name = name
+        self._done = done
+        self._fails = fails
+
+    def _do(self, what: str) -> None:
+        self._done.append(f"{self._name} {what}")
+        if what == self._fails:
+            raise RuntimeError(f"{self._name} cannot {what}")
+
+    def write(self) -> None:
+        self._do("write")
+
+    def persist(self) -> None:
+        self._do("persist")
+
+    def deliver(self) -> None:
+        self._do("deliver")
+
+
+class Loop:
+    """What the turn asked for, to be run by hand."""
+
+    def __init__(self) -> None:
+        self.due: list[Callable[[], None]] = []
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self.due.append(callback)
+
+    def step(self) -> int:
+        """One round of the loop; how many callbacks it had."""
+        due, self.due = self.due, []
+        for callback in due:
+            callback()
+        return len(due)
+
+
+def test_positions_are_noted_then_logs_written_then_messages_delivered(turns: ModuleType) -> None:
+    loop, done = Loop(), list[str]()
+    turn = turns.Turn(loop.call_soon, pytest.fail)
+    log, channel = Work("log", done), Work("channel", done)
+    turn.wake(channel)
+    turn.write(log)
+    turn.wake(channel)
+    assert loop.step() == 1
+    assert done == ["channel persist", "log write", "channel deliver"]
+    assert not loop.due
+    assert turn.count == 1
+
+
+@pytest.mark.parametrize("fails", ["persist", "write", "deliver"])
+def test_a_fault_of_one_does_not_stop_the_others(turns: ModuleType, fails: str) -> None:
+    loop, done, reports = Loop(), list[str](), list[str]()
+    turn = turns.Turn(loop.call_soon, reports.append)
+    for work in (Work("bad", done, fails), Work("good", done)):
+        turn.write(work)
+        turn.wake(work)
+    loop.step()
+    assert len(done) == 6
+    assert len(reports) == 1
+    assert f"bad cannot {fails}" in reports[0]
+
+
+def test_without_busy_polling_the_loop_may_sleep_at_once(turns: ModuleType) -> None:
+    loop = Loop()
+    turn = turns.Turn(loop.call_soon, pytest.fail)
+    turn.run()
+    assert not loop.due
+
+
+def test_it_looks_again_until_the_time_is_over(turns: ModuleType) -> None:
+    loop = Loop()
+    turn = turns.Turn(loop.call_soon, pytest.fail, LONG_NS)
+    turn.run()
+    for _ in range(100):
+        assert loop.step() == 1
+    turn.run()
+    assert len(loop.due) == 1, "there is one poll, however many turns there are"
+
+
+def test_polls_that_find_nothing_become_rare(turns: ModuleType) -> None:
+    loop, polls = Loop(), 0
+    turn = turns.Turn(loop.call_soon, pytest.fail, 1)
+    for _ in range(10 * (MISS + 1)):
+        turn.run()
+        time.sleep(1e-6)
+        polls += loop.step()
+        assert not loop.due, "its time is over"
+    assert 1 <= polls <= 11
+
+
+def test_after_many_that_paid_a_few_that_do_not_are_forgiven(turns: ModuleType) -> None:
+    loop = Loop()
+    turn = turns.Turn(loop.call_soon, pytest.fail, 5_000_000)
+    for _ in range(LUCK_MAX + 1):
+        turn.run()
+    for _ in range(LUCK_MAX // MISS):
+        assert loop.due, "it polls"
+        while loop.due:
+            loop.step()
+        turn.run()
+    assert not loop.due, "not any more"
