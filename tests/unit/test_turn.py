@@ -99,12 +99,39 @@ def test_it_looks_again_until_the_time_is_over(turns: ModuleType) -> None:
     assert len(loop.due) == 1, "there is one poll, however many turns there are"
 
 
+def test_it_does_not_look_while_threads_work(turns: ModuleType) -> None:
+    loop = Loop()
+    turn = turns.Turn(loop.call_soon, pytest.fail, LONG_NS)
+    turn.jobs = jobs = dict[str, str]()
+    turn.run()
+    jobs["sync"] = "begins"
+    loop.step()
+    assert not loop.due
+    turn.run()
+    assert not loop.due
+    jobs.clear()
+    turn.run()
+    assert loop.due, "that was no miss"
+
+
+def test_it_does_not_look_after_much_work(turns: ModuleType) -> None:
+    class Long:
+        def write(self) -> None:
+            time.sleep(0.002)
+
+    loop = Loop()
+    turn = turns.Turn(loop.call_soon, pytest.fail, 2_000_000)
+    turn.write(Long())
+    loop.step()
+    assert not loop.due
+
+
 def test_polls_that_find_nothing_become_rare(turns: ModuleType) -> None:
     loop, polls = Loop(), 0
-    turn = turns.Turn(loop.call_soon, pytest.fail, 1)
+    turn = turns.Turn(loop.call_soon, pytest.fail, 1_000_000)
     for _ in range(10 * (MISS + 1)):
         turn.run()
-        time.sleep(1e-6)
+        time.sleep(0.001)
         polls += loop.step()
         assert not loop.due, "its time is over"
     assert 1 <= polls <= 11

@@ -96,6 +96,7 @@ class Nsqd:
             logger.warning,
         )
         self.logs.make_room = self._make_room
+        self.turn.jobs = self.logs.running
         self.lookup = LookupPeers(
             logger,
             self._identity,

@@ -21,9 +21,11 @@ class Turn:
     """Collects what has work to do, and does it after the sockets that are readable now were read.
 
     Before the loop sleeps again, it looks for more for `poll_ns`, if that has paid lately: clients that wait for an
-    answer and then send the next command are back in less time than it takes to fall asleep and be woken.
+    answer and then send the next command are back in less time than it takes to fall asleep and be woken. It does not
+    while there are `jobs` in threads, which need the interpreter to end.
     """
 
+    jobs = cython.declare(dict, visibility="public")
     count = cython.declare(cython.longlong, visibility="readonly")
     _call_soon: object
     _report: object
@@ -38,6 +40,7 @@ class Turn:
     _luck: cython.int
 
     def __init__(self, call_soon: object, report: object, poll_ns: cython.longlong = 0):
+        self.jobs = {}
         self.count = 0
         self._call_soon = call_soon
         self._report = report
@@ -71,6 +74,7 @@ class Turn:
         In this order a client that got an OK knows that what it finished before is noted too. A fault in one topic
         must not stop the others.
         """
+        started_ns: cython.longlong = monotonic_ns() if self._poll_ns else 0
         self._is_due = False
         self.count += 1
         for channel in list(self._channels) if self._channels else ():
@@ -94,11 +98,14 @@ class Turn:
                     channel.deliver()
                 except Exception:
                     self._report_fault()
-        if self._poll_ns > 0:
-            self._poll_again()
+        if self._poll_ns:
+            self._poll_again(started_ns)
 
     @cython.cfunc
-    def _poll_again(self) -> cython.void:
+    def _poll_again(self, started_ns: cython.longlong) -> cython.void:
+        now_ns: cython.longlong = monotonic_ns()
+        if self.jobs or now_ns - started_ns > self._poll_ns >> 1:
+            return  # beside that much work, being woken costs little
         if self._is_polling:
             if self._luck < LUCK_MAX:
                 self._luck += 1
@@ -108,11 +115,13 @@ class Turn:
         else:
             self._is_polling = True
             self._call_soon(self._poll)
-        self._poll_until_ns = monotonic_ns() + self._poll_ns
+        self._poll_until_ns = now_ns + self._poll_ns
 
     def poll(self) -> None:
         """While this calls itself, the loop looks at the sockets and does not wait for them."""
-        if monotonic_ns() < self._poll_until_ns:
+        if self.jobs:
+            self._is_polling = False
+        elif monotonic_ns() < self._poll_until_ns:
             self._call_soon(self._poll)
         else:
             self._is_polling = False

@@ -9,6 +9,7 @@ class Deliverer(Protocol):
     def persist(self) -> None: ...
 
 class Turn:
+    jobs: dict[Any, Any]
     @property
     def count(self) -> int: ...
     def __init__(

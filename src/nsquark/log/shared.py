@@ -50,7 +50,8 @@ class LogShared:
         self.commit_messages = Histogram(COMMIT_BOUNDS)
         self.post = post
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="log")
-        self._running: dict[Future[None], Callable[[], None]] = {}
+        self.running: dict[Future[None], Callable[[], None]] = {}
+        """What is done in threads now."""
 
     def run(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
         """Does slow work in a thread, then calls `done` with its error, if any, in the event loop's thread."""
@@ -64,20 +65,20 @@ class LogShared:
             self.post(finish)
 
         def finish() -> None:
-            if self._running.pop(future, None) is not None:
+            if self.running.pop(future, None) is not None:
                 done(outcome[0])
 
         future = self._threads.submit(guarded)
-        self._running[future] = finish
+        self.running[future] = finish
 
     def drain(self) -> None:
         """Waits for all threads and runs what they left to do; for closing, when the event loop no longer turns."""
-        while self._running:
-            done, _ = wait_for(list(self._running), timeout=DRAIN_TIMEOUT_S)
+        while self.running:
+            done, _ = wait_for(list(self.running), timeout=DRAIN_TIMEOUT_S)
             if not done:
                 raise TimeoutError(f"the disk did not answer within {DRAIN_TIMEOUT_S:.0f} s")
             for future in done:
-                self._running[future]()
+                self.running[future]()
 
     def close(self) -> None:
         self.drain()
