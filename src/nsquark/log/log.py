@@ -26,8 +26,8 @@ from nsquark.log.shared import LogShared
 SLOW_WRITES_TO_MOVE = 3
 SLOW_WINDOW_S = 1.0
 """So many slow writes within this time move this log's writing to a thread..."""
-FAST_WRITES_TO_RETURN = 200
-"""...and so many quick ones in a row move it back."""
+THREADED_WRITES_MAX = 200
+"""...and so many writes later it is tried here again."""
 PIECES_PER_WRITE_MAX = 1024
 """The most pieces the system takes in one vectored write."""
 RECORD_BYTES = 34
@@ -66,7 +66,7 @@ class TopicLog(Tail):
         self._chunk_bytes = CHUNK_BYTES_MIN
         self._chunks: list[Chunk] = []
         self._firsts: list[int] = []
-        self._fast_writes = 0
+        self._threaded_writes = 0
         self._slow_writes: deque[float] = deque(maxlen=SLOW_WRITES_TO_MOVE)
         self._is_discarded = False
 
@@ -226,9 +226,9 @@ class TopicLog(Tail):
         if error is not None:
             self.failed(commit, error)
             return
-        self._fast_writes += 1
-        if self._fast_writes >= FAST_WRITES_TO_RETURN and self.shared.settings.sync_every != 1:
-            self.writes_inline, self._fast_writes = True, 0
+        self._threaded_writes += 1
+        if self._threaded_writes >= THREADED_WRITES_MAX and self.shared.settings.sync_every != 1:
+            self.writes_inline, self._threaded_writes = True, 0
         self._written(commit, batches, segment)
         self.write()
 
