@@ -96,7 +96,7 @@ def measure(program: Path, kind: str, count: int) -> Row:
 
 
 def table(rows: list[Row]) -> Table:
-    header = ["", "count", "memory MB", "start after kill -9, s", "idle CPU, %", "disk MB"]
+    header = ["", "count", "memory MB", "start after kill -9, s", "CPU just after, %", "disk MB"]
     cells = [
         [
             row.kind,
