@@ -7,19 +7,8 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-KERNEL_MODULES = (
-    "arena",
-    "extents",
-    "batch",
-    "columns",
-    "connection",
-    "frames",
-    "ledger",
-    "mpub",
-    "tail",
-    "publish",
-    "turn",
-)
+KERNEL = Path("src/nsquark/kernel")
+KERNEL_MODULES = sorted(path.stem for path in KERNEL.glob("*.py") if path.stem != "__init__")
 
 
 class BuildIfPossible(build_ext):
@@ -42,7 +31,7 @@ setup(
         [
             Extension(
                 f"nsquark.kernel.{name}",
-                [f"src/nsquark/kernel/{name}.py"],
+                [str(KERNEL / f"{name}.py")],
                 extra_compile_args=["-O3"],
             )
             for name in KERNEL_MODULES

@@ -71,33 +71,23 @@ class Turn:
     def run(self) -> None:
         """Note how far the channels came, commit, then deliver what that made available.
 
-        In this order a client that got an OK knows that what it finished before is noted too. A fault in one topic
-        must not stop the others.
+        In this order a client that got an OK knows that what it finished before is noted too.
         """
         started_ns: cython.longlong = monotonic_ns() if self._poll_ns else 0
         self._is_due = False
         self.count += 1
-        for channel in list(self._channels) if self._channels else ():
-            try:
-                channel.persist()
-            except Exception:
-                self._report_fault()
+        for channel in list(self._channels):
+            self._guarded(channel.persist)
         if self._logs:
             logs: list = self._logs
             self._logs = []
             for log in logs:
-                try:
-                    log.write()
-                except Exception:
-                    self._report_fault()
+                self._guarded(log.write)
         if self._channels:
             channels: dict = self._channels
             self._channels = {}
             for channel in channels:
-                try:
-                    channel.deliver()
-                except Exception:
-                    self._report_fault()
+                self._guarded(channel.deliver)
         if self._poll_ns:
             self._poll_again(started_ns)
 
@@ -128,5 +118,9 @@ class Turn:
             self._luck -= MISS
 
     @cython.cfunc
-    def _report_fault(self) -> cython.void:
-        self._report(f"INTERNAL: {traceback.format_exc()}")
+    def _guarded(self, work: object) -> cython.void:
+        """A fault in one topic must not stop the others."""
+        try:
+            work()
+        except Exception:
+            self._report(f"INTERNAL: {traceback.format_exc()}")

@@ -6,7 +6,6 @@ Slot 0 is the topic's, the others belong to channels. The head of a slot, which 
 is written alone as long as the rest has not changed.
 """
 
-import errno
 import os
 import struct
 from dataclasses import dataclass, field
@@ -92,7 +91,7 @@ class CursorFile:
                 continue
             checksum, generation, position, deferred, size, used = _HEAD.unpack_from(piece)
             rest = piece[_HEAD.size : _HEAD.size + size]
-            if xxh3_64_intdigest(rest, xxh3_64_intdigest(piece[8 : _HEAD.size])) != checksum:
+            if _checksum(piece[: _HEAD.size], rest) != checksum:
                 self.damaged += 1
                 continue
             if best is None or generation > best[0]:
@@ -119,12 +118,10 @@ class CursorFile:
         slot.generation += 1
         place = slot.generation & 1
         offset = (2 * slot.index + place) * SLOT_BYTES
-        head = _HEAD.pack(0, slot.generation, slot.position, slot.deferred, len(slot.rest), used)[8:]
-        checksum = xxh3_64_intdigest(slot.rest, xxh3_64_intdigest(head))
-        head = checksum.to_bytes(8, "little") + head
+        head = _HEAD.pack(0, slot.generation, slot.position, slot.deferred, len(slot.rest), used)
+        head = _checksum(head, slot.rest).to_bytes(8, "little") + head[8:]
         if slot.rest_written[place] == slot.rest:
-            if os.pwrite(self._fd, head, offset) != len(head):  # the page may be new
-                raise OSError(errno.ENOSPC, "no space left on device: the write was cut short")
+            write_all(self._fd, head, offset)
         else:
             write_all(self._fd, head + slot.rest, offset)
             slot.rest_written[place] = slot.rest
@@ -140,3 +137,7 @@ class CursorFile:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def _checksum(head: bytes, rest: bytes) -> int:
+    return xxh3_64_intdigest(rest, seed=xxh3_64_intdigest(head[8:]))
