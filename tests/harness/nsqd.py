@@ -67,10 +67,14 @@ def _address(text: str) -> tuple[str, int]:
 class Nsqd:
     """One data path and the processes that serve it, one after another."""
 
-    def __init__(self, data_path: Path, *flags: str, program: str | None = None):
+    def __init__(
+        self, data_path: Path, *flags: str, program: str | None = None, environment: dict[str, str] | None = None
+    ):
+        """`environment` is added to this process's own."""
         self.data_path = data_path
         self.flags = list(flags)
         self.program = program or nsqd_program()
+        self.environment = environment or {}
         self.process: subprocess.Popen[str] | None = None
         self._lines: list[str] = []
         self._reader: threading.Thread | None = None
@@ -103,6 +107,7 @@ class Nsqd:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
+            env={**os.environ, **self.environment},
         )
         self._reader = threading.Thread(target=self._collect_log, args=(self.process, self._lines), daemon=True)
         self._reader.start()
