@@ -1,0 +1,61 @@
+"""Reading what can be read of a file on a failing disk."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nsquark.log.files import PAGE_BYTES, READ_BYTES, read_surviving
+
+
+def fail_reads(monkeypatch: pytest.MonkeyPatch, bad_pages: set[int]) -> None:
+    """Reads that touch one of these pages fail, as on a disk with bad sectors."""
+    real: Callable[[int, int, int], bytes] = os.pread
+
+    def pread(fd: int, size: int, offset: int) -> bytes:
+        if any(offset < (page + 1) * PAGE_BYTES and page * PAGE_BYTES < offset + size for page in bad_pages):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(fd, size, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+
+
+def test_a_file_that_can_be_read_stays_where_it_is(tmp_path: Path) -> None:
+    path, reports = tmp_path / "file", list[str]()
+    content = bytes(range(256)) * 5000
+    path.write_bytes(content)
+    assert read_surviving(path, reports.append) == (content, True)
+    assert path.exists()
+    assert not reports
+
+
+@pytest.mark.parametrize("size", [1, PAGE_BYTES, 3 * READ_BYTES + 100])
+def test_pages_that_cannot_be_read_are_zeros_and_the_file_is_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    path, reports = tmp_path / "file", list[str]()
+    path.write_bytes(b"x" * size)
+    bad = {0, size // 2 // PAGE_BYTES, (size - 1) // PAGE_BYTES}
+    fail_reads(monkeypatch, bad)
+    data, whole = read_surviving(path, reports.append)
+    assert not whole
+    for page in range(-(-size // PAGE_BYTES)):
+        piece = data[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
+        assert set(piece) == ({0} if page in bad else {ord("x")})
+    assert len(data) == size
+    assert not path.exists()
+    assert (tmp_path / "file.bad").stat().st_size == size
+    assert str(path) in reports[0]
+    assert "Input/output error" in reports[0]
+
+
+def test_an_older_file_that_was_set_aside_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    fail_reads(monkeypatch, {0})
+    for content in (b"first", b"second"):
+        path.write_bytes(content)
+        read_surviving(path, lambda text: None)
+    assert (tmp_path / "file.bad").read_bytes() == b"first"
+    assert (tmp_path / "file.2.bad").read_bytes() == b"second"
