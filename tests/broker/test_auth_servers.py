@@ -1,5 +1,6 @@
 """Auth servers that are slow, down or talk nonsense; what a connection does meanwhile, and what is never logged."""
 
+import asyncio
 import json
 import shutil
 import socket
@@ -15,6 +16,10 @@ import pytest
 from harness import AuthServer, Nsqd, Wire, body_of, eventually
 from harness.auth import GRANT_ALL, granting
 from harness.upgrades import make_certificate, use_snappy
+from nsquark.broker.auth import Asker, AuthServers
+from nsquark.broker.grants import Grant
+from nsquark.broker.options import Options
+from nsquark.cli.logs import Level, Logger
 
 GRANTED = b'{"identity":"kay","identity_url":"http://kay","permission_count":1}'
 SECRET = "hush-hush"
@@ -181,16 +186,17 @@ def test_nonsense(nsqd: Nsqd, connect: Callable[..., Wire], server: AuthServer, 
     client.expect(GRANTED)
 
 
-@pytest.mark.ours
-def test_an_expression_that_would_mean_something_else(
-    nsqd: Nsqd, connect: Callable[..., Wire], server: AuthServer
+@pytest.mark.parametrize("expression", ["^[[:alpha:]]+$", r"\Aorders\z", "(?i)^ORDERS$", r"^\pL+$", "^(?U:o.*s)$"])
+def test_expressions_are_those_of_go(
+    nsqd: Nsqd, connect: Callable[..., Wire], server: AuthServer, expression: str
 ) -> None:
-    """Go knows classes like this one; Python would look for one of its letters."""
-    server.answer = granting({**GRANT_ALL, "topic": "^[[:alpha:]]+$"})
+    server.answer = granting({**GRANT_ALL, "topic": expression})
     client = connect(nsqd)
     client.AUTH(SECRET)
-    client.expect_error("E_AUTH_FAILED AUTH failed")
-    nsqd.wait_for_log(f"AUTH: auth server {server.address} failed - bad answer: classes like [:alpha:]")
+    client.expect(GRANTED)
+    client.publish("orders", b"x")
+    client.PUB("orders-1", b"x")
+    client.expect_error('E_UNAUTHORIZED AUTH failed for PUB on "orders-1" ""')
 
 
 def test_an_answer_without_end(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]) -> None:
@@ -283,3 +289,92 @@ def test_https(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], tmp
         doubting = connect(make_nsqd(address, data_path=tmp_path / "other"))
         doubting.AUTH(SECRET)
         doubting.expect_error("E_AUTH_FAILED AUTH failed")
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize(
+    ("expression", "reason"),
+    [
+        ("(?=order)", "invalid perl operator: (?="),
+        (r"(a)\1", r"invalid escape sequence: \1"),
+        ("a{1001}", "invalid rep"),
+    ],
+)
+def test_what_is_no_expression_of_go_is_refused_with_a_reason(
+    nsqd: Nsqd, connect: Callable[..., Wire], server: AuthServer, expression: str, reason: str
+) -> None:
+    server.answer = granting({**GRANT_ALL, "topic": expression})
+    client = connect(nsqd)
+    client.AUTH(SECRET)
+    client.expect_error("E_AUTH_FAILED AUTH failed")
+    nsqd.wait_for_log(f"AUTH: auth server {server.address} failed - bad answer: {reason}")
+
+
+def test_expressions_that_backtrack_elsewhere(nsqd: Nsqd, connect: Callable[..., Wire], server: AuthServer) -> None:
+    """A name that nearly matches would take a backtracking search longer than anybody waits."""
+    server.answer = granting({**GRANT_ALL, "topic": "^([a-z]+)+$"}, {**GRANT_ALL, "topic": "^(a|a)*$"})
+    client = connect(nsqd)
+    client.AUTH(SECRET)
+    client.read_frame()
+    client.PUB("a" * 63 + "1", b"x")
+    client.expect_error(f'E_UNAUTHORIZED AUTH failed for PUB on "{"a" * 63}1" ""')
+
+
+def test_deep_json_that_nobody_needs(nsqd: Nsqd, connect: Callable[..., Wire], server: AuthServer) -> None:
+    server.answer = b'{"ttl":60,"more":' + b"[" * 100_000 + b"]" * 100_000 + b',"authorizations":[]}'
+    client = connect(nsqd)
+    client.AUTH(SECRET)
+    assert client.read_frame().data.startswith((b"E_AUTH_FAILED", b"E_UNAUTHORIZED"))
+    assert "Traceback" not in nsqd.log
+
+
+def test_thousands_of_expressions(nsqd: Nsqd, connect: Callable[..., Wire], server: AuthServer) -> None:
+    server.answer = granting(*({**GRANT_ALL, "topic": f"^topic-{number}$"} for number in range(4_000)))
+    client = connect(nsqd)
+    client.AUTH(SECRET)
+    client.read_frame()
+    for number in (0, 3_999, 0):
+        client.publish(f"topic-{number}", b"x")
+    client.PUB("topic-4000", b"x")
+    client.PUB("topic-1", b"behind")
+    client.expect_error('E_UNAUTHORIZED AUTH failed for PUB on "topic-4000" ""')
+    assert nsqd.topic_names() == {"topic-0", "topic-3999"}
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (granting({**GRANT_ALL, "channels": ["x"] * 10_000}), "10001 expressions, at most 10000 are taken"),
+        (b" " * (5 << 20), "the answer is larger than 4194304 bytes"),
+    ],
+    ids=["expressions", "bytes"],
+)
+def test_answers_are_bounded(
+    nsqd: Nsqd, connect: Callable[..., Wire], server: AuthServer, answer: object, reason: str
+) -> None:
+    server.answer = answer
+    client = connect(nsqd)
+    client.AUTH(SECRET)
+    client.expect_error("E_AUTH_FAILED AUTH failed")
+    nsqd.wait_for_log(reason)
+
+
+@pytest.mark.ours
+async def test_expressions_are_not_compiled_on_the_loop(server: AuthServer) -> None:
+    """By the CPU time of the loop's thread in one turn, which a busy machine does not change."""
+    server.answer = granting(*({**GRANT_ALL, "topic": f"^topic-{number}-[a-z]+$"} for number in range(4_000)))
+    servers = AuthServers(Options(auth_http_address=[server.address]), Logger("", Level.FATAL))
+    asking = asyncio.create_task(servers.ask(Asker(b"", "", "127.0.0.1", False)))
+    longest_s, before_s = 0.0, time.thread_time()
+    while not asking.done():
+        await asyncio.sleep(0)
+        now_s = time.thread_time()
+        longest_s, before_s = max(longest_s, now_s - before_s), now_s
+    grant = await asking
+    assert grant is not None
+    assert not grant.decides_at_once(("publish", "topic-1-a", ""))
+    started_s = time.thread_time()
+    Grant(json.dumps(server.answer).encode())
+    whole_s = time.thread_time() - started_s
+    assert longest_s < whole_s / 3

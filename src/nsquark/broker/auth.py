@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import ssl
-import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 import msgspec
 
+from nsquark.broker.grants import AuthError, Grant, Question
 from nsquark.broker.options import Options
 from nsquark.broker.tls import client_context
 from nsquark.web.fetch import FetchError, fetch
-from nsquark.web.messages import encode_json
 from nsquark.wire.errors import FatalClientError
 from nsquark.wire.quote import quote
 
@@ -26,85 +24,25 @@ if TYPE_CHECKING:
 
 QUERIES_AT_ONCE_MAX: Final = 64
 """Each query has a thread while it lasts."""
+ANSWER_BYTES_MAX: Final = 4 << 20
 
 
-class AuthError(Exception):
-    """An auth server did not answer, or not as it should; the text is for the log."""
+class Asker(NamedTuple):
+    """Who wants something, as auth servers are told."""
 
+    secret: bytes
+    common_name: str
+    """Of the client's certificate, if it showed one."""
+    remote_ip: str
+    is_tls: bool
 
-class _Authorization(msgspec.Struct):
-    topic: str = ""
-    channels: list[str] | None = None
-    permissions: list[Literal["subscribe", "publish"]] | None = None
-
-
-class _Answer(msgspec.Struct):
-    ttl: int = 0
-    identity: str = ""
-    identity_url: str = ""
-    authorizations: list[_Authorization] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Permit:
-    topic: re.Pattern[str]
-    channels: list[re.Pattern[str]]
-    permissions: frozenset[str]
-
-    def allows(self, permission: str, topic: str, channel: str) -> bool:
-        return (
-            permission in self.permissions
-            and self.topic.search(topic) is not None
-            and any(pattern.search(channel) for pattern in self.channels)
-        )
-
-
-class Grant:
-    """What an auth server allows a connection, for a time."""
-
-    def __init__(self, body: bytes) -> None:
-        try:
-            answer = msgspec.json.decode(body, type=_Answer)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise AuthError(f"bad answer: {error}") from None
-        if answer.ttl <= 0:
-            raise AuthError(f"bad answer: a ttl of {answer.ttl} is not above 0")
-        self.identity = answer.identity
-        self.identity_url = answer.identity_url
-        self.permits = [_permit(entry) for entry in answer.authorizations or ()]
-        self._expires_at_s = time.monotonic() + answer.ttl
-
-    @property
-    def is_expired(self) -> bool:
-        return time.monotonic() >= self._expires_at_s
-
-    def allows(self, permission: str, topic: str, channel: str) -> bool:
-        return any(permit.allows(permission, topic, channel) for permit in self.permits)
-
-    def shown(self) -> bytes:
-        """The answer to AUTH."""
-        return encode_json(
-            {
-                "identity": self.identity,
-                "identity_url": self.identity_url,
-                "permission_count": len(self.permits),
-            }
-        )
-
-
-def _permit(entry: _Authorization) -> _Permit:
-    channels = [_compiled(pattern) for pattern in entry.channels or ()]
-    return _Permit(_compiled(entry.topic), channels, frozenset(entry.permissions or ()))
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    """NSQ's auth servers write Go's syntax; what would mean something else here is refused."""
-    if "[:" in pattern:
-        raise AuthError(f"bad answer: classes like [:alpha:] are not known here, in the expression {pattern!r}")
-    try:
-        return re.compile(pattern, re.ASCII)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise AuthError(f"bad answer: {error}, in the expression {pattern!r}") from None
+    def query(self) -> dict[str, str | bytes]:
+        return {
+            "common_name": self.common_name,
+            "remote_ip": self.remote_ip,
+            "secret": self.secret,
+            "tls": "true" if self.is_tls else "false",
+        }
 
 
 class AuthServers:
@@ -121,15 +59,18 @@ class AuthServers:
         if any(address.startswith("https:") for address in self._addresses):
             self._ssl_context = client_context(options)
 
-    async def ask(self, query: dict[str, str | bytes]) -> Grant | None:
+    async def ask(self, asker: Asker) -> Grant | None:
         """The first good answer, starting anywhere; None if there is none. The log says why, without the secret."""
+        query = asker.query()
         start = random.randrange(len(self._addresses))
         async with self._queries:
             for address in self._addresses[start:] + self._addresses[:start]:
                 try:
-                    return Grant(await self._fetch(address, query))
+                    return await asyncio.to_thread(Grant, await self._fetch(address, query))
                 except AuthError as error:
                     self._logger.error(f"AUTH: auth server {address} failed - {error}")
+                except Exception as error:  # such as no thread left: the client is answered all the same
+                    self._logger.error(f"AUTH: auth server {address} failed - {type(error).__name__}")
         return None
 
     async def _fetch(self, address: str, query: dict[str, str | bytes]) -> bytes:
@@ -150,6 +91,7 @@ class AuthServers:
                 headers=headers,
                 connect_timeout=self._connect_timeout_s,
                 request_timeout=self._request_timeout_s,
+                response_bytes_max=ANSWER_BYTES_MAX,
                 ssl_context=self._ssl_context,
             )
         except FetchError as error:
@@ -193,8 +135,9 @@ class Guard:
         return grant.shown()
 
     def allows(self, word: str, topic: str, channel: str) -> bool:
-        """Whether the command `word` may go on; False while a server is asked again. What is not allowed is raised."""
+        """Whether the command `word` may go on; False while that is being found out. What is not allowed is raised."""
         grant = self.grant
+        question: Question = ("subscribe" if word == "SUB" else "publish", topic, channel)
         if self._is_answered:
             grant = self._take_answer()
         elif grant is None:
@@ -202,7 +145,10 @@ class Guard:
         elif grant.is_expired:
             self._ask()
             return False
-        if not grant.allows("subscribe" if word == "SUB" else "publish", topic, channel):
+        if not grant.decides_at_once(question):
+            self._wait_for(asyncio.to_thread(grant.allows, question))
+            return False
+        if not grant.allows(question):
             names = f"{quote(topic.encode())} {quote(channel.encode())}"
             raise FatalClientError("E_UNAUTHORIZED", f"AUTH failed for {word} on {names}")
         return True
@@ -219,20 +165,25 @@ class Guard:
         return self.grant
 
     def _ask(self) -> None:
-        if self._task is None:
-            session = self._session
-            session.transport.pause_reading()
-            self._task = session.nsqd.loop.create_task(self._query())
-
-    async def _query(self) -> None:
         session = self._session
-        query: dict[str, str | bytes] = {
-            "common_name": session.tls.common_name if session.tls is not None else "",
-            "remote_ip": session.remote_ip,
-            "secret": self._secret,
-            "tls": "true" if session.tls is not None else "false",
-        }
-        self.grant = await self._servers.ask(query)
-        self._is_answered = True
-        self._task = None
-        session.go_on()
+        name = session.tls.common_name if session.tls is not None else ""
+        self._wait_for(self._query(Asker(self._secret, name, session.remote_ip, session.tls is not None)))
+
+    async def _query(self, asker: Asker) -> None:
+        self.grant = None
+        try:
+            self.grant = await self._servers.ask(asker)
+        finally:
+            self._is_answered = True
+
+    def _wait_for(self, work: Coroutine[Any, Any, object]) -> None:
+        self._session.transport.pause_reading()
+        self._task = self._session.nsqd.loop.create_task(self._go_on_after(work))
+
+    async def _go_on_after(self, work: Coroutine[Any, Any, object]) -> None:
+        """Whatever becomes of the work: a command that waits is answered."""
+        try:
+            await work
+        finally:
+            self._task = None
+            self._session.go_on()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from nsquark.broker.options import config_value
 from nsquark.cli.logs import Level
 from nsquark.web.addresses import join_address
 from nsquark.web.messages import Request, Response, error, json, text
 from nsquark.web.router import Router
+from nsquark.wire.documents import decode_json
 
 if TYPE_CHECKING:
     from nsquark.broker.daemon import Nsqd
@@ -50,8 +49,8 @@ class ConfigApi:
 
     def _set_lookupds(self, body: bytes) -> Response:
         try:
-            addresses = msgspec.json.decode(body, type=list[str] | None)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+            addresses = None if body.strip() == b"null" else decode_json(body, list[str])
+        except ValueError:
             return error(400, "INVALID_VALUE")
         self.nsqd.options.lookupd_tcp_address = addresses or []
         self.nsqd.lookup.set_addresses(addresses or [])

@@ -16,6 +16,7 @@ import msgspec
 from nsquark.cli.logs import Logger
 from nsquark.web.addresses import join_address, split_address
 from nsquark.web.fetch import FetchError, fetch
+from nsquark.wire.documents import decode_json
 from nsquark.wire.frames import MAGIC_V1
 from nsquark.wire.names import is_ephemeral, is_valid_name
 
@@ -110,7 +111,7 @@ class LookupPeers:
             )
             if status != 200:
                 raise FetchError(f"GET {url} failed - status {status}")
-            return msgspec.json.decode(body, type=_Channels).channels
+            return decode_json(body, _Channels).channels
         except (FetchError, ValueError) as error:
             self.logger.warning(f"failed to query nsqlookupd for channels to pre-create for topic {topic} - {error}")
             return []
@@ -232,7 +233,7 @@ class LookupPeer:
             self._fail("IDENTIFY", describe(error))
             return False
         try:
-            info = msgspec.json.decode(reply, type=_PeerInfo)
+            info = decode_json(reply, _PeerInfo)
         except ValueError as error:
             said = reply.decode("utf-8", "backslashreplace") if reply.startswith(b"E_") else str(error)
             self._fail("IDENTIFY", said)

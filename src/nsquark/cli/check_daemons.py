@@ -13,6 +13,7 @@ import msgspec
 
 from nsquark.cli.findings import Finding, broken, ok, warning
 from nsquark.web.fetch import FetchError, fetch
+from nsquark.wire.documents import decode_json
 
 NSQD_HTTP_PORT: Final = 4151
 LOOKUPD_HTTP_PORT: Final = 4161
@@ -186,8 +187,8 @@ async def _get(address: str, path: str) -> tuple[dict[str, str], bytes]:
 
 def _decoded(answer: tuple[dict[str, str], bytes], kind: type[_T]) -> _T:
     try:
-        return msgspec.json.decode(answer[1], type=kind)
-    except msgspec.MsgspecError:
+        return decode_json(answer[1], kind)
+    except ValueError:
         raise _Unusable("answers, but not as this daemon would") from None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import socket
 import threading
 import time
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
+
+from nsquark.wire.documents import decode_json
 
 if TYPE_CHECKING:
     import http.client
@@ -49,6 +52,7 @@ async def fetch(
     headers: Mapping[str, str] | None = None,
     connect_timeout: float,
     request_timeout: float,
+    response_bytes_max: int = RESPONSE_BYTES_MAX,
     ssl_context: ssl.SSLContext | None = None,
 ) -> Fetched:
     """Status, headers by lower-case name, and body. Timeouts in seconds; the second is for the whole request.
@@ -57,11 +61,13 @@ async def fetch(
     """
     deadline = time.monotonic() + request_timeout
     parts = _split(url)
-    call = _Call(method, parts, body, {"Accept": ACCEPT, **(headers or {})}, connect_timeout, ssl_context)
+    call = _Call(
+        method, parts, body, {"Accept": ACCEPT, **(headers or {})}, connect_timeout, response_bytes_max, ssl_context
+    )
     answer = await call.run(deadline)
     if answer[0] == 403 and parts.scheme == "http":
-        with contextlib.suppress(msgspec.MsgspecError):
-            port = msgspec.json.decode(answer[2], type=_TlsRequired).https_port
+        with contextlib.suppress(ValueError):
+            port = decode_json(answer[2], _TlsRequired).https_port
             call = call.over_tls(port)
             answer = await call.run(deadline)
     return answer
@@ -91,6 +97,7 @@ class _Call:
         body: bytes | None,
         headers: Mapping[str, str],
         connect_timeout: float,
+        response_bytes_max: int,
         ssl_context: ssl.SSLContext | None,
     ) -> None:
         self._method = method
@@ -98,6 +105,7 @@ class _Call:
         self._body = body
         self._headers = headers
         self._connect_timeout = connect_timeout
+        self._response_bytes_max = response_bytes_max
         self._ssl_context = ssl_context
         self._connection: http.client.HTTPConnection | None = None
         self._deadline = 0.0
@@ -105,7 +113,9 @@ class _Call:
     def over_tls(self, port: int) -> _Call:
         host = f"[{self._parts.hostname}]" if ":" in (self._parts.hostname or "") else self._parts.hostname
         parts = self._parts._replace(scheme="https", netloc=f"{host}:{port}")
-        return _Call(self._method, parts, self._body, self._headers, self._connect_timeout, self._ssl_context)
+        call = copy.copy(self)
+        call._parts = parts
+        return call
 
     async def run(self, deadline: float) -> Fetched:
         self._deadline = deadline
@@ -156,8 +166,8 @@ class _Call:
             data = bytearray()
             while piece := response.read(READ_BYTES):
                 data += piece
-                if len(data) > RESPONSE_BYTES_MAX:
-                    raise self._error(f"the answer is larger than {RESPONSE_BYTES_MAX} bytes")
+                if len(data) > self._response_bytes_max:
+                    raise self._error(f"the answer is larger than {self._response_bytes_max} bytes")
             if response.length:
                 raise self._error(f"the answer broke off {response.length} bytes before its end")
             names = {name.lower(): value for name, value in response.getheaders()}
