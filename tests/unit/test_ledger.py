@@ -97,6 +97,15 @@ class TestDelivery:
             book.requeue(consumer, 0, 0, 0)
         assert attempts == [65535, 0, 1]
 
+    def test_a_requeue_that_does_not_count_takes_its_attempt_back(self, ledger: ModuleType) -> None:
+        book = make_ledger(ledger)
+        consumer = join(book)
+        book.take(consumer, 1, 0)
+        for counted, attempt in ((False, 1), (False, 1), (True, 2), (False, 2)):
+            assert book.requeue(consumer, 0, 0, 0, counted) == ledger.DONE
+            assert book.retake(consumer, 0, 0) == attempt
+        assert [note.attempts for note in records(book.journal)] == [0, 0, 1, 1]
+
 
 class TestFloor:
     def test_stands_at_the_first_unfinished_message(self, ledger: ModuleType) -> None:

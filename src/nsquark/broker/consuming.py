@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from nsquark.broker.session import Session
 
 MESSAGE_ID_BYTES = 16
+UNCOUNTED = b"uncounted"
+"""The last word of a REQ that takes the delivery's attempt back, from a client that asked for it in IDENTIFY."""
 
 
 class ConsumingCommands(SessionState):
@@ -99,7 +101,8 @@ class ConsumingCommands(SessionState):
         if delay_ms is None:
             raise FatalClientError("E_INVALID", f"REQ could not parse timeout {text_of(params[2])}")
         assert self.channel is not None and self.consumer is not None
-        outcome = self.channel.ledger.requeue(self.consumer, seq, max(0, delay_ms), now_ms())
+        is_counted = not (self.settings.requeue_uncounted and params[3:] == [UNCOUNTED])
+        outcome = self.channel.ledger.requeue(self.consumer, seq, max(0, delay_ms), now_ms(), is_counted)
         self._check(outcome, "REQ", params[1])
         return pos
 

@@ -20,7 +20,7 @@ DEFLATE_LEVEL_DEFAULT = 6
 INT64_END = 1 << 63
 
 _STRINGS = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone")
-_BOOLEANS = ("feature_negotiation", "tls_v1", "snappy", "deflate", "show_limits")
+_BOOLEANS = ("feature_negotiation", "tls_v1", "snappy", "deflate", "show_limits", "requeue_uncounted")
 _INTEGERS = (
     "heartbeat_interval",
     "output_buffer_size",
@@ -55,6 +55,7 @@ class ClientSettings:
     deflate_level: int = DEFLATE_LEVEL_DEFAULT
     topology_region: str = ""
     topology_zone: str = ""
+    requeue_uncounted: bool = False
 
 
 def identify(body: bytes, settings: ClientSettings, options: Options) -> bytes:
@@ -70,6 +71,7 @@ def identify(body: bytes, settings: ClientSettings, options: Options) -> bytes:
     _set_sample_rate(settings, fields["sample_rate"])
     _set_msg_timeout(settings, fields["msg_timeout"], options)
     settings.feature_negotiation = fields["feature_negotiation"]
+    settings.requeue_uncounted = settings.feature_negotiation and fields["requeue_uncounted"]
     if not settings.feature_negotiation:
         return b"OK"
     settings.tls_v1 = fields["tls_v1"] and bool(options.tls_cert)
@@ -105,6 +107,8 @@ def _answer(settings: ClientSettings, options: Options, show_limits: bool) -> by
     if show_limits:
         answer["max_msg_size"] = options.max_msg_size
         answer["max_body_size"] = options.max_body_size
+    if settings.requeue_uncounted:
+        answer["requeue_uncounted"] = True
     return msgspec.json.encode(answer)
 
 

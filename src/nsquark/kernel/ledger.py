@@ -390,8 +390,14 @@ class Ledger:
 
     @cython.ccall
     def requeue(
-        self, consumer: Consumer, seq: cython.longlong, delay_ms: cython.longlong, now_ms: cython.longlong
+        self,
+        consumer: Consumer,
+        seq: cython.longlong,
+        delay_ms: cython.longlong,
+        now_ms: cython.longlong,
+        counted: cython.bint = True,
     ) -> cython.int:
+        """Gives a message back; one that was not `counted` has as many attempts as before this delivery."""
         block: Block = self._find(seq)
         index: cython.int = -1 if block is None else block.index(seq & SLOT_MASK)
         if index < 0 or block.state[index] != IN_FLIGHT:
@@ -404,6 +410,8 @@ class Ledger:
         consumer.requeue_count += 1
         self.in_flight -= 1
         self.requeue_count += 1
+        if not counted:
+            block.attempts[index] = (block.attempts[index] - 1) & 0xFFFF
         if delay_ms > 0:
             block.state[index] = DEFERRED
             block.deadline[index] = now_ms + delay_ms
