@@ -4,6 +4,7 @@ import asyncio
 import socket
 import struct
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from nsquark.broker.lookup import LookupPeers, Registration
 from nsquark.cli.logs import Level, LineWriter, Logger
 
 TCP = ("10.0.0.7", 4150)
-MAX_BODY_BYTES = 1000
+MAX_BODY_BYTES = 10_000
 
 
 class Lines(LineWriter):
@@ -35,6 +36,7 @@ class Cluster:
     """The nsqd that LookupPeers speaks for, reduced to what it carries."""
 
     def __init__(self) -> None:
+        self.http_port = 4151
         self.carried: dict[Registration, None] = {}
         self.lines = Lines()
         self.peers = LookupPeers(
@@ -42,7 +44,7 @@ class Cluster:
             lambda: {
                 "version": "1.3.0",
                 "tcp_port": TCP[1],
-                "http_port": 4151,
+                "http_port": self.http_port,
                 "hostname": "h",
                 "broadcast_address": TCP[0],
             },
@@ -245,6 +247,7 @@ ANSWERS = {
     "not JSON": framed(b"hello"),
     "JSON of another kind": framed(b'["a"]'),
     "a port that is none": framed(b'{"http_port":"x"}'),
+    "deep JSON": framed(b'{"more":' + b"[" * 9_000),
     "an error": framed(b"E_INVALID"),
     "a reply too many": framed(b'{"http_port":1,"broadcast_address":"127.0.0.1"}') + framed(b"OK") * 2,
     "HTTP": b"HTTP/1.1 400 Bad Request\r\n\r\n",
@@ -273,3 +276,30 @@ async def test_an_impossible_address_is_only_an_error_line(nsqd: Cluster, addres
     await soon(lambda: f"ERROR: LOOKUPD({address}): connect - " in nsqd.lines.text)
     nsqd.add("t")
     assert await nsqd.peers.channels_of("t") == set()
+
+
+@pytest.mark.parametrize("refused", ["IDENTIFY", "REGISTER"])
+async def test_an_nsqlookupd_that_refuses_is_tried_again_less_and_less(
+    nsqd: Cluster, lookupd: Nsqlookupd, refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup, "RETRY_S_MIN", 0.2)
+    if refused == "IDENTIFY":
+        nsqd.http_port = 0  # as of an nsqd without HTTP
+    else:
+        nsqd.carried["no,name", None] = None
+    began = time.monotonic()
+    nsqd.peers.start([lookupd.tcp_address])
+    await soon(lambda: nsqd.lines.text.count("LOOKUP connecting") >= 4)
+    assert time.monotonic() - began >= 0.2 + 0.4 + 0.8
+    assert f" - E_BAD_{'BODY' if refused == 'IDENTIFY' else 'TOPIC'}" in nsqd.lines.text
+
+
+async def test_topics_that_come_do_not_flood_an_nsqlookupd_that_refuses(nsqd: Cluster, lookupd: Nsqlookupd) -> None:
+    nsqd.http_port = 0
+    began = time.monotonic()
+    nsqd.peers.start([lookupd.tcp_address])
+    for number in range(100):
+        nsqd.add(f"t{number}")
+        await asyncio.sleep(0.01)
+    tries = nsqd.lines.text.count("LOOKUP connecting")
+    assert tries <= 1 + (time.monotonic() - began) / lookup.COMMAND_RETRY_S_MIN

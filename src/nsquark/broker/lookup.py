@@ -26,6 +26,8 @@ EXCHANGE_TIMEOUT_S = 1.0
 
 RETRY_S_MIN = 1.0
 """A lost connection is tried again after this, then after twice as long, up to a ping's interval."""
+COMMAND_RETRY_S_MIN = 0.25
+"""With a command to send it is tried again sooner, but not sooner than this: it may be refused each time."""
 
 PIPELINE_COMMANDS_MAX = 100
 """Sent before their replies are awaited: a thousand topics then cost ten round trips, not a thousand."""
@@ -166,14 +168,15 @@ class LookupPeer:
             while True:
                 waiting = len(self._commands)
                 if await self._connect():
-                    retry_s = RETRY_S_MIN
+                    connected_at = time.monotonic()
                     await self._serve()
+                    if time.monotonic() - connected_at >= retry_s:
+                        retry_s = RETRY_S_MIN
                     waiting = 0
                 for _ in range(waiting):
                     self._commands.popleft()
-                if not self._commands:
-                    await self._sleep(retry_s)
-                    retry_s = min(2 * retry_s, PING_INTERVAL_S)
+                await self._pause(retry_s)
+                retry_s = min(2 * retry_s, PING_INTERVAL_S)
         finally:
             self._disconnect()
 
@@ -193,6 +196,13 @@ class LookupPeer:
                 await self._send([self._commands.popleft() for _ in range(count)])
             else:
                 await self._sleep(ping_at - time.monotonic())
+
+    async def _pause(self, seconds: float) -> None:
+        """Before the next connection."""
+        at_least_s = min(seconds, COMMAND_RETRY_S_MIN)
+        await asyncio.sleep(at_least_s)
+        if not self._commands:
+            await self._sleep(seconds - at_least_s)
 
     async def _sleep(self, seconds: float) -> None:
         """Until then, or until there is a command to send or the connection is lost."""
@@ -298,6 +308,11 @@ class LookupConnection(asyncio.Protocol):
         return [await self._next_reply() for _ in requests]
 
     def close(self) -> None:
+        """Its end is no news to who closes it."""
+        self._on_lost = _nothing
+        self._abort()
+
+    def _abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
 
@@ -335,9 +350,13 @@ class LookupConnection(asyncio.Protocol):
     def _lose(self, error: OSError) -> None:
         if self._lost is None:
             self._lost = error
-            self.close()
+            self._abort()
             self._arrived.set()
             self._on_lost()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _register(topic: str, channel: str | None) -> str:
