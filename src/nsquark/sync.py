@@ -19,11 +19,12 @@ from nsquark.client import consumer as consumers
 from nsquark.client import message as messages
 from nsquark.client import pool as pools
 from nsquark.client import producer as producers
-from nsquark.client.checks import Body
 from nsquark.client.config import Config, Options
 from nsquark.client.dedupe import DedupeStore
+from nsquark.client.envelope import Headers
 from nsquark.client.errors import Closed, NsqError
 from nsquark.client.lookup import AddressFilter
+from nsquark.client.packing import Packing
 from nsquark.wire.commands import MpubBody
 
 T = TypeVar("T")
@@ -140,12 +141,18 @@ class _AsyncPublisher(_Closable, Protocol):
     def outstanding(self) -> int: ...
     @property
     def outstanding_bytes(self) -> int: ...
-    async def publish(self, topic: str, body: Body) -> None: ...
-    async def multi_publish(self, topic: str, bodies: Iterable[Body] | MpubBody) -> None: ...
-    async def deferred_publish(self, topic: str, delay: float | timedelta, body: Body) -> None: ...
-    def publish_nowait(self, topic: str, body: Body) -> asyncio.Future[None]: ...
-    def multi_publish_nowait(self, topic: str, bodies: Iterable[Body] | MpubBody) -> asyncio.Future[None]: ...
-    def deferred_publish_nowait(self, topic: str, delay: float | timedelta, body: Body) -> asyncio.Future[None]: ...
+    async def publish(self, topic: str, body: Any, **packing: Unpack[Packing]) -> None: ...
+    async def multi_publish(self, topic: str, bodies: Iterable[Any] | MpubBody, **packing: Unpack[Packing]) -> None: ...
+    async def deferred_publish(
+        self, topic: str, delay: float | timedelta, body: Any, **packing: Unpack[Packing]
+    ) -> None: ...
+    def publish_nowait(self, topic: str, body: Any, **packing: Unpack[Packing]) -> asyncio.Future[None]: ...
+    def multi_publish_nowait(
+        self, topic: str, bodies: Iterable[Any] | MpubBody, **packing: Unpack[Packing]
+    ) -> asyncio.Future[None]: ...
+    def deferred_publish_nowait(
+        self, topic: str, delay: float | timedelta, body: Any, **packing: Unpack[Packing]
+    ) -> asyncio.Future[None]: ...
     async def ping(self) -> None: ...
 
 
@@ -153,29 +160,31 @@ Publishing = TypeVar("Publishing", bound=_AsyncPublisher)
 
 
 class _Publisher(_Face[Publishing]):
-    def publish(self, topic: str, body: Body) -> None:
-        self._call(self._own().publish(topic, body))
+    def publish(self, topic: str, body: Any, **packing: Unpack[Packing]) -> None:
+        self._call(self._own().publish(topic, body, **packing))
 
-    def multi_publish(self, topic: str, bodies: Iterable[Body] | MpubBody) -> None:
-        self._call(self._own().multi_publish(topic, _taken(bodies)))
+    def multi_publish(self, topic: str, bodies: Iterable[Any] | MpubBody, **packing: Unpack[Packing]) -> None:
+        self._call(self._own().multi_publish(topic, _taken(bodies), **packing))
 
-    def deferred_publish(self, topic: str, delay: float | timedelta, body: Body) -> None:
-        self._call(self._own().deferred_publish(topic, delay, body))
+    def deferred_publish(self, topic: str, delay: float | timedelta, body: Any, **packing: Unpack[Packing]) -> None:
+        self._call(self._own().deferred_publish(topic, delay, body, **packing))
 
-    def publish_nowait(self, topic: str, body: Body) -> concurrent.futures.Future[None]:
+    def publish_nowait(self, topic: str, body: Any, **packing: Unpack[Packing]) -> concurrent.futures.Future[None]:
         """The future has the outcome. TooMuchOutstanding: wait for some first."""
         inner = self._own()
-        return self._call(_started(lambda: inner.publish_nowait(topic, body)))
+        return self._call(_started(lambda: inner.publish_nowait(topic, body, **packing)))
 
-    def multi_publish_nowait(self, topic: str, bodies: Iterable[Body] | MpubBody) -> concurrent.futures.Future[None]:
+    def multi_publish_nowait(
+        self, topic: str, bodies: Iterable[Any] | MpubBody, **packing: Unpack[Packing]
+    ) -> concurrent.futures.Future[None]:
         inner, taken = self._own(), _taken(bodies)
-        return self._call(_started(lambda: inner.multi_publish_nowait(topic, taken)))
+        return self._call(_started(lambda: inner.multi_publish_nowait(topic, taken, **packing)))
 
     def deferred_publish_nowait(
-        self, topic: str, delay: float | timedelta, body: Body
+        self, topic: str, delay: float | timedelta, body: Any, **packing: Unpack[Packing]
     ) -> concurrent.futures.Future[None]:
         inner = self._own()
-        return self._call(_started(lambda: inner.deferred_publish_nowait(topic, delay, body)))
+        return self._call(_started(lambda: inner.deferred_publish_nowait(topic, delay, body, **packing)))
 
     def ping(self) -> None:
         self._call(self._own().ping())
@@ -192,8 +201,10 @@ class _Publisher(_Face[Publishing]):
 class Producer(_Publisher[producers.Producer]):
     """`nsquark.Producer`, blocking."""
 
-    def __init__(self, address: str, config: Config | None = None, **options: Unpack[Options]) -> None:
-        super().__init__(lambda: producers.Producer(address, config, **options))
+    def __init__(
+        self, address: str, config: Config | None = None, *, envelope: bool = False, **options: Unpack[Options]
+    ) -> None:
+        super().__init__(lambda: producers.Producer(address, config, envelope=envelope, **options))
 
     @property
     def address(self) -> str:
@@ -215,6 +226,7 @@ class ProducerPool(_Publisher[pools.ProducerPool]):
         lookupd_topic: str | None = None,
         config: Config | None = None,
         copies: int = 1,
+        envelope: bool = False,
         retry_deadline: float | timedelta = pools.RETRY_DEADLINE_S,
         **options: Unpack[Options],
     ) -> None:
@@ -227,6 +239,7 @@ class ProducerPool(_Publisher[pools.ProducerPool]):
                 lookupd_topic=lookupd_topic,
                 config=config,
                 copies=copies,
+                envelope=envelope,
                 retry_deadline=retry_deadline,
                 **options,
             )
@@ -247,6 +260,10 @@ class Message:
     @property
     def body(self) -> bytes:
         return self._message.body
+
+    @property
+    def headers(self) -> Headers:
+        return self._message.headers
 
     @property
     def id(self) -> bytes:
@@ -307,6 +324,7 @@ class Consumer(_Face[consumers.Consumer]):
         lookupd: Iterable[str] | str = (),
         config: Config | None = None,
         dedupe: DedupeStore | bool = False,
+        envelope: bool = False,
         auto_touch: bool = False,
         on_give_up: Callable[[messages.Message], object] | None = None,
         address_filter: AddressFilter | None = None,
@@ -321,6 +339,7 @@ class Consumer(_Face[consumers.Consumer]):
                 lookupd=lookupd,
                 config=config,
                 dedupe=dedupe,
+                envelope=envelope,
                 auto_touch=auto_touch,
                 on_give_up=on_give_up,
                 address_filter=address_filter,
@@ -398,7 +417,7 @@ class Consumer(_Face[consumers.Consumer]):
         return self._call(_called(self._own().stats))
 
 
-def _taken(bodies: Iterable[Body] | MpubBody) -> list[Body] | MpubBody:
+def _taken(bodies: Iterable[Any] | MpubBody) -> list[Any] | MpubBody:
     """In the caller's thread: what makes the bodies may block, and the loop must not."""
     return bodies if isinstance(bodies, MpubBody) else list(bodies)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import zlib
 from collections.abc import Callable
 
@@ -153,9 +154,8 @@ async def test_auth_is_refused() -> None:
 
 @pytest.mark.parametrize("heartbeat", ["100ms", -1])
 async def test_a_server_that_never_answers(heartbeat: str | int) -> None:
-    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-    async with server:
-        address = "{}:{}".format(*server.sockets[0].getsockname())
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = "{}:{}".format(*silent.getsockname())
         async with Producer(address, read_timeout="150ms", heartbeat_interval=heartbeat) as producer:
             with pytest.raises(NotConnected, match="read_timeout"):
                 async with asyncio.timeout(WAIT_S):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -322,17 +323,16 @@ async def test_nsqlookupds_come_and_go(make_server: Callable[[], AnswerServer]) 
 
 
 async def test_close_ends_a_question_that_gets_no_answer() -> None:
-    silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-    port = silent.sockets[0].getsockname()[1]
-    threads = threading.active_count()
-    discovery = Discovery([f"127.0.0.1:{port}"], "t", NO_POLL, Rounds())
-    discovery.start()
-    await _until(lambda: threading.active_count() > threads)
-    async with asyncio.timeout(WAIT_S):
-        await discovery.close()
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    await _until(lambda: threading.active_count() == threads)
-    silent.close()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        threads = threading.active_count()
+        discovery = Discovery([f"127.0.0.1:{port}"], "t", NO_POLL, Rounds())
+        discovery.start()
+        await _until(lambda: threading.active_count() > threads)
+        async with asyncio.timeout(WAIT_S):
+            await discovery.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        await _until(lambda: threading.active_count() == threads)
 
 
 async def _until(condition: Callable[[], object]) -> None:

@@ -97,7 +97,7 @@ async def _run(daemons: list[Nsqd], topic: str, duration_s: float, *, copies: in
         assert not load.failed, f"{len(load.failed)} of {len(load.acknowledged)}: {load.failed[0]!r}"
     assert kills >= 3, "hardly any nsqd was killed"
     assert len(load.acknowledged) > 100 * duration_s, "hardly anything was published"
-    held = {int(unwrap(body)[1]) for body in await asyncio.to_thread(all_messages, daemons, topic)}
+    held = {int(unwrap(body).body) for body in await asyncio.to_thread(all_messages, daemons, topic)}
     assert not load.acknowledged - held, f"{len(load.acknowledged - held)} of {len(load.acknowledged)} lost"
 
 

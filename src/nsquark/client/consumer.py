@@ -67,6 +67,7 @@ class Consumer:
         lookupd: Iterable[str] | str = (),
         config: Config | None = None,
         dedupe: DedupeStore | bool = False,
+        envelope: bool = False,
         auto_touch: bool = False,
         on_give_up: Callable[[Message], object] | None = None,
         address_filter: AddressFilter | None = None,
@@ -80,6 +81,8 @@ class Consumer:
         self._nsqds = [nsqd] if isinstance(nsqd, str) else list(dict.fromkeys(nsqd))
         self._lookupds = [lookupd] if isinstance(lookupd, str) else list(lookupd)
         self._dedupe: DedupeStore | None = Dedupe() if dedupe is True else None if dedupe is False else dedupe
+        self.opens_envelopes = envelope or self._dedupe is not None
+        """Others see them in front of the body: a body that only looks like one must arrive as it is."""
         self._key_prefix = f"{topic}/{channel}/".encode()
         """Every channel gets each key, and two of them may share a store."""
         self._auto_touch = auto_touch

@@ -28,6 +28,13 @@ class Closed(NsqError):
     """The producer or consumer was closed."""
 
 
+class DecodeFailed(NsqError, ValueError):
+    """A body is not what `Message.decode` was asked for.
+
+    A handler that lets it out gives the message up at once: another attempt would fail in the same way.
+    """
+
+
 class TooMuchOutstanding(NsqError):
     """Too many publishes wait for their answer: await some, or use `publish`, which waits by itself."""
 

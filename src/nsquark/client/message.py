@@ -7,6 +7,8 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from nsquark.client.envelope import NO_HEADERS, Headers
+
 if TYPE_CHECKING:
     from nsquark.client.subscription import Subscription
 
@@ -26,6 +28,7 @@ class Message:
         "auto_response",
         "body",
         "deadline_s",
+        "headers",
         "id",
         "is_answered",
         "key",
@@ -51,7 +54,9 @@ class Message:
         self.id = message_id
         self.body = body
         self.key: bytes | None = None
-        """What its copies have in common, of a producer with `copies`."""
+        """What its copies have in common; None without an envelope."""
+        self.headers: Headers = NO_HEADERS
+        """What its producer gave; a consumer with `envelope=True` reads them."""
         self.auto_response = True
         self.is_answered = False
 

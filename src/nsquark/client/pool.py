@@ -13,11 +13,10 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import TracebackType
-from typing import Final, NamedTuple, Self, Unpack
+from typing import Any, Final, NamedTuple, Self, Unpack
 
-from nsquark.client.checks import Body, check_name, checked_body
+from nsquark.client.checks import check_name, checked_body
 from nsquark.client.config import Config, Options
-from nsquark.client.envelope import new_key, wrap
 from nsquark.client.errors import (
     AuthFailed,
     Closed,
@@ -26,6 +25,7 @@ from nsquark.client.errors import (
     NotConnected,
     TooMuchOutstanding,
 )
+from nsquark.client.packing import Packing, packed, packed_all
 from nsquark.client.pool_discovery import PoolDiscovery
 from nsquark.client.pool_member import Member, may_go_elsewhere
 from nsquark.client.producer import Producer
@@ -92,6 +92,7 @@ class ProducerPool:
         lookupd_topic: str | None = None,
         config: Config | None = None,
         copies: int = 1,
+        envelope: bool = False,
         retry_deadline: float | timedelta = RETRY_DEADLINE_S,
         outstanding_bytes_max: int = OUTSTANDING_BYTES_MAX,
         outstanding_max: int = OUTSTANDING_MAX,
@@ -100,6 +101,7 @@ class ProducerPool:
         """With `lookupd` all nsqds are used that it knows, or with `lookupd_topic` those that carry this topic."""
         self.config = Config.merge(config, options)
         self.copies = copies
+        self._in_envelope = envelope or copies > 1
         self._retry_s = retry_deadline.total_seconds() if isinstance(retry_deadline, timedelta) else retry_deadline
         self._bytes_max = outstanding_bytes_max
         self._count_max = outstanding_max
@@ -160,27 +162,33 @@ class ProducerPool:
 
     # -- publishing --------------------------------------------------------------------------------------
 
-    async def publish(self, topic: str, body: Body) -> None:
+    async def publish(self, topic: str, body: Any, **packing: Unpack[Packing]) -> None:
         """Returns when `copies` nsqds have the message. Waits first while too much is outstanding."""
-        await self._outcome(self._submit(self._pub(topic, body), must_wait=True))
+        await self._outcome(self._submit(self._pub(topic, body, packing), must_wait=True))
 
-    async def multi_publish(self, topic: str, bodies: Iterable[Body] | MpubBody) -> None:
+    async def multi_publish(self, topic: str, bodies: Iterable[Any] | MpubBody, **packing: Unpack[Packing]) -> None:
         """All the messages in one command, to the same nsqds."""
-        await self._outcome(self._submit(self._mpub(topic, bodies), must_wait=True))
+        await self._outcome(self._submit(self._mpub(topic, bodies, packing), must_wait=True))
 
-    async def deferred_publish(self, topic: str, delay: float | timedelta, body: Body) -> None:
+    async def deferred_publish(
+        self, topic: str, delay: float | timedelta, body: Any, **packing: Unpack[Packing]
+    ) -> None:
         """`delay` (seconds) counts from when nsqd takes the message."""
-        await self._outcome(self._submit(self._dpub(topic, delay, body), must_wait=True))
+        await self._outcome(self._submit(self._dpub(topic, delay, body, packing), must_wait=True))
 
-    def publish_nowait(self, topic: str, body: Body) -> asyncio.Future[None]:
+    def publish_nowait(self, topic: str, body: Any, **packing: Unpack[Packing]) -> asyncio.Future[None]:
         """The future has the outcome. TooMuchOutstanding: await some first."""
-        return self._submit(self._pub(topic, body), must_wait=False).future
+        return self._submit(self._pub(topic, body, packing), must_wait=False).future
 
-    def multi_publish_nowait(self, topic: str, bodies: Iterable[Body] | MpubBody) -> asyncio.Future[None]:
-        return self._submit(self._mpub(topic, bodies), must_wait=False).future
+    def multi_publish_nowait(
+        self, topic: str, bodies: Iterable[Any] | MpubBody, **packing: Unpack[Packing]
+    ) -> asyncio.Future[None]:
+        return self._submit(self._mpub(topic, bodies, packing), must_wait=False).future
 
-    def deferred_publish_nowait(self, topic: str, delay: float | timedelta, body: Body) -> asyncio.Future[None]:
-        return self._submit(self._dpub(topic, delay, body), must_wait=False).future
+    def deferred_publish_nowait(
+        self, topic: str, delay: float | timedelta, body: Any, **packing: Unpack[Packing]
+    ) -> asyncio.Future[None]:
+        return self._submit(self._dpub(topic, delay, body, packing), must_wait=False).future
 
     async def ping(self) -> None:
         """Connects to every nsqd that is known; NotConnected if fewer than `copies` of them are there."""
@@ -192,32 +200,30 @@ class ProducerPool:
         if len(members) - len(errors) < self.copies:
             raise NotConnected(f"{self._missing()}{f' - {errors[0]}' if errors else ''}")
 
-    def _pub(self, topic: str, body: Body) -> tuple[Send, int]:
+    def _pub(self, topic: str, body: Any, packing: Packing) -> tuple[Send, int]:
         check_name("topic", topic)
-        wrapped = self._wrapped(body)
-        return lambda producer: producer.publish_nowait(topic, wrapped), len(wrapped)
+        ready = self._packed(body, packing)
+        return lambda producer: producer.publish_nowait(topic, ready), len(ready)
 
-    def _mpub(self, topic: str, bodies: Iterable[Body] | MpubBody) -> tuple[Send, int]:
+    def _mpub(self, topic: str, bodies: Iterable[Any] | MpubBody, packing: Packing) -> tuple[Send, int]:
         check_name("topic", topic)
-        if not isinstance(bodies, MpubBody):
-            packed = MpubBody.of(map(self._wrapped, bodies))
-        elif self.copies == 1:
-            packed = bodies
-        else:
-            raise ConfigError("copies need an envelope around each message: give the bodies one by one")
-        if not packed.count:
+        if packing or self._in_envelope:
+            bodies = packed_all(self._in_envelope, bodies, **packing)
+        ready = bodies if isinstance(bodies, MpubBody) else MpubBody.of(map(checked_body, bodies))
+        if not ready.count:
             raise ValueError("multi_publish needs at least one message")
-        return lambda producer: producer.multi_publish_nowait(topic, packed), len(packed.data)
+        return lambda producer: producer.multi_publish_nowait(topic, ready), len(ready.data)
 
-    def _dpub(self, topic: str, delay: float | timedelta, body: Body) -> tuple[Send, int]:
+    def _dpub(self, topic: str, delay: float | timedelta, body: Any, packing: Packing) -> tuple[Send, int]:
         check_name("topic", topic)
-        wrapped = self._wrapped(body)
-        return lambda producer: producer.deferred_publish_nowait(topic, delay, wrapped), len(wrapped)
+        ready = self._packed(body, packing)
+        return lambda producer: producer.deferred_publish_nowait(topic, delay, ready), len(ready)
 
-    def _wrapped(self, body: Body) -> bytes:
+    def _packed(self, body: Any, packing: Packing) -> bytes:
         """As it goes to nsqd: the same bytes in every copy and every attempt."""
-        body = checked_body(body)
-        return wrap(new_key(), body) if self.copies > 1 else body
+        if packing or self._in_envelope:
+            body = packed(self._in_envelope, body, **packing)
+        return checked_body(body)
 
     # -- a publish's way -----------------------------------------------------------------------------------
 

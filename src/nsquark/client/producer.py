@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 from datetime import timedelta
 from types import TracebackType
-from typing import Final, Self, Unpack, cast
+from typing import Any, Final, Self, Unpack, cast
 
 from nsquark.client.checks import Body, check_name, checked_body
 from nsquark.client.config import Config, Options
@@ -23,6 +23,7 @@ from nsquark.client.errors import (
     TooMuchOutstanding,
 )
 from nsquark.client.handshake import connect
+from nsquark.client.packing import Packing, packed, packed_all
 from nsquark.wire import commands
 from nsquark.wire.commands import MpubBody
 
@@ -47,12 +48,14 @@ class Producer:
         address: str,
         config: Config | None = None,
         *,
+        envelope: bool = False,
         outstanding_bytes_max: int = OUTSTANDING_BYTES_MAX,
         outstanding_max: int = OUTSTANDING_MAX,
         **options: Unpack[Options],
     ) -> None:
         self.address = address
         self.config = Config.merge(config, options)
+        self._in_envelope = envelope
         self._bytes_max = outstanding_bytes_max
         self._count_max = outstanding_max
         self._connection: Connection | None = None
@@ -88,27 +91,33 @@ class Producer:
 
     # -- publishing --------------------------------------------------------------------------------------
 
-    async def publish(self, topic: str, body: Body) -> None:
+    async def publish(self, topic: str, body: Any, **packing: Unpack[Packing]) -> None:
         """Returns when nsqd has the message. Waits first while too much is outstanding."""
-        await self._send_when_room(self._pub(topic, body))
+        await self._send_when_room(self._pub(topic, body, packing))
 
-    async def multi_publish(self, topic: str, bodies: Iterable[Body] | MpubBody) -> None:
+    async def multi_publish(self, topic: str, bodies: Iterable[Any] | MpubBody, **packing: Unpack[Packing]) -> None:
         """All or none of the messages, in one command."""
-        await self._send_when_room(self._mpub(topic, bodies))
+        await self._send_when_room(self._mpub(topic, bodies, packing))
 
-    async def deferred_publish(self, topic: str, delay: float | timedelta, body: Body) -> None:
+    async def deferred_publish(
+        self, topic: str, delay: float | timedelta, body: Any, **packing: Unpack[Packing]
+    ) -> None:
         """The message is given to consumers after `delay` seconds."""
-        await self._send_when_room(self._dpub(topic, delay, body))
+        await self._send_when_room(self._dpub(topic, delay, body, packing))
 
-    def publish_nowait(self, topic: str, body: Body) -> asyncio.Future[None]:
+    def publish_nowait(self, topic: str, body: Any, **packing: Unpack[Packing]) -> asyncio.Future[None]:
         """Sent with this turn's other publishes; the future has the outcome. TooMuchOutstanding: await some first."""
-        return self._send(self._pub(topic, body))
+        return self._send(self._pub(topic, body, packing))
 
-    def multi_publish_nowait(self, topic: str, bodies: Iterable[Body] | MpubBody) -> asyncio.Future[None]:
-        return self._send(self._mpub(topic, bodies))
+    def multi_publish_nowait(
+        self, topic: str, bodies: Iterable[Any] | MpubBody, **packing: Unpack[Packing]
+    ) -> asyncio.Future[None]:
+        return self._send(self._mpub(topic, bodies, packing))
 
-    def deferred_publish_nowait(self, topic: str, delay: float | timedelta, body: Body) -> asyncio.Future[None]:
-        return self._send(self._dpub(topic, delay, body))
+    def deferred_publish_nowait(
+        self, topic: str, delay: float | timedelta, body: Any, **packing: Unpack[Packing]
+    ) -> asyncio.Future[None]:
+        return self._send(self._dpub(topic, delay, body, packing))
 
     async def ping(self) -> None:
         """Connects if needed; as go-nsq's, it does not wait for an answer."""
@@ -124,10 +133,14 @@ class Producer:
 
     # -- commands: what nsqd would refuse, and close the connection for, is refused here ---------------
 
-    def _pub(self, topic: str, body: Body) -> bytes:
+    def _pub(self, topic: str, body: Any, packing: Packing) -> bytes:
+        if packing or self._in_envelope:
+            body = packed(self._in_envelope, body, **packing)
         return commands.pub(self._topics.get(topic) or self._topic(topic), self._checked(body))
 
-    def _mpub(self, topic: str, bodies: Iterable[Body] | MpubBody) -> bytes:
+    def _mpub(self, topic: str, bodies: Iterable[Any] | MpubBody, packing: Packing) -> bytes:
+        if packing or self._in_envelope:
+            bodies = packed_all(self._in_envelope, bodies, **packing)
         name = self._topics.get(topic) or self._topic(topic)
         if not isinstance(bodies, MpubBody):
             listed = list(bodies)
@@ -145,7 +158,9 @@ class Producer:
             )
         return commands.mpub(name, bodies)
 
-    def _dpub(self, topic: str, delay: float | timedelta, body: Body) -> bytes:
+    def _dpub(self, topic: str, delay: float | timedelta, body: Any, packing: Packing) -> bytes:
+        if packing or self._in_envelope:
+            body = packed(self._in_envelope, body, **packing)
         name = self._topics.get(topic) or self._topic(topic)
         seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
         if not (math.isfinite(seconds) and seconds >= 0):

@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from nsquark.client.connection import Connection, RawMessage
-from nsquark.client.envelope import MAGIC, unwrap
+from nsquark.client.envelope import unwrap
 from nsquark.client.errors import NsqError
 from nsquark.client.handshake import Features
 from nsquark.client.message import Message
@@ -72,9 +72,9 @@ class Subscription:
         self.last_message_at_s = now_s = self._loop.time()
         deadline_s = now_s + self._timeout_s
         received = [Message(self, deadline_s, *raw) for raw in messages]
-        for message in received:
-            if message.body.startswith(MAGIC):
-                message.key, message.body = unwrap(message.body)
+        if self._consumer.opens_envelopes:
+            for message in received:
+                message.key, message.headers, message.body = unwrap(message.body)
         self.in_flight.update(received)
         self._consumer.messages_received(received)
 

@@ -1,0 +1,38 @@
+"""What a caller publishes becomes the bytes that nsqd gets: encoded if asked for, and put into an envelope."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypedDict, Unpack
+
+from nsquark.client.checks import Body, checked_body
+from nsquark.client.envelope import NO_HEADERS, Headers, new_key, wrap
+from nsquark.client.errors import ConfigError
+from nsquark.client.typed import Encode, encoded
+from nsquark.wire.commands import MpubBody
+
+
+class Packing(TypedDict, total=False):
+    """What every publish method takes by keyword."""
+
+    encode: Encode | None
+    """`"json"`, `"msgpack"` or a function that makes bytes of the value. Without it the body is bytes."""
+    headers: Headers | None
+    """Texts by name, for a producer with `envelope=True`; of `multi_publish`, for each of its messages."""
+
+
+def packed(in_envelope: bool, value: Any, *, encode: Encode | None = None, headers: Headers | None = None) -> Body:
+    """The body of one message. An envelope gets a key of its own, which copies and retries of these bytes share."""
+    body: Body = value if encode is None else encoded(value, encode)
+    if in_envelope:
+        return wrap(new_key(), checked_body(body), headers or NO_HEADERS)
+    if headers:
+        raise ConfigError("headers travel in an envelope: make the producer with envelope=True")
+    return body
+
+
+def packed_all(in_envelope: bool, values: Iterable[Any] | MpubBody, **packing: Unpack[Packing]) -> list[Body]:
+    """The bodies of one command, each as `packed` makes it."""
+    if isinstance(values, MpubBody):
+        raise ConfigError("these messages are packed already: give the bodies one by one to encode or envelope them")
+    return [packed(in_envelope, value, **packing) for value in values]

@@ -1,0 +1,56 @@
+"""Values instead of bytes: JSON and msgpack by msgspec, or functions of the user."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+import msgspec
+
+from nsquark.client.errors import ConfigError, DecodeFailed
+
+Encode = Literal["json", "msgpack"] | Callable[[Any], bytes]
+Decode = Literal["json", "msgpack"] | Callable[[bytes], Any]
+
+DECODERS_MAX: Final = 256
+"""Decoders that are kept, each for one type: making one takes longer than using it."""
+
+_encode_json: Final = msgspec.json.Encoder().encode
+_encode_msgpack: Final = msgspec.msgpack.Encoder().encode
+
+
+def encoded(value: Any, encode: Encode) -> bytes:
+    """The bytes of a value; an error of the encoder goes to the caller."""
+    if encode == "json":
+        return _encode_json(value)
+    if encode == "msgpack":
+        return _encode_msgpack(value)
+    if callable(encode):
+        return encode(value)
+    raise _unknown("encode", encode)
+
+
+def decoded(body: bytes, kind: Any, decode: Decode) -> Any:
+    """The value in a body, or DecodeFailed, whatever the decoder raised."""
+    if callable(decode):
+        decoder, name = decode, getattr(decode, "__qualname__", repr(decode))
+    else:
+        decoder, name = _decoder(kind, decode), f"{decode} of type {getattr(kind, '__qualname__', kind)}"
+    try:
+        return decoder(body)
+    except Exception as error:
+        raise DecodeFailed(f"not {name}: {error}") from error
+
+
+@functools.lru_cache(DECODERS_MAX)
+def _decoder(kind: Any, decode: str) -> Callable[[bytes], Any]:
+    if decode == "json":
+        return msgspec.json.Decoder(kind).decode
+    if decode == "msgpack":
+        return msgspec.msgpack.Decoder(kind).decode
+    raise _unknown("decode", decode)
+
+
+def _unknown(option: str, value: object) -> ConfigError:
+    return ConfigError(f'{option}={value!r}: give "json", "msgpack" or a function')
