@@ -188,7 +188,8 @@ class Wire:
 
     def expect(self, data: bytes | str, kind: int = RESPONSE) -> None:
         wanted = data.encode() if isinstance(data, str) else data
-        assert self.read_frame() == Frame(kind, wanted)
+        frame = self.read_frame()
+        assert frame == Frame(kind, wanted), frame
 
     def expect_ok(self, times: int = 1) -> None:
         for _ in range(times):

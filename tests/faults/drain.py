@@ -1,0 +1,120 @@
+"""Takes everything out of an nsqd: the last step of every check, and the one that counts."""
+
+import contextlib
+import select
+import time
+from collections.abc import Iterable
+
+from faults.fates import COSTS_NOTHING, Accident, Book, Deliveries, Received, Tally
+from harness import ClosedError, Nsqd, StartError, Wire
+from nsquark.kernel.frames import FrameScanner
+
+RDY = 500
+DRAIN_TIMEOUT_S = 30.0
+POLL_S = 0.05
+HEARTBEAT = b"_heartbeat_"
+WAITING = ("depth", "in_flight_count", "deferred_count")
+
+
+class NotDrained(Exception):
+    """Something is left that does not come."""
+
+
+class _Tap:
+    """One channel being emptied."""
+
+    def __init__(self, daemon: Nsqd, topic: str, channel: str) -> None:
+        self.received: list[Received] = []
+        self.wire: Wire = daemon.connect()
+        self.wire.subscribe(topic, channel, rdy=RDY, msg_timeout=60_000)
+        self._scanner = FrameScanner()
+        self._rest = self.wire.take_pending()
+        self._take(b"")
+
+    def fileno(self) -> int:
+        return self.wire.socket.fileno()
+
+    def read(self) -> None:
+        self._take(self.wire.receive())
+
+    def _take(self, new: bytes) -> None:
+        data = self._rest + new
+        consumed, messages, others = self._scanner.scan(data, 0, len(data))
+        self._rest = data[consumed:]
+        for _, text in others:
+            assert text == HEARTBEAT, text
+            self.wire.NOP()
+        self.received += [Received(message_id, body) for _, _, message_id, body in messages]
+        self.wire.send(b"".join(b"FIN %b\n" % message[2] for message in messages))
+
+
+def drain(daemon: Nsqd, channels: Iterable[tuple[str, str]], timeout_s: float = DRAIN_TIMEOUT_S) -> Deliveries:
+    """Everything these channels have, deferred messages included."""
+    wanted = list(channels)
+    for topic, channel in wanted:
+        daemon.post("/channel/unpause", topic=topic, channel=channel)
+        daemon.post("/topic/unpause", topic=topic)
+    deadline = time.monotonic() + timeout_s
+    with contextlib.ExitStack() as stack:
+        taps = {}
+        for key in wanted:
+            taps[key] = _Tap(daemon, *key)
+            stack.callback(taps[key].wire.close)
+        while time.monotonic() < deadline:
+            ready, _, _ = select.select(taps.values(), [], [], POLL_S)
+            for tap in ready:
+                tap.read()
+            if not ready and not waiting(daemon, wanted):
+                return {key: tap.received for key, tap in taps.items()}
+    raise NotDrained(f"not drained in {timeout_s:.0f} s: {waiting(daemon, wanted)}")
+
+
+def waiting(daemon: Nsqd, channels: list[tuple[str, str]]) -> dict[str, dict[str, int]]:
+    """What /stats says is still to come, by channel."""
+    left = {}
+    for topic in daemon.stats(include_clients="false", include_mem="false")["topics"]:
+        for channel in topic["channels"] or []:
+            counts = {name: channel[name] for name in WAITING}
+            counts["in the topic"] = topic["depth"]
+            key = (topic["topic_name"], channel["channel_name"])
+            if key in channels and any(counts.values()):
+                left[":".join(key)] = counts
+    return left
+
+
+def start_and_judge(daemon: Nsqd, book: Book, accident: Accident = COSTS_NOTHING) -> Tally:
+    """Starts nsqd on whatever is there and takes everything out of it. It is stopped cleanly at the end."""
+    try:
+        daemon.start()
+    except StartError as error:
+        return refused_start(error)
+    return drain_and_judge(daemon, book, accident)
+
+
+def drain_and_judge(daemon: Nsqd, book: Book, accident: Accident = COSTS_NOTHING) -> Tally:
+    trouble: list[str] = []
+    wanted = [(one.topic, one.name) for one in book.channels_at(accident)]
+    received: Deliveries = {}
+    try:
+        received = drain(daemon, wanted)
+    except (NotDrained, ClosedError, OSError, AssertionError) as error:
+        trouble.append(f"{type(error).__name__}: {str(error)[:300]}")
+        trouble += daemon.log.splitlines()[-5:]
+    tally = book.judge(received, accident)
+    tally.faults += trouble
+    if daemon.is_running and daemon.stop() != 0:
+        tally.faults.append("SIGTERM ends in " + " / ".join(daemon.log.splitlines()[-3:]))
+    for text in ("Traceback", "INTERNAL"):
+        if text in daemon.log:
+            at = daemon.log.index(text)
+            tally.faults.append(f"{text} in the log: {daemon.log[at : at + 200]!r} ... {daemon.log[-300:]!r}")
+    return tally
+
+
+def refused_start(error: StartError) -> Tally:
+    """A start that fails must say why in a sentence; a traceback is none."""
+    last = error.log.splitlines()[-1] if error.log else "(nothing)"
+    says_why = "Traceback" not in error.log and "FATAL" in error.log
+    tally = Tally(rounds=1, faults=[f"does not start, exit code {error.exit_code}: {last[:300]}"])
+    tally.refused = 0 if says_why else 1
+    return tally

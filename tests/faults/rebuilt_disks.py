@@ -1,0 +1,145 @@
+"""Power cuts: nsqd's calls are recorded under a workload, and nsqd is started on disks as they may be after a cut.
+
+    .venv/bin/python -m tests.faults.torture --kinds power --seconds 60 --seed 1
+
+Each recording is cut at random calls, and just before and after every kind of call that promises something. For each cut
+and each model of crash_states.py a disk is rebuilt, a real nsqd is started on it, and all its channels are drained.
+"""
+
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from broker.nsq_files import Stored, write_messages, write_metadata
+from faults.crash_states import MODELS, Disk
+from faults.drain import start_and_judge
+from faults.fates import Accident, Book, Tally
+from faults.script import LIVELY, Script
+from faults.shim import Call, Shim
+from harness import Nsqd
+
+SYNC_TIMEOUT_S = 0.2
+SLACK_S = 0.8
+"""How late a sync may be on a busy machine."""
+FLAGS = ("--max-bytes-per-file=16384", f"--sync-timeout={int(SYNC_TIMEOUT_S * 1000)}ms")
+MODES = {"default": (), "sync-every=1": ("--sync-every=1",)}
+TURNING_POINTS = ("sync", "rename", "unlink", "create", "mkdir")
+STEPS = 150
+STEP_S = 0.012
+
+
+@dataclass
+class Recording:
+    """A workload that was run once, and what its nsqds did to the disk."""
+
+    book: Book
+    before: Disk
+    calls: list[Call]
+    mode: str
+    flags: tuple[str, ...]
+    slowest_sync_s: float = 0.0
+    ends: list[int] = field(default_factory=list)
+
+    def accident(self, cut: int, model: str) -> Accident:
+        """What a power cut after this many calls may cost."""
+        at_s = self.calls[cut - 1].time_s if cut else 0.0
+        if model == "journal":
+            return Accident(at_s)
+        unsynced_s = SYNC_TIMEOUT_S + SLACK_S + self.slowest_sync_s
+        return Accident(at_s, 0.0 if self.mode == "sync-every=1" else unsynced_s, unsynced_s)
+
+    def cuts(self, rng: random.Random, count: int) -> list[int]:
+        """Half of them anywhere, half at calls after which something may be relied on."""
+        turning = [index for index, call in enumerate(self.calls) if call.kind in TURNING_POINTS]
+        chosen = {rng.randrange(len(self.calls)) for _ in range(count // 2)}
+        while len(chosen) < count and turning:
+            chosen.add(min(len(self.calls), rng.choice(turning) + rng.randint(0, 1)))
+        return sorted(chosen)
+
+
+def record(directory: Path, mode: str, seed: int, *, takeover: bool = False, steps: int = STEPS) -> Recording:
+    """Runs the script, with a kill and a restart on the way, and a clean stop at the end."""
+    rng = random.Random(seed)
+    data_path = directory / "data"
+    data_path.mkdir(parents=True)
+    book = Book()
+    if takeover:
+        _leave_nsq_files(data_path, book)
+    before = Disk(data_path)
+    shim = Shim(directory, data_path, record=True)
+    flags = (*FLAGS, *MODES[mode])
+    daemon = Nsqd(data_path, *flags, environment=shim.environment)
+    with daemon:
+        script = Script(daemon, book, seed)
+        script.set_up()
+        script.run(steps, STEP_S)
+        script.close()
+        if rng.random() < 0.5:
+            daemon.restart(crash=rng.random() < 0.7)
+            again = Script(daemon, book, seed + 1)
+            again.run(steps // 2, STEP_S)
+            again.close()
+        daemon.stop()
+    assert not script.refusals, script.refusals[:3]
+    calls = list(shim.trace())
+    return Recording(book, before, calls, mode, flags, _slowest_sync_s(calls))
+
+
+def _leave_nsq_files(data_path: Path, book: Book) -> None:
+    bodies = [b"nsq/%d" % number for number in range(300)]
+    book.found("old", bodies)
+    book.add_channel("old", LIVELY, made_s=0.0)
+    write_metadata(data_path, {"old": {LIVELY: False}})
+    write_messages(data_path, "old", [Stored(body) for body in bodies[:200]])
+    write_messages(data_path, f"old:{LIVELY}", [Stored(body) for body in bodies[200:]])
+
+
+def _slowest_sync_s(calls: list[Call]) -> float:
+    begun: dict[int, float] = {}
+    slowest_s = 0.0
+    for call in calls:
+        if call.kind == "sync begins":
+            begun[call.size] = call.time_s
+        elif call.kind == "sync":
+            slowest_s = max(slowest_s, call.time_s - begun.pop(call.size, call.time_s))
+    return slowest_s
+
+
+def check_cuts(recording: Recording, cuts: list[int], models: tuple[str, ...], seed: int) -> Iterator[Tally]:
+    """A verdict for each cut and model. The recording's disk is used up by it."""
+    rng = random.Random(seed)
+    done = 0
+    for cut in cuts:
+        recording.before.apply(recording.calls[done:cut])
+        done = cut
+        for model in models:
+            yield _check(recording, cut, model, rng)
+
+
+def _check(recording: Recording, cut: int, model: str, rng: random.Random) -> Tally:
+    target = Path(tempfile.mkdtemp(prefix="disk"))
+    try:
+        recording.before.rebuild(target, model, rng)
+        with_nothing_between = Nsqd(target, *recording.flags)
+        try:
+            tally = start_and_judge(with_nothing_between, recording.book, recording.accident(cut, model))
+        finally:
+            with_nothing_between.kill()
+    finally:
+        shutil.rmtree(target, ignore_errors=True)
+    where = f"{recording.mode}, {model}, after call {cut} of {len(recording.calls)}"
+    tally.faults = [f"{where}: {fault}" for fault in tally.faults]
+    return tally
+
+
+def rounds(seed: int) -> Iterator[Tally]:
+    """Recordings without end, each cut a few times."""
+    rng = random.Random(seed)
+    while True:
+        for mode in MODES:
+            with tempfile.TemporaryDirectory() as directory:
+                recording = record(Path(directory), mode, rng.getrandbits(32), takeover=rng.random() < 0.3)
+                yield from check_cuts(recording, recording.cuts(rng, 10), MODELS, rng.getrandbits(32))

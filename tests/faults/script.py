@@ -1,0 +1,232 @@
+"""One client that does everything clients do, in an order that a seed decides, and keeps a book of it.
+
+It is the workload of checks that interrupt nsqd at exact places: calls that fail, disks cut at a call. Many clients at
+once are in load.py. Refusals are normal here: what was not acknowledged is not owed.
+"""
+
+import contextlib
+import http.client
+import random
+import time
+from collections.abc import Callable
+
+from faults.fates import Book
+from harness import ClosedError, Message, Nsqd, Wire, mpub_messages
+from harness.wire import ERROR, HEARTBEAT, MESSAGE
+
+OK = b"OK"
+SOON_MS = 1500
+"""No message waits longer than this, so that everything can be drained."""
+MSG_TIMEOUT_MS = 2000
+NO_HEARTBEATS = -1
+RDY = 40
+MESSAGES_AT_A_TIME = 30
+LIVELY, SECOND, HELD, SCRATCH = "lively", "second", "held", "scratch"
+
+
+class Refused(Exception):
+    """nsqd said no, or went away."""
+
+
+class Script:
+    """Topics: `orders` with two channels, `held` whose first messages are never finished, `scratch` that is emptied."""
+
+    def __init__(self, daemon: Nsqd, book: Book, seed: int, body_bytes: int = 400) -> None:
+        self.daemon = daemon
+        self.book = book
+        self.random = random.Random(seed)
+        self.refusals: list[str] = []
+        self._body_bytes = body_bytes
+        self._name = f"s{seed % 10**6}"
+        self._number = 0
+        self._publisher: Wire | None = None
+        self._consumers: dict[tuple[str, str], Wire] = {}
+        self._new_topics: list[str] = []
+        self._unfinished_tokens: list[tuple[str, str, list[bytes]]] = []
+        self._steps: list[tuple[int, Callable[[], None]]] = [
+            (30, self.pub),
+            (20, self.mpub),
+            (15, self.dpub),
+            (5, self.pub_by_http),
+            (20, self.consume),
+            (6, self.append_once),
+            (2, self.new_topic),
+            (2, self.pause),
+            (1, self.empty),
+            (1, self.make_and_delete),
+        ]
+
+    # -- running -------------------------------------------------------------------------------------------
+
+    def set_up(self) -> None:
+        """Makes the channels, before anything is published to them."""
+        for topic, channel in (("orders", LIVELY), ("orders", SECOND), ("held", HELD), ("scratch", SCRATCH)):
+            self._carry_out(lambda topic=topic, channel=channel: self._make_channel(topic, channel))  # type: ignore[misc]
+
+    def run(self, steps: int, pause_s: float = 0.0) -> None:
+        weights = [weight for weight, _ in self._steps]
+        for _ in range(steps):
+            (_, step) = self.random.choices(self._steps, weights)[0]
+            self._carry_out(step)
+            if pause_s:
+                time.sleep(self.random.uniform(0, 2 * pause_s))
+
+    def _carry_out(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except (Refused, ClosedError, OSError, http.client.HTTPException) as error:
+            self.refusals.append(f"{getattr(step, '__name__', 'set up')}: {error}")
+            self._drop_publisher()
+
+    def close(self) -> None:
+        self._drop_publisher()
+        for wire in self._consumers.values():
+            wire.close()
+        self._consumers = {}
+
+    # -- publishing ----------------------------------------------------------------------------------------
+
+    def pub(self) -> None:
+        self._publish(self._topic(), 1, lambda wire, topic, bodies: wire.PUB(topic, bodies[0]))
+
+    def mpub(self) -> None:
+        count = self.random.randint(2, 20)
+        self._publish(self._topic(), count, lambda wire, topic, bodies: wire.MPUB(topic, bodies))
+
+    def dpub(self) -> None:
+        delay_ms = self.random.randint(1, SOON_MS)
+        self._publish(self._topic(), 1, lambda wire, topic, bodies: wire.DPUB(topic, delay_ms, bodies[0]))
+
+    def pub_by_http(self) -> None:
+        topic, bodies = self._topic(), self._bodies(1)
+        self.book.send(topic, bodies)
+        reply = self.daemon.post("/pub", bodies[0], topic=topic)
+        if reply.status != 200:
+            raise Refused(f"HTTP {reply.status} {reply.text}")
+        self.book.acknowledge(bodies)
+
+    def append_once(self) -> None:
+        """A staged append. One whose outcome is not known is tried again, as its writer would."""
+        if self._unfinished_tokens:
+            topic, token, bodies = self._unfinished_tokens[0]
+        else:
+            topic, token, bodies = (
+                self._topic(),
+                f"{self._name}.{self._number}",
+                self._bodies(self.random.randint(1, 30)),
+            )
+            self._unfinished_tokens.append((topic, token, bodies))
+        self.book.send(topic, bodies)
+        for path, body in (("/log/stage", mpub_messages(bodies)), ("/log/append", b"")):
+            reply = self.daemon.post(path, body, topic=topic, token=token, part=0)
+            if reply.status != 200:
+                raise Refused(f"{path} HTTP {reply.status} {reply.text}")
+        self.book.acknowledge(bodies, synced=True)
+        self._unfinished_tokens.pop(0)
+
+    def _publish(self, topic: str, count: int, send: Callable[[Wire, str, list[bytes]], None]) -> None:
+        bodies = self._bodies(count)
+        self.book.send(topic, bodies)
+        if self._publisher is None:
+            self._publisher = self.daemon.connect()
+            self._publisher.identify(heartbeat_interval=NO_HEARTBEATS)
+        send(self._publisher, topic, bodies)
+        answer = self._publisher.read_frame()
+        if answer.data != OK:
+            raise Refused(answer.data.decode())
+        self.book.acknowledge(bodies)
+
+    def _topic(self) -> str:
+        return self.random.choice(["orders", "orders", "held", "scratch", *self._new_topics[-3:]])
+
+    def _bodies(self, count: int) -> list[bytes]:
+        bodies = []
+        for _ in range(count):
+            self._number += 1
+            size = self.random.choice((0, self._body_bytes, self.random.randint(0, 2 * self._body_bytes)))
+            bodies.append(f"{self._name}/{self._number}/".encode() + b"." * size)
+        return bodies
+
+    def _drop_publisher(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
+            self._publisher = None
+
+    # -- consuming -----------------------------------------------------------------------------------------
+
+    def consume(self) -> None:
+        key = self.random.choice([("orders", LIVELY), ("held", HELD)])
+        wire = self._consumers.get(key)
+        if wire is None:
+            wire = self.daemon.connect()
+            wire.subscribe(*key, rdy=RDY, msg_timeout=MSG_TIMEOUT_MS)
+            self._consumers[key] = wire
+        try:
+            self._answer(wire, key[1])
+        except (ClosedError, OSError):
+            self._consumers.pop(key).close()
+            raise
+
+    def _answer(self, wire: Wire, channel: str) -> None:
+        for _ in range(MESSAGES_AT_A_TIME):
+            try:
+                frame = wire.read_frame(0.02)
+            except TimeoutError:
+                return
+            if frame.kind == ERROR and b"_FAILED" in frame.data:  # it had timed out meanwhile
+                continue
+            if frame.data == HEARTBEAT:
+                wire.NOP()
+                continue
+            if frame.kind != MESSAGE:
+                raise Refused(repr(frame))
+            self._decide(wire, channel, Message.parse(frame.data))
+
+    def _decide(self, wire: Wire, channel: str, message: Message) -> None:
+        luck = self.random.random()
+        if channel == HELD and message.body[-1:] == b"/":
+            wire.TOUCH(message.id)  # short ones are never finished: they are parked, and kept
+        elif luck < 0.75:
+            self.book.release(channel, message.body)
+            wire.FIN(message.id)
+        elif luck < 0.9:
+            wire.REQ(message.id, self.random.choice((0, 0, self.random.randint(1, SOON_MS))))
+
+    # -- what operators do ---------------------------------------------------------------------------------
+
+    def new_topic(self) -> None:
+        topic = f"new.{self._name}.{len(self._new_topics)}"
+        self._make_channel(topic, LIVELY)
+        self._new_topics.append(topic)
+
+    def _make_channel(self, topic: str, channel: str) -> None:
+        with self.daemon.connect() as wire:
+            wire.SUB(topic, channel)
+            answer = wire.read_frame()
+        if answer.data != OK:
+            raise Refused(answer.data.decode())
+        self.book.add_channel(topic, channel)
+
+    def pause(self) -> None:
+        for verb in ("pause", "unpause"):
+            self._post(f"/topic/{verb}", topic="orders")
+            self._post(f"/channel/{verb}", topic="held", channel=HELD)
+
+    def empty(self) -> None:
+        self.book.empty("scratch", SCRATCH)
+        self._post("/channel/empty", topic="scratch", channel=SCRATCH)
+
+    def make_and_delete(self) -> None:
+        self._post("/channel/create", topic="orders", channel="passing")
+        self._post("/channel/delete", topic="orders", channel="passing")
+
+    def _post(self, path: str, **query: str) -> None:
+        reply = self.daemon.post(path, **query)
+        if reply.status != 200:
+            raise Refused(f"{path} HTTP {reply.status} {reply.text}")
+
+
+def settle(daemon: Nsqd) -> None:
+    """A round trip after everything else; what was sent before is carried out."""
+    with contextlib.suppress(ClosedError, OSError, AssertionError), daemon.connect() as wire:
+        wire.assert_usable()
