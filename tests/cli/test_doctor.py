@@ -142,3 +142,12 @@ def test_an_nsqd_that_is_not_healthy(tmp_path: Path, fake_nsqd: str, monkeypatch
     result = nsquark("doctor", "--dir", str(tmp_path), "--nsqd", fake_nsqd)
     assert result.returncode == 1
     assert "no space left on device" in line(result.stdout, "broken", f"nsqd {fake_nsqd}")
+
+
+def test_what_daemons_say_of_themselves_moves_no_cursor(
+    tmp_path: Path, fake_nsqd: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeNsqd, "ping", (500, b"NOK\nok       forged\x1b[2J" + b"y" * 100_000))
+    result = nsquark("doctor", "--dir", str(tmp_path), "--nsqd", fake_nsqd)
+    assert r"NOK\nok       forged\x1b[2Jyyy" in line(result.stdout, "broken", f"nsqd {fake_nsqd}")
+    assert all(text.isprintable() and len(text) < 5000 for text in result.stdout.split("\n"))

@@ -1,9 +1,7 @@
 """nsqd's side of discovery alone: LookupPeers against real nsqlookupds, and against servers that are none."""
 
 import asyncio
-import socket
 import struct
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -12,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from harness import FaultProxy, eventually
-from harness.lookupd import Nsqlookupd
+from harness.lookupd import Impostor, Nsqlookupd
 from nsquark.broker import lookup
 from nsquark.broker.lookup import LookupPeers, Registration
 from nsquark.cli.logs import Level, LineWriter, Logger
@@ -205,36 +203,6 @@ async def test_channels_are_those_any_nsqlookupd_knows(nsqd: Cluster, pair: tupl
 
 
 # Servers that are no nsqlookupd
-
-
-class Impostor:
-    """Answers everything with the same bytes."""
-
-    def __init__(self, answer: bytes) -> None:
-        self._answer = answer
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self.connections = 0
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            self.connections += 1
-            with connection:
-                connection.settimeout(5)
-                try:
-                    connection.sendall(self._answer)
-                    while connection.recv(4096):
-                        pass
-                except OSError:
-                    pass
-
-    def close(self) -> None:
-        self._listener.close()
 
 
 def framed(data: bytes) -> bytes:

@@ -240,3 +240,33 @@ def identify_raw(body: bytes) -> bytes:
 
 def _target(path: str, query: dict[str, str]) -> str:
     return f"{path}?{urllib.parse.urlencode(query)}" if query else path
+
+
+class Impostor:
+    """Answers everything with the same bytes."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.connections = 0
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            with connection:
+                connection.settimeout(5)
+                try:
+                    connection.sendall(self._answer)
+                    while connection.recv(4096):
+                        pass
+                except OSError:
+                    pass
+
+    def close(self) -> None:
+        self._listener.close()

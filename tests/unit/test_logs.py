@@ -1,5 +1,8 @@
 """Log lines: their form, and that a reader who does not read never holds the daemon up."""
 
+import asyncio
+import io
+import logging
 import os
 import re
 import subprocess
@@ -9,7 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from nsquark.cli.logs import Level, LineWriter, Logger
+from nsquark.cli.logs import Level, LineWriter, Logger, library_log
+from nsquark.wire.printable import TEXT_CHARS_MAX
 
 LINE = re.compile(r"\[nsqd\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} (DEBUG|INFO|WARNING|ERROR|FATAL): (.*)")
 
@@ -33,7 +37,73 @@ def test_line_form_and_levels(pipe: tuple[int, int]) -> None:
     assert logger.flush()
     matches = [LINE.fullmatch(line) for line in lines_of(pipe[0])]
     assert [match and match[1] for match in matches] == ["DEBUG", "INFO", "WARNING", "ERROR", "FATAL"]
-    assert all(match and match[2] == "a text \\udcff" for match in matches)
+    assert all(match and match[2] == "a text \\xff" for match in matches)
+
+
+FORGED = "x\n[nsqd] 2026/01/01 00:00:00.000000 INFO: forged\r\x1b[2J\x9b1m\u202e\u2028\x00"
+
+
+def test_a_text_is_one_line_and_moves_no_cursor(pipe: tuple[int, int]) -> None:
+    logger = Logger("[nsqd] ", Level.INFO, LineWriter(pipe[1]))
+    logger.error(FORGED)
+    logger.info("y" * 1_000_000)
+    assert logger.flush()
+    first, second = lines_of(pipe[0])
+    assert first.isprintable()
+    assert first.endswith(r"ERROR: x\n[nsqd] 2026/01/01 00:00:00.000000 INFO: forged\r\x1b[2J\u009b1m\u202e\u2028\x00")
+    assert len(second) < TEXT_CHARS_MAX + 200
+    assert second.endswith(f"... ({1_000_000 - TEXT_CHARS_MAX} more characters)")
+
+
+def test_the_lines_of_a_traceback_are_not_taken_for_others(pipe: tuple[int, int]) -> None:
+    logger = Logger("[nsqd] ", Level.INFO, LineWriter(pipe[1]))
+    try:
+        raise ValueError(FORGED)
+    except ValueError as error:
+        logger.failure("GET /\n failed", error)
+    assert logger.flush()
+    head, *trace = lines_of(pipe[0])
+    assert head.endswith(r"ERROR: GET /\n failed")
+    assert trace[0] == "    Traceback (most recent call last):"
+    assert all(line.startswith("    ") and line.isprintable() for line in trace)
+
+
+def test_what_fails_in_the_loop_is_logged_as_all_else(pipe: tuple[int, int]) -> None:
+    logger = Logger("[nsqd] ", Level.INFO, LineWriter(pipe[1]))
+
+    def fail() -> None:
+        raise ValueError(FORGED)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        logger.report_failures(loop)
+        loop.call_soon(fail)
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert logger.flush()
+    head, *trace = lines_of(pipe[0])
+    assert "ERROR: LOOP: Exception in callback" in head
+    assert trace and all(line.startswith("    ") and line.isprintable() for line in trace)
+
+
+def test_the_libraries_say_printable_things_to_any_handler() -> None:
+    said = io.StringIO()
+    handler = logging.StreamHandler(said)
+    log = library_log("nsquark.client")
+    log.addHandler(handler)
+    try:
+        log.error("%s: %s", "127.0.0.1:4150", FORGED)
+        try:
+            raise ValueError("\x1b[2J")
+        except ValueError:
+            log.exception("failed")
+    finally:
+        log.removeHandler(handler)
+    first, *rest = said.getvalue().splitlines()
+    assert first.startswith("127.0.0.1:4150: x\\n[nsqd]")
+    assert rest[-1] == "ValueError: \\x1b[2J"
+    assert all(line.isprintable() for line in (first, *rest))
 
 
 def test_time_is_local_and_current(pipe: tuple[int, int]) -> None:

@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 async def _serve(options: Options, logger: Logger, data: DataPath) -> None:
     loop = asyncio.get_running_loop()
+    logger.report_failures(loop)
     stop = asyncio.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, stop.set)

@@ -10,6 +10,7 @@ from nsquark.broker.memory import MemoryStats
 from nsquark.broker.stats import ChannelStats, ClientStats, Latency, Stats, TopicStats
 from nsquark.cli.durations import Duration
 from nsquark.cli.version import version_line
+from nsquark.wire.printable import printable
 
 SECOND_NS = 1_000_000_000
 
@@ -61,7 +62,7 @@ def _channel(channel: ChannelStats) -> str:
 
 def _client(client: ClientStats) -> str:
     port = client.remote_address.rpartition(":")[2] if ":" in client.remote_address else ""
-    name = f"{client.hostname}:{port} {client.user_agent}"
+    name = printable(f"{client.hostname}:{port} {client.user_agent}")
     age = Duration((int(time.time()) - client.connect_ts) * SECOND_NS)
     if isinstance(client.pub_counts, list):
         total = sum(published.count for published in client.pub_counts)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from nsquark.wire.printable import printable
+
 SUBJECT_WIDTH: Final = 28
 
 
@@ -46,6 +48,6 @@ def show(findings: Iterable[Finding]) -> None:
         label = f"{word:7}"
         if is_coloured:
             label = f"\x1b[{colour}m{label}\x1b[0m"
-        print(f"{label}  {finding.subject:{SUBJECT_WIDTH}}  {finding.text}")
+        print(f"{label}  {printable(finding.subject):{SUBJECT_WIDTH}}  {printable(finding.text)}")
         if finding.advice:
-            print(f"         -> {finding.advice}")
+            print(f"         -> {printable(finding.advice)}")

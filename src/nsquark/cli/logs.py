@@ -4,14 +4,23 @@ A line is handed to a thread that writes it. When nobody reads stderr (a full pi
 thread waits, the queue fills, and further lines are dropped and counted; the event loop goes on serving.
 """
 
+from __future__ import annotations
+
 import atexit
+import logging
 import os
 import select
 import threading
 import time
+import traceback
 from collections import deque
 from enum import IntEnum
-from typing import Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from nsquark.wire.printable import printable, printable_lines
+
+if TYPE_CHECKING:
+    import asyncio
 
 # What may wait for stderr: a few seconds of heavy logging, too little to matter for the daemon's memory.
 QUEUE_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -125,7 +134,10 @@ _stderr = LineWriter(STDERR_FD)
 
 
 class Logger:
-    """`<prefix>YYYY/MM/DD HH:MM:SS.micros LEVEL: text`, in local time. `level` may be changed at any time."""
+    """`<prefix>YYYY/MM/DD HH:MM:SS.micros LEVEL: text`, in local time. `level` may be changed at any time.
+
+    A text is one line, whatever peers have put into it: see `printable`.
+    """
 
     def __init__(self, prefix: str, level: Level, writer: LineWriter = _stderr) -> None:
         self.prefix = prefix
@@ -150,6 +162,25 @@ class Logger:
         """A last word: the caller ends the program after it."""
         self._log(Level.FATAL, text)
 
+    def failure(self, text: str, error: BaseException) -> None:
+        """An unexpected error with its traceback, which is indented: no line of it can be taken for one of ours."""
+        self.error(text)
+        if self.level <= Level.ERROR:
+            for line in printable_lines("".join(traceback.format_exception(error)).rstrip()).split("\n"):
+                self._writer.put(_encoded(f"    {line}\n"))
+
+    def report_failures(self, loop: asyncio.AbstractEventLoop) -> None:
+        """From now on what fails in the loop with nobody to tell is told here."""
+
+        def report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            error = context.get("exception")
+            if isinstance(error, BaseException):
+                self.failure(f"LOOP: {context['message']}", error)
+            else:
+                self.error(f"LOOP: {context['message']}")
+
+        loop.set_exception_handler(report)
+
     def flush(self, timeout_seconds: float = FLUSH_AT_EXIT_SECONDS_MAX) -> bool:
         return self._writer.flush(timeout_seconds)
 
@@ -165,5 +196,27 @@ class Logger:
         if second != self._second:
             self._second_text = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(second))
             self._second = second
-        line = f"{self.prefix}{self._second_text}.{ns // 1000:06d} {level.name}: {text}\n"
-        self._writer.put(line.encode("utf-8", "backslashreplace"))
+        line = f"{self.prefix}{self._second_text}.{ns // 1000:06d} {level.name}: {printable(text)}\n"
+        self._writer.put(_encoded(line))
+
+
+def _encoded(line: str) -> bytes:
+    return line.encode("utf-8", "backslashreplace")
+
+
+def library_log(name: str) -> logging.Logger:
+    """The logger of a part that runs in other programs: what it says is printable, wherever they let it be written."""
+    log = logging.getLogger(name)
+    if _make_printable not in log.filters:
+        log.addFilter(_make_printable)
+    return log
+
+
+def _make_printable(record: logging.LogRecord) -> bool:
+    said = record.getMessage()
+    shown = printable(said)
+    if shown != said:
+        record.msg, record.args = shown, ()
+    if record.exc_info and record.exc_info[0] is not None:
+        record.exc_text = printable_lines(logging.Formatter().formatException(record.exc_info))
+    return True

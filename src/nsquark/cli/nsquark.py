@@ -10,6 +10,7 @@ from typing import Final, NoReturn, Protocol, cast
 
 from nsquark import NSQ_VERSION, __version__
 from nsquark.cli.errors import UserError
+from nsquark.wire.printable import printable_lines
 
 EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 130
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except Exception as error:
         if not _is_for_users(error):
             raise
-        print(f"nsquark {name}: {error}", file=sys.stderr)
+        print(f"nsquark {name}: {printable_lines(str(error))}", file=sys.stderr)
         code = EXIT_FAILED
     sys.exit(code)
 

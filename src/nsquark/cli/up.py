@@ -20,6 +20,7 @@ from typing import Any, Final
 from nsquark.cli.errors import UserError
 from nsquark.cli.logs import STDERR_FD, Level, LineWriter
 from nsquark.cli.processes import Child
+from nsquark.wire.printable import printable
 
 DEFAULT_DIR: Final = "nsquark-data"
 DEFAULT_BASE_PORT: Final = 4150
@@ -235,7 +236,7 @@ class Console:
             if name not in self._names:
                 self._names.append(name)
             label = f"\x1b[{_COLOURS[self._names.index(name) % len(_COLOURS)]}m{label}\x1b[0m"
-        self._writer.put(f"{label} {line}\n".encode("utf-8", "backslashreplace"))
+        self._writer.put(f"{label} {printable(line)}\n".encode("utf-8", "backslashreplace"))
 
     def flush(self) -> None:
         self._writer.flush(FLUSH_SECONDS_MAX)

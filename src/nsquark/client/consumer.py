@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
+from nsquark.cli.logs import library_log
 from nsquark.client.checks import check_name
 from nsquark.client.config import Config, Options
 from nsquark.client.dedupe import Dedupe, DedupeStore, settled
@@ -36,7 +36,7 @@ TOUCHES_PER_TIMEOUT: Final = 3
 TOUCH_TIMEOUT_S_MAX: Final = 60.0
 
 Handler = Callable[[Message], Any]
-log = logging.getLogger("nsquark.client")
+log = library_log("nsquark.client")
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,15 @@ and never again.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Callable
 from typing import Protocol
 
+from nsquark.cli.logs import library_log
 from nsquark.client.backoff import Backoff
 from nsquark.client.config import Config
 
-log = logging.getLogger("nsquark.client")
+log = library_log("nsquark.client")
 
 
 class Window(Protocol):

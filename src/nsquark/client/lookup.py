@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
@@ -12,6 +11,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
+from nsquark.cli.logs import library_log
 from nsquark.client.config import Config
 from nsquark.client.errors import ConfigError, LookupFailed
 from nsquark.web.addresses import join_address
@@ -26,7 +26,7 @@ ERROR_TEXT_LENGTH_MAX: Final = 200
 
 AddressFilter = Callable[[list[str]], Iterable[str]]
 
-log = logging.getLogger("nsquark.client")
+log = library_log("nsquark.client")
 
 
 class Found(msgspec.Struct, frozen=True):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from nsquark.cli.logs import library_log
 from nsquark.client.config import Config
 from nsquark.client.errors import Closed, NotConnected, NsqError
 from nsquark.client.handshake import connect
 from nsquark.client.lookup import AddressFilter, Discovery
 from nsquark.client.subscription import Subscription
 
-log = logging.getLogger("nsquark.client")
+log = library_log("nsquark.client")
 
 
 class Members:

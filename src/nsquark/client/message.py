@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from nsquark.cli.logs import library_log
 from nsquark.client.envelope import NO_HEADERS, Headers
 
 if TYPE_CHECKING:
     from nsquark.client.subscription import Subscription
 
-log = logging.getLogger("nsquark.client")
+log = library_log("nsquark.client")
 
 
 class Message:

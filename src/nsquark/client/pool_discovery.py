@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from nsquark.cli.logs import library_log
 from nsquark.client.config import Config
 from nsquark.client.errors import LookupFailed
 from nsquark.client.lookup import Found, PollLoop, lookup, lookup_url, nodes, unique_addresses
@@ -15,7 +15,7 @@ from nsquark.client.lookup import Found, PollLoop, lookup, lookup_url, nodes, un
 ROUNDS_ABSENT_MAX: Final = 2
 """An nsqd that registers anew is missing from one answer now and then."""
 
-log = logging.getLogger("nsquark.client")
+log = library_log("nsquark.client")
 
 
 class PoolDiscovery:

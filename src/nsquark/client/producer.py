@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections import deque
 from collections.abc import Iterable
@@ -11,6 +10,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Self, Unpack, cast
 
+from nsquark.cli.logs import library_log
 from nsquark.client.checks import Body, check_name, checked_body
 from nsquark.client.config import Config, Options
 from nsquark.client.connection import Connection, RawMessage
@@ -32,7 +32,7 @@ OUTSTANDING_MAX: Final = 100_000
 KNOWN_TOPICS_MAX: Final = 1024
 CLOSE_TIMEOUT_S: Final = 10.0
 
-log = logging.getLogger("nsquark.client")
+log = library_log("nsquark.client")
 
 
 class Producer:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from typing import TYPE_CHECKING, Final
 
+from nsquark.cli.logs import library_log
 from nsquark.client.connection import Connection, RawMessage
 from nsquark.client.envelope import unwrap
 from nsquark.client.errors import NsqError
@@ -22,7 +22,7 @@ CLOSE_WAIT_TIMEOUT_S: Final = 5.0
 """What an nsqd that does not answer any more has sent before comes again after its timeout."""
 STARVED_SHARE: Final = 0.85
 
-log = logging.getLogger("nsquark.client")
+log = library_log("nsquark.client")
 
 
 class Subscription:

@@ -11,7 +11,6 @@ from nsquark.cli.logs import Logger
 from nsquark.discovery.metrics import CONTENT_TYPE as METRICS_CONTENT_TYPE
 from nsquark.discovery.metrics import Metrics
 from nsquark.discovery.registry import Producer, Registry
-from nsquark.discovery.session import printable
 from nsquark.web.messages import JSON_TYPE, NSQ_HEADER, Request, Response, empty, error, json, plain
 from nsquark.web.router import Router
 from nsquark.wire.names import is_valid_name
@@ -120,7 +119,7 @@ class Api:
 
     def tombstone_topic(self, request: Request) -> Response:
         topic, node = argument(request, "topic"), argument(request, "node")
-        self._logger.info(f"DB: setting tombstone for producer@{printable(node)} of topic({printable(topic)})")
+        self._logger.info(f"DB: setting tombstone for producer@{node} of topic({topic})")
         self._registry.tombstone(topic, node)
         return empty()
 

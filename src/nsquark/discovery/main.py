@@ -33,9 +33,11 @@ def allow_connections() -> None:
 
 async def serve(options: Options, logger: Logger) -> int:
     """Until SIGINT or SIGTERM; the exit code."""
+    loop = asyncio.get_running_loop()
+    logger.report_failures(loop)
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, stopping.set)
     daemon = Nsqlookupd(options, logger)
     try:
         await daemon.start()

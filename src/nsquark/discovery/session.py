@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import re
 import socket
 import time
 from collections import Counter
@@ -38,8 +37,6 @@ KEEPALIVE_INTERVAL_S = 15
 
 WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
 """What NSQ trims from a line. Not str.strip(), which takes four control characters more."""
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def reply_frame(data: bytes) -> bytes:
@@ -175,7 +172,7 @@ class Session(asyncio.Protocol):
 
     def _fail(self, error: FatalClientError) -> None:
         self._shared.errors[error.code] += 1
-        text = printable(str(error))
+        text = str(error)
         if error.code != "E_BAD_PROTOCOL":
             self._logger.error(f"[{self.name}] - {text}")
         self.transport.write(reply_frame(error.payload()))
@@ -187,7 +184,7 @@ class Session(asyncio.Protocol):
         if len(self._buffer) < len(MAGIC_V1):
             return False
         magic = self._take(len(MAGIC_V1))
-        shown = printable(magic.decode("utf-8", "surrogateescape"))
+        shown = magic.decode("utf-8", "surrogateescape")
         self._logger.info(f"CLIENT({self.name}): desired protocol magic '{shown}'")
         if magic != MAGIC_V1:
             self._logger.error(f"client({self.name}) bad protocol magic '{shown}'")
@@ -283,8 +280,8 @@ class Session(asyncio.Protocol):
         self._producer = self._registry.identify(info, peer_json(info))
         self._shared.strangers.pop(self, None)
         self._logger.info(
-            f"CLIENT({self.name}): IDENTIFY Address:{printable(info.broadcast_address)} "
-            f"TCP:{info.tcp_port} HTTP:{info.http_port} Version:{printable(info.version)}"
+            f"CLIENT({self.name}): IDENTIFY Address:{info.broadcast_address} "
+            f"TCP:{info.tcp_port} HTTP:{info.http_port} Version:{info.version}"
         )
         self._logger.info(f"DB: client({self.name}) REGISTER category:client key: subkey:")
         self.transport.write(reply_frame(self._shared.identity))
@@ -316,11 +313,6 @@ def names_of(command: str, words: list[str]) -> tuple[str, str]:
     if channel and not is_valid_name(channel):
         raise FatalClientError("E_BAD_CHANNEL", f"{command} channel name '{channel}' is not valid")
     return topic, channel
-
-
-def printable(text: str) -> str:
-    """For the log: what a stranger sends must not start a new line there."""
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def keep_alive(transport: asyncio.Transport) -> None:

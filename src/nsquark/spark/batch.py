@@ -1,7 +1,6 @@
 """The plan of a batch read: every nsqd must answer, since what it has would otherwise be missing without a word."""
 
-import logging
-
+from nsquark.cli.logs import library_log
 from nsquark.spark.cluster import Head, is_wanted
 from nsquark.spark.nsqds import Finder, Nsqd, NsqdError, Unreachable
 from nsquark.spark.offsets import Key
@@ -9,7 +8,7 @@ from nsquark.spark.options import EARLIEST, SourceOptions
 from nsquark.spark.plan import Planner, RangePartition
 from nsquark.spark.positions import resolve
 
-log = logging.getLogger("nsquark.spark")
+log = library_log("nsquark.spark")
 
 
 def plan_batch(options: SourceOptions) -> list[RangePartition]:

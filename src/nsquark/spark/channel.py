@@ -1,14 +1,14 @@
 """The query as a channel: on each nsqd it holds what the query has not yet read, and shows its lag."""
 
-import logging
 import time
 from collections.abc import Mapping
 
+from nsquark.cli.logs import library_log
 from nsquark.spark.nsqds import Nsqd, NsqdError, Refused, Unreachable
 from nsquark.spark.offsets import Key, Offset
 from nsquark.spark.options import SourceOptions
 
-log = logging.getLogger("nsquark.spark")
+log = library_log("nsquark.spark")
 
 ALIVE_INTERVAL_S = 30.0
 """At least so often, or at a third of channelTtl, nsqd hears of the query even if nothing moves."""

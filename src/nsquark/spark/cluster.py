@@ -1,18 +1,18 @@
 """The nsqds of a streaming query, as its driver sees them: found in the background, asked for heads when needed."""
 
-import logging
 import re
 import threading
 import time
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
+from nsquark.cli.logs import library_log
 from nsquark.spark.nsqds import Finder, Nsqd, NsqdError, Unreachable
 from nsquark.spark.offsets import Key
 from nsquark.spark.options import SourceOptions
 from nsquark.wire.names import is_ephemeral
 
-log = logging.getLogger("nsquark.spark")
+log = library_log("nsquark.spark")
 
 FIND_INTERVAL_S = 2.0
 """How soon a new nsqd, or one that is back, is noticed."""

@@ -5,7 +5,6 @@ promised, and the nsqd by its id. A lost connection is taken up again at the nex
 """
 
 import http.client
-import logging
 import time
 from collections.abc import Callable, Generator, Iterator
 
@@ -13,13 +12,14 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructField, StructType, TimestampType
 
+from nsquark.cli.logs import library_log
 from nsquark.kernel.columns import ColumnBuilder
 from nsquark.log.batches import HEADER_BYTES, Batch, Damage, scan
 from nsquark.spark.nsqds import Finder, Nsqd, NsqdError, Refused, Unreachable
 from nsquark.spark.options import OptionError, SourceOptions
 from nsquark.spark.plan import Planner, RangePartition
 
-log = logging.getLogger("nsquark.spark")
+log = library_log("nsquark.spark")
 
 ROWS_MAX = 8192
 BODY_BYTES_MAX = 4 << 20

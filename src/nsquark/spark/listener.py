@@ -6,7 +6,6 @@ Everything is in the query's own progress, so this asks no nsqd: `behind` comes 
 """
 
 import json
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,12 +18,13 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from nsquark.cli.logs import library_log
 from nsquark.spark.offsets import Key
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-log = logging.getLogger("nsquark.spark")
+log = library_log("nsquark.spark")
 
 LABELS = ("query", "topic", "nsqd")
 

@@ -2,15 +2,15 @@
 
 import http.client
 import json
-import logging
 import ssl
 import urllib.parse
 from collections.abc import Iterable
 from typing import Any
 
+from nsquark.cli.logs import library_log
 from nsquark.spark.options import SourceOptions, Tls
 
-log = logging.getLogger("nsquark.spark")
+log = library_log("nsquark.spark")
 
 REQUEST_TIMEOUT_S = 5.0
 """For answers that nsqd has in memory: one that takes longer counts as not reachable now."""

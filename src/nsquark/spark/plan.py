@@ -1,16 +1,16 @@
 """From ranges of the log to Spark's partitions: real counts and splits, asked of the nsqds that have the data."""
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
+from nsquark.cli.logs import library_log
 from nsquark.spark.nsqds import Nsqd, NsqdError, Refused
 from nsquark.spark.offsets import Key
 from nsquark.spark.options import PARTITIONS_MAX, SourceOptions
 
-log = logging.getLogger("nsquark.spark")
+log = library_log("nsquark.spark")
 
 PART_BYTES = 32 << 20
 """Of a partition, about: small enough to spread over cores, large enough that a task's start does not matter."""

@@ -6,7 +6,6 @@ after the last batch of AvailableNow: so that is where the channel is committed.
 `stop()` is not called when a query ends by an error.)
 """
 
-import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from nsquark.cli.logs import library_log
 from nsquark.spark.admission import Admission
 from nsquark.spark.channel import ChannelHold
 from nsquark.spark.cluster import Cluster, Head
@@ -32,7 +32,7 @@ from nsquark.spark.positions import at_time, resolve
 if TYPE_CHECKING:
     import pyarrow as pa
 
-log = logging.getLogger("nsquark.spark")
+log = library_log("nsquark.spark")
 
 
 class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-import traceback
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
@@ -192,7 +191,7 @@ class HttpConnection(asyncio.Protocol):
         try:
             refusal = self._reader.feed(data)
         except Exception as failure:
-            self._logger.error(f"HTTP: ({self._remote}) {_trace(failure)}")
+            self._logger.failure(f"HTTP: ({self._remote}) failed", failure)
             refusal = INTERNAL_ERROR
         if refusal is not None:
             self._refuse(refusal)
@@ -283,7 +282,7 @@ class HttpConnection(asyncio.Protocol):
         try:
             result = target.handler(request)
         except Exception as failure:
-            self._logger.error(f"HTTP: {request.method} {request.uri} failed - {_trace(failure)}")
+            self._logger.failure(f"HTTP: {request.method} {request.uri} failed", failure)
             result = INTERNAL_ERROR
         if type(result) is Response and not self._slots:
             if started_ns:
@@ -342,7 +341,7 @@ class HttpConnection(asyncio.Protocol):
             await stream(response, self._transport, self._wait_writable, chunked=chunked, close=close)
         except Exception as failure:
             # The status has left already: a body without an end is the only way left to say that it failed.
-            self._logger.error(f"HTTP: {slot.request.method} {slot.request.uri} failed - {_trace(failure)}")
+            self._logger.failure(f"HTTP: {slot.request.method} {slot.request.uri} failed", failure)
             self._transport.abort()
             return
         if slot.started_ns:
@@ -449,7 +448,3 @@ def _remote_of(peername: object) -> str:
         return "@"
     host, port = peername[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _trace(failure: BaseException) -> str:
-    return "".join(traceback.format_exception(failure)).rstrip()

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import socket
 import ssl
-import traceback
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -152,8 +151,8 @@ class HttpServer:
     ) -> None:
         try:
             answer = await handler
-        except Exception:
-            self.logger.error(f"HTTP: {request.method} {request.uri} failed - {traceback.format_exc().rstrip()}")
+        except Exception as failure:
+            self.logger.failure(f"HTTP: {request.method} {request.uri} failed", failure)
             answer = INTERNAL_ERROR
         settle(answer)
 

@@ -21,6 +21,7 @@ from nsquark.spark.jobs.home import PipelineHome
 from nsquark.spark.jobs.progress import Progress, Terminal, reports_in
 from nsquark.spark.jobs.server import ConnectServer
 from nsquark.spark.jobs.session import settings_of
+from nsquark.wire.printable import printable_lines
 
 SPEC_NAMES = ("spark-pipeline.yml", "spark-pipeline.yaml")
 OUTPUT_LINES_KEPT = 400
@@ -184,7 +185,7 @@ class _Update:
             if follower is not None:
                 follower.join()
         if code != 0:
-            print(self._what_went_wrong(), file=sys.stderr, flush=True)
+            print(printable_lines(self._what_went_wrong()), file=sys.stderr, flush=True)
         return 1 if code else 0
 
     def _read(self, process: "subprocess.Popen[str]") -> None:
@@ -192,7 +193,7 @@ class _Update:
         for line in process.stdout:
             self._kept.append(line)
             if self._verbose:
-                print(line, end="", flush=True)
+                print(printable_lines(line), end="", flush=True)
             elif any(state in line for state in SHOWN_STATES):
                 self._terminal.say(line.partition(": ")[2].rstrip().replace("spark_catalog.default.", ""))
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from nsquark.wire.printable import printable
+
 MARKER = "Streaming query made progress: {"
 
 
@@ -77,4 +79,4 @@ class Terminal:
 
     def say(self, line: object) -> None:
         if self.is_shown:
-            print(line, file=self._stream, flush=True)
+            print(printable(str(line)), file=self._stream, flush=True)

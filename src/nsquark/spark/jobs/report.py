@@ -19,6 +19,7 @@ from nsquark.spark.jobs.session import (
     read_messages,
     spark_session,
 )
+from nsquark.wire.printable import printable
 
 #: Points of a line in the picture.
 BUCKETS_MAX = 240
@@ -145,7 +146,7 @@ def table(reports: Sequence[TopicReport]) -> str:
     header = HEADER.split("|")
     rows = [
         (
-            report.topic,
+            printable(report.topic),
             f"{report.messages:,}",
             *map(_bytes, (report.bytes, report.size_p50, report.size_p99, report.size_max)),
             *map(_time, (report.first_us, report.last_us)),
