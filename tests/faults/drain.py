@@ -19,6 +19,10 @@ WAITING = ("depth", "in_flight_count", "deferred_count")
 class NotDrained(Exception):
     """Something is left that does not come."""
 
+    def __init__(self, text: str, received: Deliveries) -> None:
+        super().__init__(text)
+        self.received = received
+
 
 class _Tap:
     """One channel being emptied."""
@@ -55,18 +59,27 @@ def drain(daemon: Nsqd, channels: Iterable[tuple[str, str]], timeout_s: float = 
         daemon.post("/channel/unpause", topic=topic, channel=channel)
         daemon.post("/topic/unpause", topic=topic)
     deadline = time.monotonic() + timeout_s
+    taps: dict[tuple[str, str], _Tap] = {}
     with contextlib.ExitStack() as stack:
-        taps = {}
-        for key in wanted:
-            taps[key] = _Tap(daemon, *key)
-            stack.callback(taps[key].wire.close)
-        while time.monotonic() < deadline:
-            ready, _, _ = select.select(taps.values(), [], [], POLL_S)
-            for tap in ready:
-                tap.read()
-            if not ready and not waiting(daemon, wanted):
-                return {key: tap.received for key, tap in taps.items()}
-    raise NotDrained(f"not drained in {timeout_s:.0f} s: {waiting(daemon, wanted)}")
+        try:
+            for key in wanted:
+                taps[key] = _Tap(daemon, *key)
+                stack.callback(taps[key].wire.close)
+            while True:
+                ready, _, _ = select.select(taps.values(), [], [], POLL_S)
+                for tap in ready:
+                    tap.read()
+                left = {} if ready else waiting(daemon, wanted)
+                if not ready and not left:
+                    return _received(taps)
+                if time.monotonic() > deadline:
+                    raise NotDrained(f"not drained in {timeout_s:.0f} s: {left}", _received(taps))
+        except (ClosedError, OSError, AssertionError) as error:
+            raise NotDrained(f"{type(error).__name__}: {str(error)[:300]}", _received(taps)) from error
+
+
+def _received(taps: dict[tuple[str, str], _Tap]) -> Deliveries:
+    return {key: tap.received for key, tap in taps.items()}
 
 
 def waiting(daemon: Nsqd, channels: list[tuple[str, str]]) -> dict[str, dict[str, int]]:
@@ -86,20 +99,21 @@ def start_and_judge(daemon: Nsqd, book: Book, accident: Accident = COSTS_NOTHING
     """Starts nsqd on whatever is there and takes everything out of it. It is stopped cleanly at the end."""
     try:
         daemon.start()
+        return drain_and_judge(daemon, book, accident)
     except StartError as error:
         return refused_start(error)
-    return drain_and_judge(daemon, book, accident)
+    finally:
+        daemon.kill()
 
 
 def drain_and_judge(daemon: Nsqd, book: Book, accident: Accident = COSTS_NOTHING) -> Tally:
     trouble: list[str] = []
     wanted = [(one.topic, one.name) for one in book.channels_at(accident)]
-    received: Deliveries = {}
     try:
         received = drain(daemon, wanted)
-    except (NotDrained, ClosedError, OSError, AssertionError) as error:
-        trouble.append(f"{type(error).__name__}: {str(error)[:300]}")
-        trouble += daemon.log.splitlines()[-5:]
+    except NotDrained as error:
+        received = error.received
+        trouble.append(str(error))
     tally = book.judge(received, accident)
     tally.faults += trouble
     if daemon.is_running and daemon.stop() != 0:

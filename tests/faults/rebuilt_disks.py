@@ -2,12 +2,11 @@
 
     .venv/bin/python -m tests.faults.torture --kinds power --seconds 60 --seed 1
 
-Each recording is cut at random calls, and just before and after every kind of call that promises something. For each cut
-and each model of crash_states.py a disk is rebuilt, a real nsqd is started on it, and all its channels are drained.
+Each recording is cut at random calls, and just before and after every kind of call that promises something. For each
+cut and each model of crash_states.py a disk is rebuilt, a real nsqd is started on it, and all its channels are drained.
 """
 
 import random
-import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from pathlib import Path
 from broker.nsq_files import Stored, write_messages, write_metadata
 from faults.crash_states import MODELS, Disk
 from faults.drain import start_and_judge
-from faults.fates import Accident, Book, Tally
+from faults.fates import Accident, Book, Tally, evidence_directory
 from faults.script import LIVELY, Script
 from faults.shim import Call, Shim
 from harness import Nsqd
@@ -49,7 +48,8 @@ class Recording:
         if model == "journal":
             return Accident(at_s)
         unsynced_s = SYNC_TIMEOUT_S + SLACK_S + self.slowest_sync_s
-        return Accident(at_s, 0.0 if self.mode == "sync-every=1" else unsynced_s, unsynced_s)
+        grace_s = 0.0 if self.mode == "sync-every=1" else unsynced_s
+        return Accident(at_s, grace_s, unsynced_s, may_double_deferred=True)
 
     def cuts(self, rng: random.Random, count: int) -> list[int]:
         """Half of them anywhere, half at calls after which something may be relied on."""
@@ -110,27 +110,24 @@ def _slowest_sync_s(calls: list[Call]) -> float:
 
 def check_cuts(recording: Recording, cuts: list[int], models: tuple[str, ...], seed: int) -> Iterator[Tally]:
     """A verdict for each cut and model. The recording's disk is used up by it."""
-    rng = random.Random(seed)
     done = 0
     for cut in cuts:
         recording.before.apply(recording.calls[done:cut])
         done = cut
         for model in models:
-            yield _check(recording, cut, model, rng)
+            yield _check(recording, cut, model, f"{seed}/{cut}/{model}")
 
 
-def _check(recording: Recording, cut: int, model: str, rng: random.Random) -> Tally:
-    target = Path(tempfile.mkdtemp(prefix="disk"))
-    try:
-        recording.before.rebuild(target, model, rng)
-        with_nothing_between = Nsqd(target, *recording.flags)
-        try:
-            tally = start_and_judge(with_nothing_between, recording.book, recording.accident(cut, model))
-        finally:
-            with_nothing_between.kill()
-    finally:
-        shutil.rmtree(target, ignore_errors=True)
+def _check(recording: Recording, cut: int, model: str, seed: str) -> Tally:
     where = f"{recording.mode}, {model}, after call {cut} of {len(recording.calls)}"
+    with tempfile.TemporaryDirectory(prefix="disk") as directory:
+        recording.before.rebuild(Path(directory), model, random.Random(seed))
+        daemon = Nsqd(Path(directory), *recording.flags)
+        tally = start_and_judge(daemon, recording.book, recording.accident(cut, model))
+    if not tally.is_good and evidence_directory():
+        kept = Path(tempfile.mkdtemp(prefix="disk", dir=evidence_directory()))
+        recording.before.rebuild(kept, model, random.Random(seed))
+        where += f", kept in {kept}"
     tally.faults = [f"{where}: {fault}" for fault in tally.faults]
     return tally
 

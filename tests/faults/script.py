@@ -95,7 +95,9 @@ class Script:
 
     def dpub(self) -> None:
         delay_ms = self.random.randint(1, SOON_MS)
-        self._publish(self._topic(), 1, lambda wire, topic, bodies: wire.DPUB(topic, delay_ms, bodies[0]))
+        self._publish(
+            self._topic(), 1, lambda wire, topic, bodies: wire.DPUB(topic, delay_ms, bodies[0]), deferred=True
+        )
 
     def pub_by_http(self) -> None:
         topic, bodies = self._topic(), self._bodies(1)
@@ -124,9 +126,11 @@ class Script:
         self.book.acknowledge(bodies, synced=True)
         self._unfinished_tokens.pop(0)
 
-    def _publish(self, topic: str, count: int, send: Callable[[Wire, str, list[bytes]], None]) -> None:
+    def _publish(
+        self, topic: str, count: int, send: Callable[[Wire, str, list[bytes]], None], *, deferred: bool = False
+    ) -> None:
         bodies = self._bodies(count)
-        self.book.send(topic, bodies)
+        self.book.send(topic, bodies, deferred=deferred)
         if self._publisher is None:
             self._publisher = self.daemon.connect()
             self._publisher.identify(heartbeat_interval=NO_HEARTBEATS)

@@ -9,7 +9,7 @@ shim.c is compiled with the system's C compiler and loaded into nsqd by LD_PRELO
     trace = shim.trace()                                              # crash_states.py makes disks of it
 
 A rule acts on calls of its kinds on paths that match its pattern (relative to the data path, as in fnmatch, where `*`
-matches slashes too): after the first `after` of them, `times` times. Its action is an errno, or one of the constants here.
+matches slashes too): after the first `after` of them, `times` times. Its action is an errno, or one of the constants.
 """
 
 import atexit
