@@ -166,7 +166,7 @@ MANY = 280_000
 
 def stored_position(daemon: Nsqd) -> int:
     """Of the only channel of topic t."""
-    cursors = CursorFile(daemon.data_path / "nsquark" / "topics" / "t.t" / "cursors")
+    cursors = CursorFile(daemon.data_path / "nsquark" / "topics" / "t.t" / "cursors", lambda text: None)
     try:
         return cursors.load()[1].position
     finally:

@@ -130,7 +130,7 @@ def test_a_backlog_larger_than_the_cache_is_read_back(make_rig: MakeRig) -> None
 
 
 def test_a_channel_in_a_slot_used_before_survives_a_crash(tmp_path: Path) -> None:
-    cursors = CursorFile(tmp_path / "cursors")
+    cursors = CursorFile(tmp_path / "cursors", lambda text: None)
     cursors.load()
     topic = cursors.topic_slot()
     topic.rest = b"t"
@@ -145,7 +145,7 @@ def test_a_channel_in_a_slot_used_before_survives_a_crash(tmp_path: Path) -> Non
     new.rest, new.position = b"new", 77
     assert new.index == old.index
     cursors.write(new)
-    found = CursorFile(tmp_path / "cursors").load()
+    found = CursorFile(tmp_path / "cursors", lambda text: None).load()
     assert [(slot.rest, slot.position) for slot in found] == [(b"t", 0), (b"new", 77)]
 
 

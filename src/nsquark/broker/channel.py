@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from nsquark.broker.clock import now_ms, wall_ms, wall_offset_ms
 from nsquark.broker.latency import LatencyWindow
 from nsquark.broker.topology import Closeness, TopologyCounts, is_aware
 from nsquark.kernel.ledger import Ledger
-from nsquark.log.cursors import ChannelRest, Slot
+from nsquark.log.cursors import ChannelRest, Slot, encode_rest
 from nsquark.log.journal import Journal
 from nsquark.wire.names import is_ephemeral
 
@@ -341,8 +339,7 @@ class Channel:
         try:
             if ledger.journal:
                 self._append_journal()
-            if self._skips and self._skips[0][1] <= ledger.floor:
-                self._skips.pop(0)
+            if self._skips and self._skips[0][1] <= ledger.floor and self._drop_skips():
                 self._write_rest()
             elif ledger.floor != self._slot.position:
                 self._slot.position = ledger.floor
@@ -352,6 +349,14 @@ class Channel:
         except OSError as error:  # tried again with the next thing to note
             self._slot.position = NOT_STORED
             self.topic.nsqd.logs.disk_error = error
+
+    def _drop_skips(self) -> bool:
+        """Forgets the skips that the floor has passed, when they are half of all: the state may be long to write."""
+        passed = sum(high <= self.ledger.floor for _, high in self._skips)
+        if 2 * passed < len(self._skips):
+            return False
+        del self._skips[:passed]
+        return True
 
     def _append_journal(self) -> None:
         assert self._journal is not None
@@ -398,7 +403,7 @@ class Channel:
 
     def _write_rest(self) -> None:
         if self._slot is not None:
-            self._slot.rest = msgspec.msgpack.encode(self.rest())
+            self._slot.rest, self._slot.brief = encode_rest(self.rest())
             self._slot.deferred = self.deferred_from
             self._slot.position = self.ledger.floor
             self.topic.store(self._slot)

@@ -18,7 +18,7 @@ from nsquark.broker.loop_delay import LoopDelay
 from nsquark.broker.options import Options, TlsRequired
 from nsquark.broker.session import LINE_BYTES_MAX, Session
 from nsquark.broker.statsd import StatsdPusher
-from nsquark.broker.store import DOOMED_PREFIX, METADATA_FILE, DataPath, encode_metadata
+from nsquark.broker.store import DOOMED_PREFIX, METADATA_FILE, DataPath, ListedTopic, encode_metadata
 from nsquark.broker.takeover import take_over
 from nsquark.broker.tls import TlsRequiredRouter, asks_for_certificates, server_context
 from nsquark.broker.topic import DIRECTORY_PREFIX, Topic
@@ -63,6 +63,8 @@ class Nsqd:
         self.node = data.prepare()
         self.start_time = int(wall_ms() // 1000)
         self.topics: dict[str, Topic] = {}
+        self.listed_topics: dict[str, ListedTopic] = {}
+        """What nsqd.dat named, while the topics are loaded: to make again what their own files have lost."""
         self.sessions: set[Session] = set()
         self.sessions_admitted = 0
         self.producers: dict[Session, None] = {}
@@ -131,6 +133,7 @@ class Nsqd:
 
     def _load(self) -> None:
         """Opens every topic found, then lets sequence numbers start above all that is there."""
+        self.listed_topics = self.data.listed_topics()
         for directory in sorted(self.topics_path.iterdir()):
             if directory.name.startswith(DOOMED_PREFIX):
                 shutil.rmtree(directory, ignore_errors=True)
@@ -144,6 +147,7 @@ class Nsqd:
             self.logs.sequences = Sequences(self.data.own / "sequence", highest + 1)
         except SequenceFileDamaged as error:
             raise StartError(str(error)) from None
+        self.listed_topics = {}
         take_over(self)
 
     async def _listen(self) -> None:
@@ -191,7 +195,7 @@ class Nsqd:
         for topic in list(self.topics.values()):
             try:
                 topic.close()
-            except OSError as error:  # the next start finds what is written, as after a crash
+            except Exception as error:  # the next start finds what is written, as after a crash
                 self.logger.error(f"TOPIC({topic.name}): failed to close - {error}")
         if hasattr(self.logs, "sequences"):
             self.logs.close()
@@ -286,15 +290,11 @@ class Nsqd:
             return
         path = self.data.path / METADATA_FILE
         self.logger.info(f"NSQ: persisting topic/channel metadata to {path}")
-        topics = (
-            (
-                topic.name,
-                topic.paused,
-                [(channel.name, channel.paused) for channel in topic.channels.values() if not channel.ephemeral],
-            )
+        topics = [
+            ListedTopic(topic.name, topic.paused, topic.listed_channels)
             for topic in self.topics.values()
             if not topic.ephemeral
-        )
+        ]
         try:
             write_atomically(path, encode_metadata(topics), sync=sync)
         except OSError as error:

@@ -24,6 +24,25 @@ class DataPathError(Exception):
     """The data path cannot be used; the text says why."""
 
 
+class ListedChannel(msgspec.Struct):
+    name: str
+    paused: bool = False
+    owner: str = ""
+
+
+class ListedTopic(msgspec.Struct):
+    name: str
+    paused: bool = False
+    channels: list[ListedChannel] | None = None
+
+
+class Metadata(msgspec.Struct):
+    """nsqd.dat, NSQ's or ours."""
+
+    topics: list[ListedTopic] | None = None
+    nsquark: int = 0
+
+
 class Node(msgspec.Struct):
     """Who this nsqd is, for as long as its data path lives."""
 
@@ -67,24 +86,37 @@ class DataPath:
         except (OSError, msgspec.MsgspecError) as error:
             raise DataPathError(f"data-path {self.path} cannot be used - {error}") from None
 
+    def listed_topics(self) -> dict[str, ListedTopic]:
+        """What nsqd.dat names, if it is ours and can be read: to make again what the topics' own files have lost."""
+        try:
+            metadata = msgspec.json.decode((self.path / METADATA_FILE).read_bytes(), type=Metadata)
+        except (OSError, msgspec.MsgspecError):
+            return {}
+        return {topic.name: topic for topic in metadata.topics or ()} if metadata.nsquark else {}
+
     def unlock(self) -> None:
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
 
 
-def encode_metadata(topics: Iterable[tuple[str, bool, list[tuple[str, bool]]]]) -> bytes:
-    """nsqd.dat from (topic, paused, [(channel, paused), ...]); `nsquark` marks it as ours, NSQ ignores that."""
+def encode_metadata(topics: Iterable[ListedTopic]) -> bytes:
+    """nsqd.dat; `nsquark` marks it as ours and `owner` a channel that is read by range, which NSQ both ignores."""
     document: dict[str, Any] = {
         "topics": [
             {
-                "name": topic,
-                "paused": paused,
-                "channels": [{"name": name, "paused": stopped} for name, stopped in channels] or None,
+                "name": topic.name,
+                "paused": topic.paused,
+                "channels": [_encode_channel(channel) for channel in topic.channels or ()] or None,
             }
-            for topic, paused, channels in topics
+            for topic in topics
         ],
         "version": NSQ_VERSION,
         "nsquark": 1,
     }
     return msgspec.json.encode(document) + b"\n"
+
+
+def _encode_channel(channel: ListedChannel) -> dict[str, Any]:
+    owner = {"owner": channel.owner} if channel.owner else {}
+    return {"name": channel.name, "paused": channel.paused, **owner}

@@ -16,16 +16,17 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from nsquark.broker.store import METADATA_FILE, DataPathError
+from nsquark.broker.store import METADATA_FILE, DataPathError, ListedTopic, Metadata
 from nsquark.broker.topic import DIRECTORY_PREFIX, Topic
 from nsquark.kernel.ledger import JOURNAL_RECORD, JOURNAL_REQUEUED
-from nsquark.log.cursors import ChannelRest, CursorFile, TopicRest
+from nsquark.log.cursors import ChannelRest, CursorFile, TopicRest, encode_rest
 from nsquark.log.diskqueue import DiskQueue, find_queues
 from nsquark.log.files import DIRECTORY_MODE, sync_directory, write_atomically
 from nsquark.log.importing import LogImport
@@ -48,24 +49,6 @@ GROWTH_MAX = 34 / 30
 """Bytes of a record in our log, headers aside, over those in NSQ's file, for the smallest body."""
 ATTEMPTS_KEPT_MAX = 1_000_000
 """Per channel: a journal is read into memory as a whole. Messages beyond this many start with their first attempt."""
-
-
-class ListedChannel(msgspec.Struct):
-    name: str
-    paused: bool = False
-
-
-class ListedTopic(msgspec.Struct):
-    name: str
-    paused: bool = False
-    channels: list[ListedChannel] | None = None
-
-
-class Metadata(msgspec.Struct):
-    """nsqd.dat, NSQ's or ours."""
-
-    topics: list[ListedTopic] | None = None
-    nsquark: int = 0
 
 
 class Plan(msgspec.Struct):
@@ -246,7 +229,7 @@ class TakeOver:
             self.logger.warning(f"TAKEOVER: topic {name} is paused: what it held back before goes to its channels now")
         elif not placed.of_channel and pump < log_end:
             placed.own_from = pump
-        _write_cursors(self._directory(name) / CURSORS_FILE, stage / CURSORS_FILE, placed)
+        _write_cursors(self._directory(name), stage, placed, self.nsqd.logs.report)
         plan = Plan({path.name: _mark(path) for path in found.files})
         write_atomically(stage / PLAN_FILE, msgspec.json.encode(plan))
         sync_directory(self._directory(name))
@@ -382,20 +365,21 @@ class TakeOver:
         return self.nsqd.topics_path / f"{DIRECTORY_PREFIX}{name}"
 
 
-def _write_cursors(source: Path, target: Path, placed: Placed) -> None:
+def _write_cursors(directory: Path, stage: Path, placed: Placed, report: Callable[[str], None]) -> None:
     """The topic's cursor file, with the imported messages accounted for."""
-    shutil.copyfile(source, target)
-    cursors = CursorFile(target)
+    for path in [directory / CURSORS_FILE, *directory.glob(f"{CURSORS_FILE}.*.[01]")]:
+        shutil.copyfile(path, stage / path.name)
+    cursors = CursorFile(stage / CURSORS_FILE, report)
     try:
         for slot in cursors.load():
             if slot.index == 0:
                 topic = msgspec.msgpack.decode(slot.rest, type=TopicRest)
                 slot.position = placed.own_from
-                slot.rest = msgspec.msgpack.encode(msgspec.structs.replace(topic, follows=False))
+                slot.rest, slot.brief = encode_rest(msgspec.structs.replace(topic, follows=False))
             else:
                 channel = msgspec.msgpack.decode(slot.rest, type=ChannelRest)
                 slot.position, skips = _channel_range(slot.position, channel, placed)
-                slot.rest = msgspec.msgpack.encode(msgspec.structs.replace(channel, skips=skips))
+                slot.rest, slot.brief = encode_rest(msgspec.structs.replace(channel, skips=skips))
             cursors.write(slot)
         cursors.sync()
     finally:

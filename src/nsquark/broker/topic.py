@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from bisect import bisect_left
@@ -13,15 +14,16 @@ import msgspec
 
 from nsquark.broker.channel import Channel
 from nsquark.broker.clock import wall_ms
+from nsquark.broker.store import ListedChannel
 from nsquark.kernel.tail import Commit
 from nsquark.log.batches import DEFERRED
-from nsquark.log.cursors import ChannelRest, CursorFile, Slot, TopicRest
+from nsquark.log.cursors import ChannelRest, CursorFile, Slot, TopicRest, encode_rest
 from nsquark.log.deferred import DeferredMessages, Due
 from nsquark.log.kept import KEPT_MESSAGES_MAX, KeptInMemory, KeptMessages
 from nsquark.log.log import TopicLog
 from nsquark.log.segment import Segment
 from nsquark.log.segments import Segments, read_records
-from nsquark.wire.names import is_ephemeral
+from nsquark.wire.names import is_ephemeral, is_valid_name
 
 if TYPE_CHECKING:
     from nsquark.broker.daemon import Nsqd
@@ -77,51 +79,93 @@ class Topic:
         self.kept = KeptMessages(self.directory / "kept") if self.directory is not None else KeptInMemory()
         self._is_keeping = False
         self._deferred_unsynced = False
-        self._cursors = CursorFile(self.directory / "cursors") if self.directory is not None else None
+        report = nsqd.logs.report
+        self._cursors = CursorFile(self.directory / "cursors", report) if self.directory is not None else None
         self._slot: Slot | None = None
         self._load()
 
     # -- start and state ---------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        slots = self._cursors.load() if self._cursors is not None else []
-        topic_slot = slots[0] if slots and slots[0].index == 0 else None
-        segments = self.log.segments
-        rest = (
-            msgspec.msgpack.decode(topic_slot.rest, type=TopicRest) if topic_slot is not None else TopicRest(self.name)
-        )
+        cursors, segments = self._cursors, self.log.segments
+        slots = cursors.load() if cursors is not None else []
+        slot = slots.pop(0) if slots and slots[0].index == 0 else None
+        rest = TopicRest(self.name)
+        if slot is not None and cursors is not None:
+            rest = msgspec.msgpack.decode(slot.rest, type=TopicRest)
+            cursors.expect(rest.slots)
         self._voided_deferred = list(rest.voided_deferred)
         self._removed_append = rest.deferred_append
-        floor = max([1, *(slot.deferred for slot in slots), *(high for _, high in rest.voided_deferred)])
+        positions = [found.deferred for found in (*slots, slot) if found is not None]
         self.deferred = DeferredMessages(
             self.directory / "deferred" if self.directory is not None else None,
             max(rest.deferred_append, segments.last_deferred_append if segments is not None else 0),
-            floor,
+            max([1, *positions, *(high for _, high in rest.voided_deferred)]),
         )
         if segments is not None:
             segments.before_remove = self._note_removed_append
-        if topic_slot is not None:
-            self._restore(topic_slot, rest, slots[1:])
-        elif self._cursors is not None:
-            self._slot = self._cursors.topic_slot()
-            self.pump = self.log.extents.first
-            self._store_topic()
+        if cursors is not None:
+            self._restore(cursors, slot, rest, slots)
         self.deferred.found.clear()
 
-    def _restore(self, slot: Slot, rest: TopicRest, channel_slots: list[Slot]) -> None:
-        self._slot = slot
-        self.paused = rest.paused
-        self._pump_deferred = slot.deferred
-        self._own_deferred = 0 if rest.follows else self.deferred_found(slot.deferred)
+    def _restore(self, cursors: CursorFile, slot: Slot | None, rest: TopicRest, channel_slots: list[Slot]) -> None:
         head, first = self.log.head, self.log.extents.first
-        # A cursor may be ahead of a log that lost its end with the power; new messages come above both.
-        self.pump = head if rest.follows else max(first, min(slot.position, head))
+        listed = self.nsqd.listed_topics.get(self.name)
+        self.paused = rest.paused if slot is not None or listed is None else listed.paused
         for channel_slot in channel_slots:
             channel_rest = msgspec.msgpack.decode(channel_slot.rest, type=ChannelRest)
             position = min(channel_slot.position, head)
             channel = Channel(self, channel_rest.name, channel_slot, channel_rest, position, channel_slot.deferred)
             self.channels[channel.name] = channel
-        self._follow()
+        if (cursors.lost or cursors.is_new) and listed is not None:
+            self._make_again(listed.channels or [])
+        if slot is None:
+            # Nothing may be lost: the channels know themselves how far they are, and without one all is the topic's.
+            rest = TopicRest(self.name, follows=bool(self.channels))
+            slot = cursors.topic_slot()
+            slot.position = head if self.channels else first
+            slot.deferred = self.deferred.number if self.channels else 0
+        self._slot = slot
+        self._pump_deferred = slot.deferred
+        self._own_deferred = 0 if rest.follows else self.deferred_found(slot.deferred)
+        # A cursor may be ahead of a log that lost its end with the power; new messages come above both.
+        self.pump = head if rest.follows else max(first, min(slot.position, head))
+        try:
+            self._follow()
+            cursors.repair()
+        except OSError as error:  # a full disk: what is there is served all the same
+            self.nsqd.logs.disk_error = error
+
+    def _make_again(self, listed: list[ListedChannel]) -> None:
+        """Makes the channels of which nothing is left, at the oldest message: some come again, none is lost."""
+        for entry in listed:
+            if entry.name in self.channels or not is_valid_name(entry.name) or is_ephemeral(entry.name):
+                continue
+            self.nsqd.logger.warning(
+                f"TOPIC({self.name}): the position of channel {entry.name} is lost: it is made again at the oldest"
+                " message, so messages that were finished come again"
+            )
+            rest = ChannelRest(entry.name, entry.paused, entry.owner)
+            slot = self._new_slot(rest, self.log.extents.first, 0)
+            self.channels[entry.name] = Channel(self, entry.name, slot, rest, self.log.extents.first, 0)
+            if slot is not None:
+                with contextlib.suppress(OSError):  # on a full disk it is stored with the next thing to note
+                    self.store(slot)
+
+    def _new_slot(self, rest: ChannelRest, position: int, deferred_from: int) -> Slot | None:
+        """For a channel that is to be stored."""
+        if self._cursors is None or is_ephemeral(rest.name):
+            return None
+        slot = self._cursors.new_slot()
+        slot.position, slot.deferred = position, deferred_from
+        slot.rest, slot.brief = encode_rest(rest)
+        return slot
+
+    @property
+    def listed_channels(self) -> list[ListedChannel]:
+        """What nsqd.dat says of the channels."""
+        channels = [channel for channel in self.channels.values() if not channel.ephemeral]
+        return [ListedChannel(channel.name, channel.paused, channel.owner) for channel in channels]
 
     @property
     def highest_named(self) -> int:
@@ -133,9 +177,9 @@ class Topic:
         if self._slot is not None:
             self._slot.position = self.pump
             self._slot.deferred = self._pump_deferred
-            self._slot.rest = msgspec.msgpack.encode(
-                TopicRest(self.name, self.paused, self._follows, tuple(self._voided_deferred), self._removed_append)
-            )
+            voided, slots = tuple(self._voided_deferred), self._cursors.slots if self._cursors is not None else 0
+            rest = TopicRest(self.name, self.paused, self._follows, voided, self._removed_append, slots)
+            self._slot.rest, self._slot.brief = encode_rest(rest)
             self.store(self._slot)
 
     def _note_removed_append(self, segment: Segment) -> None:
@@ -340,19 +384,27 @@ class Topic:
             raise TopicExiting
         deferred_from = self.deferred.number if self._follows else self._pump_deferred
         position = self.pump if start is None else min(start, self.log.head)
-        slot = None
-        if self._cursors is not None and not is_ephemeral(name):
-            slot = self._cursors.new_slot()
-            slot.position, slot.deferred = position, deferred_from
-            slot.rest = msgspec.msgpack.encode(ChannelRest(name))
-            self.store(slot)
-        channel = self.channels[name] = Channel(self, name, slot, ChannelRest(name), position, deferred_from)
+        rest = ChannelRest(name)
+        slot = self._new_slot(rest, position, deferred_from)
+        if slot is not None:
+            self._store_new(slot)
+        channel = self.channels[name] = Channel(self, name, slot, rest, position, deferred_from)
         channel.deferred_pending = 0 if self._follows else self._own_deferred
         if channel.is_trimmed:
             self.listening[channel] = None
         self.nsqd.channel_changed(self, name, created=True)
         self._follow()
         return channel
+
+    def _store_new(self, slot: Slot) -> None:
+        """A channel is in the file before anybody is told of it, or not there at all."""
+        try:
+            self.store(slot)
+        except OSError as error:
+            self.nsqd.logs.disk_error = error
+            with contextlib.suppress(OSError):
+                self.free(slot)
+            raise
 
     def delete_channel(self, name: str) -> None:
         channel = self.channels.pop(name)
@@ -431,13 +483,23 @@ class Topic:
             self.nsqd.logs.run(lambda: shutil.rmtree(doomed), lambda error: None)
 
     def close(self) -> None:
-        """At a clean stop: everything is written, synced and indexed."""
-        for channel in self.channels.values():
-            channel.close()
-        self.log.close()
-        self._store_topic()
-        self.deferred.syncing()()
-        self.deferred.close()
-        if self._cursors is not None:
-            self._cursors.sync()
-            self._cursors.close()
+        """At a clean stop: everything is written, synced and indexed; a step that fails does not prevent the others."""
+        errors: list[OSError] = []
+        for step in (*(channel.close for channel in self.channels.values()), self.log.close, self._close_files):
+            try:
+                step()
+            except OSError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _close_files(self) -> None:
+        try:
+            self._store_topic()
+            self.deferred.syncing()()
+            if self._cursors is not None:
+                self._cursors.sync()
+        finally:
+            self.deferred.close()
+            if self._cursors is not None:
+                self._cursors.close()

@@ -1,24 +1,37 @@
-"""The state of a topic and its channels that must survive a crash: one small file, a pair of slots for each.
+"""The state of a topic and its channels that must survive a crash: one small file, a pair of places for each.
 
-A slot is written alternately to the two places of its pair, with a generation and a checksum, so that a torn write
-leaves the older one. (A mapped page was considered: a full disk kills the process, and a crash can tear it.)
-Slot 0 is the topic's, the others belong to channels. The head of a slot, which changes with every FIN, is 40 bytes and
-is written alone as long as the rest has not changed.
+A slot is written alternately to its two places, with a generation and a checksum, so that a torn write leaves the older
+one. (A mapped page was considered: a full disk kills the process, and a crash can tear it.) Slot 0 is the topic's, the
+others belong to channels. The two places lie in different pages of the file, and what may not get lost is written to
+both: losing a page loses neither a channel nor its state, only how far it came lately. The head of a slot, which
+changes with every FIN, is 40 bytes and is written alone as long as the rest has not changed. A rest that does not fit
+is in a file of its own beside, and the slot has a brief one.
+
+Pages 2k and 2k + 1 of the file hold the first and the second places of slots 4k to 4k + 3. In format 1 the two places
+of a slot lay side by side; such a file is read, and written anew as a whole.
 """
 
+import errno
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from nsquark.log.files import FILE_MODE, write_all
+from nsquark.log.files import FILE_MODE, PAGE_BYTES, read_surviving, write_all, write_atomically
 
 SLOT_BYTES = 1024
-_HEAD = struct.Struct("<QQQQII")  # checksum, generation, position, deferred position, bytes of the rest, in use
-_REST_BYTES_MAX = SLOT_BYTES - _HEAD.size
+SLOTS_PER_PAGE = PAGE_BYTES // SLOT_BYTES
+_HEAD = struct.Struct("<QQQQIHBx")
+"""Checksum, generation, position, deferred position, number of the file with the rest, bytes of the rest, in use."""
+REST_BYTES_MAX = SLOT_BYTES - _HEAD.size
+_SEED = 2
+"""Of the checksums, so that a slot of one layout is never taken for one of the other."""
+_HEAD_1 = struct.Struct("<QQQQII")  # checksum, generation, position, deferred position, bytes of the rest, in use
+_STATE_HEAD = struct.Struct("<QQ")  # checksum, number
 
 
 class ChannelRest(msgspec.Struct, array_like=True, frozen=True):
@@ -28,7 +41,7 @@ class ChannelRest(msgspec.Struct, array_like=True, frozen=True):
     paused: bool = False
     owner: str = ""  # of a channel that is read by range
     owner_ttl_ms: int = 0
-    owner_seen_ms: int = 0
+    owner_seen_ms: int = 0  # not used any more: the time to live starts again with nsqd
     skips: tuple[tuple[int, int], ...] = ()
 
 
@@ -40,10 +53,17 @@ class TopicRest(msgspec.Struct, array_like=True, frozen=True):
     follows: bool = False
     voided_deferred: tuple[tuple[int, int], ...] = ()
     deferred_append: int = 0  # the last append of deferred messages in a segment that was removed
+    slots: int = 0  # in the file, so that one that was cut is noticed
 
 
-class SlotTooSmall(Exception):
-    """More to remember than a slot holds."""
+def encode_rest(rest: ChannelRest | TopicRest) -> tuple[bytes, bytes]:
+    """All of it, and without what may grow: losing that brings messages back that were emptied, and loses none."""
+    brief = (
+        msgspec.structs.replace(rest, skips=())
+        if isinstance(rest, ChannelRest)
+        else msgspec.structs.replace(rest, voided_deferred=())
+    )
+    return msgspec.msgpack.encode(rest), msgspec.msgpack.encode(brief)
 
 
 @dataclass(slots=True)
@@ -54,90 +74,277 @@ class Slot:
     position: int = 0
     deferred: int = 0
     rest: bytes = b""
+    brief: bytes = b""
+    """What is left of `rest` if that does not fit and its file is lost."""
     generation: int = 0
+    state_number: int = 0
+    """Of the file that holds `rest`, counted up with each that is written; 0 if it fits."""
+    stored: tuple[int, int, bytes, bool] | None = None
+    """Position, deferred, rest and whether in use, as written last."""
     rest_written: list[bytes] = field(default_factory=lambda: [b"", b""])
 
 
 class CursorFile:
-    """All slots of a topic. Writes go to the page cache at once and to the disk by `sync`."""
+    """All slots of a topic. Writes go to the page cache at once and to the disk by `sync`.
 
-    def __init__(self, path: Path) -> None:
+    After `load`, `lost` tells that there were channels of which nothing is left. What proves it stays in the file until
+    `repair`, which is to be called when they are made again.
+    """
+
+    def __init__(self, path: Path, report: Callable[[str], None]) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        self.lost = False
+        self.is_new = False
+        self.slots = 1
+        """In the file, used or free."""
+        self._report = report
+        self._fd = -1
         self._free: dict[int, int] = {}  # generations, since a reused slot must outdo the one before
-        self._slots = 1
-        self.damaged = 0
+        self._damaged: dict[int, Slot | None] = {}
+        self._image: bytearray | None = None
+
+    # -- reading -----------------------------------------------------------------------------------------
 
     def load(self) -> list[Slot]:
         """The slots in use, the topic's first if there is one; call once, before anything else."""
-        raw = self.path.read_bytes()
-        found: list[Slot] = []
-        self._slots = max(1, -(-len(raw) // (2 * SLOT_BYTES)))
-        for index in range(self._slots):
-            slot, used = self._load_slot(raw, index)
-            if used:
-                found.append(slot)
-            elif index > 0:
-                self._free[index] = slot.generation
+        try:
+            raw, whole = read_surviving(self.path, self._report)
+        except FileNotFoundError:
+            self.is_new = True
+            return []
+        found = _read_format_1(raw)
+        is_old = bool(found)
+        if not is_old:
+            found = self._read(raw)
+        self.slots = max([1, *(index + 1 for index in (*found, *self._damaged))])
+        if is_old or not whole:
+            self._image = _image(found)
+            try:
+                self._replace()
+            except OSError as error:  # tried again before the next write
+                self._report(f"CURSORS({self.path}): could not be written anew: {error}")
+        used = [slot for slot, in_use in found.values() if in_use]
+        self._free.update((slot.index, slot.generation) for slot, in_use in found.values() if not in_use)
+        for index in range(self.slots):
+            if index not in found:
+                self._give_up(index)
+        return used
+
+    def _read(self, raw: bytearray) -> dict[int, tuple[Slot, bool]]:
+        """The slots of which at least one place is intact."""
+        found: dict[int, tuple[Slot, bool]] = {}
+        pairs = -(-len(raw) // (2 * PAGE_BYTES))
+        for index in range(pairs * SLOTS_PER_PAGE):
+            places = [_read_place(raw, _offset(index, place)) for place in (0, 1)]
+            intact = [place for place in places if place is not None]
+            if not intact:
+                continue
+            slot, in_use = max(intact, key=lambda place: place[0].generation)
+            slot.index = index
+            if len(intact) < 2:
+                self._damaged[index] = slot
+                self._report(f"CURSORS({self.path}): one of the two copies of slot {index} is damaged; it has another")
+            if slot.state_number and in_use:
+                self._load_state(slot)
+            slot.stored = (slot.position, slot.deferred, slot.rest, in_use)
+            found[index] = (slot, in_use)
+        # The first slot of each pair of pages was written when the file grew by them.
+        for index in range(0, pairs * SLOTS_PER_PAGE, SLOTS_PER_PAGE):
+            if index not in found and len(raw) > _offset(index, 0):
+                self._give_up(index)
         return found
 
-    def _load_slot(self, raw: bytes, index: int) -> tuple[Slot, bool]:
-        """The newer of the two places that are intact, and whether it is in use."""
-        best: tuple[int, int, int, int, bytes] | None = None
+    def _give_up(self, index: int) -> None:
+        if index in self._damaged:
+            return
+        self.lost = True
+        self._damaged[index] = None
+        if index > 0:
+            self._free[index] = 0
+        what = "a channel" if index else "the topic"
+        self._report(f"CURSORS({self.path}): both copies of slot {index} are damaged: the state of {what} is lost")
+
+    def expect(self, slots: int) -> None:
+        """There should be so many slots; a file that was cut has fewer."""
+        for index in range(self.slots, slots):
+            self._give_up(index)
+        self.slots = max(self.slots, slots)
+
+    def _load_state(self, slot: Slot) -> None:
+        """The rest from the file that the slot names, or if that is gone, from one written later."""
+        slot.brief = slot.rest
+        fitting = {number: rest for number, rest in self._states(slot.index).values() if number >= slot.state_number}
+        if fitting:
+            slot.rest = fitting[min(fitting)]
+        else:
+            self._report(
+                f"CURSORS({self.path}): the file with the state of slot {slot.index} is lost;"
+                " messages that were emptied may come again"
+            )
+
+    def _states(self, index: int) -> dict[int, tuple[int, bytes]]:
+        """The files with the rest of a slot that are intact: which of the two, to number and rest."""
+        found: dict[int, tuple[int, bytes]] = {}
         for place in (0, 1):
-            start = (2 * index + place) * SLOT_BYTES
-            piece = raw[start : start + SLOT_BYTES]
-            if len(piece) < _HEAD.size or not any(piece):
+            try:
+                raw, _ = read_surviving(self._state_path(index, place), self._report)
+            except FileNotFoundError:
                 continue
-            checksum, generation, position, deferred, size, used = _HEAD.unpack_from(piece)
-            rest = piece[_HEAD.size : _HEAD.size + size]
-            if _checksum(piece[: _HEAD.size], rest) != checksum:
-                self.damaged += 1
-                continue
-            if best is None or generation > best[0]:
-                best = (generation, position, deferred, used, rest)
-        if best is None:
-            return Slot(index), False
-        generation, position, deferred, used, rest = best
-        return Slot(index, position, deferred, rest, generation), bool(used)
+            if len(raw) >= _STATE_HEAD.size and xxh3_64_intdigest(raw[8:]) == _STATE_HEAD.unpack_from(raw)[0]:
+                found[place] = (_STATE_HEAD.unpack_from(raw)[1], bytes(raw[_STATE_HEAD.size :]))
+        return found
+
+    # -- writing -----------------------------------------------------------------------------------------
 
     def new_slot(self) -> Slot:
         if self._free:
             index, generation = self._free.popitem()
             return Slot(index, generation=generation)
-        self._slots += 1
-        return Slot(self._slots - 1)
+        self.slots += 1
+        return Slot(self.slots - 1)
 
     def topic_slot(self) -> Slot:
         return Slot(0)
 
     def write(self, slot: Slot, *, used: bool = True) -> None:
-        """Stores a slot as it is now."""
-        if len(slot.rest) > _REST_BYTES_MAX:
-            raise SlotTooSmall(f"{len(slot.rest)} bytes of state, {_REST_BYTES_MAX} at most")
-        slot.generation += 1
-        place = slot.generation & 1
-        offset = (2 * slot.index + place) * SLOT_BYTES
-        head = _HEAD.pack(0, slot.generation, slot.position, slot.deferred, len(slot.rest), used)
-        head = _checksum(head, slot.rest).to_bytes(8, "little") + head[8:]
-        if slot.rest_written[place] == slot.rest:
-            write_all(self._fd, head, offset)
+        """Stores a slot as it is now.
+
+        If it only moved on, in one of its places: the other then has an older position, from which nothing is lost.
+        """
+        if self._image is not None:
+            self._replace()
+        now = (slot.position, slot.deferred, slot.rest, used)
+        moved_on = slot.stored is not None and now[1:] == slot.stored[1:] and now[0] >= slot.stored[0]
+        if not moved_on:
+            slot.stored = None
+            self._store_state(slot)
+        for _ in range(1 if moved_on else 2):
+            self._write_place(slot, used)
+        slot.stored = now
+        self._damaged.pop(slot.index, None)
+
+    def _write_place(self, slot: Slot, used: bool) -> None:
+        generation = slot.generation + 1
+        place = generation & 1
+        inline = slot.brief if slot.state_number else slot.rest
+        head = _head(slot, generation, used, inline)
+        offset = _offset(slot.index, place)
+        if slot.rest_written[place] == inline:
+            write_all(self._open(), head, offset)
         else:
-            write_all(self._fd, head + slot.rest, offset)
-            slot.rest_written[place] = slot.rest
+            slot.rest_written[place] = b""
+            write_all(self._open(), head + inline, offset)
+            slot.rest_written[place] = inline
+        slot.generation = generation
+
+    def _store_state(self, slot: Slot) -> None:
+        """Writes the rest to a file of its own if it does not fit; alternately to two, as a slot has two places."""
+        if len(slot.rest) <= REST_BYTES_MAX:
+            slot.state_number = 0
+            return
+        if len(slot.brief) > REST_BYTES_MAX:
+            raise OSError(errno.EFBIG, f"{len(slot.brief)} bytes of a slot's state, {REST_BYTES_MAX} at most")
+        numbers = {place: number for place, (number, _) in self._states(slot.index).items()}
+        place = min((0, 1), key=lambda place: numbers.get(place, 0))
+        number = max(numbers.values(), default=0) + 1
+        body = number.to_bytes(8, "little") + slot.rest
+        write_atomically(self._state_path(slot.index, place), xxh3_64_intdigest(body).to_bytes(8, "little") + body)
+        slot.state_number = number
+
+    def _state_path(self, index: int, place: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.{index}.{place}")
 
     def free(self, slot: Slot) -> None:
         """Both places are cleared, so that no older generation comes back."""
-        self.write(slot, used=False)
+        slot.rest, slot.stored = b"", None
         self.write(slot, used=False)
         self._free[slot.index] = slot.generation
+        for place in (0, 1):
+            self._state_path(slot.index, place).unlink(missing_ok=True)
+
+    def repair(self) -> None:
+        """Writes damaged places anew, once all that was in them is stored elsewhere."""
+        for index, slot in list(self._damaged.items()):
+            if slot is None:
+                self.write(Slot(index), used=False)
+            else:
+                used = slot.stored is None or slot.stored[3]
+                slot.stored = None
+                self.write(slot, used=used)
+
+    def _replace(self) -> None:
+        assert self._image is not None
+        write_atomically(self.path, self._image)
+        self._image = None
+
+    def _open(self) -> int:
+        if self._fd < 0:
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        return self._fd
 
     def sync(self) -> None:
-        os.fdatasync(self._fd)
+        if self._fd >= 0:
+            os.fdatasync(self._fd)
 
     def close(self) -> None:
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
-def _checksum(head: bytes, rest: bytes) -> int:
-    return xxh3_64_intdigest(rest, seed=xxh3_64_intdigest(head[8:]))
+def _offset(index: int, place: int) -> int:
+    pair, within = divmod(index, SLOTS_PER_PAGE)
+    return (2 * pair + place) * PAGE_BYTES + within * SLOT_BYTES
+
+
+def _head(slot: Slot, generation: int, used: bool, inline: bytes) -> bytes:
+    head = _HEAD.pack(0, generation, slot.position, slot.deferred, slot.state_number, len(inline), used)
+    return _checksum(head, inline, _SEED).to_bytes(8, "little") + head[8:]
+
+
+def _checksum(head: bytes, rest: bytes, seed: int) -> int:
+    return xxh3_64_intdigest(rest, seed=xxh3_64_intdigest(head[8:], seed=seed))
+
+
+def _read_place(raw: bytearray, offset: int) -> tuple[Slot, bool] | None:
+    """The slot at an offset and whether it is in use; None if it is not intact."""
+    piece = bytes(raw[offset : offset + SLOT_BYTES])
+    if len(piece) < _HEAD.size:
+        return None
+    check, generation, position, deferred, state_number, size, used = _HEAD.unpack_from(piece)
+    rest = piece[_HEAD.size : _HEAD.size + size]
+    if _checksum(piece[: _HEAD.size], rest, _SEED) != check:
+        return None
+    return Slot(0, position, deferred, rest, b"", generation, state_number), bool(used)
+
+
+def _read_format_1(raw: bytearray) -> dict[int, tuple[Slot, bool]]:
+    """The slots of a file in format 1; none if it is not in that."""
+    found: dict[int, tuple[Slot, bool]] = {}
+    for number in range(-(-len(raw) // SLOT_BYTES)):
+        piece = bytes(raw[number * SLOT_BYTES : (number + 1) * SLOT_BYTES])
+        if len(piece) < _HEAD_1.size:
+            continue
+        check, generation, position, deferred, size, used = _HEAD_1.unpack_from(piece)
+        rest = piece[_HEAD_1.size : _HEAD_1.size + size]
+        index = number // 2
+        if _checksum(piece[: _HEAD_1.size], rest, 0) != check:
+            continue
+        if index not in found or generation > found[index][0].generation:
+            found[index] = (Slot(index, position, deferred, rest, b"", generation), bool(used))
+    return found
+
+
+def _image(found: dict[int, tuple[Slot, bool]]) -> bytearray:
+    """A file with these slots in both places, and nothing where others should be."""
+    slots = max([1, *(index + 1 for index in found)])
+    image = bytearray(-(-slots // SLOTS_PER_PAGE) * 2 * PAGE_BYTES)
+    for index, (slot, used) in found.items():
+        inline = slot.brief if slot.state_number else slot.rest
+        for _ in (0, 1):
+            slot.generation += 1
+            piece = _head(slot, slot.generation, used, inline) + inline
+            offset = _offset(index, slot.generation & 1)
+            image[offset : offset + len(piece)] = piece
+        slot.stored = (slot.position, slot.deferred, slot.rest, used)
+    return image

@@ -22,7 +22,7 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
+def write_atomically(path: Path, data: bytes | bytearray, *, sync: bool = True) -> None:
     """Replaces a file as a whole: after a crash it has the old content or the new one."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
@@ -41,7 +41,7 @@ def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
         sync_directory(path.parent)
 
 
-def write_all(fd: int, data: bytes | memoryview, offset: int | None = None) -> None:
+def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int | None = None) -> None:
     """Writes everything, or raises: a short write means that the disk is full."""
     view = memoryview(data)
     while view:
