@@ -12,6 +12,8 @@ from nsquark.log.shared import LogSettings, LogShared
 
 NODE_ID = 7
 CACHE_BYTES = 64 << 20
+SETTLE_ROUNDS_MAX = 10
+"""What is tried again later on a disk that stays bad has no end."""
 
 
 class Rig:
@@ -53,10 +55,16 @@ class Rig:
         self.settle()
         return commit, seqs
 
+    def sync(self) -> None:
+        """Makes everything durable that is written."""
+        assert self.log.segments is not None
+        self.log.segments.sync()
+        self.settle()
+
     def settle(self) -> None:
-        """Waits for threads, runs what they left to do, and what that asked for later, until nothing is left."""
+        """Waits for threads, runs what they left to do, and what that asked for later, while there is something."""
         self.shared.drain()
-        while self.delayed or self._posted:
+        for _ in range(SETTLE_ROUNDS_MAX):
             calls, self.delayed[:], self._posted[:] = self._posted + self.delayed, [], []
             for call in calls:
                 call()

@@ -62,11 +62,11 @@ def test_a_failed_write_fails_exactly_its_publishers(
         disk.write_error = getattr(errno, fault)
     commit = rig.publish(b"lost", b"too")
     assert isinstance(commit.error, OSError)
-    assert rig.shared.disk_error is not None
+    assert rig.shared.disk.error is not None
     assert rig.bodies() == [b"before"]
     disk.heal()
     assert rig.publish(b"after").error is None
-    assert rig.shared.disk_error is None
+    assert rig.shared.disk.error is None
     assert rig.bodies() == [b"before", b"after"]
     rig.crash()
     again = make_rig()
@@ -115,7 +115,9 @@ def test_with_sync_every_1_ok_means_synced(make_rig: MakeRig, disk: Disk) -> Non
     assert disk.syncs > before
     disk.sync_error = errno.EIO
     assert rig.publish(b"b").error is not None
+    assert rig.publish(b"refused until the file is written anew").error is not None
     disk.heal()
+    rig.settle()
     assert rig.publish(b"c").error is None
     assert rig.bodies() == [b"a", b"c"]
     rig.crash()
@@ -127,13 +129,17 @@ def test_a_failed_sync_loses_nothing_that_was_acknowledged(make_rig: MakeRig, di
     rig.publish(b"a", b"b", b"c")
     disk.sync_error = errno.EIO
     assert rig.publish(b"d", b"e", b"f").error is None
-    rig.log.segments.sync()
-    rig.settle()
-    assert rig.shared.disk_error is not None
+    rig.sync()
+    assert rig.shared.disk.error is not None
     assert any("sync failed" in report for report in rig.reports)
+    assert rig.publish(b"x").error is not None, "neither synced nor written anew: nothing may be accepted"
     disk.heal()
+    rig.settle()
     assert rig.publish(b"g").error is None
+    assert rig.shared.disk.error is None
     assert rig.bodies() == [b"a", b"b", b"c", b"d", b"e", b"f", b"g"]
+    rig.crash()
+    assert make_rig().bodies() == [b"a", b"b", b"c", b"d", b"e", b"f", b"g"]
 
 
 def test_syncs_come_after_so_many_messages(make_rig: MakeRig, disk: Disk) -> None:
@@ -143,12 +149,10 @@ def test_syncs_come_after_so_many_messages(make_rig: MakeRig, disk: Disk) -> Non
     rig.publish(b"a")
     assert disk.syncs == 1
     assert rig.log.segments is not None
-    rig.log.segments.sync()
-    rig.settle()
+    rig.sync()
     assert disk.syncs == 1, "nothing new to sync"
     rig.publish(b"a")
-    rig.log.segments.sync()
-    rig.settle()
+    rig.sync()
     assert disk.syncs == 2
 
 
@@ -167,7 +171,7 @@ while rig.publish(b"x" * 5000).error is None:
     accepted += 1
     assert accepted < 100
 assert accepted > 20, accepted
-assert rig.shared.disk_error is not None
+assert rig.shared.disk.error is not None
 assert len(rig.bodies()) == accepted
 for _ in range(3):
     assert rig.publish(b"x" * 5000).error is not None

@@ -119,8 +119,8 @@ class TestIndex:
         os.truncate(path, batches_of(path)[1].offset + 5)
         assert make_rig().bodies() == [b"a"]
 
-    def test_positions_by_time(self, tmp_path: Path) -> None:
-        segment = Segment(tmp_path, 10)
+    def test_positions_by_time(self, make_rig: MakeRig, tmp_path: Path) -> None:
+        segment = Segment(make_rig().shared.syncer, tmp_path, 10)
         for number, time_ns in enumerate([100, 200, 150, 300]):
             segment.note(Batch((number << 20), 10 + number, 1, 100, time_ns, time_ns, 0, bytes(16)))
         for time_ns in range(90, 310, 10):

@@ -348,7 +348,7 @@ class Channel:
                 self._park()
         except OSError as error:  # tried again with the next thing to note
             self._slot.position = NOT_STORED
-            self.topic.nsqd.logs.disk_error = error
+            self.topic.nsqd.logs.disk.failed(error)
 
     def _drop_skips(self) -> bool:
         """Forgets the skips that the floor has passed, when they are half of all: the state may be long to write."""

@@ -90,6 +90,7 @@ class Nsqd:
                 int(options.retention_time),
                 options.retention_bytes,
                 options.max_disk_bytes,
+                options.sync_timeout.seconds,
             ),
             options.node_id,
             ChunkCache(options.cache_bytes),
@@ -226,7 +227,7 @@ class Nsqd:
         try:
             topic = self.topics[name] = Topic(self, name)
         except OSError as error:
-            self.logs.disk_error = error
+            self.logs.disk.failed(error)
             raise
         self.logger.info(f"TOPIC({name}): created")
         self.lookup.register(name, None)
@@ -338,6 +339,7 @@ class Nsqd:
             await asyncio.sleep(TICK_S)
             self._guard(self._expire)
             self._guard(self._append_due)
+            self._guard(self.logs.syncer.tick)
             elapsed = self.loop.time()
             if elapsed - synced_s >= sync_s:
                 synced_s = elapsed
@@ -375,24 +377,22 @@ class Nsqd:
         for topic in topics:
             topic.sync()
         for topic in self.topics.values():
-            if topic.log.segments is not None:
-                topic.log.segments.sync()
             for channel in topic.channels.values():
                 channel.ledger.wall_offset_ms = offset
 
     def _probe_disk(self) -> None:
         """After a failed write, finds out by itself when there is space again: /ping decides whether clients come."""
         limit = self.options.max_disk_bytes
-        if self.logs.disk_error is None or (limit and self.logs.disk_bytes >= limit):
+        if self.logs.disk.error is None or (limit and self.logs.disk_bytes >= limit):
             return
         try:
             probe = self.data.own / "probe"
             write_atomically(probe, bytes(PROBE_BYTES))
             probe.unlink()
         except OSError as error:
-            self.logs.disk_error = error
+            self.logs.disk.failed(error)
         else:
-            self.logs.disk_error = None
+            self.logs.disk.worked()
 
     def _collect(self) -> None:
         for topic in list(self.topics.values()):
@@ -406,7 +406,7 @@ class Nsqd:
 
     @property
     def health(self) -> str:
-        error = self.logs.disk_error
+        error = self.logs.disk.error
         return "OK" if error is None else f"NOK - {error}"
 
     def spawn(self, work) -> None:  # type: ignore[no-untyped-def]

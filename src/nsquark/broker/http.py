@@ -127,7 +127,7 @@ class Api:
             except Refused as refused:
                 return refused.response
             except OSError as failure:  # what a verb changes is stored before it is answered
-                self.nsqd.logs.disk_error = failure
+                self.nsqd.logs.disk.failed(failure)
                 self.nsqd.logger.error(f"failed to store - {failure}")
                 return EXITING
 

@@ -87,7 +87,7 @@ class AppendApi:
             self._drop_topic(topic)
             raise Refusal(404, "TOPIC_NOT_FOUND")
         if error is not None:
-            self._nsqd.logs.disk_error = error
+            self._nsqd.logs.disk.failed(error)
             raise Refusal(503, "DISK_ERROR", reason=str(error))
         if stage.is_dropped:
             raise Refusal(409, "ABORTED", reason="the stage was aborted meanwhile")

@@ -199,8 +199,6 @@ class Topic:
 
     def sync(self) -> None:
         """Makes everything durable in the background."""
-        if self.log.segments is not None:
-            self.log.segments.sync()
         if self._cursors is not None and not self.is_exiting:
             self.nsqd.logs.run(self._cursors.sync, lambda error: None)
             if self._deferred_unsynced:
@@ -227,7 +225,7 @@ class Topic:
         try:
             self.deferred.add(body, time.time_ns(), wall_ms() + delay_ms)
         except OSError as error:
-            self.nsqd.logs.disk_error = error
+            self.nsqd.logs.disk.failed(error, 1)
             commit.settle(error)
             return commit
         self.message_count += 1
@@ -287,7 +285,7 @@ class Topic:
             try:
                 due = self.deferred.take_due(now)
             except OSError as error:
-                self.nsqd.logs.disk_error = error
+                self.nsqd.logs.disk.failed(error)
                 return
             if due is None:
                 return

@@ -45,6 +45,11 @@ class Extents:
         self._total += count
         self.head = end
 
+    def resume(self, head: int) -> None:
+        """The log once reached `head`, although all that was there is removed."""
+        if head > self.head:
+            self.head = head
+
     def ordinal(self, seq: cython.longlong) -> cython.longlong:
         """How many messages the log ever had below `seq`."""
         index: cython.Py_ssize_t = bisect_right(self._starts, seq) - 1

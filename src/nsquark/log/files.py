@@ -1,5 +1,6 @@
 """Small things about files that the log's parts share."""
 
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from pathlib import Path
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 PAGE_BYTES = 4096
+"""What a disk fails to read is told apart in pieces of this size."""
 READ_BYTES = 1 << 20
 BAD_SUFFIX = ".bad"
 """Of files and bytes that could not be used, kept for a look at them."""
@@ -65,12 +67,18 @@ def read_surviving(path: Path, report: Callable[[str], None]) -> tuple[bytearray
         report(f"FILE({path}): cannot be read: {error}; {_set_aside_text(path)}")
         return bytearray(), False
     try:
-        data, lost_bytes, error_text = _read_pages(fd)
+        data, lost_bytes = bytearray(), 0
+        while len(data) < os.fstat(fd).st_size:
+            piece, missing = read_readable(fd, READ_BYTES, len(data))
+            if not piece:
+                break  # it got shorter meanwhile
+            data += piece
+            lost_bytes += missing
     finally:
         os.close(fd)
-    if error_text:
-        report(f"FILE({path}): {lost_bytes} of {len(data)} bytes cannot be read: {error_text}; {_set_aside_text(path)}")
-    return data, not error_text
+    if lost_bytes:
+        report(f"FILE({path}): {lost_bytes} of {len(data)} bytes cannot be read; {_set_aside_text(path)}")
+    return data, not lost_bytes
 
 
 def set_aside(path: Path) -> Path:
@@ -91,25 +99,27 @@ def _set_aside_text(path: Path) -> str:
         return f"it could not be set aside: {error}"
 
 
-def _read_pages(fd: int) -> tuple[bytearray, int, str]:
-    """A whole file; where a large piece cannot be read, page by page. How many bytes are missing, and why."""
-    size = os.fstat(fd).st_size
-    data = bytearray(size)
-    lost_bytes, reason, pos, piece = 0, "", 0, READ_BYTES
-    while pos < size:
-        want = min(piece, size - pos)
+def read_readable(fd: int, size: int, offset: int) -> tuple[bytes, int]:
+    """Reads what can be read, and how many bytes could not: those are zeros, which no checksum takes for content."""
+    try:
+        return os.pread(fd, size, offset), 0
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+    pieces: list[bytes] = []
+    unreadable = 0
+    end = min(offset + size, os.fstat(fd).st_size)
+    while offset < end:
+        wanted = min(PAGE_BYTES - offset % PAGE_BYTES, end - offset)
         try:
-            read = os.pread(fd, want, pos)
+            piece = os.pread(fd, wanted, offset)
         except OSError as error:
-            if want > PAGE_BYTES:
-                piece = PAGE_BYTES
-                continue
-            read, reason = bytes(want), str(error)
-            lost_bytes += want
-        if not read:  # it got shorter meanwhile
-            break
-        data[pos : pos + len(read)] = read
-        pos += len(read)
-        if pos % READ_BYTES == 0:
-            piece = READ_BYTES
-    return data[:pos], lost_bytes, reason
+            if error.errno != errno.EIO:
+                raise
+            piece = bytes(wanted)
+            unreadable += wanted
+        if not piece:
+            break  # it became shorter meanwhile
+        pieces.append(piece)
+        offset += len(piece)
+    return b"".join(pieces), unreadable

@@ -7,6 +7,7 @@ from nsquark.kernel.arena import Chunk
 from nsquark.log.batches import HEADER_BYTES, NO_TOKEN, Batch, encode_header
 from nsquark.log.cache import chunk_records
 from nsquark.log.diskqueue import Piece
+from nsquark.log.durable import sync_data
 from nsquark.log.files import sync_directory
 from nsquark.log.segment import Segment
 from nsquark.log.sequences import LEASE_SEQS_MAX, LEASE_SEQS_MIN
@@ -95,7 +96,7 @@ class LogImport:
         if segment is not None and segment.size + size > self._shared.settings.max_bytes_per_file:
             self._seal()
         if self._segment is None:
-            self._segment = Segment(self.directory, first_seq)
+            self._segment = Segment(self._shared.syncer, self.directory, first_seq)
             self._segment.create()
         return self._segment
 
@@ -108,7 +109,8 @@ class LogImport:
         content = segment.index_content()
 
         def work() -> None:
-            segment.sync(content)
+            sync_data(segment.fd)
+            segment.store_index(content)
             segment.close()
 
         self._shared.run(work, lambda error: self._errors.append(error) if error is not None else None)

@@ -58,7 +58,7 @@ class TopicLog(Tail):
             self.segments = Segments(shared, directory)
             self.extents = self.segments.extents
             self.head = self.extents.head
-            self.writes_inline = shared.settings.sync_every != 1
+            self.choose_way()
         self.on_committed = lambda messages, body_bytes: None
         self._cache: ChunkCache = shared.cache
         self._lease = (0, 0)
@@ -167,6 +167,11 @@ class TopicLog(Tail):
         if self.waiting:
             self.write()
 
+    def choose_way(self) -> None:
+        """Writes here and now, unless each write is to be synced before its publishers get their OK."""
+        self.writes_inline = self.shared.settings.sync_every != 1 and not self.shared.syncer.is_behind
+        self._threaded_writes = 0
+
     def was_slow(self, when_s: float) -> None:
         """One slow write is a hiccup, several in a short time are a slow disk."""
         self._slow_writes.append(when_s)
@@ -179,8 +184,8 @@ class TopicLog(Tail):
         self, commit: Commit, segment: Segment, batches: list[Batch], pieces: list[bytes | memoryview]
     ) -> None:
         assert self.segments is not None
-        self.segments.is_writing = True
-        strict = self.shared.settings.sync_every == 1
+        self.segments.begin_write(segment)
+        strict = self.shared.settings.sync_every == 1 or self.shared.syncer.is_behind
         started = time.monotonic()
 
         def done(error: Exception | None) -> None:
@@ -199,12 +204,13 @@ class TopicLog(Tail):
         except OSError as error:
             self.failed(commit, error)
             return
-        self.segments.is_writing = True
+        self.segments.begin_write(segment)
         offset = segment.size
         batches: list[Batch] = []
 
         def work() -> None:
             try:
+                segment.file.directory.sync()
                 batches.extend(apart.write(fd, offset))
             finally:
                 os.close(fd)
@@ -227,8 +233,8 @@ class TopicLog(Tail):
             self.failed(commit, error)
             return
         self._threaded_writes += 1
-        if self._threaded_writes >= THREADED_WRITES_MAX and self.shared.settings.sync_every != 1:
-            self.writes_inline, self._threaded_writes = True, 0
+        if self._threaded_writes >= THREADED_WRITES_MAX:
+            self.choose_way()
         self._written(commit, batches, segment)
         self.write()
 
@@ -241,9 +247,10 @@ class TopicLog(Tail):
 
     def failed(self, commit: Commit, error: Exception) -> None:
         """Takes back what was not written, and what was appended behind it meanwhile; their publishers fail."""
-        if self.segments is not None:
-            self.segments.write_failed(error)
         later = [*self.waiting, self.open] if self.open is not None else list(self.waiting)
+        if self.segments is not None:
+            refused = sum(chunk.count - start for failed in (commit, *later) for chunk, start in failed.slices)
+            self.segments.write_failed(error, refused)
         self.waiting.clear()
         self.open = self.writing = None
         for chunk, start in reversed([piece for failed in (commit, *later) for piece in failed.slices]):
@@ -412,7 +419,7 @@ def _write_pieces(segment: Segment, pieces: list[bytes | memoryview], size: int,
         if written != size:
             raise OSError(errno.ENOSPC, "no space left on device: the write was cut short")
         if strict:
-            os.fdatasync(segment.fd)
+            segment.file.sync()
     except OSError:
         os.ftruncate(segment.fd, segment.size)
         raise

@@ -9,7 +9,7 @@ import contextlib
 import os
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -17,7 +17,9 @@ from xxhash import xxh3_64_intdigest
 
 from nsquark.kernel.batch import BatchFile
 from nsquark.log.batches import APPEND_ONCE, DEFERRED, MORE_FOLLOWS, Batch, Damage, scan
-from nsquark.log.files import FILE_MODE, write_atomically
+from nsquark.log.durable import DurableFile
+from nsquark.log.files import read_readable, write_atomically
+from nsquark.log.syncer import Syncer
 
 CHECKPOINT_BYTES = 16 << 20
 SCAN_BYTES = 4 << 20
@@ -48,12 +50,15 @@ class Segment(BatchFile):
     deferred_append: int
     tokens: list[bytes]
 
-    def __init__(self, directory: Path, base_seq: int) -> None:
+    def __init__(self, syncer: Syncer, directory: Path, base_seq: int) -> None:
         self.base_seq = base_seq
         self.path = directory / f"{base_seq:020d}{SEGMENT_SUFFIX}"
         self.forget()
         self._checkpoint_bytes = 0
-        self._fd = -1
+        self._is_partly_unreadable = False
+        self.file = DurableFile(syncer, self.path)
+        self.file.content_bytes = lambda: self.size
+        self.file.after_sync = self._index_to_store
 
     @property
     def index_path(self) -> Path:
@@ -61,26 +66,15 @@ class Segment(BatchFile):
 
     @property
     def fd(self) -> int:
-        if self._fd < 0:
-            flags = os.O_RDONLY if self.sealed else os.O_RDWR
-            self._fd = os.open(self.path, flags | os.O_CLOEXEC)
-        return self._fd
+        if self.file.fd < 0:
+            self.file.open(os.O_RDONLY if self.sealed else os.O_RDWR)
+        return self.file.fd
 
     def create(self) -> None:
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
-
-    def cut(self, size: int, seq: int) -> None:
-        """Forgets the batches from `seq` on, which start at `size`."""
-        self.size = size
-        self.extents.remove(seq, self.extents.head)
-        keep = bisect_right(self.offsets, size - 1)
-        del self.seqs[keep:], self.offsets[keep:], self.times[keep:]
-        self.reindex()
+        self.file.open(os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self.file.close()
 
     def delete(self) -> None:
         """The index goes first: data without it is scanned, an index without data would be an error."""
@@ -123,12 +117,17 @@ class Segment(BatchFile):
         )
         return _INDEX_MAGIC + xxh3_64_intdigest(content).to_bytes(8, "little") + content
 
-    def sync(self, index_content: bytes | None = None) -> None:
-        """Makes what is written durable, then the index for it. Runs in threads: it reads nothing that changes."""
-        os.fdatasync(self.fd)
-        if index_content is not None:
-            # While the segment is open a lost index only costs a scan, and syncing it stalls the writes of the data.
-            write_atomically(self.index_path, index_content, sync=self.sealed)
+    def _index_to_store(self) -> Callable[[], None] | None:
+        """What follows a sync that begins now: the index, where there is a reason for it."""
+        if self._is_partly_unreadable or not (self.sealed or self.wants_checkpoint):
+            return None  # what cannot be read today may be readable tomorrow
+        content = self.index_content()
+        return lambda: self.store_index(content)
+
+    def store_index(self, content: bytes) -> None:
+        """Runs in threads: it reads nothing that changes."""
+        # While the segment is open a lost index only costs a scan, and syncing it stalls the writes of the data.
+        write_atomically(self.index_path, content, sync=self.sealed)
 
     # -- opening -----------------------------------------------------------------------------------------
 
@@ -136,7 +135,8 @@ class Segment(BatchFile):
         """Reads the index and whatever lies behind it; what is damaged, after setting it aside.
 
         A segment may end in what a crash or a failed write left behind, half a batch or half of batches that belong
-        together: that is not served, and cut off the last segment. Behind the end of a sealed one nothing counts.
+        together: that is not served, and cut off the last segment. Behind the end of a sealed one nothing counts. A
+        segment of which a part cannot be read is never written to again.
         """
         self._load_index()
         file_bytes = os.stat(self.path).st_size
@@ -144,24 +144,27 @@ class Segment(BatchFile):
             self.forget()
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            damages = self._read_on(fd, self.size if self.sealed else file_bytes)
+            damages, unreadable = self._read_on(fd, self.size if self.sealed else file_bytes)
             if self.size < file_bytes:
                 damages = [damage for damage in damages if damage.offset < self.size]
-                damages.append(Damage(self.size, file_bytes, "torn end"))
+                damages.append(Damage(self.size, file_bytes, "cannot be read" if unreadable else "torn end"))
             for damage in damages:
                 self._set_aside(fd, damage)
-            if last and self.size < file_bytes:
+            if unreadable:
+                self.sealed = self._is_partly_unreadable = True
+            elif last and self.size < file_bytes:
                 os.ftruncate(fd, self.size)
         finally:
             os.close(fd)
         self._checkpoint_bytes = self.size
         return damages
 
-    def _read_on(self, fd: int, end: int) -> list[Damage]:
-        """Notes the whole batches up to `end`, and of batches that belong together all or none."""
+    def _read_on(self, fd: int, end: int) -> tuple[list[Damage], bool]:
+        """Notes the whole batches up to `end`, of those that belong together all or none; whether a part is unreadable."""
         damages: list[Damage] = []
         run: list[Batch] = []
-        for item in scan_file(fd, self.size, end):
+        unreadable: list[int] = []
+        for item in scan_file(fd, self.size, end, unreadable):
             if isinstance(item, Damage):
                 damages.append(item)
             elif item.first_seq < max(self.base_seq, run[-1].next_seq if run else self.extents.head):
@@ -172,12 +175,12 @@ class Segment(BatchFile):
                     for batch in run:
                         self.note(batch)
                     run.clear()
-        return damages
+        return damages, bool(unreadable)
 
     def _set_aside(self, fd: int, damage: Damage) -> None:
         path = self.path.with_suffix(f".{damage.offset}.bad")
         with contextlib.suppress(OSError):  # a copy for the curious; on a full disk there is none
-            path.write_bytes(os.pread(fd, min(damage.end - damage.offset, SCAN_BYTES), damage.offset))
+            path.write_bytes(read_readable(fd, min(damage.end - damage.offset, SCAN_BYTES), damage.offset)[0])
 
     def forget(self) -> None:
         super().forget()
@@ -188,8 +191,8 @@ class Segment(BatchFile):
     def _load_index(self) -> None:
         try:
             raw = self.index_path.read_bytes()
-        except FileNotFoundError:
-            return
+        except OSError:
+            return  # there is none, or it cannot be read
         head = len(_INDEX_MAGIC) + 8
         content = raw[head:]
         if not raw.startswith(_INDEX_MAGIC) or xxh3_64_intdigest(content) != int.from_bytes(
@@ -235,17 +238,23 @@ class Segment(BatchFile):
         return self.seqs[index] if index >= 0 else self.base_seq
 
 
-def scan_file(fd: int, start: int, end: int) -> Iterator[Batch | Damage]:
-    """The batches and damages of a file between two offsets; stops before what is not a whole batch at the end."""
+def scan_file(fd: int, start: int, end: int, unreadable: list[int] | None = None) -> Iterator[Batch | Damage]:
+    """The batches and damages of a file between two offsets; stops before what is not a whole batch at the end.
+
+    Where the disk fails to read, `unreadable` gets the offset of the piece.
+    """
     want = SCAN_BYTES
     while start < end:
-        piece = memoryview(os.pread(fd, min(want, end - start), start))
+        raw, missing = read_readable(fd, min(want, end - start), start)
+        if missing and unreadable is not None:
+            unreadable.append(start)
+        piece = memoryview(raw)
         done = start
         for item in scan(piece, start):
             yield item
             done = item.end
         if done == start:
-            if start + len(piece) >= end:
+            if not piece or start + len(piece) >= end:
                 return
             want *= 2  # a batch larger than the piece
             continue

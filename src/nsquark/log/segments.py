@@ -1,6 +1,6 @@
 """The files of one log: which one to write, reading them back, syncing, and removing what nobody needs."""
 
-import contextlib
+import errno
 import os
 import time
 from bisect import bisect_right
@@ -11,17 +11,20 @@ from typing import NamedTuple
 from nsquark.kernel.arena import Chunk
 from nsquark.kernel.extents import Extents
 from nsquark.log.batches import HEADER_BYTES, Batch, Damage, scan
-from nsquark.log.files import DIRECTORY_MODE, sync_directory, write_all, write_atomically
+from nsquark.log.durable import SyncFailed
+from nsquark.log.files import DIRECTORY_MODE, read_readable
+from nsquark.log.recovery import REMOVED_SUFFIX, open_segments
 from nsquark.log.removed import Removed
-from nsquark.log.segment import SEGMENT_SUFFIX, Segment, scan_file
+from nsquark.log.segment import Segment
 from nsquark.log.shared import LogShared
 
 READ_BYTES = 256 << 10
 """How much of a file one cold read brings in, unless a single batch is larger."""
 READ_RETRY_S = 1.0
+READ_TRIES = 3
+"""So often a read is tried; the last time, what the disk cannot read is left out."""
 SYNC_INTERVAL_MIN_S = 0.2
 """At a high rate a log is synced by time instead of by count: back to back, syncs cost a third of the throughput."""
-REMOVED_SUFFIX = ".removed"
 
 
 class RecordPlace(NamedTuple):
@@ -52,36 +55,33 @@ class Segments:
         self._segments: list[Segment] = []
         self._bases: list[int] = []
         self._unsynced_messages = 0
-        self._syncing = False
         self._sync_not_before_s = 0.0
-        self._abandoned = False
-        self.is_writing = False
-        """A thread writes to the last segment."""
-        self._rescue_later: Segment | None = None
-        self._synced_size = 0
-        self._directory_synced = False
-        directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        self._refused_by: Exception | None = None
+        """Why nothing may be appended: a segment could not be synced and not be written anew."""
+        if not directory.exists():
+            directory.mkdir(mode=DIRECTORY_MODE, parents=True)
+            shared.syncer.directory(directory.parent).changed()
         self._open_existing()
 
     def _open_existing(self) -> None:
-        for leftover in self.directory.glob(f"*{REMOVED_SUFFIX}"):
-            leftover.unlink()
-        bases = sorted(int(path.stem) for path in self.directory.glob(f"*{SEGMENT_SUFFIX}") if path.stem.isdigit())
-        for base in bases:
-            segment = Segment(self.directory, base)
-            for damage in segment.open_existing(last=base == bases[-1]):
-                self.shared.report(
-                    f"LOG({segment.path}): bytes {damage.offset} to {damage.end} set aside: {damage.reason}"
-                )
-            self._segments.append(segment)
-            self._bases.append(base)
+        self._segments = open_segments(self.shared, self.directory)
+        self._bases = [segment.base_seq for segment in self._segments]
+        for segment in self._segments:
+            self._watch(segment)
             self.shared.disk_bytes += segment.size
             for first, count in segment.extents.ranges():
                 self.extents.add(first, count)
-            if base != bases[-1] and not segment.sealed:
+            if segment is not self._segments[-1] and not segment.sealed:
                 self._seal(segment)  # a crash came before its index was stored
-        self._synced_size = self._segments[-1].size if self._segments else 0
-        self.removed.load(bases[0] if bases else 0)
+        if self._segments:
+            # A process that was killed may have written what was never synced.
+            self._segments[-1].file.changed()
+        self.removed.load(self._bases[0] if self._bases else 0)
+        self.extents.resume(self.removed.to)
+
+    def _watch(self, segment: Segment) -> None:
+        segment.file.on_held = lambda: self._held(segment)
+        segment.file.on_mended = lambda: self._mended(segment)
 
     @property
     def total_bytes(self) -> int:
@@ -113,140 +113,120 @@ class Segments:
         shared = self.shared
         limit = shared.settings.disk_bytes_max
         if limit and shared.disk_bytes + size > limit and not shared.make_room(size):
-            raise DiskLimitReached(f"--max-disk-bytes={limit} is reached")
+            raise DiskLimitReached(errno.EDQUOT, f"--max-disk-bytes={limit} is reached")
+        if self._refused_by is not None:
+            raise OSError(errno.EIO, f"the log could not be synced: {self._refused_by}")
         segment = self._segments[-1] if self._segments else None
         if segment is not None and not segment.sealed:
             if not segment.size or segment.size + size <= shared.settings.max_bytes_per_file:
                 return segment
             self._seal(segment)
         if segment is not None and segment.size == 0:  # its first write failed: nothing of it is worth keeping
+            if segment.file.is_in_use:
+                raise OSError(errno.EIO, f"{segment.path.name} could not be synced and is being written anew")
             self._segments.pop()
             self._bases.pop()
             segment.delete()
-        segment = Segment(self.directory, first_seq)
+        segment = Segment(shared.syncer, self.directory, first_seq)
         segment.create()
+        self._watch(segment)
         self._segments.append(segment)
         self._bases.append(first_seq)
-        self._synced_size = 0
-        self._directory_synced = False
-        if self.shared.settings.sync_every == 1:
-            sync_directory(self.directory)
         return segment
+
+    def begin_write(self, segment: Segment) -> None:
+        """A thread is about to write to the last segment; `written` or `write_failed` ends it."""
+        segment.file.is_written_in_thread = True
+
+    @property
+    def is_writing(self) -> bool:
+        return bool(self._segments) and self._segments[-1].file.is_written_in_thread
 
     def written(self, messages: int, size: int) -> None:
         """A write succeeded: the disk is well; sync if enough came together."""
+        if not messages:
+            return  # there was no sequence number to be had
         shared = self.shared
         shared.disk_bytes += size
-        shared.disk_error = None
-        self._unsynced_messages += messages
-        if self.is_writing:
-            self._write_ended()
+        if shared.disk.error is not None:
+            shared.disk.worked()
+        file = self._segments[-1].file
         every = shared.settings.sync_every
+        if not file.is_changed and every != 1:
+            file.changed()
+        if file.is_written_in_thread:
+            self._write_ended()
+        self._unsynced_messages += messages
         if self._unsynced_messages >= every > 1 and time.monotonic() >= self._sync_not_before_s:
             self.sync()
 
     def _write_ended(self) -> None:
-        self.is_writing = False
-        if self._rescue_later is not None:
-            self._try_rescue(self._rescue_later)
-
-    def write_failed(self, error: Exception) -> None:
-        self._write_ended()
-        self.shared.disk_error = error
-        segment = self._segments[-1] if self._segments else None
-        if segment is not None and not segment.sealed and os.stat(segment.path).st_size != segment.size:
-            # The file could not be cut back: the index says where its good end is.
+        segment = self._segments[-1]
+        segment.file.is_written_in_thread = False
+        if segment.file.held_by is not None:
             segment.sealed = True
-            with contextlib.suppress(OSError):
-                write_atomically(segment.index_path, segment.index_content())
+            segment.file.write_anew()
 
-    def _seal(self, segment: Segment) -> None:
-        segment.sealed = True
-        content = segment.index_content()
-        self.shared.run(lambda: segment.sync(content), lambda error: self._sealed(segment, error))
-
-    def _sealed(self, segment: Segment, error: Exception | None) -> None:
-        if error is not None:
-            self._sync_failed(segment, error)
+    def write_failed(self, error: Exception, refused: int) -> None:
+        """The last write failed, and `refused` messages with it; the file is as it was before."""
+        self.shared.disk.failed(error, refused)
+        if not self._segments:
+            return
+        segment = self._segments[-1]
+        segment.file.is_written_in_thread = False
+        if isinstance(error, SyncFailed):  # pages of earlier messages may be meant
+            segment.file.failed(error)
+        elif segment.file.held_by is not None:
+            self._write_ended()
+        fd = segment.file.fd
+        if not segment.sealed and fd >= 0 and os.fstat(fd).st_size != segment.size:
+            # The file could not be cut back: it is not written to again, and what follows its end does not count.
+            self._seal(segment)
 
     def sync(self) -> None:
-        """Makes all that is written durable, in a thread; one at a time."""
-        if self._syncing or self._unsynced_messages == 0 or not self._segments:
-            return
-        segment, directory = self._segments[-1], self.directory
-        size = segment.size
-        content = segment.index_content() if segment.wants_checkpoint else None
-        directory_synced = self._directory_synced
-        started = time.monotonic()
-        self._sync_not_before_s = started + SYNC_INTERVAL_MIN_S
-        self._syncing = True
+        """Makes all that is written durable, in a thread."""
         self._unsynced_messages = 0
+        self._sync_not_before_s = time.monotonic() + SYNC_INTERVAL_MIN_S
+        if self._segments and self._segments[-1].file.is_changed:
+            self._segments[-1].file.hurry()
 
-        def work() -> None:
-            segment.sync(content)
-            if not directory_synced:
-                sync_directory(directory)
+    def when_synced(self, callback: Callable[[], None]) -> None:
+        """Calls back once all that is written to the log by now is durable."""
+        unsynced = [segment.file for segment in self._segments if not segment.file.is_durable]
+        left = len(unsynced)
 
-        def done(error: Exception | None) -> None:
-            self._syncing = False
-            if self._abandoned:
-                self._close_files()
-                return
-            self.shared.sync_seconds.observe(time.monotonic() - started)
-            if error is not None:
-                self._sync_failed(segment, error)
-            elif self._segments and segment is self._segments[-1]:
-                self._synced_size = size
-                self._directory_synced = True
+        def one_less() -> None:
+            nonlocal left
+            left -= 1
+            if left <= 0:
+                callback()
 
-        self.shared.run(work, done)
+        if not unsynced:
+            callback()
+        for file in unsynced:
+            file.when_synced(one_less)
 
-    def _sync_failed(self, segment: Segment, error: Exception) -> None:
-        """Pages whose sync failed are not trusted again: what follows the last good sync is written to a new file."""
-        self.shared.disk_error = error
-        self.shared.report(f"LOG({segment.path}): sync failed: {error}")
-        if not self._segments or segment is not self._segments[-1] or segment.sealed:
-            return
-        if self.is_writing:  # its batches are not noted yet
-            self._rescue_later = segment
-            return
-        self._try_rescue(segment)
+    def _seal(self, segment: Segment) -> None:
+        """It is not written to again; its index follows its next sync."""
+        segment.sealed = True
+        segment.file.hurry()
 
-    def _try_rescue(self, segment: Segment) -> None:
-        self._rescue_later = None
-        try:
-            self._rescue(segment)
-        except OSError as rescue_error:
-            self.shared.disk_error = rescue_error
-            self.shared.report(f"LOG({segment.path}): could not be written anew: {rescue_error}")
-
-    def _rescue(self, segment: Segment) -> None:
-        batches = [item for item in scan_file(segment.fd, self._synced_size, segment.size) if isinstance(item, Batch)]
-        if not batches:
-            return
-        fresh = Segment(self.directory, batches[0].first_seq)
-        if fresh.path == segment.path:  # nothing of it was ever synced
-            os.replace(segment.path, segment.path.with_suffix(".unsynced.bad"))
-        fresh.create()
-        for batch in batches:
-            raw = os.pread(segment.fd, batch.end - batch.offset, batch.offset)
-            write_all(fresh.fd, raw, fresh.size)
-            fresh.note(batch._replace(offset=fresh.size))
-        os.fdatasync(fresh.fd)
-        sync_directory(self.directory)
-        if fresh.path == segment.path:
-            segment.close()
-            self._segments[-1] = fresh
-        else:
-            segment.cut(self._synced_size, batches[0].first_seq)
+    def _held(self, segment: Segment) -> None:
+        """A sync of it failed, or writing it anew did. What is published meanwhile goes to another file; after a
+        second failure nothing is accepted, or a bad disk would fill with small files that are not safe either.
+        """
+        if not segment.file.is_written_in_thread:
             segment.sealed = True
-            os.ftruncate(segment.fd, segment.size)
-            write_atomically(segment.index_path, segment.index_content())
-            self._segments.append(fresh)
-            self._bases.append(fresh.base_seq)
-        self._synced_size = fresh.size
-        self._directory_synced = True
-        self.shared.report(f"LOG({fresh.path}): {len(batches)} batches written anew after a failed sync")
+        if segment.file.attempts:
+            self._refused_by = segment.file.held_by
+
+    def _mended(self, mended: Segment) -> None:
+        """It is safe again, and gets its index."""
+        if mended in self._segments:
+            content = mended.index_content()
+            self.shared.run(lambda: mended.store_index(content), lambda error: None)
+        if all(segment.file.held_by is None for segment in self._segments):
+            self._refused_by = None
 
     # -- reading -----------------------------------------------------------------------------------------
 
@@ -272,23 +252,34 @@ class Segments:
         return None
 
     def _read_in_thread(
-        self, segment: Segment, offset: int, seq: int, stop: int, then: Callable[[list[Chunk]], None]
+        self, segment: Segment, offset: int, seq: int, stop: int, then: Callable[[list[Chunk]], None], tries: int = 1
     ) -> None:
         pieces: list[memoryview] = []
-        fd = os.dup(segment.fd)  # the segment may be removed meanwhile
         end = segment.size
+        # What cannot be read at last is left out, so that it does not hold up all that follows.
+        read = _read_whole if tries < READ_TRIES else read_readable
+
+        def again(error: Exception) -> None:
+            self.shared.report(f"LOG({segment.path}): reading at {offset} failed: {error}; trying again")
+            self.shared.later(
+                READ_RETRY_S, lambda: self._read_in_thread(segment, offset, seq, stop, then, min(tries + 1, READ_TRIES))
+            )
+
+        try:
+            fd = os.dup(segment.fd)  # the segment may be removed meanwhile
+        except OSError as error:
+            again(error)
+            return
 
         def work() -> None:
             try:
-                pieces.append(_read_batch(fd, offset, end, seq))
+                pieces.append(_read_batch(fd, offset, end, seq, read))
             finally:
                 os.close(fd)
 
         def done(error: Exception | None) -> None:
             if error is not None:
-                self.shared.disk_error = error
-                self.shared.report(f"LOG({segment.path}): reading at {offset} failed: {error}; trying again")
-                self.shared.later(READ_RETRY_S, lambda: self._read_in_thread(segment, offset, seq, stop, then))
+                again(error)
                 return
             chunks = self._decode(segment, pieces[0], offset, seq, stop)
             if not chunks:
@@ -352,21 +343,33 @@ class Segments:
 
     # -- removing ----------------------------------------------------------------------------------------
 
-    def remove_below(self, needed_seq: int, now_ns: int) -> int:
-        """Deletes sealed segments that nobody needs and retention does not hold; the lowest message left."""
+    def remove_below(self, needed_seq: int, now_ns: int, *, newest_too: bool = False, keep_none: bool = False) -> int:
+        """Deletes segments that nobody needs and retention does not hold; the lowest message left.
+
+        The newest one goes too if that is asked for, to make room, or when the time of all in it has passed; with
+        `keep_none` retention holds nothing.
+        """
         settings = self.shared.settings
         held_bytes = self.total_bytes
-        while len(self._segments) > 1:
+        while self._segments:
             segment = self._segments[0]
-            if self._bases[1] > needed_seq or not segment.sealed:
+            is_newest = len(self._segments) == 1
+            end = segment.extents.head if is_newest else self._bases[1]
+            if end > needed_seq or not (is_newest or segment.sealed):
                 break
-            if settings.retention_ns and now_ns - segment.time_max_ns < settings.retention_ns:
+            is_kept_by_time = settings.retention_ns and now_ns - segment.time_max_ns < settings.retention_ns
+            is_kept_by_bytes = settings.retention_bytes and held_bytes - segment.size < settings.retention_bytes
+            if (is_kept_by_time or is_kept_by_bytes) and not keep_none:
                 break
-            if settings.retention_bytes and held_bytes - segment.size < settings.retention_bytes:
+            if is_newest and not self._may_drop_newest(segment, newest_too or bool(settings.retention_ns)):
                 break
             held_bytes -= segment.size
             self.remove_first()
-        return self._bases[0] if self._bases else needed_seq
+        return self._bases[0] if self._bases else max(needed_seq, self.extents.head)
+
+    @staticmethod
+    def _may_drop_newest(segment: Segment, wanted: bool) -> bool:
+        return wanted and bool(segment.size) and not segment.file.is_written_in_thread and not segment.file.is_in_use
 
     def remove_first(self) -> int:
         """Deletes the lowest segment, needed or not; the lowest message left."""
@@ -387,19 +390,23 @@ class Segments:
     # -- the end -----------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Syncs the last segment and stores its index, so that the next start reads no data."""
+        """Syncs what is not durable yet and stores the last index, so that the next start reads no data."""
         self.shared.drain()
-        if self._segments and not self._segments[-1].sealed:
-            segment = self._segments[-1]
-            segment.sync(segment.index_content())
+        for segment in self._segments:
+            is_last = segment is self._segments[-1]
+            if segment.file.is_durable and not is_last:
+                continue
+            try:
+                segment.file.make_durable()
+                segment.store_index(segment.index_content())
+            except OSError as error:  # the next start finds what is written, as after a crash
+                self.shared.report(f"LOG({segment.path}): not closed well: {error}")
         self._close_files()
 
     def abandon(self) -> None:
         """The files are being deleted."""
         self.shared.disk_bytes -= self.total_bytes
-        self._abandoned = True
-        if not self._syncing:
-            self._close_files()
+        self._close_files()
 
     def _close_files(self) -> None:
         for segment in self._segments:
@@ -407,12 +414,18 @@ class Segments:
         self._segments, self._bases = [], []
 
 
-def _read_batch(fd: int, offset: int, end: int, seq: int) -> memoryview:
+Read = Callable[[int, int, int], tuple[bytes, int]]
+
+
+def _read_whole(fd: int, size: int, offset: int) -> tuple[bytes, int]:
+    return os.pread(fd, size, offset), 0
+
+
+def _read_batch(fd: int, offset: int, end: int, seq: int, read: Read = read_readable) -> memoryview:
     """A piece of a file that holds, if there is one, a whole batch reaching beyond `seq`."""
     size = READ_BYTES
     while True:
-        buffer = bytearray(min(size, end - offset))
-        piece = memoryview(buffer)[: os.preadv(fd, [buffer], offset)]
+        piece = memoryview(read(fd, min(size, end - offset), offset)[0])
         if offset + size >= end:
             return piece
         if any(isinstance(item, Batch) and item.next_seq > seq for item in scan(piece, offset)):

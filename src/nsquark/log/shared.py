@@ -6,8 +6,10 @@ from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 
 from nsquark.log.cache import ChunkCache
+from nsquark.log.disk import DiskState
 from nsquark.log.histogram import Histogram
 from nsquark.log.sequences import Sequences
+from nsquark.log.syncer import Syncer
 
 THREADS_MAX = 4
 SYNC_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -22,6 +24,7 @@ class LogSettings:
     retention_ns: int = 0
     retention_bytes: int = 0
     disk_bytes_max: int = 0
+    sync_timeout_s: float = 2.0
 
 
 class LogShared:
@@ -45,16 +48,29 @@ class LogShared:
         self.report = report
         self.make_room: Callable[[int], bool] = lambda size: False
         self.disk_bytes = 0
-        self.disk_error: Exception | None = None
+        self.disk = DiskState(report)
         self.sync_seconds = Histogram(SYNC_BOUNDS_S)
         self.commit_messages = Histogram(COMMIT_BOUNDS)
         self.post = post
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="log")
+        # Of their own, so that reading does not wait behind syncs.
+        self._sync_thread = ThreadPoolExecutor(1, thread_name_prefix="sync")
         self.running: dict[Future[None], Callable[[], None]] = {}
         """What is done in threads now."""
+        self.syncer = Syncer(
+            self.run, self._run_sync, later, self.disk, report, self.sync_seconds.observe, settings.sync_timeout_s
+        )
 
     def run(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
         """Does slow work in a thread, then calls `done` with its error, if any, in the event loop's thread."""
+        self._run_in(self._threads, work, done)
+
+    def _run_sync(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        self._run_in(self._sync_thread, work, done)
+
+    def _run_in(
+        self, threads: ThreadPoolExecutor, work: Callable[[], None], done: Callable[[Exception | None], None]
+    ) -> None:
         outcome: list[Exception | None] = [None]
 
         def guarded() -> None:
@@ -68,7 +84,7 @@ class LogShared:
             if self.running.pop(future, None) is not None:
                 done(outcome[0])
 
-        future = self._threads.submit(guarded)
+        future = threads.submit(guarded)
         self.running[future] = finish
 
     def drain(self) -> None:
@@ -83,4 +99,5 @@ class LogShared:
     def close(self) -> None:
         self.drain()
         self._threads.shutdown(wait=True)
+        self._sync_thread.shutdown(wait=True)
         self.sequences.close()

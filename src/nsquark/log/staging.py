@@ -15,6 +15,7 @@ from xxhash import xxh3_128_digest
 
 from nsquark.kernel.arena import Chunk
 from nsquark.log.batches import APPEND_ONCE, HEADER_BYTES, MORE_FOLLOWS, Batch, encode_header
+from nsquark.log.durable import sync_data
 from nsquark.log.files import DIRECTORY_MODE, FILE_MODE, write_all
 from nsquark.log.log import RECORD_BYTES
 from nsquark.log.sequences import Sequences
@@ -237,10 +238,10 @@ class StagedAppend:
             assert previous is not None
             if writer.batches:
                 writer.flush()
-                os.fdatasync(fd)
+                sync_data(fd)
             writer.add(self._batch(previous, 0), previous)
             writer.flush()
-            os.fdatasync(fd)
+            sync_data(fd)
         except BaseException:
             os.ftruncate(fd, offset)
             raise

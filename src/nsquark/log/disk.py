@@ -1,0 +1,47 @@
+"""The state of the disk as publishers meet it: what is refused and why, for /ping and for the log."""
+
+from collections.abc import Callable, Hashable
+
+
+class DiskState:
+    """Knows whether the disk takes what is written to it.
+
+    A refusal is noted with its reason; the first of a row is reported, and so is its end, with a count. Files that
+    wait to be written anew after a failed sync hold the state at "not well", whatever else succeeds meanwhile.
+    """
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._write_error: Exception | None = None
+        self._held: dict[Hashable, Exception] = {}
+        self._refused = 0
+        self.error: Exception | None = None
+        """Why the disk is not well; None while it is. Read directly by hot paths, to save a call."""
+
+    def failed(self, error: Exception, refused: int = 0) -> None:
+        """A write failed, and `refused` messages with it."""
+        if self._write_error is None:
+            self._report(f"DISK: publishes are refused - {error}")
+        self._write_error = error
+        self._refused += refused
+        self._judge()
+
+    def worked(self) -> None:
+        """A write succeeded."""
+        if self._write_error is not None:
+            self._report(f"DISK: publishes are accepted again, {self._refused} messages were refused")
+            self._write_error = None
+            self._refused = 0
+        self._judge()
+
+    def hold(self, what: Hashable, error: Exception) -> None:
+        """Something on the disk is not safe until it is released."""
+        self._held[what] = error
+        self._judge()
+
+    def release(self, what: Hashable) -> None:
+        self._held.pop(what, None)
+        self._judge()
+
+    def _judge(self) -> None:
+        self.error = self._write_error or next(iter(self._held.values()), None)

@@ -1,0 +1,316 @@
+"""Files that must survive a power loss: who changes one says so, and the syncer makes it durable in the background.
+
+When a sync fails, the system takes the pages for clean although they are not on the disk: a second sync of them would
+succeed and mean nothing. So there is one way out, for every file: its content is copied to a new file, that is synced,
+renamed over the old one and used from then on. Until that has worked the file is held, and nothing may rely on it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nsquark.log.files import FILE_MODE, write_all
+
+if TYPE_CHECKING:
+    from nsquark.log.syncer import Syncer
+
+ANEW_SUFFIX = ".anew"
+"""Of copies that were not finished when the process ended; a start removes them."""
+RETRY_S = 1.0
+"""How long after a failed attempt a file is written anew again."""
+COPY_BYTES = 1 << 20
+
+
+class SyncFailed(OSError):
+    """The disk did not confirm what was written to a file."""
+
+
+class Directory:
+    """A directory whose entries become durable with the files in it, and its own entry with them."""
+
+    def __init__(self, path: Path, parent: Directory | None) -> None:
+        self.path = path
+        self._parent = parent
+        self._changes = 1  # at a start nobody knows whether its entries were ever synced
+        self._synced = 0
+        self.device = -1
+
+    def changed(self) -> None:
+        """A name was added, replaced or removed."""
+        self._changes += 1
+
+    def sync(self) -> None:
+        """Makes its entries durable; runs in threads."""
+        if self._parent is not None:
+            self._parent.sync()
+        changes = self._changes
+        if changes == self._synced:
+            return
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            raise SyncFailed(error.errno, f"{self.path}: {error.strerror}") from error
+        finally:
+            os.close(fd)
+        self._synced = changes
+
+    def unsynced(self) -> list[tuple[Directory, int]]:
+        """What a sync of the whole file system would make durable now."""
+        above = self._parent.unsynced() if self._parent is not None else []
+        return [*above, (self, self._changes)] if self._changes != self._synced else above
+
+    def note_synced(self, changes: int) -> None:
+        self._synced = changes
+
+    def is_on(self, device: int) -> bool:
+        if self.device < 0:
+            self.device = os.stat(self.path).st_dev
+        return self.device == device
+
+
+class DurableFile:
+    """One file, open as `fd`. All but `sync` is called in the event loop's thread.
+
+    * `is_changed` says that something was written which no sync under way covers.
+    * While it is held (`held_by` says why), nothing may be written to it.
+    """
+
+    def __init__(self, syncer: Syncer, path: Path) -> None:
+        self.path = path
+        self.directory = syncer.directory(path.parent)
+        self.fd = -1
+        self.is_changed = False
+        self.held_by: Exception | None = None
+        self.is_written_in_thread = False
+        """A thread writes to it, so it must not be copied yet."""
+        self.content_bytes: Callable[[], int] | None = None
+        """How much of the file counts; all of it if this is not set."""
+        self.after_sync: Callable[[], Callable[[], None] | None] = lambda: None
+        """Asked as a sync begins: what to do in the thread when it has succeeded."""
+        self.on_held: Callable[[], None] = lambda: None
+        self.on_mended: Callable[[], None] = lambda: None
+        self._syncer = syncer
+        self.attempts = 0
+        """How often writing it anew has failed since it is held."""
+        self._mended_s = float("-inf")
+        self._waiting: list[Callable[[], None]] = []
+        self._covered: list[Callable[[], None]] = []
+        self._users = 0
+        self._is_closed = False
+
+    def open(self, flags: int) -> None:
+        """Opens the file; one that is created becomes durable with its name."""
+        self.fd = os.open(self.path, flags | os.O_CLOEXEC, FILE_MODE)
+        self._is_closed = False
+        if flags & os.O_CREAT:
+            self.directory.changed()
+
+    def write(self, data: bytes | memoryview, offset: int) -> None:
+        """Writes all of it, or raises."""
+        self.require_sound()
+        write_all(self.fd, data, offset)
+        self.changed()
+
+    def require_sound(self) -> None:
+        if self.held_by is not None:
+            raise OSError(
+                errno.EIO, f"{self.path.name} could not be synced and is not written anew yet: {self.held_by}"
+            )
+
+    def changed(self) -> None:
+        """Something was written, which is to be durable within --sync-timeout."""
+        if not self.is_changed:
+            self.is_changed = True
+            self._syncer.add(self)
+
+    def hurry(self) -> None:
+        """It is to be durable as soon as possible."""
+        self.changed()
+        self._syncer.hurry(self)
+
+    def when_synced(self, callback: Callable[[], None]) -> None:
+        """Calls back once all that is written by now is durable; at once if it is."""
+        if self.is_changed or self.held_by is not None:
+            self._waiting.append(callback)
+        elif self._users:
+            self._covered.append(callback)
+        else:
+            callback()
+
+    @property
+    def is_durable(self) -> bool:
+        return not self.is_changed and not self._users and self.held_by is None
+
+    def sync(self) -> None:
+        """Makes what is written durable, with its name; runs in threads.
+
+        Whoever catches SyncFailed tells `failed`. Any other OSError comes from before the sync, which may be repeated.
+        """
+        fd = self.fd if self.fd >= 0 else os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            sync_data(fd)
+        finally:
+            if fd != self.fd:
+                os.close(fd)
+        self.directory.sync()
+
+    # -- a round of the syncer ---------------------------------------------------------------------------
+
+    def begin(self) -> Callable[[], None] | None:
+        """A sync is about to run in a thread."""
+        self._users += 1
+        self.is_changed = False
+        self._covered, self._waiting = self._covered + self._waiting, []
+        return self.after_sync()
+
+    def ended(self, error: Exception | None) -> None:
+        covered, self._covered = self._covered, []
+        self._leave()
+        if self._is_closed:
+            return
+        if error is None and self.held_by is None:
+            for callback in covered:
+                callback()
+            return
+        self._waiting = covered + self._waiting
+        if isinstance(error, SyncFailed):
+            self.failed(error)
+        elif error is not None:  # it was not even tried, for want of a descriptor
+            self._syncer.report(f"LOG({self.path}): not synced: {error}; trying again")
+            self.changed()
+        self.write_anew()
+
+    def _leave(self) -> None:
+        self._users -= 1
+        if self._is_closed:
+            self.close()
+
+    # -- after a failed sync -----------------------------------------------------------------------------
+
+    def failed(self, error: Exception) -> None:
+        """Its pages are not trusted again: the content goes to a new file."""
+        first = self.held_by is None
+        self.held_by = error
+        self._syncer.disk.hold(self, error)
+        self._syncer.report(f"LOG({self.path}): sync failed: {error}")
+        if first:
+            self.on_held()
+            # A disk that fails every sync must not be kept busy with copies.
+            wait_s = self._mended_s + RETRY_S - time.monotonic()
+            if wait_s > 0:
+                self._syncer.later(wait_s, self.write_anew)
+            else:
+                self.write_anew()
+
+    def write_anew(self) -> None:
+        """Tries it now, or as soon as no thread writes to the file; whoever ends such a write calls this."""
+        if self.held_by is None or self._is_closed or self.is_written_in_thread or self._users:
+            return
+        self._users += 1
+        fresh: list[int] = []
+        size = self.content_bytes() if self.content_bytes is not None else -1
+        self._syncer.run(lambda: self._copy(size, fresh), lambda error: self._written_anew(error, fresh))
+
+    def _copy(self, size: int, fresh: list[int]) -> None:
+        """Writes the first `size` bytes (-1: all) to a new file that takes the name; `fresh` gets its descriptor."""
+        temporary = self.path.with_name(self.path.name + ANEW_SUFFIX)
+        source = self.fd if self.fd >= 0 else os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+            try:
+                _copy_content(source, fd, os.fstat(source).st_size if size < 0 else size)
+                sync_data(fd)
+                os.replace(temporary, self.path)
+            except BaseException:
+                os.close(fd)
+                temporary.unlink(missing_ok=True)
+                raise
+        finally:
+            if source != self.fd:
+                os.close(source)
+        fresh.append(fd)
+        self.directory.changed()
+        self.directory.sync()
+
+    def _swap(self, fresh: list[int]) -> None:
+        """From here on the new file is the one in use; its name is, whether or not that is durable."""
+        if fresh:
+            if self.fd >= 0:
+                os.close(self.fd)
+            self.fd = fresh[0]
+
+    def _written_anew(self, error: Exception | None, fresh: list[int]) -> None:
+        self._swap(fresh)
+        self._leave()
+        if self._is_closed:
+            return
+        if error is not None:
+            self.held_by = error
+            self.attempts += 1
+            self._syncer.disk.hold(self, error)
+            self._syncer.report(f"LOG({self.path}): could not be written anew: {error}; trying again")
+            self.on_held()
+            self._syncer.later(RETRY_S, self.write_anew)
+            return
+        self.held_by = None
+        self._mended_s = time.monotonic()
+        self.attempts = 0
+        self.is_changed = False
+        self._syncer.forget(self)
+        self._syncer.report(f"LOG({self.path}): written anew after a failed sync")
+        waiting, self._waiting = self._waiting, []
+        for callback in waiting:
+            callback()
+        self.on_mended()
+
+    # -- the end -----------------------------------------------------------------------------------------
+
+    def make_durable(self) -> None:
+        """Syncs it here and now, or writes it anew, or raises; for a clean stop, when no thread uses it."""
+        if self.held_by is None:
+            try:
+                self.sync()
+            except SyncFailed as error:
+                self.held_by = error
+        if self.held_by is not None:
+            fresh: list[int] = []
+            try:
+                self._copy(self.content_bytes() if self.content_bytes is not None else -1, fresh)
+            finally:
+                self._swap(fresh)
+            self.held_by = None
+        self.is_changed = False
+        self._syncer.forget(self)
+
+    @property
+    def is_in_use(self) -> bool:
+        """A thread syncs or copies it."""
+        return self._users > 0
+
+    def close(self) -> None:
+        """Closes the descriptor, once no thread uses it."""
+        self._is_closed = True
+        self._syncer.forget(self)
+        if self.fd >= 0 and not self._users:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def sync_data(fd: int) -> None:
+    """The one place where the content of a file that is relied on is synced, so that no failure is taken lightly."""
+    try:
+        os.fdatasync(fd)
+    except OSError as error:
+        raise SyncFailed(error.errno, f"sync failed: {error.strerror}") from error
+
+
+def _copy_content(source: int, target: int, size: int) -> None:
+    for offset in range(0, size, COPY_BYTES):
+        piece = os.pread(source, min(COPY_BYTES, size - offset), offset)
+        write_all(target, piece, offset)

@@ -1,0 +1,105 @@
+"""What a start finds in a log's directory: segments in order, after clearing up what accidents left behind.
+
+A segment is never deleted here, whatever is wrong with it: what cannot be used is set aside under another name.
+"""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from nsquark.log.batches import Batch
+from nsquark.log.durable import ANEW_SUFFIX
+from nsquark.log.files import FILE_MODE, sync_directory, write_all
+from nsquark.log.segment import SEGMENT_SUFFIX, Segment, scan_file
+from nsquark.log.shared import LogShared
+
+REMOVED_SUFFIX = ".removed"
+"""Of segments that nobody needs, until they are deleted."""
+MERGED_SUFFIX = ".merged.bad"
+"""Of segments whose messages were written to another one."""
+LEFTOVERS = (f"*{REMOVED_SUFFIX}", f"*{ANEW_SUFFIX}", "*.tmp")
+"""What a crash may leave unfinished: copies and files that were about to be removed."""
+
+
+def open_segments(shared: LogShared, directory: Path) -> list[Segment]:
+    """All segments that can be read, in order of sequence number and without overlap."""
+    for pattern in LEFTOVERS:
+        for leftover in directory.glob(pattern):
+            leftover.unlink(missing_ok=True)
+    segments = _open_all(shared, directory)
+    overlapping = _first_overlap(segments)
+    # Each repair leaves one segment less, so this ends.
+    while overlapping is not None:
+        _merge(shared, segments[overlapping], segments[overlapping + 1])
+        for segment in segments:
+            segment.close()
+        segments = _open_all(shared, directory)
+        overlapping = _first_overlap(segments)
+    return segments
+
+
+def _open_all(shared: LogShared, directory: Path) -> list[Segment]:
+    bases = sorted(int(path.stem) for path in directory.glob(f"*{SEGMENT_SUFFIX}") if path.stem.isdigit())
+    segments: list[Segment] = []
+    for base in bases:
+        segment = Segment(shared.syncer, directory, base)
+        try:
+            damages = segment.open_existing(last=base == bases[-1])
+        except OSError as error:
+            shared.report(f"LOG({segment.path}): cannot be read, its messages are left out: {error}")
+            continue
+        for damage in damages:
+            shared.report(f"LOG({segment.path}): bytes {damage.offset} to {damage.end} set aside: {damage.reason}")
+        segments.append(segment)
+    return segments
+
+
+def _first_overlap(segments: list[Segment]) -> int | None:
+    for index in range(len(segments) - 1):
+        first, second = segments[index], segments[index + 1]
+        if first.extents.count and second.base_seq < first.extents.head:
+            return index
+    return None
+
+
+class _Piece(NamedTuple):
+    first_seq: int
+    batch: Batch
+    fd: int
+
+
+def _merge(shared: LogShared, low: Segment, high: Segment) -> None:
+    """Writes the batches of two overlapping segments, each once and in order, to a file that replaces the lower one.
+
+    The copy is durable before it takes the name; the higher one keeps its content under another name. A crash in
+    between leaves the overlap, to be found by the next start.
+    """
+    pieces = sorted(
+        _Piece(item.first_seq, item, segment.fd)
+        for segment in (low, high)
+        for item in scan_file(segment.fd, 0, segment.size)
+        if isinstance(item, Batch)
+    )
+    temporary = low.path.with_name(low.path.name + ANEW_SUFFIX)
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+    try:
+        size, head = 0, 0
+        for _, batch, source in pieces:
+            if batch.first_seq < head:
+                continue  # the same batch from the other file
+            raw = os.pread(source, batch.end - batch.offset, batch.offset)
+            write_all(fd, raw, size)
+            size, head = size + len(raw), batch.next_seq
+        os.fsync(fd)
+        low.index_path.unlink(missing_ok=True)
+        high.index_path.unlink(missing_ok=True)
+        sync_directory(low.path.parent)
+        os.replace(temporary, low.path)
+        sync_directory(low.path.parent)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)
+    os.replace(high.path, high.path.with_suffix(MERGED_SUFFIX))
+    shared.report(f"LOG({low.path}): overlapped {high.path.name}; the messages of both are in it now")

@@ -1,0 +1,195 @@
+"""The syncer: it makes changed files durable in the background, within the time that --sync-timeout promises."""
+
+import ctypes
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
+
+from nsquark.log.disk import DiskState
+from nsquark.log.durable import Directory, DurableFile
+
+SYNCFS_FILES_MIN = 16
+"""With this many files to sync, one sync of the whole file system costs less than one for each."""
+LAG_ALLOWED_S = 1.0
+"""How far syncs may fall behind --sync-timeout before publishers are slowed."""
+
+
+class Runner(Protocol):
+    """Does slow work in a thread, then calls `done` with its error, if any, in the event loop's thread."""
+
+    def __call__(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None: ...
+
+
+class Syncer:
+    """Makes changed files durable: one round at a time, for all files whose time has nearly come, the oldest first.
+
+    Two syncs at once would only wait for each other: a device has one queue, a file system one journal.
+    """
+
+    def __init__(
+        self,
+        run: Runner,
+        run_round: Runner,
+        later: Callable[[float, Callable[[], None]], object],
+        disk: DiskState,
+        report: Callable[[str], None],
+        observe: Callable[[float], None],
+        timeout_s: float,
+    ) -> None:
+        self.run = run
+        self.later = later
+        self.disk = disk
+        self.report = report
+        self._run_round = run_round
+        self._observe = observe
+        self._timeout_s = timeout_s
+        self._changed: dict[DurableFile, float] = {}
+        self._hurried: dict[DurableFile, None] = {}
+        self._round_since_s = 0.0
+        self._in_round: list[DurableFile] = []
+        self._directories: dict[Path, Directory] = {}
+        self.is_behind = False
+        """Syncs take so long that the promise of --sync-timeout is not kept: publishers are to be slowed."""
+        self.on_behind: Callable[[], None] = lambda: None
+
+    def directory(self, path: Path) -> Directory:
+        """The one Directory of this path; its parent's entries are made durable too."""
+        found = self._directories.get(path)
+        if found is None:
+            parent = self._directories.get(path.parent)
+            if parent is None:
+                parent = self._directories[path.parent] = Directory(path.parent, None)
+            found = self._directories[path] = Directory(path, parent)
+        return found
+
+    def forget_directory(self, path: Path) -> None:
+        """It was removed or renamed."""
+        self._directories.pop(path, None)
+        parent = self._directories.get(path.parent)
+        if parent is not None:
+            parent.changed()
+
+    def add(self, file: DurableFile) -> None:
+        self._changed[file] = time.monotonic()
+
+    def forget(self, file: DurableFile) -> None:
+        self._changed.pop(file, None)
+        self._hurried.pop(file, None)
+        self.disk.release(file)
+
+    def hurry(self, file: DurableFile) -> None:
+        self._hurried[file] = None
+        self._begin()
+
+    @property
+    def lag_s(self) -> float:
+        """For how long the oldest change has not been durable."""
+        oldest = min(self._changed.values(), default=0.0)
+        if self._in_round:
+            oldest = min(oldest or self._round_since_s, self._round_since_s)
+        return time.monotonic() - oldest if oldest else 0.0
+
+    def tick(self) -> None:
+        """To be called several times within --sync-timeout."""
+        if self._changed and time.monotonic() - next(iter(self._changed.values())) >= self._timeout_s:
+            self._begin()
+        behind = self.lag_s > 2 * self._timeout_s + LAG_ALLOWED_S
+        if behind != self.is_behind:
+            self.is_behind = behind
+            self.report(
+                f"SYNC: the disk is {self.lag_s:.1f} s behind, --sync-timeout cannot be kept: publishers are slowed"
+                if behind
+                else "SYNC: the disk has caught up"
+            )
+            self.on_behind()
+
+    def _begin(self) -> None:
+        if self._in_round:
+            return  # when it has ended, the next begins if it is due
+        nearly_due_s = time.monotonic() - self._timeout_s / 2
+        files = [
+            file
+            for file, since_s in self._changed.items()
+            if (since_s <= nearly_due_s or file in self._hurried) and file.held_by is None
+        ]
+        self._hurried.clear()
+        if not files:
+            return
+        self._round_since_s = min(self._changed[file] for file in files)
+        self._in_round = files
+        extra = [(file, file.begin()) for file in files]
+        for file in files:
+            del self._changed[file]
+        started_s = time.monotonic()
+        errors: dict[DurableFile, Exception] = {}
+        later: list[str] = []
+
+        def work() -> None:
+            failures = {} if _sync_all(files) else _sync_each(files)
+            errors.update(failures)
+            for file, after in extra:
+                if after is not None and file not in failures:
+                    try:
+                        after()
+                    except OSError as error:  # an index: a start makes up for it
+                        later.append(f"LOG({file.path}): its index could not be stored: {error}")
+
+        def done(error: Exception | None) -> None:
+            self._in_round = []
+            self._observe(time.monotonic() - started_s)
+            for text in later:
+                self.report(text)
+            for file in files:
+                file.ended(error or errors.get(file))
+            if self._hurried:
+                self._begin()
+            else:
+                self.tick()
+
+        self._run_round(work, done)
+
+
+def _sync_each(files: Iterable[DurableFile]) -> dict[DurableFile, Exception]:
+    errors: dict[DurableFile, Exception] = {}
+    for file in files:
+        try:
+            file.sync()
+        except OSError as error:
+            errors[file] = error
+    return errors
+
+
+def _sync_all(files: list[DurableFile]) -> bool:
+    """Makes many files durable by one sync of their file system; False if that is not possible or failed."""
+    if len(files) < SYNCFS_FILES_MIN or _syncfs is None:
+        return False
+    try:
+        names = [entry for file in files for entry in file.directory.unsynced()]
+        fd = os.open(files[0].directory.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            device = os.fstat(fd).st_dev
+            if not all(file.directory.is_on(device) for file in files) or _syncfs(fd) != 0:
+                return False  # which file failed is told by syncing each
+        finally:
+            os.close(fd)
+    except OSError:
+        return False
+    for directory, changes in names:
+        directory.note_synced(changes)
+    return True
+
+
+def _find_syncfs() -> Callable[[int], int] | None:
+    """The system's syncfs, where it tells of failed writes: Linux from 5.8 on."""
+    system, release = os.uname().sysname, os.uname().release
+    try:
+        major, minor = (int(part) for part in release.split(".")[:2])
+        function: Callable[[int], int] = ctypes.CDLL(None).syncfs
+    except (ValueError, AttributeError, OSError):
+        return None
+    return function if system == "Linux" and (major, minor) >= (5, 8) else None
+
+
+_syncfs = _find_syncfs()
