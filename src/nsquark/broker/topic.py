@@ -134,7 +134,7 @@ class Topic:
             self._follow()
             cursors.repair()
         except OSError as error:  # a full disk: what is there is served all the same
-            self.nsqd.logs.disk_error = error
+            self.nsqd.logs.disk.failed(error)
 
     def _make_again(self, listed: list[ListedChannel]) -> None:
         """Makes the channels of which nothing is left, at the oldest message: some come again, none is lost."""
@@ -399,7 +399,7 @@ class Topic:
         try:
             self.store(slot)
         except OSError as error:
-            self.nsqd.logs.disk_error = error
+            self.nsqd.logs.disk.failed(error)
             with contextlib.suppress(OSError):
                 self.free(slot)
             raise

@@ -77,7 +77,7 @@ def read_surviving(path: Path, report: Callable[[str], None]) -> tuple[bytearray
     finally:
         os.close(fd)
     if lost_bytes:
-        report(f"FILE({path}): {lost_bytes} of {len(data)} bytes cannot be read; {_set_aside_text(path)}")
+        report(f"FILE({path}): {lost_bytes} of {len(data)} bytes cannot be read: {os.strerror(errno.EIO)}; {_set_aside_text(path)}")
     return data, not lost_bytes
 
 

@@ -160,7 +160,7 @@ class Segment(BatchFile):
         return damages
 
     def _read_on(self, fd: int, end: int) -> tuple[list[Damage], bool]:
-        """Notes the whole batches up to `end`, of those that belong together all or none; whether a part is unreadable."""
+        """Notes whole batches up to `end`, of those that belong together all or none; whether a part is unreadable."""
         damages: list[Damage] = []
         run: list[Batch] = []
         unreadable: list[int] = []
