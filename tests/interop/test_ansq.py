@@ -65,6 +65,28 @@ async def test_requeue(nsqd: Nsqd, writer: Any, topic: str) -> None:
     await reader.close()
 
 
+async def test_timeout_messages(nsqd: Nsqd, topic: str) -> None:
+    """As ansq's own test of that name: what timed out comes behind the message that waited meanwhile."""
+    features = ansq.ConnectionFeatures(msg_timeout=1000)
+    options = ansq.ConnectionOptions(features=features)
+    connection = await ansq.open_connection("127.0.0.1", nsqd.tcp[1], connection_options=options)
+    for body in ("first", "second"):
+        assert (await connection.pub(topic, body)).is_ok
+    await connection.subscribe(topic, "ch", 1)
+    await asyncio.to_thread(eventually, lambda: nsqd.channel(topic)["timeout_count"] >= 1)
+    seen = []
+    async with asyncio.timeout(STEP_TIMEOUT_S):
+        async for message in connection.messages():
+            if message.can_be_processed:
+                seen.append((bytes(message.body), message.attempts))
+                await message.fin()
+            if len(seen) == 2:
+                break
+    assert seen[0] == (b"second", 1)
+    assert seen[1][0] == b"first" and seen[1][1] > 1
+    await connection.close()
+
+
 async def test_touch(nsqd: Nsqd, writer: Any, topic: str) -> None:
     await writer.pub(topic, "x")
     reader = await _reader(nsqd, topic)

@@ -1,6 +1,7 @@
 """What a channel knows of its messages: each rule of the ledger by example, on both forms of the kernel."""
 
 from types import ModuleType
+from typing import Any
 
 import pytest
 from ledger_rig import (
@@ -52,14 +53,57 @@ class TestDelivery:
         assert list(redeliver_all(book, consumer)) == sorted(wanted)
         assert book.next_queued() == -1
 
-    def test_a_lower_message_queued_later_comes_first(self, ledger: ModuleType) -> None:
+    def test_what_is_queued_behind_the_sweep_waits_for_the_next(self, ledger: ModuleType) -> None:
         book = make_ledger(ledger)
         consumer = join(book)
-        book.take(consumer, 10, 0)
-        book.requeue(consumer, 5, 0, 0)
-        assert book.next_queued() == 5
-        book.requeue(consumer, 2, 0, 0)
-        assert book.next_queued() == 2
+        book.take(consumer, 3 * BLOCK, 0)
+        for seq in (5, BLOCK + 1):
+            book.requeue(consumer, seq, 0, 0)
+        served = []
+        for late in (2, 7, 2 * BLOCK, BLOCK + 3, BLOCK):
+            served.append(book.next_queued())
+            book.retake(consumer, served[-1], 0)
+            book.requeue(consumer, late, 0, 0)
+        assert served == [5, BLOCK + 1, 2, 7, BLOCK + 3]
+        assert list(redeliver_all(book, consumer)) == [2 * BLOCK, BLOCK]
+
+    def test_a_message_that_is_always_queued_again_lets_all_others_come(self, ledger: ModuleType) -> None:
+        book = make_ledger(ledger)
+        consumer = join(book)
+        book.take(consumer, 2 * BLOCK, 0)
+        stubborn = (0, 1, BLOCK + 5)
+        good = set(range(10, 2 * BLOCK, 400))
+        for seq in (*stubborn, *good):
+            book.requeue(consumer, seq, 0, 0)
+        for _ in range(2 * (len(stubborn) + len(good))):
+            seq = book.next_queued()
+            book.retake(consumer, seq, 0)
+            if seq in stubborn:
+                book.requeue(consumer, seq, 0, 0)
+            else:
+                good.remove(seq)
+                book.finish(consumer, seq)
+        assert not good
+
+    @pytest.mark.parametrize("held", [3, 2000])
+    def test_the_order_is_fair_over_parking_too(self, ledger: ModuleType, held: int) -> None:
+        book = make_ledger(ledger)
+        consumer = join(book)
+        book.take(consumer, 2 * BLOCK, 0)
+        for seq in range(held, 2 * BLOCK):
+            book.finish(consumer, seq)
+        for seq in range(held):
+            book.requeue(consumer, seq, 0, 0)
+        first = book.next_queued()
+        book.retake(consumer, first, 0)
+        book.requeue(consumer, first, 0, 0)
+        book.let_pass(book.park(1))
+        served = []
+        for _ in range(held):
+            served.append(book.next_queued())
+            book.retake(consumer, served[-1], 0)
+            book.requeue(consumer, served[-1], 0, 0)
+        assert (first, served) == (0, [*range(1, held), 0])
 
     def test_discarded_messages_are_finished(self, ledger: ModuleType) -> None:
         book = make_ledger(ledger)
@@ -561,6 +605,113 @@ class TestParking:
         again = make_ledger(ledger, book.floor)
         again.restore(bytes(book.journal), 0)
         assert counts(again) == (0, 0, 0)
+
+
+class TestNoting:
+    """What was finished above a message that is not: noted when that has lasted from one call to the next."""
+
+    def noted(self, ledger: ModuleType, book: Any) -> list[tuple[int, int]]:
+        book.settle()
+        book.note_finished()
+        found = records(book.journal)
+        book.journal.clear()
+        assert all(record.kind == ledger.JOURNAL_FINISHED for record in found)
+        return [(record.seq, record.count) for record in found]
+
+    def test_nothing_while_messages_are_finished_as_they_came(self, ledger: ModuleType) -> None:
+        book = make_ledger(ledger)
+        consumer = join(book)
+        for _ in range(5):
+            book.take(consumer, BLOCK, 0)
+            for seq in range(book.floor, book.next - 10):
+                if seq % 7:
+                    book.finish(consumer, seq)
+            assert self.noted(ledger, book) == []
+            for seq in range(book.floor, book.next):
+                book.finish(consumer, seq)
+            book.settle()
+        assert not book.has_news
+
+    def test_runs_above_a_held_message_once_each(self, ledger: ModuleType) -> None:
+        book = make_ledger(ledger)
+        consumer = join(book)
+        book.take(consumer, 20, 0)
+        assert self.noted(ledger, book) == []
+        for seq in (1, 2, 3, 7, 9):
+            book.finish(consumer, seq)
+        assert book.has_news
+        assert self.noted(ledger, book) == [(1, 3), (7, 1), (9, 1)]
+        assert not book.has_news
+        for seq in (8, 10, 15):
+            book.finish(consumer, seq)
+        assert self.noted(ledger, book) == [(8, 3), (15, 1)]
+        assert self.noted(ledger, book) == []
+
+    def test_whole_blocks_and_what_a_sample_left_out(self, ledger: ModuleType) -> None:
+        book = make_ledger(ledger)
+        consumer = join(book)
+        book.take(consumer, 2 * BLOCK, 0)
+        book.skip(2 * BLOCK + 5)
+        book.take(consumer, 5, 0)
+        book.note_finished()
+        for seq in (*range(1, 2 * BLOCK), 2 * BLOCK + 5, 2 * BLOCK + 9):
+            book.finish(consumer, seq)
+        assert self.noted(ledger, book) == [(BLOCK, BLOCK), (1, BLOCK - 1), (2 * BLOCK + 5, 1), (2 * BLOCK + 9, 1)]
+
+    def test_a_crash_brings_back_only_what_is_unfinished(self, ledger: ModuleType) -> None:
+        book = make_ledger(ledger)
+        consumer = join(book)
+        book.take(consumer, 3 * BLOCK, 0)
+        unfinished = {0, 17, BLOCK + 1, 3 * BLOCK - 1}
+        book.requeue(consumer, 17, 0, 0)
+        book.note_finished()
+        for seq in range(3 * BLOCK):
+            if seq not in unfinished:
+                book.finish(consumer, seq)
+        book.settle()
+        book.note_finished()
+        again = make_ledger(ledger, book.floor)
+        again.restore(bytes(book.journal), 0)
+        assert set(new_among(again, 3 * BLOCK)) == unfinished - {17}
+        assert redeliver_all(again, join(again)) == {17: 2}
+
+    def test_what_was_restored_is_not_noted_again(self, ledger: ModuleType) -> None:
+        book = make_ledger(ledger)
+        consumer = join(book)
+        book.take(consumer, 10, 0)
+        book.note_finished()
+        for seq in range(5, 10):
+            book.finish(consumer, seq)
+        book.note_finished()
+        again = make_ledger(ledger, 0)
+        again.restore(bytes(book.journal), 0)
+        other = join(again)
+        again.take(other, 5, 0)
+        again.skip(10)
+        again.note_finished()
+        again.finish(other, 4)
+        assert self.noted(ledger, again) == [(4, 1)]
+
+    def test_a_journal_of_old_ranges_is_read_quickly(self, ledger: ModuleType) -> None:
+        """Below the floor only parked messages matter, not each number of a range."""
+        ranges = b"".join(
+            ledger.JOURNAL_RECORD.pack(ledger.JOURNAL_FINISHED, 0, (1 << 32) - 1, first << 32, 0) for first in range(3)
+        )
+        book = make_ledger(ledger, 3 << 32)
+        book.restore(ledger.JOURNAL_RECORD.pack(ledger.JOURNAL_PARKED, 1, 1, 5, 0) + ranges, 0, [((1 << 32) * 3, 1)])
+        assert counts(book) == (0, 0, 0)
+
+
+def test_blocks_made_after_the_channel_was_emptied_are_not_taken_for_parked(ledger: ModuleType) -> None:
+    """Parking waits for the disk; meanwhile a channel may be sent back to messages that no journal has."""
+    book = make_ledger(ledger)
+    consumer = join(book)
+    book.take(consumer, 2 * BLOCK, 0)
+    numbers = book.park(1)
+    book.empty(0)
+    book.take(consumer, 2 * BLOCK, 0)
+    book.let_pass(numbers)
+    assert book.floor == 0
 
 
 class TestRestart:

@@ -39,6 +39,9 @@ class Entry:
     deadline_ms: int = 0
     owner: Any = None
     delivered_ms: int = 0
+    queued_at: int = 0
+    """How many redeliveries there had been when it was queued, and when it was redelivered lately."""
+    redelivered_at: tuple[int, ...] = ()
 
 
 class LedgerModel(RuleBasedStateMachine):
@@ -57,6 +60,9 @@ class LedgerModel(RuleBasedStateMachine):
         self.parking: list[int] | None = None
         self.consumers: list[Any] = []
         self.now_ms = 1_000_000
+        self.redeliveries = 0
+        self.mark = first
+        self.noted: set[int] = set()
         self.book = make_ledger(self.kernel, first)
         self.stored_floor = first
         self.stored_journal = b""
@@ -83,6 +89,10 @@ class LedgerModel(RuleBasedStateMachine):
     def note(self, seq: int) -> None:
         entry = self.entries[seq]
         self.notes[seq] = (entry.attempts, entry.deadline_ms if entry.state == DEFERRED else 0)
+
+    def queue(self, seq: int) -> None:
+        self.entries[seq].state = QUEUED
+        self.entries[seq].queued_at = self.redeliveries
 
     def put_in_flight(self, seq: int, consumer: Any, attempts: int) -> None:
         deadline_ms = self.now_ms + consumer.msg_timeout_ms
@@ -117,7 +127,7 @@ class LedgerModel(RuleBasedStateMachine):
         assert self.book.expire(self.now_ms) == len(due)
         for seq in due:
             timed_out = self.entries[seq].state == IN_FLIGHT
-            self.entries[seq].state = QUEUED
+            self.queue(seq)
             if timed_out:
                 self.note(seq)
 
@@ -134,7 +144,7 @@ class LedgerModel(RuleBasedStateMachine):
                 want = min(want, low - self.next)
         known = self.is_known(self.next)
         end = self.next
-        while end < self.next + want and self.is_known(end) == known:
+        while (known or end < self.next + want) and self.is_known(end) == known:
             end += 1
         assert self.book.untouched(want) == (self.next - end if known else end - self.next)
         if known:
@@ -182,16 +192,22 @@ class LedgerModel(RuleBasedStateMachine):
     @rule(data=st.data(), count=st.sampled_from([1, 20, 2000]), discard=st.booleans())
     def redeliver(self, data: st.DataObject, count: int, discard: bool) -> None:
         consumer = data.draw(st.sampled_from(self.consumers))
-        for seq in self.of_state(QUEUED)[:count]:
-            assert self.book.next_queued() == seq
+        for _ in range(min(count, len(self.of_state(QUEUED)))):
+            seq = self.book.next_queued()
+            entry = self.entries[seq]
+            assert entry.state == QUEUED
             if discard:
                 self.book.discard(seq)
                 del self.entries[seq]
                 self.done.add(seq)
-            else:
-                attempts = self.entries[seq].attempts + 1
-                assert self.book.retake(consumer, seq, self.now_ms) == attempts
-                self.put_in_flight(seq, consumer, attempts)
+                continue
+            assert self.book.retake(consumer, seq, self.now_ms) == entry.attempts + 1
+            self.put_in_flight(seq, consumer, entry.attempts + 1)
+            self.redeliveries += 1
+            self.entries[seq].redelivered_at = (*entry.redelivered_at[-1:], self.redeliveries)
+            if len(entry.redelivered_at) == 2:
+                oldest = min((e.queued_at for e in self.entries.values() if e.state == QUEUED), default=0)
+                assert oldest >= entry.redelivered_at[0] or not self.of_state(QUEUED), f"{seq} pushes in"
         if not self.of_state(QUEUED):
             assert self.book.next_queued() == -1
 
@@ -210,7 +226,10 @@ class LedgerModel(RuleBasedStateMachine):
         for seq in self.some(data, self.of_state(IN_FLIGHT)):
             entry = self.entries[seq]
             assert self.book.requeue(entry.owner, seq, delay_ms, self.now_ms) == self.kernel.DONE
-            entry.state = DEFERRED if delay_ms else QUEUED
+            if delay_ms:
+                entry.state = DEFERRED
+            else:
+                self.queue(seq)
             entry.deadline_ms = self.now_ms + min(delay_ms, REQ_TIMEOUT_MAX_MS)
             self.note(seq)
 
@@ -248,6 +267,17 @@ class LedgerModel(RuleBasedStateMachine):
         self.stored_floor = self.book.floor
         self.stored_unfinished = set(self.entries)
         self.stored_notes.update(self.notes)
+
+    @rule()
+    def note_finished(self) -> None:
+        """Now and then: what is finished above the floor, if that stood still since the last time."""
+        self.persist()
+        self.book.note_finished()
+        if self.book.floor < self.mark:
+            self.noted = {seq for seq in self.done - self.skipped if self.book.floor <= seq < self.next}
+            assert not self.book.has_news
+        self.mark = self.next
+        self.persist()
 
     @precondition(lambda self: self.parking is None)
     @rule(count=st.integers(1, 4))
@@ -293,6 +323,8 @@ class LedgerModel(RuleBasedStateMachine):
         """Only the last floor and the journal up to it are left."""
         floor = self.stored_floor
         known = self.reopen(floor, self.stored_journal)
+        again = {seq for seq in self.noted if seq >= floor} - self.finished_now
+        assert not again, f"{len(again)} from {min(again)} on were noted as finished and are new again"
         for seq in self.entries:
             assert seq in known or (seq >= floor and seq not in self.finished_now), f"{seq} is lost"
         for seq, kept in known.items():
@@ -330,6 +362,8 @@ class LedgerModel(RuleBasedStateMachine):
         self.parking = None
         self.consumers = []
         self.notes = {}
+        self.mark = floor
+        self.noted = set()
         self.stored_floor = floor
         self.stored_unfinished = set(known)
         self.join(MSG_TIMEOUT_MS)

@@ -24,6 +24,8 @@ PARK_BLOCKS = 64
 """When this many blocks lie above the floor, the lowest are parked: that bounds what a crash repeats."""
 REFILL_DELAY_S = 0.005
 """A consumer with most of its window in flight is refilled in larger portions, at most this much later."""
+NOTE_INTERVAL_S = 0.1
+"""How often what was finished above a held message is noted: a crash repeats twice as much of it at most."""
 NOT_STORED = 0
 SUBSCRIBERS_LOGGED_MAX = 10
 
@@ -75,6 +77,9 @@ class Channel:
         self._is_parking = False
         self._refill_due = False
         self._refill_timer = False
+        self._note_timer = False
+        self._credit = 0
+        """How many redeliveries may come before the next new message, while both wait; see `_take_turns`."""
         if self._journal is not None:
             records = self._journal.load()
             if records:
@@ -201,10 +206,32 @@ class Channel:
         self.wake()
 
     def _fill(self, session: Session, want: int, now: int) -> None:
-        """Redeliveries first, in order, but at most half while new messages wait."""
         if self.ledger.queued:
-            has_new = self.ledger.next < self.topic.pump
-            want -= self._redeliver(session, max(1, want // 2) if has_new else want, now)
+            self._take_turns(session, want, now)
+        else:
+            self._send_new(session, want, now)
+
+    def _take_turns(self, session: Session, want: int, now: int) -> None:
+        """While new messages wait, no more than half of what all consumers get are redeliveries, whatever their RDY.
+
+        So a message that fails for ever does not keep others waiting, nor do new ones keep a redelivery waiting.
+        """
+        assert session.consumer is not None
+        ledger, pump = self.ledger, self.topic.pump
+        allowed = max(0, (want + self._credit) // 2) if ledger.next < pump else want
+        redelivered = self._redeliver(session, allowed, now)
+        before = session.consumer.message_count
+        self._send_new(session, want - redelivered, now)
+        new = session.consumer.message_count - before
+        if (ledger.next >= pump or self._is_loading) and session.is_ready:  # no new one is to be had at the moment
+            redelivered += self._redeliver(session, want - redelivered - new, now)
+        self._credit += new - redelivered
+        if ledger.next >= pump:
+            self._credit = 0
+        else:
+            self._credit = max(-REDELIVERY_RUN_MAX, min(self._credit, 1))
+
+    def _send_new(self, session: Session, want: int, now: int) -> None:
         while want > 0 and session.is_ready:
             sent = self._send_run(session, want, now)
             if sent == 0:
@@ -214,7 +241,7 @@ class Channel:
     def _send_run(self, session: Session, want: int, now: int) -> int:
         """One run of new messages, as a slice of the log; how many."""
         ledger, log = self.ledger, self.topic.log
-        limit = self._next_run_end() if self._skips else self._skip_gap(self.topic.pump)
+        limit = self._next_run_end() if self._skips or ledger.ahead else self._skip_gap(self.topic.pump)
         seq = ledger.next
         if seq >= limit:
             return 0
@@ -225,9 +252,6 @@ class Channel:
         count = chunk.fit(index, min(want, limit - seq), RUN_BYTES_MAX)
         if ledger.ahead:
             count = ledger.untouched(count)
-            if count < 0:
-                ledger.skip(seq - count)
-                return self._send_run(session, want, now) if self.ledger.next < limit else 0
         assert session.consumer is not None
         if session.sample_rate > 0:
             return self._send_sampled(session, count, now)
@@ -239,7 +263,15 @@ class Channel:
         return count
 
     def _next_run_end(self) -> int:
-        """Steps over what does not exist or was voided; where the messages from there on end."""
+        """Steps over what does not exist, was voided or is known; where the messages from there on end."""
+        ledger = self.ledger
+        while True:
+            end = self._end_before_skips()
+            if not ledger.ahead or ledger.next >= end or (known := -ledger.untouched(1)) < 0:
+                return end
+            ledger.skip(min(ledger.next + known, end))
+
+    def _end_before_skips(self) -> int:
         ledger, pump = self.ledger, self.topic.pump
         end = pump
         for low, high in self._skips:
@@ -346,6 +378,9 @@ class Channel:
                 self.topic.store(self._slot)
             if ledger.blocks_open > PARK_BLOCKS and not self._is_parking:
                 self._park()
+            if ledger.has_news and not self._note_timer:
+                self._note_timer = True
+                self.topic.nsqd.loop.call_later(NOTE_INTERVAL_S, self._note_finished)
         except OSError as error:  # tried again with the next thing to note
             self._slot.position = NOT_STORED
             self.topic.nsqd.logs.disk.failed(error)
@@ -357,6 +392,14 @@ class Channel:
             return False
         del self._skips[:passed]
         return True
+
+    def _note_finished(self) -> None:
+        """A held message keeps the floor down, but not what is finished above it from being remembered."""
+        self._note_timer = False
+        if not self.ledger.journal:  # else the disk has not taken what was noted before
+            self.ledger.note_finished()
+        if self.ledger.has_news or self.ledger.journal:
+            self.wake()
 
     def _append_journal(self) -> None:
         assert self._journal is not None

@@ -22,6 +22,7 @@ IN_FLIGHT = cython.declare(cython.int, 1)
 QUEUED = cython.declare(cython.int, 2)
 DEFERRED = cython.declare(cython.int, 3)
 FINISHED = cython.declare(cython.int, 4)
+NOTED = cython.declare(cython.int, 5)  # finished, and the journal says so
 
 # What FIN, REQ and TOUCH come to. The plain names are for callers in Python, the others for C.
 DONE, NOT_IN_FLIGHT, NOT_OWNER = 0, 1, 2
@@ -77,13 +78,15 @@ class Block:
     number: cython.longlong
     size: cython.int
     active: cython.int
-    queued: cython.int
-    queued_from: cython.int
+    queued_from: cython.int  # below this index nothing waits for the sweep that is under way
+    later_from: cython.int  # below this one nothing waits for the next sweep
     active_from: cython.int
     earliest: cython.longlong
     noted: cython.bint  # what is unfinished here is in the journal, and stays there until finished
     parked: cython.bint  # that is durable: the floor has passed
-    listed: cython.bint  # among the blocks with queued messages
+    listed: cython.bint  # among the blocks that the sweep has yet to finish
+    listed_later: cython.bint  # among those of the next sweep
+    unnoted: cython.bint  # something was finished here that is not in the journal
     sparse: cython.bint
     slots: cython.ushort[::1]
     state: cython.uchar[::1]
@@ -108,13 +111,15 @@ class Block:
     def reset(self, number: cython.longlong) -> cython.void:
         self.number = number
         self.active = 0
-        self.queued = 0
-        self.queued_from = self.size
+        self.queued_from = 0
+        self.later_from = 0
         self.active_from = 0
         self.earliest = NEVER
         self.noted = False
         self.parked = False
         self.listed = False
+        self.listed_later = False
+        self.unnoted = False
         self.sparse = self.size < BLOCK_SLOTS
         index: cython.int
         if not self.sparse:
@@ -148,7 +153,7 @@ class Block:
     @cython.cfunc
     @cython.exceptval(check=False)
     def is_active(self, index: cython.int) -> cython.bint:
-        return self.state[index] != FREE and self.state[index] != FINISHED
+        return FREE < self.state[index] < FINISHED
 
     @cython.cfunc
     def thinned(self, measure: cython.bint):
@@ -167,14 +172,17 @@ class Block:
                 if measure:
                     thin.published[at] = self.published[index]
                 at += 1
+                if index < self.queued_from:
+                    thin.queued_from = at
+                if index < self.later_from:
+                    thin.later_from = at
         thin.number = self.number
         thin.active = self.active
-        thin.queued = self.queued
-        thin.queued_from = 0
         thin.earliest = self.earliest
         thin.noted = self.noted
         thin.parked = self.parked
         thin.listed = self.listed
+        thin.listed_later = self.listed_later
         return thin
 
 
@@ -186,6 +194,10 @@ class Ledger:
     * From `next` on no message was delivered since the start; some may be known from the journal: `ahead` of them.
     * Between the two each message is in flight, queued (for delivery again), deferred or finished.
     * `in_flight`, `queued` and `deferred` are the numbers of messages in these states, wherever they lie.
+    * What is queued is delivered in sweeps over rising sequence numbers, each up to where there was something when it
+      began. What is queued behind the sweep waits for the next one: so none comes a third time before all that waited
+      when it came first, and the log is read in its order. (A queue would take memory for each message.)
+    * While `has_news`, messages above the floor were finished that the journal does not know of.
     * With `measure`, messages are stamped when taken, and `finished_ns` gets the publish time of each one finished.
     """
 
@@ -202,11 +214,17 @@ class Ledger:
     msg_timeout_max_ms = cython.declare(cython.longlong, visibility="readonly")
     req_timeout_max_ms = cython.declare(cython.longlong, visibility="readonly")
     journal = cython.declare(object, visibility="public")
+    has_news = cython.declare(cython.bint, visibility="readonly")
     measure = cython.declare(cython.bint, visibility="public")  # set before the first message is taken
     finished_ns = cython.declare(list, visibility="readonly")
     _blocks: dict
     _order: object
-    _queued_blocks: list
+    _sweep: list  # a heap of the blocks that the sweep has yet to finish
+    _sweep_at: cython.longlong
+    _sweep_end: cython.longlong
+    _next_sweep: list
+    _whole: list  # blocks that were finished as a whole, and the journal does not know
+    _mark: cython.longlong
     _parked: set
     _pool: list
     _consumers: dict
@@ -258,14 +276,18 @@ class Ledger:
     # -- delivery ----------------------------------------------------------------------------------------
 
     def untouched(self, count: cython.longlong) -> cython.longlong:
-        """How many of the `count` messages from `next` on are new; negative: so many are known already."""
+        """How many of the `count` messages from `next` on are new; negative: so many, or more, are known already."""
         if self.ahead == 0:
             return count
         seq: cython.longlong = self.next
-        known: cython.bint = self._is_known(seq)
-        while seq - self.next < count and self._is_known(seq) == known:
+        end: cython.longlong = seq + count
+        if self._is_known(seq):
+            while self._is_known(seq):
+                seq += 1
+            return self.next - seq
+        while seq < end and not self._is_known(seq):
             seq += 1
-        return self.next - seq if known else seq - self.next
+        return seq - self.next
 
     def take(self, consumer: Consumer, count: cython.longlong, now_ms: cython.longlong) -> None:
         """Puts the `count` messages from `next` on, all untouched, in flight to a consumer."""
@@ -300,8 +322,11 @@ class Ledger:
         """Moves `next` forward to `seq` over messages that are known already, discarded, or do not exist."""
         at: cython.longlong
         end: cython.longlong
+        number: cython.longlong
+        first: cython.longlong = self.next >> BLOCK_BITS
         if self.ahead > 0:
-            for number in self._blocks:
+            is_short: cython.bint = (seq >> BLOCK_BITS) - first < len(self._blocks)
+            for number in range(first, (seq >> BLOCK_BITS) + 1) if is_short else self._blocks:
                 at = max(self.next, number << BLOCK_BITS)
                 end = min(seq, (number + 1) << BLOCK_BITS)
                 while at < end:
@@ -312,19 +337,40 @@ class Ledger:
             self.next = seq
 
     def next_queued(self) -> cython.longlong:
-        """The lowest message waiting to be delivered again; -1 if there is none."""
+        """The message to be delivered again next; -1 if there is none."""
         block: Block
-        while self._queued_blocks:
-            block = self._blocks.get(self._queued_blocks[0])
-            if block is None or block.queued == 0:
-                heappop(self._queued_blocks)
-                if block is not None:
-                    block.listed = False
-                continue
-            while block.state[block.queued_from] != QUEUED:
-                block.queued_from += 1
-            return (block.number << BLOCK_BITS) + block.slot_of(block.queued_from)
+        index: cython.int
+        if not self._sweep:
+            self._begin_sweep()
+        while self._sweep:
+            self._sweep_at = self._sweep[0]
+            block = self._blocks.get(self._sweep_at)
+            if block is not None and block.listed:
+                index = block.queued_from
+                while index < block.size and block.state[index] != QUEUED:
+                    index += 1
+                block.queued_from = index
+                if index < block.size:
+                    return (block.number << BLOCK_BITS) + block.slot_of(index)
+                block.listed = False
+            heappop(self._sweep)
+            if not self._sweep:
+                self._begin_sweep()
         return -1
+
+    @cython.cfunc
+    def _begin_sweep(self):
+        block: Block
+        for number in sorted(self._next_sweep):
+            block = self._blocks.get(number)
+            if block is not None and block.listed_later:
+                block.listed_later = False
+                block.listed = True
+                block.queued_from = block.later_from
+                self._sweep.append(number)
+        self._next_sweep = []
+        self._sweep_at = -1
+        self._sweep_end = self._sweep[len(self._sweep) - 1] if self._sweep else -1
 
     def retake(self, consumer: Consumer, seq: cython.longlong, now_ms: cython.longlong) -> cython.int:
         """Puts a queued message in flight again; which attempt this is."""
@@ -336,8 +382,7 @@ class Ledger:
         block.owner[index] = consumer.id
         block.deadline[index] = deadline
         block.delivered[index] = now_ms
-        block.queued -= 1
-        self.queued -= 1
+        self._unqueue(block, index)
         self.in_flight += 1
         consumer.in_flight += 1
         consumer.message_count += 1
@@ -366,9 +411,9 @@ class Ledger:
     def discard(self, seq: cython.longlong) -> None:
         """Finishes a queued message that no consumer gets: sampled out, or its body is lost."""
         block: Block = self._blocks[seq >> BLOCK_BITS]
-        block.queued -= 1
-        self.queued -= 1
-        self._finished(block, block.index(seq & SLOT_MASK), seq)
+        index: cython.int = block.index(seq & SLOT_MASK)
+        self._unqueue(block, index)
+        self._finished(block, index, seq)
 
     # -- answers -----------------------------------------------------------------------------------------
 
@@ -566,6 +611,8 @@ class Ledger:
             if block is not None and block.active == 0:
                 self._release(block)
         self.floor = self.next
+        self.has_news = False
+        self._whole.clear()
 
     @property
     def blocks_open(self) -> int:
@@ -596,7 +643,8 @@ class Ledger:
         block: Block
         for number in numbers:
             block = self._blocks.get(number)
-            if block is not None and block.active > 0:
+            # One that is not noted came after the channel was emptied or sent back.
+            if block is not None and block.active > 0 and block.noted:
                 self._set_aside(block)
         self.settle()
 
@@ -654,6 +702,47 @@ class Ledger:
         snapshot, self.journal = bytes(self.journal), kept
         return snapshot
 
+    def note_finished(self) -> None:
+        """Notes what was finished above a message that was not between two calls of this: a crash repeats the rest.
+
+        While messages are finished about as they came, the floor follows and nothing has to be noted.
+        """
+        block: Block
+        number: cython.longlong
+        if self.floor < self._mark:
+            for number in self._whole:
+                if (number + 1) << BLOCK_BITS > self.floor:
+                    self._note_finished(number << BLOCK_BITS, BLOCK_SLOTS)
+            self._whole.clear()
+            for number in self._order:
+                block = self._blocks.get(number)
+                if block is not None and block.unnoted and not block.parked:
+                    self._note_news(block)
+            self.has_news = False
+        else:
+            self._whole = [number for number in self._whole if (number + 1) << BLOCK_BITS > self.floor]
+        self._mark = self.next
+
+    @cython.cfunc
+    def _note_news(self, block: Block):
+        first: cython.longlong = block.number << BLOCK_BITS
+        index: cython.int = self.floor - first if self.floor > first else 0
+        run: cython.int
+        end: cython.int = 0
+        while index < block.size:
+            if block.state[index] != FINISHED:
+                index += 1
+                continue
+            run = index
+            while run < block.size and self._is_done(block, run):
+                if block.state[run] == FINISHED:
+                    block.state[run] = NOTED
+                    end = run + 1
+                run += 1
+            self._note_finished(first + index, end - index)
+            index = run
+        block.unnoted = False
+
     @cython.cfunc
     def _note_block(self, block: Block):
         index: cython.int = 0
@@ -673,7 +762,7 @@ class Ledger:
     @cython.cfunc
     def _is_done(self, block: Block, slot: cython.int) -> cython.bint:
         """Finished, or passed over."""
-        if block.state[slot] == FINISHED:
+        if block.state[slot] >= FINISHED:
             return True
         return block.state[slot] == FREE and (block.number << BLOCK_BITS) + slot < self.next
 
@@ -700,7 +789,10 @@ class Ledger:
             if kind == FINISHED_KIND:
                 stop = at + (_u64(data, pos) >> 32)
                 while at < stop:
-                    if _exists(starts, ends, at) or at < self.floor:
+                    if at < self.floor and self._find(at) is None:
+                        at = min(self.floor, ((at >> BLOCK_BITS) + 1) << BLOCK_BITS)
+                        continue
+                    if at < self.floor or _exists(starts, ends, at):
                         self._restore_finished(at)
                     at += 1
             elif (at >= self.floor or kind == PARKED_KIND) and (_exists(starts, ends, at) or at in kept):
@@ -723,7 +815,7 @@ class Ledger:
             self.ahead += 1
         self._restore_nothing(block, slot)
         if seq >= self.floor:
-            block.state[slot] = FINISHED
+            block.state[slot] = NOTED
 
     @cython.cfunc
     def _restore_waiting(
@@ -750,7 +842,6 @@ class Ledger:
     def _restore_nothing(self, block: Block, slot: cython.int):
         """Takes back what an earlier record said of a message."""
         if block.state[slot] == QUEUED:
-            block.queued -= 1
             self.queued -= 1
             block.active -= 1
         elif block.state[slot] == DEFERRED:
@@ -791,11 +882,9 @@ class Ledger:
             dense.attempts[slot] = thin.attempts[index]
             dense.deadline[slot] = thin.deadline[index]
         dense.active = thin.active
-        dense.queued = thin.queued
-        dense.queued_from = 0
         dense.earliest = thin.earliest
         dense.noted = thin.noted
-        dense.listed = thin.listed
+        dense.listed_later = thin.listed_later
 
     @cython.cfunc
     def _set_parked_aside(self):
@@ -821,7 +910,7 @@ class Ledger:
         while seq < end:
             block = self._open(seq >> BLOCK_BITS)
             if block.state[seq & SLOT_MASK] == FREE:
-                block.state[seq & SLOT_MASK] = FINISHED
+                block.state[seq & SLOT_MASK] = NOTED
                 self.ahead += 1
             seq += 1
 
@@ -845,7 +934,13 @@ class Ledger:
         self.earliest = NEVER
         self._blocks = {}
         self._order = deque()
-        self._queued_blocks = []
+        self._sweep = []
+        self._sweep_at = -1
+        self._sweep_end = -1
+        self._next_sweep = []
+        self._whole = []
+        self._mark = seq
+        self.has_news = False
         self._parked = set()
         self._recent = None
 
@@ -901,21 +996,40 @@ class Ledger:
     @cython.cfunc
     def _queue(self, block: Block, index: cython.int):
         block.state[index] = QUEUED
-        if not block.listed:
-            heappush(self._queued_blocks, block.number)
-            block.listed = True
-        if block.queued == 0 or index < block.queued_from:
-            block.queued_from = index
-        block.queued += 1
         self.queued += 1
+        if block.listed and index >= block.queued_from:
+            return  # the sweep comes to it
+        if self._sweep_at < block.number <= self._sweep_end:
+            block.queued_from = index
+            if not block.listed:
+                heappush(self._sweep, block.number)
+                block.listed = True
+        elif not block.listed_later:
+            self._next_sweep.append(block.number)
+            block.listed_later = True
+            block.later_from = index
+        elif index < block.later_from:
+            block.later_from = index
+
+    @cython.cfunc
+    def _unqueue(self, block: Block, index: cython.int):
+        self.queued -= 1
+        if index == block.queued_from:  # if it is queued again, that is behind the sweep
+            block.queued_from = index + 1
 
     @cython.cfunc
     def _finished(self, block: Block, index: cython.int, seq: cython.longlong):
-        block.state[index] = FINISHED
         block.active -= 1
         if block.noted:
+            block.state[index] = NOTED
             self._note_finished(seq, 1)
+        else:
+            block.state[index] = FINISHED
+            block.unnoted = True
+            self.has_news = True
         if block.active == 0 and block.number < self.next >> BLOCK_BITS:
+            if block.unnoted:
+                self._whole.append(block.number)
             self._release(block)
 
     @cython.cfunc
