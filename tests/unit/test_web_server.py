@@ -129,24 +129,25 @@ def post(path: str, body: bytes) -> bytes:
 
 
 def test_styles(server: ServerThread) -> None:
+    sniff = "X-Content-Type-Options: nosniff\r\n"
     nsq = "X-Nsq-Content-Type: nsq; version=1.0\r\n"
     with server.connect() as client:
         client.send(get("/empty"))
-        assert client.reply().head == f"HTTP/1.1 200 OK\r\n{nsq}Content-Length: 0\r\n\r\n"
+        assert client.reply().head == f"HTTP/1.1 200 OK\r\n{sniff}{nsq}Content-Length: 0\r\n\r\n"
         client.send(get("/text"))
         reply = client.reply()
         kind = "Content-Type: text/plain; charset=utf-8\r\n"
         assert (reply.head, reply.body) == (
-            f"HTTP/1.1 200 OK\r\n{kind}{nsq}Content-Length: 9\r\n\r\n",
+            f"HTTP/1.1 200 OK\r\n{sniff}{kind}{nsq}Content-Length: 9\r\n\r\n",
             b"some text",
         )
         client.send(get("/ping"))
         reply = client.reply()
-        assert (reply.head, reply.body) == (f"HTTP/1.1 200 OK\r\n{kind}Content-Length: 2\r\n\r\n", b"OK")
+        assert (reply.head, reply.body) == (f"HTTP/1.1 200 OK\r\n{sniff}{kind}Content-Length: 2\r\n\r\n", b"OK")
         client.send(get("/error"))
         reply = client.reply()
         kind = "Content-Type: application/json; charset=utf-8\r\n"
-        assert reply.head == f"HTTP/1.1 404 Not Found\r\n{kind}{nsq}Content-Length: 29\r\n\r\n"
+        assert reply.head == f"HTTP/1.1 404 Not Found\r\n{sniff}{kind}{nsq}Content-Length: 29\r\n\r\n"
         assert reply.body == b'{"message":"TOPIC_NOT_FOUND"}'
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import uvloop
 
 from nsquark.cli.logs import Level, LineWriter, Logger
+from nsquark.web.browsers import BrowserGuard
 from nsquark.web.server import HttpServer, Limits, Router
 
 WAIT_SECONDS_MAX = 20.0
@@ -92,7 +93,7 @@ class ServerThread:
             return client.reply()
 
     async def _start(self) -> None:
-        self.http = HttpServer(self._router, self._limits, self.logger)
+        self.http = HttpServer(self._router, BrowserGuard("test", ()), self._limits, self.logger)
         if self._unix_path is not None:
             await self.http.listen_unix(self._unix_path)
         else:

@@ -31,6 +31,7 @@ from nsquark.log.files import write_atomically
 from nsquark.log.sequences import SequenceFileDamaged, Sequences
 from nsquark.log.shared import LogSettings, LogShared
 from nsquark.web.addresses import host_to_bind, listen, show_address, split_address
+from nsquark.web.browsers import BrowserGuard
 from nsquark.web.server import HttpServer, Limits
 from nsquark.web.unix import is_unix_address, listen_unix, remove_socket
 from nsquark.wire.names import is_ephemeral, is_valid_name
@@ -109,9 +110,10 @@ class Nsqd:
             max_body_bytes=options.max_body_size,
         )
         router, limits = Api(self).router(), Limits(connections=options.max_connections)
-        self.https = HttpServer(router, limits, logger)
+        browsers = BrowserGuard("nsqd", (options.broadcast_address, *options.http_allowed_hosts))
+        self.https = HttpServer(router, browsers, limits, logger)
         refused = options.tls_required is TlsRequired.YES
-        self.http = HttpServer(TlsRequiredRouter(self) if refused else router, limits, logger)
+        self.http = HttpServer(TlsRequiredRouter(self) if refused else router, browsers, limits, logger)
         self._tcp: asyncio.AbstractServer | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._metadata_timer: asyncio.TimerHandle | None = None

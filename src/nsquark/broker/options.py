@@ -197,6 +197,12 @@ class Options:
         OPTIONAL_DURATION, None, "requeue a lost client's messages after this; unset = at their timeout"
     )
     cache_bytes: int = option(INTEGER, 67108864, "memory for the newest part of all logs, in bytes")
+    http_allowed_hosts: list[str] = option(
+        STRINGS,
+        [],
+        "name HTTP clients may use for this nsqd besides addresses, names without a dot, its host name and broadcast "
+        "address, repeatable or with commas; *.x = all below x, * = any",
+    )
     max_connections: int = option(INTEGER, 0, "most client connections at once; 0 = unlimited")
     busy_poll: Duration = option(DURATION, _span("200us"), "look for commands this long before sleeping, while it pays")
 

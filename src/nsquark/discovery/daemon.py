@@ -13,6 +13,7 @@ from nsquark.discovery.options import Options
 from nsquark.discovery.registry import Registry
 from nsquark.discovery.session import Sessions
 from nsquark.web.addresses import host_to_bind, join_address, listen, show_address, split_address
+from nsquark.web.browsers import BrowserGuard
 from nsquark.web.messages import encode_json
 from nsquark.web.server import HttpServer, Limits
 
@@ -32,7 +33,8 @@ class Nsqlookupd:
         self._registry = Registry(options.inactive_producer_timeout, options.tombstone_lifetime)
         self._sessions = Sessions(self._registry, logger)
         api = Api(self._registry, Metrics(self._registry, self._sessions), logger)
-        self._http = HttpServer(api.router(), Limits(), logger)
+        browsers = BrowserGuard("nsqlookupd", (options.broadcast_address, *options.http_allowed_hosts))
+        self._http = HttpServer(api.router(), browsers, Limits(), logger)
         self._tcp: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self.tcp_port = 0

@@ -6,7 +6,7 @@ from typing import Final
 from nsquark.cli.durations import Duration
 from nsquark.cli.flags import Option, option, option_table, parse, table
 from nsquark.cli.hosts import HOSTNAME
-from nsquark.cli.kinds import BOOLEAN, DURATION, LOG_LEVEL, STRING
+from nsquark.cli.kinds import BOOLEAN, DURATION, LOG_LEVEL, STRING, STRINGS
 from nsquark.cli.logs import Level
 from nsquark.cli.version import version_line
 
@@ -25,6 +25,14 @@ class Options:
         DURATION, Duration.parse("5m"), "silence after which an nsqd is no longer listed"
     )
     tombstone_lifetime: Duration = option(DURATION, Duration.parse("45s"), "time a tombstoned producer stays hidden")
+
+    # Ours: NSQ has none of these
+    http_allowed_hosts: list[str] = option(
+        STRINGS,
+        [],
+        "name HTTP clients may use for this nsqlookupd besides addresses, names without a dot, its host name and "
+        "broadcast address, repeatable or with commas; *.x = all below x, * = any",
+    )
 
 
 SPEC: Final[tuple[Option, ...]] = table(Options)

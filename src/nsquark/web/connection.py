@@ -14,7 +14,7 @@ import msgspec
 from nsquark.cli.durations import Duration
 from nsquark.cli.logs import Level
 from nsquark.web.messages import Answer, Lane, LaneMaker, Pending, Request, Response, StreamResponse, error, plain
-from nsquark.web.reader import INTERNAL_ERROR, KEEP, Persistence, RequestReader
+from nsquark.web.reader import INTERNAL_ERROR, KEEP, UNIX_REMOTE, Persistence, RequestReader
 from nsquark.web.router import BAD_REQUEST, Target
 from nsquark.web.streaming import stream
 
@@ -123,6 +123,7 @@ class HttpConnection(asyncio.Protocol):
         self._https = transport.get_extra_info("sslcontext") is not None
         self._reader = RequestReader(
             self._server.router,
+            self._server.browsers,
             self._limits,
             self._logger,
             self._remote,
@@ -445,6 +446,6 @@ class HttpConnection(asyncio.Protocol):
 def _remote_of(peername: object) -> str:
     """`host:port` of a TCP peer; that of a unix socket has no name."""
     if not isinstance(peername, tuple):
-        return "@"
+        return UNIX_REMOTE
     host, port = peername[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -194,7 +194,8 @@ def encode_json(value: object) -> bytes:
 
 
 def encode_head(status: int, content_type: str | None, headers: Headers, connection: str) -> bytes:
-    lines = [f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}"]
+    # No browser is to take an answer for a page or a script that it is not.
+    lines = [f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}", "X-Content-Type-Options: nosniff"]
     if content_type is not None:
         lines.append(f"Content-Type: {content_type}")
     lines += [f"{name}: {value}" for name, value in headers]

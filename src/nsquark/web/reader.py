@@ -1,12 +1,13 @@
 """Bytes to requests: the parser's callbacks, and the limits on what a request may be."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Final
 
 import httptools
 
 from nsquark.cli.logs import Logger
+from nsquark.web.browsers import BrowserGuard
 from nsquark.web.limits import Limits
 from nsquark.web.messages import Request, Response, error, plain
 from nsquark.web.router import BAD_REQUEST, Router, Target
@@ -24,6 +25,12 @@ class Persistence(IntEnum):
     CLOSE = 2
     CLOSE_1_0 = 3
 
+
+UNIX_REMOTE: Final = "@"
+"""The name of a peer that came by a unix socket."""
+
+# Only browsers send these, and always with what a page asks of another site.
+OF_BROWSERS: Final = frozenset((b"origin", b"sec-fetch-site"))
 
 # With one of these headers a request is more than a head and a body of the length that the head tells.
 UNLIKE: Final = frozenset((b"expect", b"transfer-encoding", b"upgrade"))
@@ -49,9 +56,11 @@ class RequestReader:
     __slots__ = (
         "_body",
         "_body_bytes",
+        "_browsers",
         "_fed",
         "_headers",
         "_https",
+        "_known_hosts",
         "_limits",
         "_logger",
         "_parser",
@@ -71,6 +80,7 @@ class RequestReader:
     def __init__(
         self,
         router: Router,
+        browsers: BrowserGuard,
         limits: Limits,
         logger: Logger,
         remote: str,
@@ -80,6 +90,8 @@ class RequestReader:
     ) -> None:
         self._resolve = router.resolve
         self._resolved = router.resolved
+        self._browsers = browsers
+        self._known_hosts = browsers.known_hosts
         self._limits = limits
         self._logger = logger
         self._remote = remote
@@ -147,6 +159,8 @@ class RequestReader:
         url = self.url
         self.target = target = self._resolved.get((method, url)) or self._resolve(method, url)
         headers = self._headers
+        if headers.get(b"host") not in self._known_hosts or not headers.keys().isdisjoint(OF_BROWSERS):
+            self._check_browser(target, headers)
         length = headers.get(b"content-length")
         if length is not None and int(length) > target.max_body_bytes:
             raise RefusedError(target.too_big)
@@ -191,6 +205,13 @@ class RequestReader:
         )
 
     # --- details
+
+    def _check_browser(self, target: Target, headers: Mapping[bytes, bytes]) -> None:
+        if target.method == "GET" and target.path == "/ping":
+            return
+        refusal = self._browsers.refusal(headers, checks_host=self._remote != UNIX_REMOTE)
+        if refusal is not None:
+            raise RefusedError(refusal)
 
     def _check_progress(self, fed_bytes: int) -> Response | None:
         """Bound what a request may send without getting on: endless headers, trailers or chunk extensions."""

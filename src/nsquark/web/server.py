@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from nsquark.cli.logs import Logger
+from nsquark.web.browsers import BrowserGuard
 from nsquark.web.connection import HttpConnection
 from nsquark.web.limits import Limits
 from nsquark.web.messages import (
@@ -56,8 +57,9 @@ TICK_SECONDS: Final = 1.0
 class HttpServer:
     """Any number of listening sockets with one set of routes."""
 
-    def __init__(self, router: Router, limits: Limits, logger: Logger) -> None:
+    def __init__(self, router: Router, browsers: BrowserGuard, limits: Limits, logger: Logger) -> None:
         self.router = router
+        self.browsers = browsers
         self.limits = limits
         self.logger = logger
         # Seconds by the server's own count, for the time limits of connections.
