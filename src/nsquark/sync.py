@@ -13,18 +13,20 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Final, Generic, Protocol, Self, TypeVar, Unpack
+from typing import Any, Final, Generic, Protocol, Self, TypeVar, Unpack, overload
 
 from nsquark.client import consumer as consumers
 from nsquark.client import message as messages
 from nsquark.client import pool as pools
 from nsquark.client import producer as producers
+from nsquark.client.batches import Batch, Batches
 from nsquark.client.config import Config, Options
 from nsquark.client.dedupe import DedupeStore
 from nsquark.client.envelope import Headers
 from nsquark.client.errors import Closed, NsqError
 from nsquark.client.lookup import AddressFilter
 from nsquark.client.packing import Packing
+from nsquark.client.typed import Decode
 from nsquark.wire.commands import MpubBody
 
 T = TypeVar("T")
@@ -297,6 +299,20 @@ class Message:
     def disable_auto_response(self) -> None:
         self._message.disable_auto_response()
 
+    @overload
+    def decode(self, kind: type[T], decode: Decode = "json") -> T: ...
+    @overload
+    def decode(self, kind: Any = Any, decode: Decode = "json") -> Any: ...
+    def decode(self, kind: Any = Any, decode: Decode = "json") -> Any:
+        return self._message.decode(kind, decode)
+
+    def or_raise(self) -> messages.OrRaise[Self]:
+        """For `with message.or_raise():`, which answers as `with message:` does and lets exceptions out."""
+        return messages.OrRaise(self)
+
+    def answer_for(self, error: BaseException | None) -> bool:
+        return self._message.answer_for(error)
+
     def __enter__(self) -> Self:
         return self
 
@@ -368,8 +384,20 @@ class Consumer(_Face[consumers.Consumer]):
 
     def get(self, timeout: float | None = None) -> Message | None:
         """The next message; None if there was none for `timeout` seconds, or the consumer was closed."""
-        message = self._call(_next(self._own(), timeout))
+        message = self._call(self._own().get(timeout))
         return None if message is None else Message(message)
+
+    def batches(self, max_messages: int = 500, max_wait: float | timedelta = 0.2) -> Iterator[Batch[Message]]:
+        """An iteration that brings a `Batch` each time, until the consumer is stopped or closed."""
+        return self._batches(self._own().batches(max_messages, max_wait))
+
+    def _batches(self, batches: Batches) -> Iterator[Batch[Message]]:
+        while (batch := self._call(_next_batch(batches))) is not None:
+            yield Batch([Message(message) for message in batch])
+
+    def stop(self, timeout: float = consumers.CLOSE_TIMEOUT_S) -> None:
+        """Ends iterations and `run`. It does not wait for them, so that a signal handler may call it."""
+        self._own().stop(timeout)
 
     def run(self, handler: Callable[[Message], object], threads: int = 1) -> None:
         """Handles messages in so many threads until the consumer is closed.
@@ -427,12 +455,8 @@ async def _called(function: Callable[..., T], *arguments: object) -> T:
     return function(*arguments)
 
 
-async def _next(consumer: consumers.Consumer, timeout_s: float | None) -> messages.Message | None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await anext(consumer)
-    except (TimeoutError, StopAsyncIteration):
-        return None
+async def _next_batch(batches: Batches) -> Batch[messages.Message] | None:
+    return await anext(batches, None)
 
 
 async def _started(publish: Callable[[], asyncio.Future[None]]) -> concurrent.futures.Future[None]:

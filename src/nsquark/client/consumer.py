@@ -1,41 +1,41 @@
 """Consuming a channel from many nsqds, as go-nsq does it.
 
-A message's way: `Subscription` makes it of what the connection brought, it waits in `_ready`, an iteration or a handler
-of `run` takes it, and its answer goes back through its subscription. `Flow` decides how many come.
+A message's way: `Subscription` makes it of what the connection brought, it waits in the `Inbox`, an iteration or one of
+the `Handlers` of `run` takes it, and its answer goes back through its subscription. `Flow` decides how many come.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
+import contextlib
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import timedelta
 from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Final, Self, Unpack
 
 from nsquark.cli.logs import library_log
+from nsquark.client.batches import Batches
 from nsquark.client.checks import check_name
 from nsquark.client.config import Config, Options
 from nsquark.client.dedupe import Dedupe, DedupeStore, settled
 from nsquark.client.errors import Closed, ConfigError, NsqError
 from nsquark.client.flow import Flow
+from nsquark.client.handlers import Handler, Handlers
+from nsquark.client.inbox import LOOP_TURN_S, Inbox
 from nsquark.client.lookup import AddressFilter
 from nsquark.client.members import Members
 from nsquark.client.message import Message
 from nsquark.client.subscription import Subscription
 
 CLOSE_TIMEOUT_S: Final = 30.0
-LOOP_TURN_S: Final = 0.02
-"""So long messages are handled without the event loop having its turn, in which heartbeats are answered."""
 BUSY_COPY_DELAY_S: Final = 1.0
 """When a copy comes again whose twin is being worked on."""
 TOUCHES_PER_TIMEOUT: Final = 3
 TOUCH_TIMEOUT_S_MAX: Final = 60.0
 
-Handler = Callable[[Message], Any]
 log = library_log("nsquark.client")
 
 
@@ -56,7 +56,7 @@ class Stats:
 
 
 class Consumer:
-    """Everything in `_ready` is in flight on a subscription that is connected."""
+    """Everything in the inbox is in flight on a subscription that is connected."""
 
     def __init__(
         self,
@@ -90,13 +90,12 @@ class Consumer:
         self._filter = address_filter
         self._noting: set[asyncio.Future[None]] = set()
         """What a store of keys still has to write."""
-        self._ready: deque[Message] = deque()
-        self._waiters: deque[asyncio.Future[None]] = deque()
-        self._handlers: set[asyncio.Task[None]] = set()
+        self._inbox = Inbox()
+        self._handlers = Handlers(self._next, topic)
         self._touch_timer: asyncio.TimerHandle | None = None
-        self._loop_turn_at_s = 0.0
         self._paused_at: int | None = None
-        self._is_started = self._is_closing = False
+        self._is_started = self._is_stopped = self._is_closing = False
+        self._stopping: asyncio.TimerHandle | None = None
         self._closed: asyncio.Future[None] | None = None
         self._received = self._finished = self._requeued = self._expired = self._given_up = self._duplicates = 0
 
@@ -109,7 +108,7 @@ class Consumer:
         """
         if self._is_started:
             raise NsqError("the consumer was started before: make a new one")
-        if self._is_closing:
+        if self._is_stopped:
             raise Closed(f"{self.topic}/{self.channel}: stopped")
         if not self._nsqds and not self._lookupds:
             raise ConfigError("give the consumer an nsqd (host:4150) or an nsqlookupd (host:4161)")
@@ -133,13 +132,39 @@ class Consumer:
             raise
         return self
 
+    def stop(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
+        """Ends iterations and `run` when they have dealt with the messages they have. Returns at once.
+
+        For signal handlers and other threads; it is `close` (or the end of `async with`) that then disconnects.
+
+        timeout: seconds after which what is still being handled is cancelled and given back.
+        """
+        self._is_stopped = True
+        if self._is_started and not self._is_closing:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and all of this with it
+                self._loop.call_soon_threadsafe(self._stop, timeout)
+
+    def _stop(self, timeout_s: float) -> None:
+        if self._stopping is None and not self._is_closing:
+            self._stopping = self._loop.call_later(timeout_s, self._end_late)
+            self._stop_taking()
+
+    def _end_late(self) -> None:
+        self._closing = self._loop.create_task(self.close(0), name=f"nsquark close {self.topic}")
+
+    def _stop_taking(self) -> None:
+        self._is_stopped = True
+        self._flow.change_max_in_flight(0)
+        self._give_back(self._inbox.ready)
+        self._inbox.wake_all()
+
     async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Ends in order: handlers of `run` finish the message they have, within `timeout` seconds; what was prefetched,
         and what an iteration took and did not answer, goes back to nsqd; then the connections are closed.
         """
         if self._is_closing or not self._is_started:
-            self._is_closing = True
-            if self._closed is not None and asyncio.current_task() not in self._handlers:
+            self._is_closing = self._is_stopped = True
+            if self._closed is not None and not self._handlers.is_one_of_them:
                 await asyncio.shield(self._closed)
             return
         self._is_closing = True
@@ -153,14 +178,13 @@ class Consumer:
             self._closed.set_result(None)
 
     async def _close_in_order(self, reason: Closed, timeout_s: float) -> None:
-        if self._touch_timer is not None:
-            self._touch_timer.cancel()
-        self._flow.change_max_in_flight(0)
-        self._give_back(self._ready)
-        self._wake(len(self._waiters))
+        for timer in (self._touch_timer, self._stopping):
+            if timer is not None:
+                timer.cancel()
+        self._stop_taking()
         try:
             await self._members.stop_finding()
-            await self._end_handlers(timeout_s)
+            await self._handlers.end(timeout_s)
         finally:
             for subscription in self._members.subscriptions.values():
                 self._give_back(subscription.in_flight)
@@ -171,25 +195,7 @@ class Consumer:
     def _give_back(self, messages: Iterable[Message]) -> None:
         for message in list(messages):
             message.requeue(0, backoff=False)
-        self._ready = deque(message for message in self._ready if not message.is_answered)
-
-    async def _end_handlers(self, timeout_s: float) -> None:
-        current = asyncio.current_task()
-        handlers = [task for task in self._handlers if task is not current]
-        if handlers:
-            try:
-                _, late = await asyncio.wait(handlers, timeout=timeout_s)
-            except asyncio.CancelledError:
-                for task in handlers:
-                    task.cancel()
-                raise
-            for task in late:
-                task.cancel()
-            if late:
-                log.warning(
-                    "%d handlers still ran %g s after the stop; their messages were requeued", len(late), timeout_s
-                )
-                await asyncio.wait(late)
+        self._inbox.ready = deque(message for message in self._inbox.ready if not message.is_answered)
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -205,16 +211,42 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Message:
+        message = await self._next()
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+    async def get(self, timeout: float | None = None) -> Message | None:
+        """The next message; None if there was none in time, or the consumer was stopped.
+
+        timeout: seconds to wait; 0 takes what is here already, None waits for ever.
+        """
+        self._check_started()
+        return await self._next(None if timeout is None else self._loop.time() + timeout)
+
+    def batches(self, max_messages: int = 500, max_wait: float | timedelta = 0.2) -> Batches:
+        """An iteration that brings a `Batch` each time: `async for batch in consumer.batches():`.
+
+        max_messages: at most so many in a batch. As many must be allowed by max_in_flight to come together.
+        max_wait: seconds that the first message of a batch waits for others.
+        """
+        return Batches(self._next, self._has_all, max_messages, max_wait)
+
+    def _has_all(self) -> bool:
+        """No more can come before something is answered."""
+        return not self._inbox.ready and all(len(nsqd.in_flight) >= nsqd.rdy for nsqd in self._subscriptions())
+
+    async def _next(self, deadline_s: float | None = None) -> Message | None:
+        """The next message, for whom the loop's clock does not reach the deadline; None then, and at the end."""
         self._check_started()
         while True:
-            now_s = time.monotonic()
-            if now_s - self._loop_turn_at_s > LOOP_TURN_S:
-                await self._let_loop_turn()
+            if time.monotonic() - self._inbox.loop_turn_at_s > LOOP_TURN_S:
+                await self._inbox.let_loop_turn()
             message = self._take()
             if message is None:
-                if self._is_closing:
-                    raise StopAsyncIteration
-                await self._wait_for_message()
+                if self._is_stopped or (deadline_s is not None and self._loop.time() >= deadline_s):
+                    return None
+                await self._inbox.wait(deadline_s)
             elif self._dedupe is None or message.key is None or await self._is_first_copy(message, message.key):
                 return message
 
@@ -225,47 +257,11 @@ class Consumer:
         while it runs; one that blocks needs `threads`, in which case that many run at once.
         """
         self._check_started()
-        if concurrency < 1 or threads < 0:
-            raise ValueError("concurrency is 1 or more, threads 0 or more")
-        if threads and is_async(handler):
-            raise ValueError("threads are for plain functions: give an async handler `concurrency`")
-        pool = ThreadPoolExecutor(threads, thread_name_prefix=f"nsquark {self.topic}") if threads else None
-        loop = asyncio.get_running_loop()
-        if pool is not None:
-            handle: Handler = lambda message: loop.run_in_executor(pool, handler, message)  # noqa: E731
-        else:
-            handle = handler
-        workers = [
-            loop.create_task(self._work(handle), name=f"nsquark handler {self.topic}")
-            for _ in range(threads or concurrency)
-        ]
-        self._handlers.update(workers)
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.wait(workers)
-            self._handlers.difference_update(workers)
-            if pool is not None:
-                pool.shutdown(wait=False, cancel_futures=True)
-
-    async def _work(self, handler: Handler) -> None:
-        async for message in self:
-            try:
-                outcome = handler(message)
-                if outcome is not None and inspect.isawaitable(outcome):
-                    await outcome
-            except BaseException as error:
-                if not message.settle(error):
-                    raise
-            else:
-                if message.auto_response:
-                    message.finish()
+        await self._handlers.run(handler, concurrency, threads)
 
     def _take(self) -> Message | None:
         """The next message that is still worth handling."""
-        ready = self._ready
+        ready = self._inbox.ready
         attempts_max = self.config.max_attempts or 65_536
         now_s = self._loop.time() if ready else 0.0
         while ready:
@@ -320,38 +316,14 @@ class Consumer:
         if not noting.cancelled() and (error := noting.exception()) is not None:
             log.error("the store of keys failed: a copy may be handled again", exc_info=error)
 
-    async def _let_loop_turn(self) -> None:
-        await asyncio.sleep(0)
-        self._loop_turn_at_s = time.monotonic()
-
-    async def _wait_for_message(self) -> None:
-        waiter = self._loop.create_future()
-        self._waiters.append(waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():
-                self._wake(1)  # it was our turn, and is another's now
-            raise
-        self._loop_turn_at_s = time.monotonic()
-
-    def _wake(self, count: int) -> None:
-        while self._waiters and count > 0:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                count -= 1
-
     # -- what subscriptions report -----------------------------------------------------------------------
 
     def messages_received(self, messages: list[Message]) -> None:
         self._received += len(messages)
-        if self._is_closing or messages[0].subscription.is_leaving:
+        if self._is_stopped or messages[0].subscription.is_leaving:
             self._give_back(messages)
             return
-        self._ready.extend(messages)
-        if self._waiters:
-            self._wake(len(messages))
+        self._inbox.put(messages)
 
     def message_finished(self, message: Message, is_sent: bool) -> None:
         """Not sent means that the connection was lost meanwhile: nsqd will deliver the message again."""
@@ -382,7 +354,7 @@ class Consumer:
             self._touch_all()
 
     def subscription_lost(self, subscription: Subscription, reason: NsqError) -> None:
-        self._ready = deque(message for message in self._ready if message.subscription is not subscription)
+        self._inbox.ready = deque(message for message in self._inbox.ready if message.subscription is not subscription)
         self._flow.leave(subscription)
         self._members.lost(subscription, reason)
 
@@ -401,7 +373,7 @@ class Consumer:
             self._flow.leave(subscription)
             subscription.is_leaving = True
             subscription.set_rdy(0)  # else nsqd sends again at once what it gets back
-            self._give_back(message for message in self._ready if message.subscription is subscription)
+            self._give_back(message for message in self._inbox.ready if message.subscription is subscription)
         await self._members.disconnect_from_nsqd(address, CLOSE_TIMEOUT_S)
 
     def connect_to_nsqlookupd(self, address: str) -> None:
@@ -419,7 +391,8 @@ class Consumer:
         if count < 0:
             raise ConfigError(f"invalid max_in_flight ! {count} < 0")
         self._paused_at = None
-        self._flow.change_max_in_flight(count)
+        if not self._is_stopped:
+            self._flow.change_max_in_flight(count)
 
     def pause(self) -> None:
         """What is in flight is dealt with, and no more comes until `unpause`."""
@@ -431,7 +404,7 @@ class Consumer:
     def unpause(self) -> None:
         if self._paused_at is not None:
             count, self._paused_at = self._paused_at, None
-            self._flow.change_max_in_flight(count)
+            self.change_max_in_flight(count)
 
     def _check_started(self) -> None:
         if not self._is_started:
@@ -471,14 +444,9 @@ class Consumer:
         if self._touch_timer is not None:
             self._touch_timer.cancel()
         timeout_s = TOUCH_TIMEOUT_S_MAX
-        waiting = set(self._ready)
+        waiting = set(self._inbox.ready)
         for subscription in self._subscriptions():
             timeout_s = min(timeout_s, subscription.timeout_s)
             for message in subscription.in_flight - waiting:
                 message.touch()
         self._touch_timer = self._loop.call_later(timeout_s / TOUCHES_PER_TIMEOUT, self._touch_all)
-
-
-def is_async(handler: Handler) -> bool:
-    """Also of an object with `async def __call__`."""
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004

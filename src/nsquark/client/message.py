@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
 
 from nsquark.cli.logs import library_log
 from nsquark.client.envelope import NO_HEADERS, Headers
+from nsquark.client.typed import Decode, decoded
 
 if TYPE_CHECKING:
     from nsquark.client.subscription import Subscription
 
 log = library_log("nsquark.client")
+
+T = TypeVar("T")
 
 
 class Message:
@@ -94,6 +97,22 @@ class Message:
         """The handler's end does not answer it: someone else will, later."""
         self.auto_response = False
 
+    @overload
+    def decode(self, kind: type[T], decode: Decode = "json") -> T: ...
+    @overload
+    def decode(self, kind: Any = Any, decode: Decode = "json") -> Any: ...
+    def decode(self, kind: Any = Any, decode: Decode = "json") -> Any:
+        """The value that the body holds, checked to be of this type; DecodeFailed if it is not.
+
+        kind: any type that msgspec knows: a Struct, a dataclass, a TypedDict, `list[int]`.
+        decode: `"json"`, `"msgpack"`, or a function that makes the value of the bytes and knows the type itself.
+        """
+        return decoded(self.body, kind, decode)
+
+    def or_raise(self) -> OrRaise[Self]:
+        """For `async with message.or_raise():`, which answers as `async with message:` does and lets exceptions out."""
+        return OrRaise(self)
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -103,7 +122,13 @@ class Message:
         return self.settle(error)
 
     def settle(self, error: BaseException | None) -> bool:
-        """Answer it for how its handler ended. True if the error is dealt with."""
+        """Answers it for how its handler ended. True if the error is dealt with."""
+        if isinstance(error, Exception):
+            log.error("message %s failed (attempt %d)", self.id.decode(), self.attempts, exc_info=error)
+        return self.answer_for(error)
+
+    def answer_for(self, error: BaseException | None) -> bool:
+        """As `settle`, without a line in the log."""
         if error is None:
             if self.auto_response:
                 self.finish()
@@ -111,10 +136,42 @@ class Message:
         if not isinstance(error, Exception):
             self.requeue(0, backoff=False)
             return False
-        log.error("message %s failed (attempt %d)", self.id.decode(), self.attempts, exc_info=error)
         if self.auto_response:
             self.requeue()
         return True
 
     def __repr__(self) -> str:
         return f"<Message {self.id.decode()} from {self.nsqd_address}, attempt {self.attempts}, {len(self.body)} bytes>"
+
+
+class _Answerable(Protocol):
+    def answer_for(self, error: BaseException | None) -> bool: ...
+
+
+A = TypeVar("A", bound=_Answerable)
+
+
+class OrRaise(Generic[A]):
+    """A block that answers its message or batch for how it ends, and lets every exception out.
+
+    For tests, and for programs that end with the first failure.
+    """
+
+    def __init__(self, answered: A) -> None:
+        self._answered = answered
+
+    async def __aenter__(self) -> A:
+        return self._answered
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._answered.answer_for(error)
+
+    def __enter__(self) -> A:
+        return self._answered
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._answered.answer_for(error)

@@ -1,0 +1,169 @@
+"""Messages by the hundred, for those who write them to a database or a file in one go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar, overload
+
+from nsquark.cli.logs import library_log
+from nsquark.client.errors import ConfigError
+from nsquark.client.message import Message, OrRaise
+
+log = library_log("nsquark.client")
+
+
+class Answerable(Protocol):
+    """A message of the asyncio or of the blocking client."""
+
+    @property
+    def body(self) -> bytes: ...
+    @property
+    def is_answered(self) -> bool: ...
+    def finish(self) -> None: ...
+    def requeue(self, delay: float | timedelta | None = None, *, backoff: bool = True) -> None: ...
+    def touch(self) -> None: ...
+    def answer_for(self, error: BaseException | None) -> bool: ...
+
+
+M = TypeVar("M", bound=Answerable)
+
+
+class Batch(Sequence[M], Generic[M]):
+    """Some messages of a consumer, answered together or one by one.
+
+    `async with batch:` finishes, when the block ends well, those that were not answered in it. After an exception,
+    which is logged, it requeues them with backoff; after a cancellation at once and without. In `nsquark.sync` it is
+    `with batch:`.
+    """
+
+    def __init__(self, messages: Sequence[M]) -> None:
+        """Made by `Consumer.batches`.
+
+        messages: what came, in this order.
+        """
+        self._messages = messages
+
+    @overload
+    def __getitem__(self, index: int) -> M: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[M]: ...
+    def __getitem__(self, index: int | slice) -> M | Sequence[M]:
+        return self._messages[index]
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __iter__(self) -> Iterator[M]:
+        return iter(self._messages)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """The body of each message."""
+        return [message.body for message in self._messages]
+
+    @property
+    def unanswered(self) -> list[M]:
+        """Those that were neither finished nor requeued."""
+        return [message for message in self._messages if not message.is_answered]
+
+    def finish(self) -> None:
+        """Finishes all that were not answered."""
+        for message in self._messages:
+            message.finish()
+
+    def requeue(self, delay: float | timedelta | None = None, *, backoff: bool = True) -> None:
+        """Requeues all that were not answered; for the consumer's backoff they are one failure.
+
+        delay: seconds until they come again; without it default_requeue_delay times the attempts of each.
+        backoff: whether the consumer slows down, as after a failed handler.
+        """
+        for message in self._messages:
+            message.requeue(delay, backoff=backoff)
+
+    def touch(self) -> None:
+        """Starts the timeout of each unanswered message again."""
+        for message in self._messages:
+            message.touch()
+
+    def or_raise(self) -> OrRaise[Self]:
+        """For `async with batch.or_raise():`, which answers as `async with batch:` does and lets exceptions out."""
+        return OrRaise(self)
+
+    def settle(self, error: BaseException | None) -> bool:
+        """Answers what is unanswered for how its handling ended. True if the error is dealt with."""
+        if isinstance(error, Exception):
+            log.error("a batch of %d messages failed", len(self), exc_info=error)
+        return self.answer_for(error)
+
+    def answer_for(self, error: BaseException | None) -> bool:
+        """As `settle`, without a line in the log."""
+        for message in self.unanswered:
+            message.answer_for(error)
+        return error is None or isinstance(error, Exception)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return self.settle(error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return self.settle(error)
+
+    def __repr__(self) -> str:
+        return f"<Batch of {len(self)} messages, {len(self.unanswered)} unanswered>"
+
+
+class Batches:
+    """Makes batches of what a consumer has, for `async for`.
+
+    A batch is handed out when it is full, `max_wait` after its first message, and as soon as no more can come before
+    some of it is answered: with fewer than `max_messages` in flight, or in backoff, waiting would be in vain.
+    """
+
+    def __init__(
+        self,
+        take: Callable[[float | None], Awaitable[Message | None]],
+        has_all: Callable[[], bool],
+        max_messages: int,
+        max_wait: float | timedelta,
+    ) -> None:
+        wait_s = max_wait.total_seconds() if isinstance(max_wait, timedelta) else max_wait
+        if max_messages < 1:
+            raise ConfigError(f"invalid max_messages ! {max_messages} < 1")
+        if not 0 <= wait_s < float("inf"):
+            raise ConfigError(f"invalid max_wait ! {wait_s} s: give 0 or more")
+        self._take = take
+        self._has_all = has_all
+        self._messages_max = max_messages
+        self._wait_s = wait_s
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch[Message]:
+        first = await self._take(None)
+        if first is None:
+            raise StopAsyncIteration
+        messages = [first]
+        deadline_s = asyncio.get_running_loop().time() + self._wait_s
+        try:
+            while len(messages) < self._messages_max and not self._has_all():
+                message = await self._take(deadline_s)
+                if message is None:
+                    break
+                messages.append(message)
+        except BaseException:
+            Batch(messages).requeue(0, backoff=False)
+            raise
+        return Batch(messages)

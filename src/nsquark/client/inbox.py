@@ -1,0 +1,70 @@
+"""Where a consumer's messages wait for takers, and takers for messages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from typing import Final
+
+from nsquark.client.message import Message
+
+LOOP_TURN_S: Final = 0.02
+"""So long messages are handled without the event loop having its turn, in which heartbeats are answered."""
+
+
+class Inbox:
+    """`ready` has what came and nobody took. As many takers are woken as messages come; one that finds nothing, since
+    another was faster, waits again.
+    """
+
+    def __init__(self) -> None:
+        self.ready: deque[Message] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self.loop_turn_at_s = 0.0
+
+    def put(self, messages: list[Message]) -> None:
+        self.ready.extend(messages)
+        if self._waiters:
+            self._wake(len(messages))
+
+    def wake_all(self) -> None:
+        """There is something to know besides messages: the end."""
+        self._wake(len(self._waiters))
+
+    async def let_loop_turn(self) -> None:
+        """For takers that always find a message and so never wait, once `loop_turn_at_s` is LOOP_TURN_S ago."""
+        await asyncio.sleep(0)
+        self.loop_turn_at_s = time.monotonic()
+
+    async def wait(self, deadline_s: float | None) -> None:
+        """Until messages come, or the loop's clock has reached the deadline."""
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
+        self._waiters.append(waiter)
+        timer = None if deadline_s is None else loop.call_at(deadline_s, _end_wait, waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self._wake(1)  # it was our turn, and is another's now
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            with contextlib.suppress(ValueError):
+                self._waiters.remove(waiter)  # nobody woke it
+        self.loop_turn_at_s = time.monotonic()
+
+    def _wake(self, count: int) -> None:
+        while self._waiters and count > 0:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                count -= 1
+
+
+def _end_wait(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,154 @@
+"""Batches: when one is handed out, and how it is answered."""
+
+import asyncio
+import logging
+from datetime import timedelta
+
+import pytest
+
+from client.consumer_rig import consumer_of, is_done, publish, until
+from client.pool_rig import address_of
+from harness import Nsqd
+from nsquark import sync
+from nsquark.errors import ConfigError
+
+LONG_S = 60.0
+"""A wait that no test sits out."""
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
+async def test_full_batches_do_not_wait(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, *numbered(100))
+    seen: list[bytes] = []
+    async with consumer_of(nsqd, topic, max_in_flight=50) as consumer:
+        async for batch in consumer.batches(25, LONG_S):
+            async with batch:
+                assert len(batch) == len(batch.bodies) == 25
+                seen += batch.bodies
+            if len(seen) == 100:
+                break
+    assert sorted(seen, key=int) == numbered(100)
+    await until(lambda: is_done(nsqd, topic))
+
+
+async def test_a_batch_waits_for_others_only_so_long(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, *numbered(3))
+    async with consumer_of(nsqd, topic, max_in_flight=50) as consumer:
+        batch = await anext(consumer.batches(25, timedelta(seconds=0.2)))
+        assert sorted(batch.bodies) == numbered(3)
+        batch.finish()
+    await until(lambda: is_done(nsqd, topic))
+
+
+async def test_a_batch_does_not_wait_for_what_cannot_come(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, *numbered(16))
+    async with consumer_of(nsqd, topic, max_in_flight=8) as consumer:
+        batches = consumer.batches(25, LONG_S)
+        async with asyncio.timeout(20):
+            first = await anext(batches)
+            assert len(first) == 8
+            first[0].requeue(0)  # in backoff one message comes at a time
+            first.finish()
+            sizes = []
+            while sum(sizes) < 9:
+                async with await anext(batches) as batch:
+                    sizes.append(len(batch))
+        assert sizes == [1, 8]
+    await until(lambda: is_done(nsqd, topic))
+
+
+async def test_answers_one_by_one_and_for_the_rest(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, *numbered(10))
+    async with consumer_of(nsqd, topic) as consumer:
+        batches = consumer.batches(10, LONG_S)
+        async with await anext(batches) as batch:
+            for message in batch[:3]:
+                message.requeue(0, backoff=False)
+            kept = {message.body for message in batch[:3]}
+        assert not batch.unanswered
+        again: set[bytes] = set()
+        while len(again) < 3:
+            async with await anext(consumer.batches(3, 0.1)) as batch:
+                assert {message.attempts for message in batch} == {2}
+                again.update(batch.bodies)
+        assert again == kept
+        assert consumer.stats().finished == 10
+    await until(lambda: is_done(nsqd, topic))
+
+
+async def test_a_failure_requeues_all_and_is_logged_once(
+    nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(nsqd, topic, *numbered(10))
+    async with consumer_of(nsqd, topic) as consumer:
+        with caplog.at_level(logging.ERROR, "nsquark.client"):
+            async with await anext(consumer.batches(10, LONG_S)) as batch:
+                batch[0].finish()
+                raise RuntimeError("the database is away")
+        assert [record.message for record in caplog.records] == ["a batch of 10 messages failed"]
+        assert (consumer.stats().requeued, consumer.stats().backoff_level) == (9, 1)
+        with pytest.raises(RuntimeError, match="again"):
+            async with (await anext(consumer.batches(10, 0.1))).or_raise() as batch:
+                raise RuntimeError("again")
+        assert not batch.unanswered and consumer.stats().requeued == 9 + len(batch)
+        left = 9
+        async for batch in consumer.batches(10, 0.1):
+            left -= len(batch)
+            batch.finish()
+            if not left:
+                break
+    await until(lambda: is_done(nsqd, topic))
+
+
+async def test_a_cancelled_wait_gives_back_what_it_had(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, *numbered(3))
+    async with consumer_of(nsqd, topic) as consumer:
+        waiting = asyncio.create_task(anext(consumer.batches(10, LONG_S)))  # type: ignore[arg-type]
+        await until(lambda: consumer.stats().in_flight == 3)
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        again = [await anext(consumer) for _ in range(3)]
+        assert {message.body for message in again} == set(numbered(3))
+        assert consumer.stats().backoff_level == 0
+        for message in again:
+            message.finish()
+
+
+async def test_the_end_hands_out_what_there_is(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, *numbered(3))
+    async with consumer_of(nsqd, topic) as consumer:
+        sizes = []
+        async for batch in consumer.batches(10, 0.2):
+            consumer.stop()
+            async with batch:
+                sizes.append(len(batch))
+    assert sizes == [3]
+    await until(lambda: is_done(nsqd, topic))
+
+
+@pytest.mark.parametrize("wrong", [{"max_messages": 0}, {"max_wait": -1}, {"max_wait": float("nan")}])
+async def test_wrong_sizes_are_told_at_once(nsqd: Nsqd, topic: str, wrong: dict[str, float]) -> None:
+    async with consumer_of(nsqd, topic) as consumer:
+        with pytest.raises(ConfigError, match=f"invalid {next(iter(wrong))}"):
+            consumer.batches(**wrong)  # type: ignore[arg-type]
+
+
+def test_batches_without_asyncio(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, *numbered(20))
+    seen: set[bytes] = set()
+    with sync.Consumer(topic, "ch", nsqd=address_of(nsqd), max_in_flight=10, backoff_multiplier="10ms") as consumer:
+        for batch in consumer.batches(10, LONG_S):
+            with batch:
+                if not seen:
+                    batch[0].requeue(0, backoff=False)
+                seen.update(message.body for message in batch if not message.is_answered)
+            if len(seen) == 20:
+                consumer.stop()
+        assert consumer.get(0) is None
+        assert consumer.stats().finished == 20
+    assert seen == set(numbered(20))

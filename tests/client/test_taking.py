@@ -1,0 +1,161 @@
+"""Ways to take messages and to end taking them: `get`, `stop`, and blocks that let exceptions out."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from client.consumer_rig import consumer_of, is_done, publish, until
+from client.pool_rig import address_of
+from harness import Nsqd
+from nsquark import Message, sync
+from nsquark.errors import Closed
+
+NSQD_FLAGS = ["--msg-timeout=30s"]
+WAIT_S = 15.0
+
+
+async def test_get_waits_only_so_long(nsqd: Nsqd, topic: str) -> None:
+    async with consumer_of(nsqd, topic) as consumer:
+        started_s = time.monotonic()
+        assert await consumer.get(0.2) is None
+        assert time.monotonic() - started_s >= 0.2
+        waiting = asyncio.create_task(consumer.get(WAIT_S))
+        publish(nsqd, topic, b"one")
+        message = await waiting
+        assert message is not None and message.body == b"one"
+        message.finish()
+
+
+async def test_get_takes_at_once_what_is_here(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"one", b"two")
+    async with consumer_of(nsqd, topic) as consumer:
+        await until(lambda: consumer.stats().in_flight == 2)
+        for _ in range(2):
+            message = await consumer.get(0)
+            assert message is not None
+            message.finish()
+        assert await consumer.get(0) is None
+
+
+async def test_waiting_in_vain_leaves_nothing_behind(nsqd: Nsqd, topic: str) -> None:
+    """A message that comes after many waits wakes the one that still waits."""
+    async with consumer_of(nsqd, topic) as consumer:
+        for _ in range(50):
+            assert await consumer.get(0.001) is None
+        waiting = asyncio.create_task(consumer.get(WAIT_S))
+        await asyncio.sleep(0)
+        publish(nsqd, topic, b"one")
+        message = await waiting
+        assert message is not None
+        message.finish()
+
+
+# stop
+
+
+async def test_stop_from_a_signal_handler_ends_an_iteration_after_its_message(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, *(b"%d" % number for number in range(10)))
+    handled = []
+    async with consumer_of(nsqd, topic) as consumer:
+        before = signal.signal(signal.SIGUSR1, lambda *_: consumer.stop())
+        try:
+            async for message in consumer:
+                async with message:
+                    if not handled:
+                        os.kill(os.getpid(), signal.SIGUSR1)
+                    await asyncio.sleep(0.1)  # the handler runs, and the rest goes back
+                    handled.append(message.body)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert len(handled) == consumer.stats().finished == 1
+        assert await consumer.get() is None
+    channel = nsqd.channel(topic)
+    assert (channel["depth"], channel["in_flight_count"]) == (9, 0)
+
+
+async def test_stop_lets_handlers_of_run_finish(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, *(b"%d" % number for number in range(10)))
+    handled: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        if len(handled) == 0:
+            threading.Thread(target=consumer.stop).start()
+        await asyncio.sleep(0.1)
+        handled.append(message.body)
+
+    async with consumer_of(nsqd, topic) as consumer:
+        async with asyncio.timeout(WAIT_S):
+            await consumer.run(handle, concurrency=3)
+        assert len(handled) == consumer.stats().finished == 3
+        consumer.unpause()
+        consumer.change_max_in_flight(10)
+    assert nsqd.channel(topic)["depth"] == 7
+
+
+async def test_stop_does_not_wait_for_ever(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"one")
+
+    async def hang(_: Message) -> None:
+        consumer.stop(0.1)
+        await asyncio.sleep(3600)
+
+    async with consumer_of(nsqd, topic) as consumer:
+        running = asyncio.create_task(consumer.run(hang))
+        async with asyncio.timeout(WAIT_S):
+            await asyncio.wait([running])
+    assert nsqd.channel(topic)["depth"] == 1
+
+
+async def test_a_consumer_stopped_before_its_start_does_not_start(nsqd: Nsqd, topic: str) -> None:
+    consumer = consumer_of(nsqd, topic)
+    consumer.stop()
+    with pytest.raises(Closed):
+        await consumer.start()
+
+
+def test_stop_without_asyncio_from_a_signal_handler(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"one")
+    seen = []
+    with sync.Consumer(topic, "ch", nsqd=address_of(nsqd)) as consumer:
+        before = signal.signal(signal.SIGUSR1, lambda *_: consumer.stop())
+        timer = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGUSR1])
+        timer.start()
+        try:
+            for message in consumer:
+                with message:
+                    seen.append(message.body)
+        finally:
+            timer.join()
+            signal.signal(signal.SIGUSR1, before)
+    assert seen == [b"one"]
+
+
+# or_raise
+
+
+async def test_a_block_that_lets_exceptions_out(nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture) -> None:
+    publish(nsqd, topic, b"one")
+    async with consumer_of(nsqd, topic) as consumer:
+        with pytest.raises(AssertionError, match="not two"):
+            async with (await anext(consumer)).or_raise() as message:
+                assert message.body == b"two", "not two"
+        assert message.is_answered and consumer.stats().requeued == 1
+        assert "failed" not in caplog.text, "whoever gets the exception decides about a log"
+        async with (await anext(consumer)).or_raise() as message:
+            assert message.attempts == 2
+    await until(lambda: is_done(nsqd, topic))
+
+
+def test_a_block_that_lets_exceptions_out_without_asyncio(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"one")
+    with sync.Consumer(topic, "ch", nsqd=address_of(nsqd), default_requeue_delay="10ms") as consumer:
+        with pytest.raises(AssertionError), next(consumer).or_raise() as message:
+            assert message.body == b"two"
+        assert message.is_answered
+        with next(consumer).or_raise() as message:
+            assert message.attempts == 2
+        assert consumer.stats().finished == 1
