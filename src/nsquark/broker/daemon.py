@@ -1,9 +1,7 @@
 """nsqd itself: it owns topics, clients, clocks and listeners. The story of a message starts in session.py."""
 
 import asyncio
-import contextlib
 import os
-import resource
 import shutil
 import ssl
 import uuid
@@ -32,6 +30,7 @@ from nsquark.log.sequences import SequenceFileDamaged, Sequences
 from nsquark.log.shared import LogSettings, LogShared
 from nsquark.web.addresses import host_to_bind, listen, show_address, split_address
 from nsquark.web.browsers import BrowserGuard
+from nsquark.web.descriptors import Descriptors
 from nsquark.web.server import HttpServer, Limits
 from nsquark.web.unix import is_unix_address, listen_unix, remove_socket
 from nsquark.wire.names import is_ephemeral, is_valid_name
@@ -42,6 +41,7 @@ TICK_S = 0.1
 COLLECT_S = 1.0
 PROBE_BYTES = 64 << 10
 METADATA_DELAY_S = 0.05
+DESCRIPTORS_SAID_EVERY_S = 10.0
 
 
 class StartError(Exception):
@@ -66,6 +66,8 @@ class Nsqd:
         self.topics: dict[str, Topic] = {}
         self.listed_topics: dict[str, ListedTopic] = {}
         """What nsqd.dat named, while the topics are loaded: to make again what their own files have lost."""
+        self.descriptors = Descriptors()
+        self._descriptors_said_s = float("-inf")
         self.sessions: set[Session] = set()
         self.sessions_admitted = 0
         self.producers: dict[Session, None] = {}
@@ -122,7 +124,6 @@ class Nsqd:
     # -- start and stop ----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        _raise_file_limit()
         self._load()
         if asks_for_certificates(self.options) and self.options.tls_client_auth_policy != "require-verify":
             self.logger.warning("--tls-client-auth-policy=require checks certificates as require-verify does")
@@ -207,13 +208,25 @@ class Nsqd:
 
     # -- clients -----------------------------------------------------------------------------------------
 
-    def admit(self, session: Session) -> bool:
+    def admit(self, session: Session, transport: asyncio.BaseTransport) -> bool:
         limit = self.options.max_connections
         if self.is_exiting or (limit and len(self.sessions) >= limit):
+            return False
+        if not self.descriptors.admits(transport):
+            self._say_descriptors_are_short()
             return False
         self.sessions.add(session)
         self.sessions_admitted += 1
         return True
+
+    def _say_descriptors_are_short(self) -> None:
+        now = self.loop.time()
+        if now - self._descriptors_said_s > DESCRIPTORS_SAID_EVERY_S:
+            self._descriptors_said_s = now
+            self.logger.warning(
+                f"TCP: connections are refused, {self.descriptors.for_connections} descriptors are in use: raise the"
+                " limit of open files (LimitNOFILE, ulimit -n)"
+            )
 
     def forget(self, session: Session) -> None:
         self.sessions.discard(session)
@@ -425,10 +438,3 @@ async def _listen_http(server: HttpServer, address: str, tls: ssl.SSLContext | N
     host, port = split_address(address)
     host, port = await server.listen(host_to_bind(host), port, tls)
     return port, show_address((host, port))
-
-
-def _raise_file_limit() -> None:
-    """Every connection and every topic takes a file."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -203,7 +203,7 @@ class Options:
         "name HTTP clients may use for this nsqd besides addresses, names without a dot, its host name and broadcast "
         "address, repeatable or with commas; *.x = all below x, * = any",
     )
-    max_connections: int = option(INTEGER, 0, "most client connections at once; 0 = unlimited")
+    max_connections: int = option(INTEGER, 0, "most client connections at once; 0 = by the limit of open files")
     busy_poll: Duration = option(DURATION, _span("200us"), "look for commands this long before sleeping, while it pays")
 
 

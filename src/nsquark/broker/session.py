@@ -70,7 +70,7 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
         self.remote_ip = host = self.remote_address.rpartition(":")[0].strip("[]")
         options = self.nsqd.options
         self.settings = ClientSettings(host, host, options.msg_timeout.ms, options.output_buffer_timeout.ms)
-        if not self.nsqd.admit(self):
+        if not self.nsqd.admit(self, transport):
             self._close()
             return
         if options.tls_required is not TlsRequired.NO:

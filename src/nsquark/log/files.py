@@ -77,7 +77,8 @@ def read_surviving(path: Path, report: Callable[[str], None]) -> tuple[bytearray
     finally:
         os.close(fd)
     if lost_bytes:
-        report(f"FILE({path}): {lost_bytes} of {len(data)} bytes cannot be read: {os.strerror(errno.EIO)}; {_set_aside_text(path)}")
+        reason = os.strerror(errno.EIO)
+        report(f"FILE({path}): {lost_bytes} of {len(data)} bytes cannot be read: {reason}; {_set_aside_text(path)}")
     return data, not lost_bytes
 
 

@@ -133,6 +133,8 @@ class HttpConnection(asyncio.Protocol):
         )
         if not self._server.admit(self):
             self._refuse(TOO_MANY_CONNECTIONS)
+        elif not self._server.descriptors.admits(transport):
+            self._transport.abort()  # an answer would hold the descriptor
 
     def data_received(self, data: bytes) -> None:
         reader = self._reader

@@ -13,6 +13,7 @@ from typing import Any, Final
 from nsquark.cli.logs import Logger
 from nsquark.web.browsers import BrowserGuard
 from nsquark.web.connection import HttpConnection
+from nsquark.web.descriptors import Descriptors
 from nsquark.web.limits import Limits
 from nsquark.web.messages import (
     Answer,
@@ -60,6 +61,7 @@ class HttpServer:
     def __init__(self, router: Router, browsers: BrowserGuard, limits: Limits, logger: Logger) -> None:
         self.router = router
         self.browsers = browsers
+        self.descriptors = Descriptors()
         self.limits = limits
         self.logger = logger
         # Seconds by the server's own count, for the time limits of connections.

@@ -1,0 +1,61 @@
+"""A storm of idle connections: nsqd keeps descriptors for its own files, and loses nothing."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import Nsqd, Wire, eventually, nsqd_program
+
+pytestmark = pytest.mark.ours
+
+LIMIT = 256
+"""Of open files; a storm needs as many here, where the limit is the same, and some for itself."""
+TOPICS = 10
+
+
+@pytest.fixture
+def few_descriptors(tmp_path: Path) -> Iterator[Nsqd]:
+    """An nsqd that may open LIMIT files."""
+    program = tmp_path / "nsqd-with-few-descriptors"
+    program.write_text(f'#!/bin/sh\nulimit -n {LIMIT}\nexec {nsqd_program()} "$@"\n')
+    program.chmod(0o755)
+    data_path = tmp_path / "data"
+    data_path.mkdir()
+    with Nsqd(data_path, "--sync-timeout=100ms", program=str(program)) as daemon:
+        yield daemon
+
+
+def _storm(address: tuple[str, int], stack: contextlib.ExitStack) -> list[socket.socket]:
+    """More connections than there are descriptors; they stay open, and say nothing."""
+    return [stack.enter_context(socket.create_connection(address, timeout=5)) for _ in range(LIMIT)]
+
+
+@pytest.mark.parametrize("port", ["tcp", "http"])
+def test_topics_are_made_written_and_kept_in_a_storm(few_descriptors: Nsqd, port: str) -> None:
+    daemon = few_descriptors
+    publisher = daemon.connect()
+    acknowledged = 0
+    with contextlib.ExitStack() as stack:
+        _storm(daemon.tcp if port == "tcp" else daemon.http, stack)
+        for number in range(TOPICS):
+            for _ in range(20):
+                publisher.publish(f"topic{number}", b"body")
+                acknowledged += 1
+        if port == "tcp":
+            eventually(lambda: "connections are refused" in daemon.log)
+    assert "sync failed" not in daemon.log
+    eventually(lambda: daemon.get("/ping").text == "OK")
+    publisher.close()
+    daemon.stop()
+    daemon.start()
+    assert sum(_drain(daemon, f"topic{number}") for number in range(TOPICS)) == acknowledged
+
+
+def _drain(daemon: Nsqd, topic: str) -> int:
+    with daemon.connect() as wire:
+        assert isinstance(wire, Wire)
+        wire.subscribe(topic, "ch", rdy=100)
+        return len(wire.read_messages(20, finish=True))
