@@ -16,6 +16,13 @@ SETTLE_ROUNDS_MAX = 10
 """What is tried again later on a disk that stays bad has no end."""
 
 
+def make_shared(report: Callable[[str], None] = lambda text: None) -> LogShared:
+    """For the parts of a log that are tested alone, and use no threads."""
+    return LogShared(
+        LogSettings(), NODE_ID, ChunkCache(CACHE_BYTES), lambda call: None, lambda seconds, call: None, report
+    )
+
+
 class Rig:
     """`shared`, `log` and what they reported; `settle` lets threads finish and runs what they left to do."""
 

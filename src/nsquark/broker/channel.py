@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from nsquark.broker.clock import now_ms, wall_ms, wall_offset_ms
+from nsquark.broker.clock import now_ms, wall_ms
 from nsquark.broker.latency import LatencyWindow
 from nsquark.broker.topology import Closeness, TopologyCounts, is_aware
 from nsquark.kernel.ledger import Ledger
@@ -61,7 +62,7 @@ class Channel:
         self.had_sessions = False
         self.is_deleted = False
         self.ledger = Ledger(position, options.max_msg_timeout.ms, options.max_req_timeout.ms)
-        self.ledger.wall_offset_ms = wall_offset_ms()
+        self.ledger.wall_offset_ms = topic.nsqd.clock.offset_ms()
         self.latency: LatencyWindow | None = None
         if options.e2e_processing_latency_percentile:
             self.latency = LatencyWindow(options.e2e_processing_latency_window_time.seconds, time.monotonic())
@@ -69,6 +70,8 @@ class Channel:
         self.topology = TopologyCounts(options) if is_aware(options) else None
         self.deferred_pending = topic.deferred_found(deferred)
         self._joined_at = topic.pumped
+        self._counted_ahead = 0
+        """Deferred messages in the log that the topic has yet to count."""
         self._skips = list(rest.skips)
         self._slot = slot
         self._journal = Journal(topic.directory / f"c.{name}.journal") if slot is not None and topic.directory else None
@@ -115,6 +118,26 @@ class Channel:
     @property
     def message_count(self) -> int:
         return self.topic.pumped - self._joined_at + self.deferred_pending
+
+    def deferred_came(self, appended: Iterable[tuple[int, int]], *, pumped: bool) -> None:
+        """Deferred messages entered the log, as (number, sequence number); `pumped` tells that the topic counts them.
+
+        One that is for this channel was counted when it was published, one that is not is never counted: so what the
+        topic counts, now or when its pump follows again, is taken off.
+        """
+        for number, seq in appended:
+            if number < self.deferred_from:
+                self.ledger.finish_ahead(seq, 1)
+                self._joined_at += pumped
+            else:
+                self.deferred_pending -= 1
+                self._joined_at -= not pumped
+            self._counted_ahead += not pumped
+        self.wake()
+
+    def pump_follows(self) -> None:
+        self._joined_at += self._counted_ahead
+        self._counted_ahead = 0
 
     # -- consumers ---------------------------------------------------------------------------------------
 
@@ -461,6 +484,7 @@ class Channel:
     def empty(self) -> None:
         self.restart_at(self.topic.pump)
         self.deferred_from = self.topic.deferred.number
+        self._joined_at -= self.deferred_pending  # they stay counted
         self.deferred_pending = 0
         self._write_rest()
 
@@ -476,6 +500,7 @@ class Channel:
 
     def skip_range(self, low: int, high: int) -> None:
         """The messages in `low <= seq < high` are not for this channel."""
+        self._counted_ahead = 0  # the pump passes them uncounted
         if self._skips and self._skips[-1][1] == low:
             self._skips[-1] = (self._skips[-1][0], high)
         elif low < high:

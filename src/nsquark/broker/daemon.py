@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nsquark import NSQ_VERSION
 from nsquark.broker.auth import AuthServers
-from nsquark.broker.clock import now_ms, wall_ms, wall_offset_ms
+from nsquark.broker.clock import SteadyClock, now_ms, wall_ms
 from nsquark.broker.http import Api
 from nsquark.broker.lookup import LookupPeers
 from nsquark.broker.loop_delay import LoopDelay
@@ -63,6 +63,7 @@ class Nsqd:
         self.loop_delay = LoopDelay(self.loop)
         self.node = data.prepare()
         self.start_time = int(wall_ms() // 1000)
+        self.clock = SteadyClock(data.own / "clock")
         self.topics: dict[str, Topic] = {}
         self.listed_topics: dict[str, ListedTopic] = {}
         """What nsqd.dat named, while the topics are loaded: to make again what their own files have lost."""
@@ -378,7 +379,7 @@ class Nsqd:
                     channel.expire(now)
 
     def _append_due(self) -> None:
-        now = wall_ms()
+        now = self.clock.now_ms()
         for topic in list(self.deferring):
             due_ms = topic.deferred.next_due_ms(now)
             if due_ms is None:
@@ -387,7 +388,7 @@ class Nsqd:
                 topic.append_due()
 
     def _sync(self) -> None:
-        offset = wall_offset_ms()
+        offset = self.clock.offset_ms()
         topics, self.unsynced_topics = self.unsynced_topics, set()
         for topic in topics:
             topic.sync()

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nsquark.broker.channel import Channel
-from nsquark.broker.clock import wall_ms
 from nsquark.broker.store import ListedChannel
 from nsquark.kernel.tail import Commit
 from nsquark.log.batches import DEFERRED
@@ -98,9 +97,11 @@ class Topic:
         self._removed_append = rest.deferred_append
         positions = [found.deferred for found in (*slots, slot) if found is not None]
         self.deferred = DeferredMessages(
+            self.nsqd.logs,
             self.directory / "deferred" if self.directory is not None else None,
             max(rest.deferred_append, segments.last_deferred_append if segments is not None else 0),
             max([1, *positions, *(high for _, high in rest.voided_deferred)]),
+            self.nsqd.clock.now_ms(),
         )
         if segments is not None:
             segments.before_remove = self._note_removed_append
@@ -223,7 +224,7 @@ class Topic:
             raise TopicExiting
         commit = Commit()
         try:
-            self.deferred.add(body, time.time_ns(), wall_ms() + delay_ms)
+            self.deferred.add(body, time.time_ns(), self.nsqd.clock.now_ms(), delay_ms)
         except OSError as error:
             self.nsqd.logs.disk.failed(error, 1)
             commit.settle(error)
@@ -279,29 +280,34 @@ class Topic:
         return len(self.deferred.found) - bisect_left(self.deferred.found, number)
 
     def append_due(self) -> None:
-        """Moves what is due into the log."""
-        now = wall_ms()
-        while self._appending is None:
-            try:
-                due = self.deferred.take_due(now)
-            except OSError as error:
+        """Moves some of what is due into the log, and comes back for more when the event loop has turned."""
+        if self._appending is not None or self.is_exiting or self.nsqd.is_exiting:
+            return
+        try:
+            due = self.deferred.take_due(self.nsqd.clock.now_ms())
+        except OSError as error:
+            self.nsqd.logs.disk.failed(error)
+            return
+        if due is None:
+            return
+        for channel in self.channels.values():
+            channel.deferred_pending -= sum(number >= channel.deferred_from for number in due.lost)
+        messages = [message for message in due.messages if not self._is_voided(message[0])]
+        if not messages:
+            self.deferred.confirm(due)
+            self.nsqd.loop.call_soon(self.append_due)
+            return
+        token = due.append_number.to_bytes(16, "little")
+        try:
+            commit, seqs = self.log.append_apart([message[1:] for message in messages], DEFERRED, token)
+        except OSError as error:
+            if not isinstance(error, BlockingIOError):  # the log is busy: the next tick tries again
                 self.nsqd.logs.disk.failed(error)
-                return
-            if due is None:
-                return
-            messages = [message for message in due.messages if not self._is_voided(message[0])]
-            if not messages:
-                self.deferred.confirm(due)
-                continue
-            token = due.append_number.to_bytes(16, "little")
-            try:
-                commit, seqs = self.log.append_apart([message[1:] for message in messages], DEFERRED, token)
-            except BlockingIOError:
-                self.deferred.put_back(due)
-                return
-            self._appending = (due, [message[0] for message in messages], seqs)
-            commit.waiters.append(self)
-            self.log.write()
+            self.deferred.put_back(due)
+            return
+        self._appending = (due, [message[0] for message in messages], seqs)
+        commit.waiters.append(self)
+        self.log.write()
 
     def committed(self, commit: Commit) -> None:
         """The log took what was due, or not."""
@@ -315,12 +321,8 @@ class Topic:
         if not self._follows:
             self._own_deferred -= sum(number >= self._pump_deferred for number in numbers)
         for channel in self.channels.values():
-            for number, seq in zip(numbers, seqs, strict=True):
-                if number < channel.deferred_from:
-                    channel.ledger.finish_ahead(seq, 1)
-                else:
-                    channel.deferred_pending -= 1
-            channel.wake()
+            channel.deferred_came(zip(numbers, seqs, strict=True), pumped=self._follows)
+        self.nsqd.loop.call_soon(self.append_due)
 
     def _is_voided(self, number: int) -> bool:
         return any(low <= number < high for low, high in self._voided_deferred)
@@ -334,6 +336,7 @@ class Topic:
             self.pumped += self.log.extents.between(self.pump, self.log.head)
             self.pump = self.log.head
             for channel in self.channels.values():
+                channel.pump_follows()
                 self.nsqd.turn.wake(channel)
         if not follows and self._follows:
             self._pump_deferred = self.deferred.number
@@ -473,7 +476,7 @@ class Topic:
         self.listening.clear()
         self.log.write()  # what was published before gets its OK
         self.log.discard()
-        self.deferred.close()
+        self.deferred.abandon()
         if self._cursors is not None and self.directory is not None:
             self._cursors.close()
             doomed = self.nsqd.doomed_path(self.directory)

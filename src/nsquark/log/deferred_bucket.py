@@ -1,0 +1,382 @@
+"""A bucket: one file with the deferred messages that are due within one minute, and notes of those that left it.
+
+Records: a head (checksum, kind, bytes of the body, due time, delay, publish time, number) and a body. A note's body is
+the numbers of messages that left, and its number that of their append, or 0 if they were moved to another bucket. The
+kinds of records are chosen so that the next record is found behind one that is damaged. In format 1 the kinds were 1
+and 2, and there was no delay; such records are read.
+"""
+
+import heapq
+import os
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from nsquark.log.files import FILE_MODE, read_readable, set_aside, sync_directory, write_all
+from nsquark.log.shared import LogShared
+
+BUCKET_MS = 60_000
+SUFFIX = ".deferred"
+READ_BYTES = 1 << 20
+SMALL_RECORD_BYTES = 4096
+"""A record up to this size is read at once."""
+_HEAD = struct.Struct("<QIIqqqQ")  # checksum, kind, body bytes, due ms, delay ms, timestamp ns, number
+_HEAD_1 = struct.Struct("<QIIqqQ")  # without the delay
+_KIND_AT = 8
+_MESSAGE = int.from_bytes(b"NQDM", "little")
+_LEFT = int.from_bytes(b"NQDL", "little")
+_MESSAGE_1, _LEFT_1 = 1, 2
+_KINDS = {kind: kind.to_bytes(4, "little") for kind in (_MESSAGE, _LEFT, _MESSAGE_1, _LEFT_1)}
+_ANY_KIND = re.compile(b"|".join(_KINDS.values()))
+_MOVED = 0
+
+Entry = tuple[int, int, int]  # due ms, number, offset of the record
+
+
+class _Record(NamedTuple):
+    offset: int
+    end: int
+    is_message: bool
+    due_ms: int
+    delay_ms: int
+    timestamp_ns: int
+    number: int
+    body: bytes
+
+
+class _Damage(NamedTuple):
+    """Bytes that are no intact record, with an intact one behind them or not."""
+
+    offset: int
+    end: int
+
+
+class _Found:
+    """What a scan of the file came to so far."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Entry] = {}
+        self.delays: dict[int, int] = {}
+        self.left: dict[int, bytes] = {}
+        self.highest = 0
+        self.damages: list[_Damage] = []
+        self.unreadable: list[int] = []
+        self.doubtful: set[int] = set()
+        """Notes that do not count, since something behind them is damaged."""
+        self._last_note = 0
+
+    def take(self, item: "_Record | _Damage") -> None:
+        if isinstance(item, _Damage):
+            self.damages.append(item)
+            # What is damaged may have taken the last note back; to deliver twice is better than not at all.
+            if self.left.pop(self._last_note, None) is not None:
+                self.doubtful.add(self._last_note)
+        elif item.is_message:
+            self.entries[item.number] = (item.due_ms, item.number, item.offset)
+            self.delays[item.number] = item.delay_ms
+            self.highest = max(self.highest, item.number)
+        elif item.number == _MOVED:
+            self.left[_MOVED] = self.left.get(_MOVED, b"") + item.body
+        else:
+            self.left[item.number] = item.body
+            self._last_note = item.number
+            self.doubtful.discard(item.number)
+
+    def waiting(self, last_append: int) -> list[Entry]:
+        for append_number, numbers in self.left.items():
+            if append_number <= last_append:
+                for start in range(0, len(numbers), 8):
+                    self.entries.pop(int.from_bytes(numbers[start : start + 8], "little"), None)
+        return list(self.entries.values())
+
+
+class Bucket:
+    """What is due within one minute. `waiting` is a heap once it is loaded; without a path all is in memory."""
+
+    def __init__(self, shared: LogShared, key: int, path: Path | None) -> None:
+        self.key = key
+        self.path = path
+        self.count = 0
+        self.waiting: list[Entry] | None = [] if path is None else None
+        self.fd = -1
+        self._shared = shared
+        self._memory: dict[int, tuple[int, bytes]] = {}
+        self._delays: dict[int, int] = {}
+        self._size = 0
+        self._loading: Iterator[_Record | _Damage] | None = None
+        self._found = _Found()
+        if path is not None:
+            self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+            self._size = os.fstat(self.fd).st_size
+            shared.disk_bytes += self._size
+
+    @property
+    def starts_ms(self) -> int:
+        return self.key * BUCKET_MS
+
+    @property
+    def ends_ms(self) -> int:
+        return (self.key + 1) * BUCKET_MS
+
+    # -- messages ----------------------------------------------------------------------------------------
+
+    def add(self, due_ms: int, delay_ms: int, timestamp_ns: int, number: int, body: bytes) -> None:
+        offset = self._size
+        if self.path is None:
+            self._memory[number] = (timestamp_ns, body)
+        else:
+            self._write(_MESSAGE, due_ms, delay_ms, timestamp_ns, number, body)
+        self.count += 1
+        if self.waiting is not None:
+            heapq.heappush(self.waiting, (due_ms, number, offset))
+        elif self._loading is not None:
+            self._found.entries[number] = (due_ms, number, offset)
+
+    def pop_due(self, now_ms: int, count: int) -> list[Entry]:
+        """At most `count` of those that are due."""
+        entries: list[Entry] = []
+        while self.waiting and self.waiting[0][0] <= now_ms and len(entries) < count:
+            entries.append(heapq.heappop(self.waiting))
+        return entries
+
+    def push(self, entries: list[Entry]) -> None:
+        assert self.waiting is not None
+        for entry in entries:
+            heapq.heappush(self.waiting, entry)
+
+    def note_append(self, append_number: int, entries: list[Entry]) -> None:
+        if self.path is not None:
+            numbers = b"".join(entry[1].to_bytes(8, "little") for entry in entries)
+            self._write(_LEFT, 0, 0, 0, append_number, numbers)
+
+    def note_moved(self, entries: list[Entry]) -> None:
+        """They are in another bucket, on disk."""
+        self.note_append(_MOVED, entries)
+        moved = {entry[1] for entry in entries}
+        self.waiting = [entry for entry in self.waiting or () if entry[1] not in moved]
+        heapq.heapify(self.waiting)
+        self.count = len(self.waiting)
+
+    def later_than_asked(self, now_ms: int) -> list[tuple[Entry, int]]:
+        """Of what waits, right after loading: those that wait for longer than their delays, which are told too.
+
+        They are in time from here on, as long as this bucket stays loaded.
+        """
+        assert self.waiting is not None
+        late = [(entry, self._delays[entry[1]]) for entry in self.waiting if entry[0] - now_ms > self._delays[entry[1]]]
+        if late:
+            due = {entry[1]: now_ms + delay_ms for entry, delay_ms in late}
+            self.waiting = [(due.get(entry[1], entry[0]), *entry[1:]) for entry in self.waiting]
+            heapq.heapify(self.waiting)
+        self._delays = {}
+        return late
+
+    def read(self, entry: Entry) -> tuple[int, bytes] | None:
+        """Timestamp and body; None if they are damaged, which is reported."""
+        if self.path is None:
+            return self._memory[entry[1]]
+        offset = entry[2]
+        data = bytearray(os.pread(self.fd, SMALL_RECORD_BYTES, offset))
+        wanted = _wants_bytes(data, 0, self._size - offset)
+        if wanted > len(data):
+            data += os.pread(self.fd, wanted - len(data), offset + len(data))
+        record = _read_record(data, 0, offset)
+        if record is None or record.number != entry[1]:
+            self._shared.report(f"DEFERRED({self.path}): the message at {offset} is damaged and lost")
+            return None
+        return record.timestamp_ns, record.body
+
+    def forget(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            self._memory.pop(entry[1], None)
+
+    # -- the index ---------------------------------------------------------------------------------------
+
+    @property
+    def is_loading(self) -> bool:
+        return self._loading is not None
+
+    def load(self, last_append: int) -> int:
+        """Builds the index from the file; the highest number of a message in it, whether it still waits or not."""
+        if self.path is None:
+            return 0
+        while not self.load_some(last_append, READ_BYTES):
+            pass
+        self._mend()
+        return self._found.highest
+
+    def load_some(self, last_append: int, records: int) -> bool:
+        """Looks at so many records, and makes the index when these were the last; whether they were."""
+        if self._loading is None:
+            self._found = _Found()
+            self._loading = _scan(self.fd, self._size, self.key, self._found.unreadable)
+        for _ in range(records):
+            item = next(self._loading, None)
+            if item is None:
+                self._loading = None
+                self._loaded(last_append)
+                return True
+            self._found.take(item)
+        return False
+
+    def _loaded(self, last_append: int) -> None:
+        self._delays = self._found.delays
+        self.waiting = self._found.waiting(last_append)
+        heapq.heapify(self.waiting)
+        self.count = len(self.waiting)
+
+    def _mend(self) -> None:
+        """Cuts a torn end; if there is other damage, what is intact is written to a new file."""
+        damages, unreadable = self._found.damages, self._found.unreadable
+        if damages and damages[-1].end == self._size and not unreadable:
+            torn = damages.pop()
+            self._shared.report(f"DEFERRED({self.path}): bytes {torn.offset} to {torn.end} cut off: torn end")
+            os.ftruncate(self.fd, torn.offset)
+            self._shared.disk_bytes -= torn.end - torn.offset
+            self._size = torn.offset
+        if damages:
+            reason = "cannot be read" if unreadable else "are damaged"
+            for damage in damages:
+                self._shared.report(
+                    f"DEFERRED({self.path}): bytes {damage.offset} to {damage.end} {reason}:"
+                    " the messages in them are lost"
+                )
+            self._salvage(damages)
+        for append_number in self._found.doubtful:
+            self.note_append(append_number, [])
+
+    def _salvage(self, damages: list[_Damage]) -> None:
+        assert self.path is not None
+        temporary = self.path.with_suffix(".tmp")
+        ends = [0, *(damage.end for damage in damages)]
+        starts = [*(damage.offset for damage in damages), self._size]
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+        try:
+            size = 0
+            for low, high in zip(ends, starts, strict=True):
+                for at in range(low, high, READ_BYTES):
+                    piece = os.pread(self.fd, min(READ_BYTES, high - at), at)
+                    write_all(fd, piece, size)
+                    size += len(piece)
+            os.fsync(fd)
+            set_aside(self.path)
+            os.replace(temporary, self.path)
+            sync_directory(self.path.parent)
+        except OSError as error:  # the damaged file can be used as it is
+            os.close(fd)
+            self._shared.report(f"DEFERRED({self.path}): could not be written anew: {error}")
+            return
+        os.close(self.fd)
+        self._shared.disk_bytes += size - self._size
+        self.fd, self._size = fd, size
+        self._offsets_moved(damages)
+
+    def _offsets_moved(self, damages: list[_Damage]) -> None:
+        def moved(offset: int) -> int:
+            return offset - sum(damage.end - damage.offset for damage in damages if damage.offset < offset)
+
+        self.waiting = [(due_ms, number, moved(offset)) for due_ms, number, offset in self.waiting or ()]
+        heapq.heapify(self.waiting)
+
+    def unload(self) -> None:
+        self._found = _Found()
+        self._delays = {}
+        if self.path is not None:
+            self.waiting = None
+
+    # -- the file ----------------------------------------------------------------------------------------
+
+    def _write(self, kind: int, due_ms: int, delay_ms: int, timestamp_ns: int, number: int, body: bytes) -> None:
+        record = _HEAD.pack(0, kind, len(body), due_ms, delay_ms, timestamp_ns, number) + body
+        record = xxh3_64_intdigest(record[8:]).to_bytes(8, "little") + record[8:]
+        try:
+            write_all(self.fd, record, self._size)
+        except OSError:
+            os.ftruncate(self.fd, self._size)
+            raise
+        self._size += len(record)
+        self._shared.disk_bytes += len(record)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def abandon(self) -> None:
+        self.close()
+        self._shared.disk_bytes -= self._size
+        self._size = 0
+
+    def delete(self) -> None:
+        self.abandon()
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def _scan(fd: int, size: int, key: int, unreadable: list[int]) -> Iterator[_Record | _Damage]:
+    """The records of a file and the damage between and behind them, read piece by piece.
+
+    `unreadable` gets how many bytes could not be read, which therefore are damaged.
+    """
+    data, base, pos, damaged_from = bytearray(), 0, 0, -1
+    while base + pos < size:
+        if pos >= READ_BYTES:
+            del data[:pos]
+            base, pos = base + pos, 0
+        if _wants_bytes(data, pos, size - base) > len(data):
+            piece, missing = read_readable(fd, min(READ_BYTES, size - base - len(data)), base + len(data))
+            data += piece
+            if missing:
+                unreadable.append(missing)
+            size = size if piece else base + len(data)  # it got shorter meanwhile
+            continue
+        record = _read_record(data, pos, base)
+        if record is None or (damaged_from >= 0 and record.is_message and record.due_ms // BUCKET_MS != key):
+            damaged_from = base + pos if damaged_from < 0 else damaged_from
+            pos = _next_candidate(data, pos + 1)
+            continue
+        if damaged_from >= 0:
+            yield _Damage(damaged_from, record.offset)
+            damaged_from = -1
+        yield record
+        pos = record.end - base
+    if damaged_from >= 0:
+        yield _Damage(damaged_from, size)
+
+
+def _wants_bytes(data: bytearray, pos: int, size: int) -> int:
+    """How many bytes `data` has to have for the record at `pos`, in a file that has `size` of them."""
+    if pos + _HEAD.size > len(data):
+        return min(pos + _HEAD.size, size)
+    kind, body_bytes = struct.unpack_from("<II", data, pos + _KIND_AT)
+    end = pos + _HEAD.size + int(body_bytes)
+    return end if kind in _KINDS and end <= size else 0
+
+
+def _read_record(data: bytearray, pos: int, base: int) -> _Record | None:
+    """The record at `pos` if it is intact."""
+    if pos + _HEAD_1.size > len(data):
+        return None
+    check, kind, body_bytes = struct.unpack_from("<QII", data, pos)
+    head = _HEAD if kind in (_MESSAGE, _LEFT) else _HEAD_1
+    end = pos + head.size + body_bytes
+    if kind not in _KINDS or end > len(data) or xxh3_64_intdigest(data[pos + 8 : end]) != check:
+        return None
+    if head is _HEAD:
+        *_, due_ms, delay_ms, timestamp_ns, number = head.unpack_from(data, pos)
+    else:
+        *_, due_ms, timestamp_ns, number = head.unpack_from(data, pos)
+        delay_ms = max(0, due_ms - timestamp_ns // 1_000_000)
+    body = bytes(data[pos + head.size : end])
+    is_message = kind in (_MESSAGE, _MESSAGE_1)
+    return _Record(base + pos, base + end, is_message, due_ms, delay_ms, timestamp_ns, number, body)
+
+
+def _next_candidate(data: bytearray, start: int) -> int:
+    """Where the next record may start: as far on as can be said from what was read."""
+    found = _ANY_KIND.search(data, start + _KIND_AT)
+    return found.start() - _KIND_AT if found is not None else max(start, len(data) - _KIND_AT - 3)
