@@ -118,11 +118,19 @@ def drain_and_judge(daemon: Nsqd, book: Book, accident: Accident = COSTS_NOTHING
     tally.faults += trouble
     if daemon.is_running and daemon.stop() != 0:
         tally.faults.append("SIGTERM ends in " + " / ".join(daemon.log.splitlines()[-3:]))
-    for text in ("Traceback", "INTERNAL"):
-        if text in daemon.log:
-            at = daemon.log.index(text)
-            tally.faults.append(f"{text} in the log: {daemon.log[at : at + 200]!r} ... {daemon.log[-300:]!r}")
+    tally.faults += bad_lines(daemon.log)
     return tally
+
+
+def bad_lines(log: str) -> list[str]:
+    """What no accident excuses: an error that nobody thought of."""
+    found = []
+    lines = log.splitlines()
+    for index, line in enumerate(lines):
+        if "Traceback" in line or "INTERNAL" in line:
+            ends = next((one for one in lines[index + 1 :] if one and not one.startswith(" ")), "")
+            found.append(f"in the log: {line[:200]} ... {ends[:200]}")
+    return found
 
 
 def refused_start(error: StartError) -> Tally:

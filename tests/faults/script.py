@@ -84,10 +84,20 @@ class Script:
             wire.close()
         self._consumers = {}
 
+    def pub_all_topics(self) -> int:
+        """One message to each topic; how many were refused."""
+        before = len(self.refusals)
+        for topic in sorted({topic for topic, _ in self.book.channels}):
+            self._carry_out(lambda topic=topic: self._pub_to(topic))  # type: ignore[misc]
+        return len(self.refusals) - before
+
     # -- publishing ----------------------------------------------------------------------------------------
 
     def pub(self) -> None:
-        self._publish(self._topic(), 1, lambda wire, topic, bodies: wire.PUB(topic, bodies[0]))
+        self._pub_to(self._topic())
+
+    def _pub_to(self, topic: str) -> None:
+        self._publish(topic, 1, lambda wire, topic, bodies: wire.PUB(topic, bodies[0]))
 
     def mpub(self) -> None:
         count = self.random.randint(2, 20)

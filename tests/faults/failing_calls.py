@@ -1,0 +1,218 @@
+"""Calls that fail: every write, sync, rename, open, truncate and so on, one at a time and twice in a row.
+
+    .venv/bin/python -m tests.faults.torture --kinds calls --seconds 60 --seed 1
+
+A case says which call of a workload fails, how, and in which part of nsqd's life. Then the disk is well again: nsqd
+must accept publishes and answer /ping with OK. Then it ends, by SIGTERM, by kill -9 or with the power, and all that was
+acknowledged before, during and after the fault must come out of the next start.
+"""
+
+import errno
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from faults.crash_states import Disk
+from faults.drain import bad_lines, refused_start, start_and_judge
+from faults.fates import COSTS_NOTHING, Accident, Book, Tally, evidence_directory
+from faults.script import Script
+from faults.shim import CHANGES, SHORT_WRITE, Rule, Shim
+from harness import Nsqd, StartError, eventually
+
+FLAGS = ("--max-bytes-per-file=8192", "--sync-timeout=100ms")
+MODES = ((), ("--sync-every=1",))
+STEPS_BEFORE, STEPS_AFTER = 25, 25
+STEPS_DURING_MAX = 120
+STEP_S = 0.008
+WELL_AGAIN_S = 20.0
+SYNCED_S = 1.5
+"""After so long everything is synced, also on a busy machine."""
+PHASES = ("start", "run", "run", "run", "stop")
+ENDINGS = ("SIGTERM", "kill -9", "power")
+CALLS_SEEN = {"write": 90, "sync": 60, "create": 30, "open": 60, "rename": 15, "unlink": 15, "truncate": 3, "mkdir": 8}
+"""How many of each there are about in a run; a number beyond the last means that nothing fails."""
+ERRORS = {
+    "write": (errno.ENOSPC, errno.EIO, SHORT_WRITE, errno.EINTR),
+    "sync": (errno.EIO, errno.ENOSPC, errno.EINTR),
+    "open": (errno.EMFILE, errno.ENFILE, errno.EIO),
+    "create": (errno.ENOSPC, errno.EMFILE, errno.EIO),
+}
+OTHER_ERRORS = (errno.EIO, errno.ENOSPC)
+
+
+@dataclass(frozen=True)
+class Case:
+    """`times` calls fail from the one with this number on."""
+
+    kind: str
+    number: int
+    times: int
+    error: int
+    phase: str = "run"
+    ending: str = "SIGTERM"
+    pattern: str = "*"
+    flags: tuple[str, ...] = ()
+
+    @property
+    def rule(self) -> Rule:
+        return Rule(self.kind, self.pattern, self.error, after=self.number, times=self.times)
+
+    def __str__(self) -> str:
+        name = "short" if self.error == SHORT_WRITE else errno.errorcode[self.error]
+        where = "" if self.pattern == "*" else f" on {self.pattern}"
+        mode = "".join(f", {flag}" for flag in self.flags)
+        return f"{name} x{self.times} at {self.kind} {self.number}{where} in {self.phase}, then {self.ending}{mode}"
+
+
+def random_case(rng: random.Random) -> Case:
+    kind = rng.choices([*CALLS_SEEN], [8, 8, 4, 4, 3, 3, 2, 2])[0]
+    phase = rng.choice(PHASES)
+    number = rng.randrange(CALLS_SEEN[kind] if phase == "run" else max(3, CALLS_SEEN[kind] // 6))
+    error = rng.choice(ERRORS.get(kind, OTHER_ERRORS))
+    return Case(kind, number, rng.choice((1, 1, 2, 2, 20)), error, phase, rng.choice(ENDINGS), "*", rng.choice(MODES))
+
+
+class Run:
+    """One case on a data path of its own."""
+
+    def __init__(self, directory: Path, case: Case, seed: int) -> None:
+        self.case = case
+        self.seed = seed
+        self.directory = directory
+        self.data_path = directory / "data"
+        self.data_path.mkdir()
+        self.book = Book()
+        self.disk = Disk(self.data_path)
+        self.shim = Shim(directory, self.data_path, record=case.ending == "power")
+        self.daemon = Nsqd(self.data_path, *FLAGS, *case.flags, environment=self.shim.environment)
+        self.script = Script(self.daemon, self.book, seed, body_bytes=300)
+        self.fired = 0
+        self.faults: list[str] = []
+
+    def run(self) -> Tally:
+        try:
+            tally = self._run()
+        except AssertionError as error:
+            tally = Tally(rounds=1, faults=[str(error)])
+        finally:
+            self.script.close()
+            self.daemon.kill()
+        tally.faults = [f"{self.case}: {fault}" for fault in self.faults + tally.faults]
+        return tally
+
+    def _run(self) -> Tally:
+        self.daemon.start()
+        self.script.set_up()
+        assert not self.script.refusals, self.script.refusals
+        self.script.run(STEPS_BEFORE, STEP_S)
+        if self.case.phase == "run":
+            self._disturb_running()
+        elif self.case.phase == "stop":
+            self._disturb_stopping()
+        else:
+            refused = self._disturb_starting()
+            if refused is not None and refused.refused:
+                return refused
+        self._is_well_again()
+        self.script.run(STEPS_AFTER, STEP_S)
+        return self._end()
+
+    def _disturb_running(self) -> None:
+        self.shim.set_rules(self.case.rule)
+        for _ in range(STEPS_DURING_MAX):
+            self.script.run(1, STEP_S)
+            if self.shim.fired() >= self.case.times:
+                break
+        self.script.run(5, STEP_S)
+        self._end_fault()
+        self.script.run(5, STEP_S)
+
+    def _disturb_stopping(self) -> None:
+        self.shim.set_rules(self.case.rule)
+        self.script.close()
+        self._note_log(self.daemon.stop() != 0)
+        self._end_fault()
+        self.daemon.start()
+
+    def _disturb_starting(self) -> Tally | None:
+        """A start may be refused while the disk fails, with a sentence; after that it may not."""
+        self.script.close()
+        self.daemon.kill()
+        self.shim.set_rules(self.case.rule)
+        refused = None
+        try:
+            self.daemon.start()
+        except StartError as error:
+            refused = refused_start(error)
+            refused.faults = [f"{fault} (while starting)" for fault in refused.faults]
+            self._end_fault()
+            self.daemon.start()
+        self._end_fault()
+        return refused
+
+    def _end_fault(self) -> None:
+        self.fired += self.shim.fired()
+        self.shim.set_rules()
+
+    def _is_well_again(self) -> None:
+        def is_well() -> bool:
+            self.script.pub_all_topics()
+            return self.daemon.get("/ping").text == "OK"
+
+        before = len(self.script.refusals)
+        eventually(is_well, WELL_AGAIN_S, 0.2)
+        eventually(lambda: self.script.pub_all_topics() == 0, WELL_AGAIN_S, 0.2)
+        del self.script.refusals[before:]
+
+    def _note_log(self, failed: bool = False) -> None:
+        self.faults += bad_lines(self.daemon.log)
+        if failed and "FATAL" not in self.daemon.log and "ERROR" not in self.daemon.log:
+            self.faults.append("SIGTERM ends with an exit code and without a word")
+
+    def _end(self) -> Tally:
+        if self.case.ending == "SIGTERM":
+            self.script.close()
+            if self.daemon.stop() != 0:
+                self.faults.append("SIGTERM after the fault has ended: " + self.daemon.log[-300:])
+        elif self.case.ending == "power":
+            time.sleep(SYNCED_S)
+            return self._cut_power()
+        self.daemon.kill()
+        self._note_log()
+        return self._judge(self.data_path, COSTS_NOTHING)
+
+    def _cut_power(self) -> Tally:
+        ended_s = time.time()
+        self.daemon.kill()
+        self._note_log()
+        self.disk.apply(self.shim.trace())
+        left = self.directory / "left"
+        self.disk.rebuild(left, "posix-min", random.Random(self.seed))
+        return self._judge(left, Accident(ended_s, SYNCED_S, SYNCED_S, may_double_deferred=True))
+
+    def _judge(self, data_path: Path, accident: Accident) -> Tally:
+        kept = evidence_directory()
+        if kept:
+            kept = tempfile.mkdtemp(prefix="case", dir=kept)
+            os.system(f"cp -a {data_path} {kept}/data")
+        tally = start_and_judge(Nsqd(data_path, *FLAGS), self.book, accident)
+        if kept and tally.is_good:
+            os.system(f"rm -rf {kept}")
+        elif kept:
+            tally.faults.append(f"kept in {kept}")
+        return tally
+
+
+def rounds(seed: int) -> Iterator[Tally]:
+    rng = random.Random(seed)
+    while True:
+        case = random_case(rng)
+        with tempfile.TemporaryDirectory(prefix="calls") as directory:
+            yield Run(Path(directory), case, rng.getrandbits(32)).run()
+
+
+assert set(CALLS_SEEN) <= {*CHANGES, "open"}
