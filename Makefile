@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 KERNEL := $(wildcard src/nsquark/kernel/*.py)
 WORKERS ?= 3
 
-.PHONY: build demo test lint bench crash soak clean
+.PHONY: build demo test lint bench torture soak clean
 
 build: $(STAMP)
 
@@ -36,9 +36,11 @@ lint: build
 bench: build
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# Twenty rounds of kill -9 under load, with a verdict on every message.
-crash: build
-	$(BIN)/python -m tests.faults.crash_rounds --rounds 20 $(ARGS)
+# Every accident for a while, with a verdict on every message; docs/reliability.md. KINDS=kills,power chooses some,
+# PEER_NSQD=<path of another nsqd> puts it through kill -9 too.
+torture: build
+	$(BIN)/python -m tests.faults.torture --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED)) \
+		$(if $(KINDS),--kinds $(KINDS)) $(ARGS)
 
 # The long forms of tests: bounded memory, faults that go on for half a minute and more.
 soak: build

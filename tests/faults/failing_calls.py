@@ -7,9 +7,11 @@ must accept publishes and answer /ping with OK. Then it ends, by SIGTERM, by kil
 acknowledged before, during and after the fault must come out of the next start.
 """
 
+import contextlib
 import errno
-import os
 import random
+import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,11 +22,11 @@ from faults.crash_states import Disk
 from faults.drain import bad_lines, refused_start, start_and_judge
 from faults.fates import COSTS_NOTHING, Accident, Book, Tally, evidence_directory
 from faults.script import Script
-from faults.shim import CHANGES, SHORT_WRITE, Rule, Shim
-from harness import Nsqd, StartError, eventually
+from faults.shim import SHORT_WRITE, Rule, Shim
+from harness import Nsqd, StartError, eventually, nsqd_program
 
 FLAGS = ("--max-bytes-per-file=8192", "--sync-timeout=100ms")
-MODES = ((), ("--sync-every=1",))
+MODES: tuple[tuple[str, ...], ...] = ((), (), ("--sync-every=1",), ("--max-bytes-per-file=104857600",))
 STEPS_BEFORE, STEPS_AFTER = 25, 25
 STEPS_DURING_MAX = 120
 STEP_S = 0.008
@@ -195,14 +197,13 @@ class Run:
         return self._judge(left, Accident(ended_s, SYNCED_S, SYNCED_S, may_double_deferred=True))
 
     def _judge(self, data_path: Path, accident: Accident) -> Tally:
-        kept = evidence_directory()
-        if kept:
-            kept = tempfile.mkdtemp(prefix="case", dir=kept)
-            os.system(f"cp -a {data_path} {kept}/data")
+        kept = tempfile.mkdtemp(prefix="case", dir=evidence_directory()) if evidence_directory() else None
+        if kept is not None:
+            shutil.copytree(data_path, f"{kept}/data")
         tally = start_and_judge(Nsqd(data_path, *FLAGS), self.book, accident)
-        if kept and tally.is_good:
-            os.system(f"rm -rf {kept}")
-        elif kept:
+        if kept is not None and tally.is_good:
+            shutil.rmtree(kept)
+        elif kept is not None:
             tally.faults.append(f"kept in {kept}")
         return tally
 
@@ -215,4 +216,59 @@ def rounds(seed: int) -> Iterator[Tally]:
             yield Run(Path(directory), case, rng.getrandbits(32)).run()
 
 
-assert set(CALLS_SEEN) <= {*CHANGES, "open"}
+# -- no descriptor left ------------------------------------------------------------------------------------
+
+DESCRIPTORS_MAX = 120
+CONNECTIONS_MAX = 400
+CONNECT_TIMEOUT_S = 2.0
+
+
+def descriptor_rounds(seed: int) -> Iterator[Tally]:
+    rng = random.Random(seed)
+    while True:
+        yield check_descriptors(rng.getrandbits(32), kill=rng.random() < 0.5)
+
+
+def check_descriptors(seed: int, *, kill: bool) -> Tally:
+    """Idle connections take every descriptor nsqd may have, while the script goes on; then they end."""
+    with tempfile.TemporaryDirectory(prefix="descriptors") as name:
+        directory = Path(name)
+        program = directory / "nsqd"
+        program.write_text(f'#!/bin/sh\nulimit -n {DESCRIPTORS_MAX}\nexec {nsqd_program()} "$@"\n')
+        program.chmod(0o755)
+        (directory / "data").mkdir()
+        daemon = Nsqd(directory / "data", *FLAGS, program=str(program))
+        try:
+            tally = _exhaust(daemon, seed, kill)
+        except AssertionError as error:
+            tally = Tally(rounds=1, faults=[str(error), *bad_lines(daemon.log)])
+        finally:
+            daemon.kill()
+    tally.faults = [f"descriptors, {'kill -9' if kill else 'SIGTERM'}, seed {seed}: {one}" for one in tally.faults]
+    return tally
+
+
+def _exhaust(daemon: Nsqd, seed: int, kill: bool) -> Tally:
+    book = Book()
+    faults: list[str] = []
+    daemon.start()
+    script = Script(daemon, book, seed, body_bytes=300)
+    script.set_up()
+    script.run(STEPS_BEFORE, STEP_S)
+    with contextlib.ExitStack() as idle:
+        for _ in range(CONNECTIONS_MAX):
+            try:
+                idle.callback(socket.create_connection(daemon.tcp, CONNECT_TIMEOUT_S).close)
+            except OSError:
+                break
+        script.run(STEPS_DURING_MAX // 2, STEP_S)
+    eventually(lambda: script.pub_all_topics() == 0 and daemon.get("/ping").text == "OK", WELL_AGAIN_S, 0.2)
+    script.run(STEPS_AFTER, STEP_S)
+    script.close()
+    if not kill and daemon.stop() != 0:
+        faults.append("SIGTERM: " + daemon.log[-300:])
+    daemon.kill()
+    faults += bad_lines(daemon.log)
+    tally = start_and_judge(Nsqd(daemon.data_path, *FLAGS), book)
+    tally.faults = faults + tally.faults
+    return tally

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
 FAULTS_SHOWN_MAX = 20
+NOT_COUNTED = b"not counted"
+"""The body of messages that are only there to make others wait."""
 EVERYTHING_BEFORE_S = 0.0
 """The time at which messages were acknowledged that were there before anything else happened."""
 
@@ -33,6 +35,8 @@ class Tally:
     """Deliveries of what was finished before. They are allowed after a crash."""
     refused: int = 0
     """Starts that nsqd refused without a sentence that says why."""
+    excused: int = 0
+    """Messages lost that the accident excuses."""
     faults: list[str] = field(default_factory=list)
 
     def __iadd__(self, other: "Tally") -> "Tally":
@@ -60,6 +64,8 @@ class Accident:
     """So may a channel that was made less than this before it."""
     may_double_deferred: bool = False
     """A deferred message that came due shortly before may be in the log twice: its file lost the note of that."""
+    excused: frozenset[bytes] = frozenset()
+    """Messages that may be lost because of it."""
 
 
 COSTS_NOTHING = Accident()
@@ -173,7 +179,9 @@ class Book:
                 for body, fate in self.fates.items()
                 if fate.topic == channel.topic and fate.is_owed_to(channel, accident)
             }
-            self._count_lost(tally, channel, owed - bodies, len(owed))
+            missing = owed - bodies
+            tally.excused += len(missing & accident.excused)
+            self._count_lost(tally, channel, missing - accident.excused, len(owed))
             self._count_others(tally, channel, came, accident)
         return tally
 
@@ -190,6 +198,8 @@ class Book:
         ids: dict[bytes, bytes] = {}
         for one in came:
             fate = self.fates.get(one.body)
+            if one.body == NOT_COUNTED:
+                continue
             if fate is None or fate.topic != channel.topic or fate.sent_s > accident.at_s:
                 tally.invented += 1
                 tally.faults.append(f"{channel.topic}:{channel.name}: was never published here: {one.body[:50]!r}")

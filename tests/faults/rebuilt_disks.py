@@ -24,7 +24,7 @@ SYNC_TIMEOUT_S = 0.2
 SLACK_S = 0.8
 """How late a sync may be on a busy machine."""
 FLAGS = ("--max-bytes-per-file=16384", f"--sync-timeout={int(SYNC_TIMEOUT_S * 1000)}ms")
-MODES = {"default": (), "sync-every=1": ("--sync-every=1",)}
+MODES: dict[str, tuple[str, ...]] = {"default": (), "sync-every=1": ("--sync-every=1",)}
 TURNING_POINTS = ("sync", "rename", "unlink", "create", "mkdir")
 STEPS = 150
 STEP_S = 0.012

@@ -29,14 +29,16 @@ class Refused(Exception):
 
 
 class Script:
-    """Topics: `orders` with two channels, `held` whose first messages are never finished, `scratch` that is emptied."""
+    """Topics: `orders` with two channels, `held` whose short messages are never finished, `scratch` that is emptied."""
 
-    def __init__(self, daemon: Nsqd, book: Book, seed: int, body_bytes: int = 400) -> None:
+    def __init__(self, daemon: Nsqd, book: Book, seed: int, body_bytes: int = 400, prefix: str = "") -> None:
+        """`prefix` is put before the names of topics."""
         self.daemon = daemon
         self.book = book
         self.random = random.Random(seed)
         self.refusals: list[str] = []
         self._body_bytes = body_bytes
+        self._orders, self._held, self._scratch = (prefix + name for name in ("orders", "held", "scratch"))
         self._name = f"s{seed % 10**6}"
         self._number = 0
         self._publisher: Wire | None = None
@@ -60,8 +62,12 @@ class Script:
 
     def set_up(self) -> None:
         """Makes the channels, before anything is published to them."""
-        for topic, channel in (("orders", LIVELY), ("orders", SECOND), ("held", HELD), ("scratch", SCRATCH)):
+        for topic, channel in self._own_channels():
             self._carry_out(lambda topic=topic, channel=channel: self._make_channel(topic, channel))  # type: ignore[misc]
+
+    def _own_channels(self) -> list[tuple[str, str]]:
+        orders, held, scratch = self._orders, self._held, self._scratch
+        return [(orders, LIVELY), (orders, SECOND), (held, HELD), (scratch, SCRATCH)]
 
     def run(self, steps: int, pause_s: float = 0.0) -> None:
         weights = [weight for weight, _ in self._steps]
@@ -151,7 +157,7 @@ class Script:
         self.book.acknowledge(bodies)
 
     def _topic(self) -> str:
-        return self.random.choice(["orders", "orders", "held", "scratch", *self._new_topics[-3:]])
+        return self.random.choice([self._orders, self._orders, self._held, self._scratch, *self._new_topics[-3:]])
 
     def _bodies(self, count: int) -> list[bytes]:
         bodies = []
@@ -169,7 +175,7 @@ class Script:
     # -- consuming -----------------------------------------------------------------------------------------
 
     def consume(self) -> None:
-        key = self.random.choice([("orders", LIVELY), ("held", HELD)])
+        key = self.random.choice([(self._orders, LIVELY), (self._held, HELD)])
         wire = self._consumers.get(key)
         if wire is None:
             wire = self.daemon.connect()
@@ -223,16 +229,16 @@ class Script:
 
     def pause(self) -> None:
         for verb in ("pause", "unpause"):
-            self._post(f"/topic/{verb}", topic="orders")
-            self._post(f"/channel/{verb}", topic="held", channel=HELD)
+            self._post(f"/topic/{verb}", topic=self._orders)
+            self._post(f"/channel/{verb}", topic=self._held, channel=HELD)
 
     def empty(self) -> None:
-        self.book.empty("scratch", SCRATCH)
-        self._post("/channel/empty", topic="scratch", channel=SCRATCH)
+        self.book.empty(self._scratch, SCRATCH)
+        self._post("/channel/empty", topic=self._scratch, channel=SCRATCH)
 
     def make_and_delete(self) -> None:
-        self._post("/channel/create", topic="orders", channel="passing")
-        self._post("/channel/delete", topic="orders", channel="passing")
+        self._post("/channel/create", topic=self._orders, channel="passing")
+        self._post("/channel/delete", topic=self._orders, channel="passing")
 
     def _post(self, path: str, **query: str) -> None:
         reply = self.daemon.post(path, **query)

@@ -3,13 +3,13 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from faults.fates import Tally
 from faults.load import UNSTEADY_MSG_TIMEOUT_MS, Answer, Consumer, Delivery, Round, Sent, sequence_of
 
 CLOCK_SLACK_S = 0.003
 """The broker counts in whole milliseconds."""
 TIMEOUT_SLACK_S = 0.5
 """A consumer under load reads a message later than it was sent, and the timeout counts from then."""
-FAULTS_SHOWN_MAX = 20
 
 # Why a message was delivered again.
 REQUEUED = "requeued"
@@ -49,6 +49,9 @@ class ChannelJudge:
         self.topic = topic
         self.channel = channel
         self.faults: list[str] = []
+        self.invented = 0
+        self.clock_is_set = False
+        """nsqd's clock is not ours: when something is due cannot be judged."""
         self.reasons: Counter[str] = Counter()
         self.received = 0
         self.bodies: set[bytes] = set()
@@ -78,11 +81,12 @@ class ChannelJudge:
         self.received += 1
         sent = published.get(delivery.body)
         if sent is None or sent.topic != self.topic:
+            self.invented += 1
             self.faults.append(f"{self.name}: received what was never published to it: {delivery.body[:60]!r}")
             return
         message = self._messages.get(delivery.id)
         if message is None:
-            if delivery.time < sent.due - CLOCK_SLACK_S:
+            if delivery.time < sent.due - CLOCK_SLACK_S and not self.clock_is_set:
                 early_ms = (sent.due - delivery.time) * 1000
                 self.faults.append(f"{self.name}: {delivery.body[:40]!r} came {early_ms:.0f} ms before it was due")
             message = self._messages[delivery.id] = _Message(sequence_of(delivery.id), delivery, number)
@@ -131,7 +135,7 @@ class ChannelJudge:
 
     def _check_due(self, message: _Message, answer: Answer, requeue_ms: int, delivery: Delivery) -> None:
         early_s = answer.time + requeue_ms / 1000 - delivery.time
-        if early_s > CLOCK_SLACK_S:
+        if early_s > CLOCK_SLACK_S and not self.clock_is_set:
             self._complain(message, delivery, f"{early_s * 1000:.0f} ms before the end of its REQ's delay")
 
     def _complain(self, message: _Message, delivery: Delivery, text: str) -> None:
@@ -166,6 +170,20 @@ class Verdict:
     acknowledged: set[bytes] = field(default_factory=set)
     faults: list[str] = field(default_factory=list)
     lost: int = 0
+
+    def set_clock_is_set(self, value: bool) -> None:
+        for judge in self.channels:
+            judge.clock_is_set = value
+
+    def tally(self, rounds: int) -> Tally:
+        return Tally(
+            rounds=rounds,
+            acknowledged=len(self.acknowledged),
+            lost=self.lost,
+            invented=sum(judge.invented for judge in self.channels),
+            repeated=sum(self.reasons[reason] for reason in (IN_FLIGHT, FIN_ON_ITS_WAY, ABOVE_FLOOR)),
+            faults=list(self.faults),
+        )
 
     def add_round(self, one: Round) -> None:
         self.faults += one.faults
@@ -212,6 +230,7 @@ class Verdict:
             if ids.setdefault(message_id, body) != body:
                 self.faults.append(f"{judge.name}: id {message_id.decode()} names another message elsewhere")
             if bodies.setdefault(body, message_id) != message_id:
+                judge.invented += 1
                 self.faults.append(f"{judge.name}: {body[:40]!r} is in the log twice")
 
     def _check_publishers_order(self, id_of: dict[bytes, bytes]) -> None:

@@ -159,6 +159,10 @@ class Nsqd:
         self._reader.join(STOP_TIMEOUT_S)
         return code
 
+    def send_signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
     def kill(self) -> None:
         """SIGKILL, as a crash does; harmless if there is no process."""
         if self.process is not None:

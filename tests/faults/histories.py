@@ -1,64 +1,123 @@
-"""Rounds of kill -9 under load on one data path, and a verdict on every message.
+"""Histories: rounds of load on one data path, each ended by an accident, and a verdict on every message.
 
-    .venv/bin/python -m tests.faults.crash_rounds --rounds 20
+    .venv/bin/python -m tests.faults.torture --kinds kills --seconds 60 --seed 1
 
-Publishers note what got its OK; consumers note every delivery and every answer they gave. At a random moment nsqd is
-killed and started again on the same data path, sometimes killed again while it recovers. After the last round
-everything is drained, and once more after a clean restart nothing may be left. Exit code 0 if all promises hold.
+Publishers note what got its OK; consumers note every delivery and every answer they gave; beside them one client does
+everything else clients do (script.py). At a random moment nsqd is killed, or stopped, or killed while it stops, and
+started again on the same data path, sometimes killed again while it recovers. In some histories it is also frozen for a
+while, and its clock is set, while it runs and between runs. After the last round everything is drained, and once more
+after a clean restart nothing may be left.
 """
 
-import argparse
+import contextlib
+import io
 import random
 import signal
-import sys
 import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-if __name__ == "__main__":  # pytest knows where the harness is, a plain Python does not
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from faults.drain import bad_lines, drain_and_judge
+from faults.fates import Book, Tally
 from faults.load import Client, Consumer, HttpPublisher, Publisher, Round
-from faults.verdict import FAULTS_SHOWN_MAX, REASONS, ChannelJudge, Verdict
+from faults.script import Script
+from faults.shim import Shim
+from faults.verdict import REASONS, ChannelJudge, Verdict
 from harness import Nsqd, StartError, eventually
 
 TOPICS = ["orders", "clicks", "audit"]
 PUBLISHERS = 3
 UNSTEADY_CONSUMERS = 2
 ROUND_S = (0.4, 2.0)
+ROUNDS = (2, 5)
 KILLED_AT_START_SHARE = 0.2
 AT_START_S = 0.3
+AT_STOP_S = 0.1
+FROZEN_S = (0.05, 1.2)
 DRAIN_TIMEOUT_S = 60.0
 FLAGS = ("--max-bytes-per-file=262144", "--sync-timeout=500ms")
 """Small files, so that many are finished and removed on the way."""
+CLOCKS_S = (-86_400.0, -3_600.0, -60.0, 0.0, 61.0, 3_600.0, 86_400.0)
+SCRIPT_STEP_S = 0.01
+ENDINGS = ("kill", "kill", "kill", "kill while stopping", "stop")
 
 
-class CrashRun:
+@dataclass(frozen=True)
+class Plan:
+    """What happens in a history besides kill -9 under load."""
+
+    freezes: bool = False
+    sets_clock: bool = False
+    has_script: bool = True
+    endings: tuple[str, ...] = ENDINGS
+    flags: tuple[str, ...] = FLAGS
+    program: str | None = None
+    round_s: tuple[float, float] = ROUND_S
+
+
+ONLY_KILLS = Plan(has_script=False, endings=("kill",))
+
+
+class ScriptThread(threading.Thread):
+    """The script beside the load, from one start of nsqd to its end."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__(daemon=True)
+        self.script = script
+        self.stopping = threading.Event()
+
+    def run(self) -> None:
+        if not self.script.book.channels:
+            self.script.set_up()
+        while not self.stopping.is_set():
+            self.script.run(1, SCRIPT_STEP_S)
+
+    def finish(self) -> None:
+        self.stopping.set()
+        self.join(30)
+        assert not self.is_alive(), "the script hangs"
+        self.script.close()
+
+
+class History:
     """One data path through all rounds."""
 
-    def __init__(self, data_path: Path, seed: int, round_s: tuple[float, float] = ROUND_S) -> None:
-        self.daemon = Nsqd(data_path, *FLAGS)
+    def __init__(self, directory: Path, seed: int, plan: Plan = ONLY_KILLS) -> None:
+        data_path = directory / "data"
+        data_path.mkdir()
+        self.plan = plan
         self.random = random.Random(seed)
-        self.round_s = round_s
+        self.shim = Shim(directory, data_path) if plan.sets_clock else None
+        environment = self.shim.environment if self.shim is not None else {}
+        self.daemon = Nsqd(data_path, *plan.flags, program=plan.program, environment=environment)
         self.verdict = Verdict([ChannelJudge(topic, name) for topic in TOPICS for name in ("steady", "unsteady")])
+        self.verdict.set_clock_is_set(plan.sets_clock)
+        self.script = Script(self.daemon, Book(), seed, prefix="script.") if plan.has_script else None
         self.troubled: dict[str, set[bytes]] = {topic: set() for topic in TOPICS}
         self.kills_at_start = 0
         self.recovery_s = 0.0
+        self.tally = Tally()
 
-    def run(self, rounds: int) -> Verdict:
-        print(_row("round", "killed", "sent", "OK", "received", *REASONS, "started"))
+    def run(self, rounds: int) -> Tally:
+        print(_row("round", "ended", "sent", "OK", "received", *REASONS, "started"))
         try:
             self._create_channels()
             for number in range(1, rounds + 1):
                 self._round(number)
             self._drain(rounds + 1)
             self._check_nothing_left()
+        except StartError as error:
+            self.verdict.faults.append(f"does not start: {str(error)[-500:]}")
+            self.tally.refused += "FATAL" not in error.log
         finally:
             self.daemon.kill()
         self.verdict.conclude()
-        return self.verdict
+        self.tally += self.verdict.tally(rounds)
+        return self.tally
 
     def _create_channels(self) -> None:
         """Before anything is published, so that each channel is owed every message."""
@@ -68,15 +127,47 @@ class CrashRun:
                 wire.subscribe(judge.topic, judge.channel)
 
     def _round(self, number: int) -> None:
+        self._set_clock()
         one = Round(number, self._publishers(number), self._consumers(number))
+        script = ScriptThread(self.script) if self.script is not None else None
         one.start()
-        lasts_s = self.random.uniform(*self.round_s)
-        time.sleep(lasts_s)
+        if script is not None:
+            script.start()
+        lasts_s = self.random.uniform(*self.plan.round_s)
+        self._live(lasts_s)
         one.ended = time.time()
-        self.daemon.kill()
+        ending = self._end()
         one.finish()
+        if script is not None:
+            script.finish()
+        self.tally.faults += bad_lines(self.daemon.log)
         self._start_again()
-        self._judge(one, f"{lasts_s:.2f} s")
+        self._judge(one, ending)
+
+    def _live(self, lasts_s: float) -> None:
+        """What happens to nsqd before the round's end."""
+        time.sleep(lasts_s / 2)
+        if self.plan.freezes and self.random.random() < 0.5:
+            self.daemon.send_signal(signal.SIGSTOP)
+            time.sleep(self.random.uniform(*FROZEN_S))
+            self.daemon.send_signal(signal.SIGCONT)
+        self._set_clock()
+        time.sleep(lasts_s / 2)
+
+    def _set_clock(self) -> None:
+        if self.shim is not None and self.random.random() < 0.7:
+            self.shim.set_clock(self.random.choice(CLOCKS_S))
+
+    def _end(self) -> str:
+        ending = self.random.choice(self.plan.endings)
+        if ending == "stop":
+            with contextlib.suppress(AssertionError):
+                assert self.daemon.stop() == 0, self.daemon.log
+        elif ending == "kill while stopping":
+            self.daemon.send_signal(signal.SIGTERM)
+            time.sleep(self.random.uniform(0, AT_STOP_S))
+        self.daemon.kill()
+        return ending
 
     def _judge(self, one: Round, ended: str) -> None:
         before, received = self.verdict.reasons, self._received()
@@ -133,6 +224,11 @@ class CrashRun:
 
     def _drain(self, number: int) -> None:
         """No more publishing and no more kills: everything must come and be finished."""
+        if self.shim is not None:  # what was deferred under any clock is due
+            self.shim.set_clock(2 * max(CLOCKS_S))
+            self.daemon.restart()
+        for topic in TOPICS:
+            self.daemon.post("/topic/unpause", topic=topic)
         one = Round(number, [], self._consumers(number))
         for consumer in one.consumers:
             consumer.calm = True
@@ -161,7 +257,11 @@ class CrashRun:
         return left
 
     def _check_nothing_left(self) -> None:
-        self.daemon.restart()
+        if self.script is not None:
+            self.tally += drain_and_judge(self.daemon, self.script.book)
+            self.daemon.start()
+        else:
+            self.daemon.restart()
         if self._left():
             self.verdict.faults.append(f"after a clean restart there is something to deliver again: {self._left()}")
         for judge in self.verdict.channels:
@@ -177,7 +277,7 @@ def _row(*cells: object) -> str:
     return " ".join(f"{cell!s:>{max(8, len(name))}}" for cell, name in zip(cells, _COLUMNS, strict=True))
 
 
-_COLUMNS = ("round", "killed", "sent", "OK", "received", *REASONS, "started")
+_COLUMNS = ("round", "ended", "sent", "OK", "received", *REASONS, "started")
 
 
 def _counts(verdict: Verdict, channel: str) -> str:
@@ -185,32 +285,42 @@ def _counts(verdict: Verdict, channel: str) -> str:
     return ", ".join(f"{reason} {reasons[reason]}" for reason in REASONS)
 
 
-def summary(run: CrashRun) -> str:
-    verdict = run.verdict
+def summary(history: History) -> str:
+    verdict = history.verdict
     lines = [
         f"published {len(verdict.published)}, acknowledged {len(verdict.acknowledged)},"
         f" delivered {sum(judge.received for judge in verdict.channels)} on {len(verdict.channels)} channels",
         f"acknowledged messages lost: {verdict.lost}",
         *(f"delivered again on {name} channels: {_counts(verdict, name)}" for name in ("steady", "unsteady")),
-        f"killed again while starting: {run.kills_at_start}",
-        f"broken promises: {len(verdict.faults)}",
+        f"killed again while starting: {history.kills_at_start}",
+        f"in all: {history.tally}",
     ]
-    return "\n".join(lines + [f"  {fault}" for fault in verdict.faults[:FAULTS_SHOWN_MAX]])
+    return "\n".join(lines)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="kill -9 under load, again and again")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
-    parser.add_argument("--data-path", type=Path, help="an empty directory that is kept; by default one that is not")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        print(f"seed {arguments.seed}")
-        run = CrashRun(arguments.data_path or Path(temporary), arguments.seed)
-        run.run(arguments.rounds)
-    print(summary(run))
-    return 1 if run.verdict.faults else 0
+def rounds(seed: int) -> Iterator[Tally]:
+    """Histories without end, of all sorts."""
+    rng = random.Random(seed)
+    while True:
+        flags = (*FLAGS, *rng.choice(((), (), ("--sync-every=1",), ("--max-bytes-per-file=8192",))))
+        plan = Plan(freezes=rng.random() < 0.4, sets_clock=rng.random() < 0.4, flags=flags)
+        yield one_history(rng.getrandbits(32), rng.randint(*ROUNDS), plan)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def peer_rounds(program: str, seed: int) -> Iterator[Tally]:
+    """kill -9 under load on another nsqd: only losses and inventions count, since the rest is our own promise."""
+    rng = random.Random(seed)
+    while True:
+        plan = Plan(has_script=False, endings=("kill",), program=program)
+        tally = one_history(rng.getrandbits(32), rng.randint(*ROUNDS), plan)
+        tally.faults = []
+        yield tally
+
+
+def one_history(seed: int, rounds: int, plan: Plan) -> Tally:
+    with tempfile.TemporaryDirectory(prefix="history") as directory, contextlib.redirect_stdout(io.StringIO()):
+        history = History(Path(directory), seed, plan)
+        tally = history.run(rounds)
+    what = f"history {seed} of {rounds} rounds{', freezes' * plan.freezes}{', clock set' * plan.sets_clock}"
+    tally.faults = [f"{what}, {plan.flags}: {fault}" for fault in tally.faults]
+    return tally

@@ -1,0 +1,109 @@
+"""Every kind of fault for a while, with a verdict on every message: `make torture SECONDS=600 SEED=1`.
+
+    .venv/bin/python -m tests.faults.torture --seconds 600 --seed 1 [--kinds kills,power,calls]
+
+The time is shared among the kinds. At the end a table says what was done and what came of it, in Markdown; the exit
+code is 1 if any promise was broken. TORTURE_KEEP=<directory> keeps the data paths on which that happened, where the
+kind can. PEER_NSQD=<path> runs kill -9 under load on that nsqd too, beside ours.
+"""
+
+import argparse
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+if __name__ == "__main__":  # pytest knows where the harness is, a plain Python does not
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from faults import damage, failing_calls, histories, real_disks, rebuilt_disks
+from faults.fates import Tally
+from faults.shim import NoCompiler
+
+SECONDS = 600
+SHOWN_MAX = 40
+PEER = "peer"
+COLUMNS = ("kind", "rounds", "acknowledged", "lost", "invented", "repeated", "starts refused without a sentence")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of fault: `rounds(seed)` yields verdicts for as long as it is asked to."""
+
+    name: str
+    rounds: Callable[[int], Iterator[Tally]]
+    weight: float
+    says: str
+
+
+KINDS = (
+    Kind("kills", histories.rounds, 3, "kill -9 under load, while starting and stopping; SIGSTOP; the clock set"),
+    Kind("power", rebuilt_disks.rounds, 4, "power cuts at recorded calls, three models, both sync modes"),
+    Kind("ext4", real_disks.ext4_rounds, 1, "a real ext4 shut down without flushing"),
+    Kind("xfs", real_disks.xfs_rounds, 1, "a real xfs shut down without flushing"),
+    Kind("damage", damage.rounds, 2, "a flipped bit, a page of zeros, an unreadable file, in every kind of file"),
+    Kind("calls", failing_calls.rounds, 4, "calls that fail by number, then SIGTERM, kill -9 or a power cut"),
+    Kind("full", real_disks.full_rounds, 1, "a file system filled to the last byte"),
+    Kind("descriptors", failing_calls.descriptor_rounds, 1, "no file descriptor left"),
+)
+"""Also the rows of the table in docs/reliability.md."""
+
+
+def all_kinds() -> list[Kind]:
+    """With PEER_NSQD also kill -9 on that nsqd; what it loses is no fault of ours."""
+    peer = os.environ.get("PEER_NSQD")
+    if not peer:
+        return list(KINDS)
+    says = "kill -9 under load, on PEER_NSQD"
+    return [KINDS[0], Kind(PEER, lambda seed: histories.peer_rounds(peer, seed), 1, says), *KINDS[1:]]
+
+
+def run_kind(kind: Kind, seconds: float, seed: int) -> Tally:
+    """Rounds until the time is over, at least one. Faults are printed as they are found."""
+    total = Tally()
+    begun = time.monotonic()
+    print(f"{kind.name}: {kind.says}, for {seconds:.0f} s, seed {seed}", flush=True)
+    for tally in kind.rounds(seed):
+        total += tally
+        for fault in tally.faults:
+            if len(total.faults) <= SHOWN_MAX:
+                print(f"  {fault[:600]}", flush=True)
+        if time.monotonic() - begun > seconds:
+            break
+    return total
+
+
+def row(*cells: object) -> str:
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="all faults, a verdict on every message")
+    parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
+    parser.add_argument("--kinds", default=",".join(kind.name for kind in all_kinds()), help="separated by commas")
+    arguments = parser.parse_args()
+    kinds = [kind for kind in all_kinds() if kind.name in arguments.kinds.split(",")]
+    per_weight_s = arguments.seconds / sum(kind.weight for kind in kinds)
+    rows, skipped, is_good = [], [], True
+    print(f"seed {arguments.seed}")
+    for kind in kinds:
+        try:
+            tally = run_kind(kind, kind.weight * per_weight_s, arguments.seed)
+        except (NoCompiler, real_disks.NotHere) as reason:
+            skipped.append(f"{kind.name}: not run here: {reason}")
+            continue
+        is_good &= tally.is_good or kind.name == PEER
+        rows.append(
+            row(kind.says, tally.rounds, tally.acknowledged, tally.lost, tally.invented, tally.repeated, tally.refused)
+        )
+    print("\n" + row(*COLUMNS) + "\n" + "|---" * len(COLUMNS) + "|")
+    print("\n".join(rows + skipped))
+    return 0 if is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
