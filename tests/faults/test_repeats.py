@@ -1,0 +1,81 @@
+"""What comes again after kill -9 although it was finished, while other messages are held."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from faults.drain import drain
+from harness import Nsqd, Wire
+from harness.wire import RESPONSE, Message
+
+pytestmark = pytest.mark.ours
+
+MESSAGES = 40_000
+BATCH = 2_000
+RDY = 2_500
+SETTLED_S = 0.5
+"""What was finished so long before the crash does not come again."""
+REPEATED_MAX = 2_500
+
+
+def consume(daemon: Nsqd, is_finished: Callable[[int], bool]) -> set[bytes]:
+    """Publishes everything, finishes what is to be finished, and has that confirmed; the bodies of it."""
+    finished: set[bytes] = set()
+    with daemon.connect() as publisher, daemon.connect() as consumer:
+        consumer.subscribe("t", rdy=RDY, msg_timeout=600_000)
+        for start in range(0, MESSAGES, BATCH):
+            publisher.publish("t", *[b"%d" % number for number in range(start, start + BATCH)])
+            done = []
+            for _ in range(BATCH):
+                message = consumer.read_message()
+                if is_finished(int(message.body)):
+                    done.append(message)
+            consumer.send(b"".join(b"FIN %b\n" % message.id for message in done))
+            finished |= {message.body for message in done}
+        confirm(consumer)
+        time.sleep(SETTLED_S)
+        daemon.kill()
+    return finished
+
+
+def confirm(consumer: Wire) -> None:
+    """A later command is answered: what was sent before it is carried out, and noted."""
+    consumer.PUB("barrier#ephemeral", b"x")
+    while (frame := consumer.read_frame()).kind != RESPONSE:
+        assert Message.parse(frame.data).body
+
+
+@pytest.mark.parametrize(
+    "is_finished",
+    [
+        pytest.param(lambda number: number > 0, id="one message is held"),
+        pytest.param(lambda number: number % 1000 > 0, id="one of a thousand is held"),
+        pytest.param(lambda number: number % 100 > 0, id="one of a hundred is held"),
+    ],
+)
+def test_finished_above_a_held_message_stays_finished(
+    make_nsqd: Callable[..., Nsqd], is_finished: Callable[[int], bool]
+) -> None:
+    daemon = make_nsqd()
+    finished = consume(daemon, is_finished)
+    daemon.start()
+    came = {received.body for received in drain(daemon, [("t", "ch")])["t", "ch"]}
+    assert not {b"%d" % number for number in range(MESSAGES)} - finished - came, "lost"
+    repeated = len(finished & came)
+    assert repeated <= REPEATED_MAX, f"{repeated} of {len(finished)} finished messages came again"
+
+
+def test_notes_of_what_is_finished_do_not_pile_up(make_nsqd: Callable[..., Nsqd], tmp_path: Path) -> None:
+    """While messages are finished about as they come there is nothing to note."""
+    daemon = make_nsqd()
+    with daemon.connect() as publisher, daemon.connect() as consumer:
+        consumer.subscribe("t", rdy=RDY)
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            publisher.publish("t", *[b"x"] * 100)
+            messages = consumer.read_messages(100)
+            consumer.send(b"".join(b"FIN %b\n" % message.id for message in reversed(messages)))
+        confirm(consumer)
+    assert not list((tmp_path / "data").rglob("*.journal"))
