@@ -1,0 +1,66 @@
+"""Fixtures for pytest with a real nsqd: `pytest_plugins = ["nsquark.testing"]` in the top conftest.py of your tests.
+
+* `nsqd`: one nsqd for the whole run, on a free port; `nsqd.tcp_address` is what producers and consumers take.
+* `topic`: a name that no other test uses.
+* `make_nsqd`: starts an nsqd with flags of your choice, for one test.
+* `make_nsqlookupd`: the same for nsqlookupd.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from nsquark.testing.daemons import Daemon, HttpReply, Nsqd, Nsqlookupd, StartError
+
+__all__ = ["Daemon", "HttpReply", "Nsqd", "Nsqlookupd", "StartError"]
+
+_serial: Final = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
+    """One nsqd for all tests, which use topics of their own."""
+    with Nsqd(tmp_path_factory.mktemp("nsqd")) as daemon:
+        yield daemon
+        assert daemon.is_running, f"nsqd died under the tests:\n{daemon.log}"
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name that no other test uses."""
+    return f"topic_{next(_serial)}"
+
+
+@pytest.fixture
+def make_nsqd(tmp_path: Path) -> Iterator[Callable[..., Nsqd]]:
+    """Starts nsqds with flags of the test's choice, each on a data path of its own."""
+    daemons: list[Nsqd] = []
+
+    def make(*flags: str) -> Nsqd:
+        data_path = tmp_path / f"nsqd{len(daemons)}"
+        data_path.mkdir()
+        daemons.append(Nsqd(data_path, *flags))
+        return daemons[-1].start()
+
+    yield make
+    for daemon in daemons:
+        daemon.kill()
+
+
+@pytest.fixture
+def make_nsqlookupd() -> Iterator[Callable[..., Nsqlookupd]]:
+    """Starts nsqlookupds with flags of the test's choice."""
+    daemons: list[Nsqlookupd] = []
+
+    def make(*flags: str) -> Nsqlookupd:
+        daemons.append(Nsqlookupd(*flags))
+        return daemons[-1].start()
+
+    yield make
+    for daemon in daemons:
+        daemon.kill()

@@ -1,0 +1,283 @@
+"""nsqd and nsqlookupd for tests: real processes, on free ports of the loopback interface."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Final, Self
+
+START_TIMEOUT_S: Final = 30.0
+STOP_TIMEOUT_S: Final = 30.0
+HTTP_TIMEOUT_S: Final = 20.0
+POLL_S: Final = 0.002
+
+_LISTENING: Final = {"tcp": " TCP: listening on ", "http": " HTTP: listening on ", "https": " HTTPS: listening on "}
+
+
+class StartError(Exception):
+    """The daemon ended instead of listening."""
+
+    def __init__(self, exit_code: int, log: str):
+        super().__init__(f"exit code {exit_code}: {log}")
+        self.exit_code = exit_code
+        self.log = log
+
+
+@dataclass(frozen=True)
+class HttpReply:
+    """The answer to an HTTP request."""
+
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        """The body as text."""
+        return self.body.decode()
+
+    def json(self) -> Any:
+        """The value that the body holds."""
+        return json.loads(self.body)
+
+
+class Daemon:
+    """A program that is started and stopped as an operator does it; `with` starts it, and kills it at the end.
+
+    flags: given to the program after those that choose addresses, so that of a flag given twice this one counts.
+    program: another program than ours, for instance NSQ's own.
+    environment: variables that are added to those of this process.
+    """
+
+    MODULE: ClassVar[str]
+    """Whose `main` is the program."""
+    keeps_ports: ClassVar[bool] = True
+    """Whether it listens where it did before when it is started again, as its clients expect."""
+
+    def __init__(self, *flags: str, program: str | None = None, environment: dict[str, str] | None = None):
+        self.flags = list(flags)
+        self.program = program
+        self.environment = environment or {}
+        self.process: subprocess.Popen[str] | None = None
+        self._ports = {"tcp": 0, "http": 0}
+        self._lines: list[str] = []
+        self._reader: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    # The process
+
+    def start(self) -> Self:
+        """Returns when its ports are open; StartError if it ends instead."""
+        self._lines = []
+        self.process = subprocess.Popen(
+            [*self._program(), *self._addresses(), *self.flags],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",  # logs repeat what clients sent, as it came
+            env={**os.environ, **self.environment},
+        )
+        self._reader = threading.Thread(target=_collect, args=(self.process, self._lines), daemon=True)
+        self._reader.start()
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while self.is_running and not self._is_listening():
+            if time.monotonic() > deadline_s:
+                self.kill()
+                raise AssertionError(f"not listening after {START_TIMEOUT_S} s:\n{self.log}")
+            time.sleep(POLL_S)
+        if not self.is_running:
+            self._reader.join(STOP_TIMEOUT_S)
+            raise StartError(self.process.wait(), self.log)
+        if self.keeps_ports:
+            self._ports = {kind: self._port(kind)[1] for kind in self._ports if self._listening(kind)}
+        return self
+
+    def _program(self) -> Sequence[str]:
+        if self.program is not None:
+            return [self.program]
+        return [sys.executable, "-P", "-c", f"from {self.MODULE} import main; main()"]
+
+    def _addresses(self) -> list[str]:
+        listening = [f"--{kind}-address=127.0.0.1:{port}" for kind, port in self._ports.items()]
+        return [*listening, "--broadcast-address=127.0.0.1"]
+
+    def _is_listening(self) -> bool:
+        wanted = ["tcp"] if "--http-address=" in self.flags else ["tcp", "http"]
+        return all(self._listening(kind) for kind in wanted)
+
+    def _listening(self, kind: str) -> str:
+        mark = _LISTENING[kind]
+        return next((line.partition(mark)[2] for line in self._lines if mark in line), "")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process lives."""
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Of the process that was started last."""
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        """What it wrote since its last start."""
+        return "\n".join(self._lines)
+
+    def send_signal(self, number: int) -> None:
+        """To its process; does not wait."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Sends SIGTERM, as an operator does, and waits for the end; returns the exit code."""
+        assert self.process is not None
+        self.send_signal(number)
+        code = self.process.wait(STOP_TIMEOUT_S)
+        assert self._reader is not None
+        self._reader.join(STOP_TIMEOUT_S)
+        return code
+
+    def kill(self) -> None:
+        """Sends SIGKILL, as a crash does; harmless if there is no process."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(STOP_TIMEOUT_S)
+
+    # Its ports
+
+    @property
+    def tcp(self) -> tuple[str, int]:
+        """Host and port."""
+        return self._port("tcp")
+
+    @property
+    def http(self) -> tuple[str, int]:
+        """Host and port."""
+        return self._port("http")
+
+    @property
+    def https(self) -> tuple[str, int]:
+        """Host and port."""
+        return self._port("https")
+
+    @property
+    def tcp_address(self) -> str:
+        """`host:port`, for `nsqd=` of a consumer or the address of a producer."""
+        return "{}:{}".format(*self.tcp)
+
+    @property
+    def http_address(self) -> str:
+        """`host:port`; of an nsqlookupd, for `lookupd=`."""
+        return "{}:{}".format(*self.http)
+
+    def _port(self, kind: str) -> tuple[str, int]:
+        text = self._listening(kind)
+        assert text, f"no {kind} port in the log:\n{self.log}"
+        host, _, port = text.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    def request(self, method: str, target: str, body: Any = None, headers: dict[str, str] | None = None) -> HttpReply:
+        """One HTTP request."""
+        connection = http.client.HTTPConnection(*self.http, timeout=HTTP_TIMEOUT_S)
+        try:
+            connection.request(method, target, body, headers or {})
+            answer = connection.getresponse()
+            return HttpReply(answer.status, answer.headers, answer.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str, **query: Any) -> HttpReply:
+        """One GET, with these query arguments."""
+        return self.request("GET", target(path, query))
+
+    def post(self, path: str, body: bytes = b"", **query: Any) -> HttpReply:
+        """One POST, with these query arguments."""
+        return self.request("POST", target(path, query), body)
+
+
+class Nsqd(Daemon):
+    """An nsqd and its data path.
+
+    data_path: a directory, which the test removes.
+    flags, program, environment: as of `Daemon`.
+    """
+
+    MODULE = "nsquark.broker.main"
+
+    def __init__(
+        self, data_path: Path, *flags: str, program: str | None = None, environment: dict[str, str] | None = None
+    ):
+        super().__init__(*flags, program=program, environment=environment)
+        self.data_path = data_path
+
+    def _addresses(self) -> list[str]:
+        return [*super()._addresses(), f"--data-path={self.data_path}"]
+
+    def restart(self, *, crash: bool = False) -> Self:
+        """Ends it, in order or by SIGKILL, and starts it again on the same data path."""
+        if crash:
+            self.kill()
+        else:
+            assert self.stop() == 0, self.log
+        return self.start()
+
+    def stats(self, **query: Any) -> dict[str, Any]:
+        """What /stats says: topics, their channels, depths."""
+        answer: dict[str, Any] = self.get("/stats", format="json", **query).json()
+        return answer
+
+    def topic_names(self) -> set[str]:
+        """The topics that there are."""
+        return {topic["topic_name"] for topic in self.stats(include_clients="false", include_mem="false")["topics"]}
+
+    def topic(self, topic: str) -> dict[str, Any]:
+        """The topic's part of /stats; the topic must exist."""
+        topics = self.stats(topic=topic)["topics"]
+        assert topics, f"no topic {topic}"
+        answer: dict[str, Any] = topics[0]
+        return answer
+
+    def channel(self, topic: str, channel: str = "ch") -> dict[str, Any]:
+        """The channel's part of /stats; it must exist."""
+        channels = [entry for entry in self.topic(topic)["channels"] if entry["channel_name"] == channel]
+        assert channels, f"no channel {channel} in topic {topic}"
+        answer: dict[str, Any] = channels[0]
+        return answer
+
+
+class Nsqlookupd(Daemon):
+    """An nsqlookupd, for nsqds started with `--lookupd-tcp-address=` and clients with `lookupd=`."""
+
+    MODULE = "nsquark.discovery.main"
+
+
+def _collect(process: subprocess.Popen[str], lines: list[str]) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        lines.append(line.rstrip("\n"))
+
+
+def target(path: str, query: dict[str, Any]) -> str:
+    """A path with these query arguments."""
+    return f"{path}?{urllib.parse.urlencode(query)}" if query else path

@@ -1,0 +1,78 @@
+"""`nsquark.testing` as a user has it: in a test suite of its own, run by a pytest of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CONFTEST = 'pytest_plugins = ["nsquark.testing"]\n'
+
+TESTS = """
+import asyncio
+
+import pytest
+
+from nsquark import Consumer, Producer, sync
+from nsquark.testing import Nsqd, StartError
+
+seen = set()
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_what_was_published_arrives(nsqd, topic, turn):
+    async def round_trip():
+        async with Producer(nsqd.tcp_address) as producer:
+            await producer.publish(topic, b"hello")
+        async with Consumer(topic, "ch", nsqd=nsqd.tcp_address) as consumer:
+            async with (await anext(consumer)).or_raise() as message:
+                assert message.body == b"hello"
+
+    asyncio.run(round_trip())
+    seen.add((nsqd.pid, topic))
+    assert len({pid for pid, _ in seen}) == 1 and len(seen) == turn, "one nsqd, and a topic for each test"
+
+
+def test_flags_and_a_restart_on_the_same_ports(make_nsqd):
+    nsqd = make_nsqd("--max-msg-size=100")
+    with sync.Producer(nsqd.tcp_address) as producer:
+        producer.publish("kept", b"x" * 100)
+    address = nsqd.tcp_address
+    nsqd.restart(crash=True)
+    assert nsqd.tcp_address == address and nsqd.topic("kept")["depth"] == 1
+    assert nsqd.stop() == 0 and not nsqd.is_running
+
+
+def test_discovery(make_nsqd, make_nsqlookupd, topic):
+    lookupd = make_nsqlookupd()
+    nsqd = make_nsqd(f"--lookupd-tcp-address={lookupd.tcp_address}")
+    with sync.Producer(nsqd.tcp_address) as producer:
+        producer.publish(topic, b"found")
+    with sync.Consumer(topic, "ch", lookupd=lookupd.http_address, lookupd_poll_interval="100ms") as consumer:
+        with next(consumer).or_raise() as message:
+            assert message.body == b"found"
+
+
+def test_a_wrong_flag(make_nsqd):
+    with pytest.raises(StartError, match="no-such-flag"):
+        make_nsqd("--no-such-flag")
+
+
+def test_that_fails_with_its_message(nsqd, topic):
+    with sync.Producer(nsqd.tcp_address) as producer:
+        producer.publish(topic, b"one")
+    with sync.Consumer(topic, "ch", nsqd=nsqd.tcp_address) as consumer:
+        with next(consumer).or_raise() as message:
+            assert message.body == b"two"
+"""
+
+
+def test_a_suite_of_a_user(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_user.py").write_text(TESTS)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--basetemp", tmp_path / "temp", "-q", "."]
+    result = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert result.returncode == 1 and "5 passed" in result.stdout and "1 failed" in result.stdout, result.stdout
+    assert "assert b'one' == b'two'" in result.stdout
