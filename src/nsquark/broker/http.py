@@ -14,6 +14,7 @@ from nsquark import NSQ_VERSION
 from nsquark.broker import stats_text, topology
 from nsquark.broker.channel import Channel
 from nsquark.broker.exposition import CONTENT_TYPE
+from nsquark.broker.http_auth import HttpAuth, Rule
 from nsquark.broker.http_config import ConfigApi
 from nsquark.broker.logapi import LogApi
 from nsquark.broker.memory import memory_stats
@@ -46,6 +47,10 @@ BAD_BODY: Final = error(413, "BAD_BODY")
 BAD_MESSAGE: Final = error(413, "BAD_MESSAGE")
 INTERNAL_ERROR: Final = error(500, "INTERNAL_ERROR")
 
+KNOWN: Final = Rule()
+PUBLISH: Final = Rule("publish")
+ADMIN: Final = Rule("admin")
+
 CONTENT_LENGTH: Final = re.compile(rb"(?<=\r\ncontent-length: )[0-9]+(?=\r\n)", re.IGNORECASE)
 
 OFF_WORDS: Final = ("false", "0")
@@ -77,7 +82,8 @@ class PubReplies(ReplyQueue):
 class Api:
     def __init__(self, nsqd: Nsqd) -> None:
         self.nsqd = nsqd
-        self.log_api = LogApi(nsqd)
+        self._auth = HttpAuth(nsqd)
+        self.log_api = LogApi(nsqd, self._auth)
         self._started_ns = time.monotonic_ns()
 
     def router(self) -> Router:
@@ -87,17 +93,18 @@ class Api:
         router.add(
             "POST",
             "/pub",
-            self.pub,
+            self._auth.guarded(self.pub, PUBLISH),
             log=False,
             max_body_bytes=options.max_msg_size,
             too_big="MSG_TOO_BIG",
             lane=self.pub_lane,
         )
-        router.add("POST", "/mpub", self.mpub, log=False, max_body_bytes=options.max_body_size)
+        router.add(
+            "POST", "/mpub", self._auth.guarded(self.mpub, PUBLISH), log=False, max_body_bytes=options.max_body_size
+        )
         router.add("GET", "/ping", self.ping)
-        router.add("GET", "/info", self.info)
-        router.add("GET", "/stats", self.stats)
-        router.add("GET", "/metrics", self.metrics)
+        for path, about in (("/info", self.info), ("/stats", self.stats), ("/metrics", self.metrics)):
+            router.add("GET", path, self._auth.guarded(about, KNOWN))
         for path, verb in (
             ("/topic/create", self.create_topic),
             ("/topic/delete", self.delete_topic),
@@ -110,12 +117,13 @@ class Api:
             ("/channel/pause", self.pause_channel),
             ("/channel/unpause", self.unpause_channel),
         ):
-            router.add("POST", path, self._answering(verb))
-        ConfigApi(self.nsqd).add_routes(router)
+            rule = Rule("admin", of_channel=path.startswith("/channel/"))
+            router.add("POST", path, self._auth.guarded(self._answering(verb), rule))
+        ConfigApi(self.nsqd, self._auth).add_routes(router)
         self.log_api.add_routes(router)
-        router.add("GET", "/debug/pprof/cmdline", self.command_line, log=False)
-        router.add("PUT", "/debug/setblockrate", self.set_block_rate)
-        router.add("POST", "/debug/freememory", self.free_memory)
+        router.add("GET", "/debug/pprof/cmdline", self._auth.guarded(self.command_line, ADMIN), log=False)
+        router.add("PUT", "/debug/setblockrate", self._auth.guarded(self.set_block_rate, ADMIN))
+        router.add("POST", "/debug/freememory", self._auth.guarded(self.free_memory, ADMIN))
         return router
 
     def _answering(self, verb: Callable[[Request], Coroutine[Any, Any, Response] | None]) -> Handler:
@@ -207,6 +215,8 @@ class Api:
 
     def pub_lane(self, request: Request, write: Callable[[bytes], object]) -> HttpIntake | None:
         """The short way for more requests like this one, as long as their topic is there."""
+        if not self._auth.is_free(request):
+            return None
         around_length = CONTENT_LENGTH.split(request.head)
         topic = self.nsqd.topics.get(request.query.get("topic", "")) if request.query_ok else None
         if topic is None or len(around_length) != 2 or "defer" in request.query:

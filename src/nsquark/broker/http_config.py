@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nsquark.broker.http_auth import HttpAuth, Rule
 from nsquark.broker.options import config_value
 from nsquark.cli.logs import Level
 from nsquark.web.addresses import join_address
@@ -16,13 +17,16 @@ if TYPE_CHECKING:
 
 
 class ConfigApi:
-    def __init__(self, nsqd: Nsqd) -> None:
+    def __init__(self, nsqd: Nsqd, auth: HttpAuth) -> None:
         self.nsqd = nsqd
+        self._auth = auth
 
     def add_routes(self, router: Router) -> None:
-        router.add_prefix("GET", "/config/", self.read)
+        rule = Rule("admin")
+        router.add_prefix("GET", "/config/", self._auth.guarded(self.read, rule))
         limit = self.nsqd.options.max_msg_size
-        router.add_prefix("PUT", "/config/", self.write, max_body_bytes=limit, too_big="INVALID_VALUE")
+        write = self._auth.guarded(self.write, rule)
+        router.add_prefix("PUT", "/config/", write, max_body_bytes=limit, too_big="INVALID_VALUE")
 
     def read(self, request: Request) -> Response:
         nsqd, name = self.nsqd, request.tail

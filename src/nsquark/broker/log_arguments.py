@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 INT64_MAX = 2**63 - 1
 RETRY_AFTER = ("Retry-After", "1")
+CHALLENGE = ("WWW-Authenticate", "Bearer")
 
 
 class Refusal(Exception):
@@ -108,4 +109,6 @@ def decimal(word: str) -> int | None:
 def extra_headers(nsqd_id: str, status: int) -> tuple[tuple[str, str], ...]:
     """Every answer says which nsqd gave it; one that asks to try again says when."""
     identity = (NSQ_HEADER, ("X-Nsquark-Id", nsqd_id))
+    if status == 401:
+        return (*identity, CHALLENGE)
     return (*identity, RETRY_AFTER) if status == 503 else identity

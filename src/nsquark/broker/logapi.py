@@ -8,13 +8,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from nsquark.broker.http_auth import HttpAuth, Rule
 from nsquark.broker.log_append import AppendApi
 from nsquark.broker.log_arguments import INT64_MAX, Arguments, Refusal, extra_headers, invalid
 from nsquark.broker.log_channels import ChannelPositions
 from nsquark.broker.topic import Topic
 from nsquark.log.planning import Part, plan
 from nsquark.log.reading import RangeReader, TimeSearch
-from nsquark.web.messages import JSON_TYPE, Answer, Request, Response, StreamResponse, encode_json
+from nsquark.web.messages import JSON_TYPE, Answer, Handler, Pending, Request, Response, StreamResponse, encode_json
 from nsquark.web.router import Router
 
 if TYPE_CHECKING:
@@ -30,14 +31,19 @@ PLAN_PARTS_MAX = 4096
 NS_PER_MS = 1_000_000
 OCTETS = "application/octet-stream"
 
+READ = Rule("subscribe", is_ours=True)
+MOVE = Rule("subscribe", of_channel=True, is_ours=True)
+APPEND = Rule("publish", is_ours=True)
+
 JsonHandler = Callable[[Arguments, Request], Awaitable[dict[str, Any]]]
 
 
 class LogApi:
     """Reads in threads of its own, so that neither the event loop nor the log's syncs wait for it."""
 
-    def __init__(self, nsqd: Nsqd) -> None:
+    def __init__(self, nsqd: Nsqd, auth: HttpAuth) -> None:
         self.nsqd = nsqd
+        self._auth = auth
         self.threads = ThreadPoolExecutor(READ_THREADS_MAX, thread_name_prefix="read")
         self.channels = ChannelPositions(self)
         self._append = AppendApi(self)
@@ -45,20 +51,26 @@ class LogApi:
         self._reads = 0
 
     def add_routes(self, router: Router) -> None:
-        router.add("GET", "/log/info", self._json(self.info), log=False)
-        router.add("GET", "/log/at", self._json(self.at))
-        router.add("GET", "/log/plan", self._json(self.plan))
-        router.add("GET", "/log/read", self.read)
-        router.add("POST", "/channel/seek", self._json(self.channels.seek))
-        router.add("POST", "/channel/commit", self._json(self.channels.commit), log=False)
         body_bytes = self.nsqd.options.max_body_size
-        router.add("POST", "/log/stage", self._json(self._append.stage), log=False, max_body_bytes=body_bytes)
-        router.add("POST", "/log/append", self._json(self._append.append))
-        router.add("POST", "/log/abort", self._json(self._append.abort))
+        router.add("GET", "/log/info", self._info_or_list(), log=False)
+        router.add("GET", "/log/at", self._json(self.at, READ))
+        router.add("GET", "/log/plan", self._json(self.plan, READ))
+        router.add("GET", "/log/read", self._guarded(self.read, READ))
+        router.add("POST", "/channel/seek", self._json(self.channels.seek, MOVE))
+        router.add("POST", "/channel/commit", self._json(self.channels.commit, MOVE), log=False)
+        router.add("POST", "/log/stage", self._json(self._append.stage, APPEND), log=False, max_body_bytes=body_bytes)
+        router.add("POST", "/log/append", self._json(self._append.append, APPEND))
+        router.add("POST", "/log/abort", self._json(self._append.abort, APPEND))
 
     # -- answers -----------------------------------------------------------------------------------------
 
-    def _json(self, handler: JsonHandler) -> Callable[[Request], Coroutine[Any, Any, Answer]]:
+    def _guarded(self, handler: Handler, rule: Rule) -> Handler:
+        return self._auth.guarded(handler, rule, self.refuse)
+
+    def _json(self, handler: JsonHandler, rule: Rule) -> Handler:
+        return self._guarded(self._answering(handler), rule)
+
+    def _answering(self, handler: JsonHandler) -> Handler:
         async def answer(request: Request) -> Answer:
             try:
                 return self.answer(await handler(Arguments(self.nsqd, request), request))
@@ -81,9 +93,20 @@ class LogApi:
 
     # -- /log/info ---------------------------------------------------------------------------------------
 
+    def _info_or_list(self) -> Handler:
+        """The list is for everybody; each sees in it what they may read."""
+        info, listing = self._json(self.info, READ), self._answering(self.list)
+
+        def answer(request: Request) -> Answer | Pending | Coroutine[Any, Any, Answer]:
+            return (info if "topic" in request.query else listing)(request)
+
+        return answer
+
+    async def list(self, arguments: Arguments, request: Request) -> dict[str, Any]:
+        allowed = await self._auth.among(self.nsqd.topics, request, READ)
+        return {"topics": [_heads(topic) for topic in self.nsqd.topics.values() if topic.name in allowed]}
+
     async def info(self, arguments: Arguments, request: Request) -> dict[str, Any]:
-        if "topic" not in arguments:
-            return {"topics": [_heads(topic) for topic in self.nsqd.topics.values()]}
         topic = arguments.topic()
         wait_s = arguments.seconds("wait", INFO_WAIT_S_MAX)
         after = arguments.number("after", 0, INT64_MAX, topic.log.head)

@@ -28,6 +28,7 @@ NODE_ID_COUNT: Final = 1024
 DEFLATE_LEVEL_MAX: Final = 9
 DISK_POLICIES: Final = ("reject", "drop-oldest")
 AUTH_REQUEST_METHODS: Final = ("get", "post")
+HTTP_AUTH_MODES: Final = ("", "required", "optional", "off")
 
 
 class OptionsError(Exception):
@@ -84,6 +85,13 @@ def _parse_disk_policy(word: str) -> str:
     return word
 
 
+def _parse_http_auth(word: str) -> str:
+    if word not in HTTP_AUTH_MODES:
+        raise ValueError(f'unknown mode "{word}" (required, optional, off)')
+    return word
+
+
+HTTP_AUTH: Final = word_kind(_parse_http_auth, str)
 TLS_REQUIRED: Final = word_kind(TlsRequired.parse, TlsRequired.shown, boolean=True)
 TLS_VERSION: Final = word_kind(TlsVersion.parse, TlsVersion.shown)
 DISK_POLICY: Final = word_kind(_parse_disk_policy, str)
@@ -197,6 +205,12 @@ class Options:
         OPTIONAL_DURATION, None, "requeue a lost client's messages after this; unset = at their timeout"
     )
     cache_bytes: int = option(INTEGER, 67108864, "memory for the newest part of all logs, in bytes")
+    http_auth: str = option(
+        HTTP_AUTH,
+        "",
+        "with --auth-http-address, whether HTTP requests need a secret: required, optional or off; "
+        "unset = required by the log API, optional elsewhere",
+    )
     http_allowed_hosts: list[str] = option(
         STRINGS,
         [],
@@ -238,6 +252,8 @@ def validate(options: Options) -> None:
         raise OptionsError("cannot require TLS client connections without TLS key and cert")
     if options.auth_http_request_method not in AUTH_REQUEST_METHODS:
         raise OptionsError("--auth-http-request-method must be post or get")
+    if options.http_auth == "required" and not options.auth_http_address:
+        raise OptionsError("--http-auth=required needs --auth-http-address")
     for percentile in options.e2e_processing_latency_percentile:
         if not 0 < percentile <= 1:
             shown = repr(percentile).removesuffix(".0")

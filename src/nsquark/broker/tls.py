@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ssl
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from nsquark.broker.options import Options, OptionsError, TlsVersion
+from nsquark.web.certificates import common_name
 from nsquark.web.messages import JSON_TYPE, NSQ_HEADER, Request, Response
 from nsquark.web.router import Router, Target
 
@@ -96,7 +96,11 @@ class TlsState:
     @classmethod
     def of(cls, connection: ssl.SSLObject) -> TlsState:
         version = connection.version() or ""
-        return cls(_VERSIONS.get(version, f"Unknown {version}"), _cipher_suite(connection), _common_name(connection))
+        return cls(
+            _VERSIONS.get(version, f"Unknown {version}"),
+            _cipher_suite(connection),
+            common_name(connection.getpeercert()),
+        )
 
 
 def _cipher_suite(connection: ssl.SSLObject) -> str:
@@ -107,16 +111,6 @@ def _cipher_suite(connection: ssl.SSLObject) -> str:
             number = cipher["id"] & 0xFFFF
             return _CIPHER_SUITES.get(number, f"Unknown {number}")
     return f"Unknown {name}"
-
-
-def _common_name(connection: ssl.SSLObject) -> str:
-    """Of the subject of the client's certificate, if it showed one."""
-    certificate: Mapping[str, Any] = connection.getpeercert() or {}
-    for part in certificate.get("subject", ()):
-        for key, value in part:
-            if key == "commonName":
-                return str(value)
-    return ""
 
 
 class TlsRequiredRouter(Router):

@@ -13,6 +13,8 @@ import msgspec
 
 from nsquark.cli.durations import Duration
 from nsquark.cli.logs import Level
+from nsquark.web.addresses import show_address
+from nsquark.web.certificates import common_name
 from nsquark.web.messages import Answer, Lane, LaneMaker, Pending, Request, Response, StreamResponse, error, plain
 from nsquark.web.reader import INTERNAL_ERROR, KEEP, UNIX_REMOTE, Persistence, RequestReader
 from nsquark.web.router import BAD_REQUEST, Target
@@ -128,6 +130,7 @@ class HttpConnection(asyncio.Protocol):
             self._logger,
             self._remote,
             self._https,
+            common_name(transport.get_extra_info("peercert")),
             self._take,
             self._send_continue,
         )
@@ -447,7 +450,4 @@ class HttpConnection(asyncio.Protocol):
 
 def _remote_of(peername: object) -> str:
     """`host:port` of a TCP peer; that of a unix socket has no name."""
-    if not isinstance(peername, tuple):
-        return UNIX_REMOTE
-    host, port = peername[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return show_address(peername) if isinstance(peername, tuple) else UNIX_REMOTE

@@ -43,6 +43,8 @@ class Request(msgspec.Struct, gc=False):
     https: bool
     # All before the body, if nothing but this request was received with it.
     head: bytes = b""
+    # The common name of the client's certificate, if it showed one.
+    client_name: str = ""
 
     @property
     def method(self) -> str:

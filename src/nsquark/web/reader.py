@@ -57,6 +57,7 @@ class RequestReader:
         "_body",
         "_body_bytes",
         "_browsers",
+        "_client_name",
         "_fed",
         "_headers",
         "_https",
@@ -85,6 +86,7 @@ class RequestReader:
         logger: Logger,
         remote: str,
         https: bool,
+        client_name: str,
         take: Callable[[Request, Persistence], None],
         send_continue: Callable[[], None],
     ) -> None:
@@ -96,6 +98,7 @@ class RequestReader:
         self._logger = logger
         self._remote = remote
         self._https = https
+        self._client_name = client_name
         self._take = take
         self._send_continue = send_continue
         self._parser = httptools.HttpRequestParser(self)
@@ -200,9 +203,10 @@ class RequestReader:
         if pieces:
             self._body = []
             self._body_bytes = 0
-        self._take(
-            Request(target, target.query, target.query_ok, body, headers, self._remote, self._https, head), persistence
+        request = Request(
+            target, target.query, target.query_ok, body, headers, self._remote, self._https, head, self._client_name
         )
+        self._take(request, persistence)
 
     # --- details
 
