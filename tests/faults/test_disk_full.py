@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -288,3 +289,154 @@ def test_max_disk_bytes_with_drop_oldest(make_nsqd: Make, connect: Connect, rest
     assert received == bodies[-len(received) :] and len(received) > 300
     assert daemon.channel("t", "early")["depth"] == 0
     assert _ping(daemon) == (200, "OK")
+
+
+# -- the newest file -----------------------------------------------------------------------------------------
+
+LIMIT = "--max-disk-bytes=2000000"
+
+
+@pytest.mark.parametrize("way", ["consumed", "/channel/empty", "/topic/empty", "restart"])
+@pytest.mark.parametrize("flags", [(LIMIT,), (LIMIT, "--disk-policy=drop-oldest")], ids=["reject", "drop-oldest"])
+def test_a_finished_newest_file_makes_room(make_nsqd: Make, flags: tuple[str, ...], way: str) -> None:
+    """All is in one file, which is as large as the limit."""
+    daemon = make_nsqd(*flags)
+    filler = Filler(daemon)
+    if way == "/topic/empty":
+        daemon.post("/topic/create", topic="t")
+    else:
+        _make_channel(daemon)
+    for _ in range(450):
+        if daemon.post("/pub", filler.body(), topic="t").status != 200:
+            break
+    if way.startswith("/"):
+        assert daemon.post(way, topic="t", channel="ch").status == 200
+    else:
+        _finish_all(daemon)
+        if way == "restart":
+            daemon.restart()
+        eventually(lambda: not list(daemon.data_path.rglob("*.log")))
+    for _ in range(100):
+        assert daemon.post("/pub", filler.body(), topic="t").status == 200
+    assert _ping(daemon) == (200, "OK")
+
+
+def _make_channel(daemon: Nsqd) -> None:
+    for path in ("/topic/create", "/channel/create"):
+        assert daemon.post(path, topic="t", channel="ch").status == 200
+
+
+def _finish_all(daemon: Nsqd) -> None:
+    depth = daemon.channel("t")["depth"]
+    with daemon.connect() as consumer:
+        consumer.subscribe("t", "ch", rdy=100, msg_timeout=60_000)
+        consumer.read_messages(depth, finish=True)
+        eventually(lambda: daemon.channel("t")["in_flight_count"] == 0)
+
+
+def test_a_full_disk_with_one_file_recovers_when_all_is_consumed(disk: Path, make_nsqd: Make) -> None:
+    daemon = make_nsqd(data_path=disk)
+    _make_channel(daemon)
+    filler = Filler(daemon)
+    filler.fill()
+    assert filler.drain() == filler.acknowledged
+    eventually(lambda: daemon.post("/pub", filler.body(), topic="t").status == 200)
+    eventually(lambda: _ping(daemon) == (200, "OK"))
+
+
+def test_held_messages_outlive_a_newest_file_that_makes_room(make_nsqd: Make, connect: Connect) -> None:
+    daemon = make_nsqd(LIMIT, "--msg-timeout=60s")
+    consumer = connect(daemon).subscribe("t", rdy=1)
+    with daemon.connect() as publisher:
+        publisher.publish("t", b"held")
+    held = consumer.read_message()
+    consumer.RDY(0)
+    filler = Filler(daemon)
+    for _ in range(1500):
+        if daemon.post("/pub", filler.body(), topic="t").status == 200:
+            filler.acknowledged.append(b"")
+        if len(filler.acknowledged) % 400 == 399:
+            _finish_others(daemon)
+    consumer.REQ(held.id, 0)
+    consumer.RDY(1)
+    while (message := consumer.read_message()).body != b"held":
+        consumer.FIN(message.id)
+
+
+def _finish_others(daemon: Nsqd) -> None:
+    depth = daemon.channel("t")["depth"]
+    with daemon.connect() as other:
+        other.subscribe("t", "ch", rdy=100, msg_timeout=60_000)
+        other.read_messages(depth, finish=True)
+
+
+def test_retention_time_is_a_maximum_for_what_is_finished(make_nsqd: Make) -> None:
+    daemon = make_nsqd("--retention-time=300ms")
+    _make_channel(daemon)
+    daemon.post("/pub", b"body", topic="t")
+    _finish_all(daemon)
+    eventually(lambda: not list(daemon.data_path.rglob("*.log")))
+    assert daemon.post("/pub", b"again", topic="t").status == 200
+    assert daemon.channel("t")["depth"] == 1
+    daemon.restart(crash=True)
+    assert daemon.channel("t")["depth"] == 1
+
+
+# -- to the last byte ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("crash", [False, True], ids=["clean", "crash"])
+def test_a_disk_that_is_full_to_the_last_byte(disk: Path, make_nsqd: Make, crash: bool) -> None:
+    """Syncs go on meanwhile: an index that cannot be stored is no failed sync, and nothing is moved for it."""
+    daemon = make_nsqd("--sync-timeout=50ms", "--sync-every=20", "--max-bytes-per-file=262144", data_path=disk)
+    _make_channel(daemon)
+    (disk / "ballast").write_bytes(bytes(2 << 20))
+    filler = Filler(daemon)
+    filler.fill()
+    _use_up(disk)
+    for _ in range(30):
+        filler.fill()  # what still fits, and what does not
+    (disk / "used_up").unlink()
+    (disk / "ballast").unlink()
+    eventually(lambda: _accepts(daemon))
+    with daemon.connect() as publisher:
+        for _ in range(100):
+            body = b"%08d" % len(filler.acknowledged)
+            publisher.publish("t", body)
+            filler.acknowledged.append(body)
+    eventually(lambda: _ping(daemon) == (200, "OK"))
+    daemon.restart(crash=crash)
+    assert filler.drain() == filler.acknowledged
+    assert not list(disk.rglob("*.bad"))
+
+
+def test_refusals_are_logged_once_with_their_reason_and_their_end(disk: Path, make_nsqd: Make) -> None:
+    daemon = make_nsqd(SMALL_FILES, data_path=disk)
+    _make_channel(daemon)
+    filler = Filler(daemon)
+    filler.fill()
+    for _ in range(20):
+        answer = daemon.post("/pub", filler.body(), topic="t")
+        assert answer.status == 503
+        assert "pace" in answer.json()["message"], "the error should name the reason"
+    assert daemon.log.count("publishes are refused") == 1
+    filler.drain()
+    eventually(lambda: _accepts(daemon))
+    daemon.wait_for_log("publishes are accepted again")
+    found = re.search(r"accepted again, (\d+) messages were refused", daemon.log)
+    assert found is not None and int(found[1]) >= 21
+
+
+def test_a_start_on_a_full_disk_after_a_new_topic_was_refused(disk: Path, make_nsqd: Make) -> None:
+    daemon = make_nsqd(SMALL_FILES, data_path=disk)
+    _make_channel(daemon)
+    filler = Filler(daemon)
+    filler.fill()
+    _use_up(disk)
+    for number in range(5):
+        assert daemon.post("/pub", b"x" * 5000, topic=f"new{number}").status == 503
+    daemon.kill()
+    daemon.start()
+    assert filler.drain() == filler.acknowledged
+    (disk / "used_up").unlink()
+    eventually(lambda: daemon.post("/pub", b"x", topic="new0").status == 200)

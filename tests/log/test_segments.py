@@ -1,7 +1,7 @@
 """The files of a log: what a start finds after clean stops, crashes and damage, and what is removed when."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -10,7 +10,7 @@ import xxhash
 from rig import Rig
 
 from nsquark.log import segment as segment_module
-from nsquark.log.batches import DEFERRED, MORE_FOLLOWS, Batch, scan
+from nsquark.log.batches import DEFERRED, HEADER_BYTES, MORE_FOLLOWS, Batch, UnknownVersion, scan
 from nsquark.log.segment import Segment
 
 MakeRig = Callable[..., Rig]
@@ -49,8 +49,11 @@ class TestIndex:
         rig.close()
         assert len(files(directory, ".idx")) == 1
 
-        def unwanted(*_args: object) -> bytes:
-            raise AssertionError("data was read although the index tells all")
+        real_pread = os.pread
+
+        def unwanted(fd: int, size: int, offset: int) -> bytes:
+            assert (size, offset) == (HEADER_BYTES, 0), "data was read although the index tells all"
+            return real_pread(fd, size, offset)  # which version it is
 
         with monkeypatch.context() as patch:
             patch.setattr(segment_module.os, "pread", unwanted)
@@ -282,6 +285,169 @@ class TestRemoving:
         again = make_rig()
         assert again.log.extents.count == 5
         assert files(directory, ".removed") == []
+
+
+class TestVersions:
+    """The version is the fifth byte of a batch."""
+
+    def changed(self, directory: Path, version: int, *, all_batches: bool = True) -> None:
+        (path,) = files(directory, ".log")
+        raw = bytearray(path.read_bytes())
+        for batch in batches_of(path)[:: 1 if all_batches else 1000]:
+            raw[batch.offset + 4] = version
+        path.write_bytes(raw)
+
+    @pytest.mark.parametrize("clean", [True, False])
+    def test_batches_of_a_later_version_refuse_the_start(self, make_rig: MakeRig, directory: Path, clean: bool) -> None:
+        rig = make_rig()
+        rig.publish(b"a")
+        rig.publish(b"b")
+        rig.close() if clean else rig.crash()
+        self.changed(directory, 2)
+        before = {path: path.read_bytes() for path in directory.iterdir()}
+        with pytest.raises(UnknownVersion, match="version 2, this nsqd knows version 1: start the nsqd that wrote it"):
+            make_rig()
+        assert {path: path.read_bytes() for path in directory.iterdir()} == before, "nothing may be changed"
+
+    def test_a_flipped_bit_is_no_other_version(self, make_rig: MakeRig, directory: Path) -> None:
+        rig = make_rig()
+        rig.publish(b"a")
+        rig.publish(b"b")
+        rig.crash()
+        self.changed(directory, 3, all_batches=False)
+        assert make_rig().bodies() == [b"b"]
+
+
+class TestOverlap:
+    """Two files with some of the same messages, as a failed sync could leave them in an earlier version."""
+
+    def overlapping(self, make_rig: MakeRig, directory: Path, *, index: bool) -> list[bytes]:
+        rig = make_rig()
+        bodies = [b"%d" % number for number in range(10)]
+        for body in bodies:
+            rig.publish(body)
+        rig.close() if index else rig.crash()
+        (path,) = files(directory, ".log")
+        raw, batches = path.read_bytes(), batches_of(path)
+        middle = batches[4:7]
+        (directory / f"{middle[0].first_seq:020d}.log").write_bytes(raw[middle[0].offset : middle[-1].end])
+        path.write_bytes(raw[: batches[5].offset] + raw[batches[7].offset :])
+        path.with_suffix(".idx").unlink(missing_ok=not index)
+        return bodies
+
+    @pytest.mark.parametrize("index", [True, False])
+    def test_every_message_is_there_once(self, make_rig: MakeRig, directory: Path, index: bool) -> None:
+        bodies = self.overlapping(make_rig, directory, index=index)
+        before = {path.read_bytes() for path in files(directory, ".log")}
+        again = make_rig()
+        assert again.bodies() == bodies
+        assert any("overlapped" in report for report in again.reports)
+        assert before & {path.read_bytes() for path in files(directory, ".bad")}, "nothing is thrown away"
+        assert again.publish(b"new").error is None
+        again.close()
+        assert make_rig().bodies() == [*bodies, b"new"]
+
+    def test_the_same_file_twice(self, make_rig: MakeRig, directory: Path) -> None:
+        rig = make_rig()
+        for body in (b"a", b"b", b"c"):
+            rig.publish(body)
+        rig.crash()
+        (path,) = files(directory, ".log")
+        raw, second = path.read_bytes(), batches_of(path)[1]
+        (directory / f"{second.first_seq:020d}.log").write_bytes(raw[second.offset :])
+        assert make_rig().bodies() == [b"a", b"b", b"c"]
+
+    def test_a_full_disk_refuses_to_repair_and_keeps_both(
+        self, make_rig: MakeRig, directory: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bodies = self.overlapping(make_rig, directory, index=False)
+        before = {path: path.read_bytes() for path in files(directory, ".log")}
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", _fail)
+            with pytest.raises(OSError, match="no space"):
+                make_rig()
+        assert {path: path.read_bytes() for path in files(directory, ".log")} == before
+        assert make_rig().bodies() == bodies
+
+
+def _fail(*_arguments: object) -> None:
+    raise OSError(28, "no space left on device")
+
+
+class TestUnreadable:
+    """A disk that cannot read some sectors: EIO."""
+
+    @pytest.fixture
+    def bad_sector(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, int]]]:
+        """(file name, offset of a page) of what cannot be read."""
+        bad: list[tuple[str, int]] = []
+        real_pread, real_preadv = os.pread, os.preadv
+
+        def check(fd: int, size: int, offset: int) -> None:
+            name = os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))
+            for bad_name, page in bad:
+                if name == bad_name and offset < page + 4096 and page < offset + size:
+                    raise OSError(5, "input/output error")
+
+        def pread(fd: int, size: int, offset: int) -> bytes:
+            check(fd, size, offset)
+            return real_pread(fd, size, offset)
+
+        def preadv(fd: int, buffers: list[bytearray], offset: int, flags: int = 0) -> int:
+            check(fd, sum(map(len, buffers)), offset)
+            return real_preadv(fd, buffers, offset, flags)
+
+        monkeypatch.setattr(os, "pread", pread)
+        monkeypatch.setattr(os, "preadv", preadv)
+        yield bad
+        monkeypatch.undo()
+
+    @pytest.mark.parametrize("clean", [True, False])
+    def test_all_but_what_cannot_be_read_is_served(
+        self, make_rig: MakeRig, directory: Path, bad_sector: list[tuple[str, int]], clean: bool
+    ) -> None:
+        bodies = [b"%02d" % number + b"x" * 1000 for number in range(40)]
+        rig = make_rig()
+        for body in bodies:
+            rig.publish(body)
+        rig.close() if clean else rig.crash()
+        (path,) = files(directory, ".log")
+        bad_sector.append((path.name, 8192))
+        lost = [
+            body
+            for body, batch in zip(bodies, batches_of(path), strict=True)
+            if batch.offset < 8192 + 4096 and batch.end > 8192
+        ]
+        again = make_rig()
+        assert again.bodies() == [body for body in bodies if body not in lost]
+        assert any(path.name in report for report in again.reports)
+        assert again.publish(b"new").error is None
+        again.crash()
+        bad_sector.clear()
+        assert make_rig().bodies()[-1] == b"new"
+
+    def test_a_segment_that_cannot_be_opened_leaves_the_others(
+        self, make_rig: MakeRig, directory: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rig = make_rig(max_bytes_per_file=SMALL_FILE_BYTES)
+        for number in range(6):
+            rig.publish(b"%d" % number + BODY)
+        rig.crash()
+        middle = files(directory, ".log")[1]
+        real_open = os.open
+
+        def fail_one(path: object, flags: int, mode: int = 0o777) -> int:
+            if str(path) == str(middle):
+                raise OSError(5, "input/output error")
+            return real_open(path, flags, mode)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", fail_one)
+            again = make_rig(max_bytes_per_file=SMALL_FILE_BYTES)
+            assert [body[:1] for body in again.bodies()] == [b"0", b"1", b"4", b"5"]
+            assert any("cannot be read" in report for report in again.reports)
+            again.crash()
+        assert [body[:1] for body in make_rig().bodies()] == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
 
 def test_sealed_files_are_not_written_to_again(make_rig: MakeRig, directory: Path) -> None:

@@ -24,6 +24,7 @@ from nsquark.broker.topology import is_shown
 from nsquark.cli.hosts import HOSTNAME
 from nsquark.cli.logs import Logger
 from nsquark.kernel.turn import Turn
+from nsquark.log.batches import UnknownVersion
 from nsquark.log.cache import ChunkCache
 from nsquark.log.files import write_atomically
 from nsquark.log.sequences import SequenceFileDamaged, Sequences
@@ -42,6 +43,8 @@ COLLECT_S = 1.0
 PROBE_BYTES = 64 << 10
 METADATA_DELAY_S = 0.05
 DESCRIPTORS_SAID_EVERY_S = 10.0
+ROOM_EVERY_S = 0.1
+"""How often all topics are searched for files that can go, at the most, while the disk is full."""
 
 
 class StartError(Exception):
@@ -68,10 +71,12 @@ class Nsqd:
         self.listed_topics: dict[str, ListedTopic] = {}
         """What nsqd.dat named, while the topics are loaded: to make again what their own files have lost."""
         self.descriptors = Descriptors()
-        self._descriptors_said_s = float("-inf")
+        self._descriptors_said_s = self._made_room_s = float("-inf")
         self.sessions: set[Session] = set()
         self.sessions_admitted = 0
         self.producers: dict[Session, None] = {}
+        self.unopened_topics: dict[str, ListedTopic] = {}
+        """Topics whose files could not be opened at the start; nsqd.dat goes on naming them."""
         self.deferring: dict[Topic, None] = {}
         """Topics with messages that wait for their time."""
         self.unsynced_topics: set[Topic] = set()
@@ -103,6 +108,7 @@ class Nsqd:
             logger.warning,
         )
         self.logs.make_room = self._make_room
+        self.logs.syncer.on_behind = self._choose_ways
         self.turn.jobs = self.logs.running
         self.lookup = LookupPeers(
             logger,
@@ -145,8 +151,7 @@ class Nsqd:
                 continue
             name = directory.name.removeprefix(DIRECTORY_PREFIX)
             if directory.name.startswith(DIRECTORY_PREFIX) and is_valid_name(name):
-                self.topics[name] = Topic(self, name)
-                self.deferring[self.topics[name]] = None
+                self._load_topic(name)
         highest = max((topic.highest_named for topic in self.topics.values()), default=0)
         try:
             self.logs.sequences = Sequences(self.data.own / "sequence", highest + 1)
@@ -154,6 +159,18 @@ class Nsqd:
             raise StartError(str(error)) from None
         self.listed_topics = {}
         take_over(self)
+
+    def _load_topic(self, name: str) -> None:
+        """One that cannot be opened is left alone; the others are served, and the next use of it tries again."""
+        try:
+            topic = self.topics[name] = Topic(self, name)
+        except UnknownVersion as error:
+            raise StartError(str(error)) from None
+        except OSError as error:
+            self.unopened_topics[name] = self.listed_topics.get(name) or ListedTopic(name)
+            self.logger.error(f"TOPIC({name}): cannot be opened, it is not served - {error}")
+            return
+        self.deferring[topic] = None
 
     async def _listen(self) -> None:
         options = self.options
@@ -287,17 +304,30 @@ class Nsqd:
         return directory.with_name(f"{DOOMED_PREFIX}{uuid.uuid4().hex}")
 
     def _make_room(self, size: int) -> bool:
-        """With --disk-policy=drop-oldest the oldest finished file of any topic goes, read or not."""
-        if self.options.disk_policy != "drop-oldest":
-            return False
-        while self.logs.disk_bytes + size > self.options.max_disk_bytes:
-            logs = [topic.log for topic in self.topics.values() if topic.log.segments and len(topic.log.segments) > 1]
-            if not logs:
-                return False
-            oldest = min(logs, key=lambda log: log.segments.oldest_ns)  # type: ignore[union-attr]
-            assert oldest.segments is not None
-            oldest.segments.remove_first()
-        return True
+        """Finished files go, the newest too; with --disk-policy=drop-oldest then the oldest of all, read or not."""
+        now = self.loop.time()
+        if now - self._made_room_s >= ROOM_EVERY_S:
+            self._made_room_s = now
+            for topic in self.topics.values():
+                topic.collect(newest_too=True)
+        if self.options.disk_policy == "drop-oldest":
+            self._drop_oldest(size)
+        return self.logs.disk_bytes + size <= self.options.max_disk_bytes
+
+    def _drop_oldest(self, size: int) -> None:
+        """Whole files, those that are no longer written to before any that is."""
+        found = (topic.log.segments for topic in self.topics.values())
+        candidates = [segments for segments in found if segments is not None and len(segments)]
+        while candidates and self.logs.disk_bytes + size > self.options.max_disk_bytes:
+            oldest = min(candidates, key=lambda segments: (len(segments) == 1, segments.oldest_ns))
+            if not oldest.drop_oldest() or not len(oldest):
+                candidates.remove(oldest)
+
+    def _choose_ways(self) -> None:
+        """While the disk is behind, an OK waits for the sync of its message: publishers go no faster than it does."""
+        for topic in self.topics.values():
+            if topic.log.segments is not None:
+                topic.log.choose_way()
 
     # -- metadata ----------------------------------------------------------------------------------------
 
@@ -312,6 +342,7 @@ class Nsqd:
             for topic in self.topics.values()
             if not topic.ephemeral
         ]
+        topics += (listed for name, listed in self.unopened_topics.items() if name not in self.topics)
         try:
             write_atomically(path, encode_metadata(topics), sync=sync)
         except OSError as error:
@@ -411,12 +442,21 @@ class Nsqd:
             self.logs.disk.worked()
 
     def _collect(self) -> None:
+        is_short = self._is_space_short()
         for topic in list(self.topics.values()):
-            topic.collect()
+            topic.collect(newest_too=is_short)
             for channel in list(topic.channels.values()):
                 if channel.is_abandoned:
                     self.logger.info(f"CHANNEL({channel.name}): its owner {channel.owner} is gone, deleting")
                     topic.delete_channel(channel.name)
+
+    def _is_space_short(self) -> bool:
+        """Whether files that are finished should go although they are the newest of their topics."""
+        limit = self.options.max_disk_bytes
+        if self.logs.disk.error is not None or (limit and 2 * self.logs.disk_bytes > limit):
+            return True
+        room = os.statvfs(self.data.path)
+        return room.f_bavail * room.f_frsize < 2 * self.options.max_bytes_per_file
 
     # -- health ------------------------------------------------------------------------------------------
 

@@ -69,14 +69,14 @@ class Publishing(Pending):
     """The answer to a publish, given by the commit that it waits for."""
 
     def committed(self, commit: Commit) -> None:
-        self.resolve(OK if commit.error is None else EXITING)
+        self.resolve(_outcome(commit))
 
 
 class PubReplies(ReplyQueue):
     """The answers to one connection's publishes."""
 
     def refusal(self, word: str, error: Exception) -> bytes:
-        return EXITING.wire()
+        return _refusal(error).wire()
 
 
 class Api:
@@ -137,7 +137,7 @@ class Api:
             except OSError as failure:  # what a verb changes is stored before it is answered
                 self.nsqd.logs.disk.failed(failure)
                 self.nsqd.logger.error(f"failed to store - {failure}")
-                return EXITING
+                return _refusal(failure)
 
         return handler
 
@@ -211,7 +211,7 @@ class Api:
         except Refused as refused:
             return refused.response
         except (TopicExiting, OSError) as failure:
-            return self._exiting(failure)
+            return _refusal(failure)
 
     def pub_lane(self, request: Request, write: Callable[[bytes], object]) -> HttpIntake | None:
         """The short way for more requests like this one, as long as their topic is there."""
@@ -237,7 +237,7 @@ class Api:
         except Refused as refused:
             return refused.response
         except (TopicExiting, OSError) as failure:
-            return self._exiting(failure)
+            return _refusal(failure)
 
     def _mpub_text(self, topic: Topic, body: bytes) -> Response | Pending:
         """A message per line; all of them in one commit, so all or none."""
@@ -274,11 +274,6 @@ class Api:
         if delay_ms is None or not 0 <= delay_ms <= self.nsqd.options.max_req_timeout.ms:
             raise Refused(400, "INVALID_DEFER")
         return delay_ms
-
-    def _exiting(self, failure: Exception) -> Response:
-        if isinstance(failure, OSError):
-            self.nsqd.logger.error(f"failed to publish - {failure}")
-        return EXITING
 
     # -- topics ------------------------------------------------------------------------------------------
 
@@ -321,7 +316,9 @@ class Api:
         channel.topic.delete_channel(channel.name)
 
     def empty_channel(self, request: Request) -> None:
-        self._channel(request).empty()
+        channel = self._channel(request)
+        channel.empty()
+        channel.topic.collect(newest_too=True)
 
     def pause_channel(self, request: Request) -> None:
         self._set_channel_paused(request, True)
@@ -366,9 +363,18 @@ class Api:
         return INTERNAL_ERROR
 
 
+def _refusal(failure: object) -> Response:
+    """Why nothing was stored: nsqd or the topic is going, or what the disk says."""
+    return error(503, f"DISK_ERROR: {failure}") if isinstance(failure, OSError) else EXITING
+
+
+def _outcome(commit: Commit) -> Response:
+    return OK if commit.error is None else _refusal(commit.error)
+
+
 def _answered_by(commit: Commit) -> Response | Pending:
     if commit.is_settled:
-        return OK if commit.error is None else EXITING
+        return _outcome(commit)
     answer = Publishing()
     commit.waiters.append(answer)
     return answer

@@ -373,6 +373,8 @@ class Topic:
         for channel in self.channels.values():
             channel.skip_range(low, self.pump)
         self._store_topic()
+        floor = min([self.pump, *(channel.floor_needed for channel in self.channels.values())])
+        self.collect(newest_too=True, keep_none=floor >= self.log.head)
 
     # -- channels ----------------------------------------------------------------------------------------
 
@@ -419,12 +421,12 @@ class Topic:
 
     # -- the end -----------------------------------------------------------------------------------------
 
-    def collect(self) -> None:
-        """Removes what nobody needs any more."""
+    def collect(self, *, newest_too: bool = False, keep_none: bool = False) -> None:
+        """Removes what nobody needs any more; the newest file too, and what retention holds, if that is asked for."""
         if isinstance(self.kept, KeptInMemory):
             self._collect_memory(self.kept)
         elif self.log.segments is not None:
-            self._collect_segments(self.log.segments, self.kept)
+            self._collect_segments(self.log.segments, self.kept, newest_too, keep_none)
 
     def _collect_memory(self, kept: KeptInMemory) -> None:
         """Without files only what was never delivered stays in the log; what was, and is not finished, is copied."""
@@ -439,16 +441,22 @@ class Topic:
         kept.replace(records)
         self.log.forget_below(cut)
 
-    def _collect_segments(self, segments: Segments, kept: KeptMessages) -> None:
+    def _collect_segments(
+        self, segments: Segments, kept: KeptMessages, newest_too: bool = False, keep_none: bool = False
+    ) -> None:
+        now_ns = time.time_ns()
         channels = self.channels.values()
         floor = min([self.pump, *(channel.floor_needed for channel in channels)])
         if sum(channel.ledger.parked_count for channel in channels) > KEPT_MESSAGES_MAX:
-            segments.remove_below(min([floor, *(channel.ledger.lowest() for channel in channels)]), time.time_ns())
+            segments.remove_below(min([floor, *(channel.ledger.lowest() for channel in channels)]), now_ns)
             return
-        cut = segments.last_base_at_or_below(floor)
+        if floor >= self.log.head and (newest_too or segments.is_newest_out_of_time(now_ns)):
+            cut = self.log.head
+        else:
+            cut = segments.last_base_at_or_below(floor)
         held = sorted({seq for channel in channels for seq in channel.ledger.unfinished_below(cut)})
         missing = [seq for seq in held if seq not in kept]
-        segments.remove_below(min([floor, *missing]), time.time_ns())
+        segments.remove_below(min([floor, *missing]), now_ns, newest_too=newest_too, keep_none=keep_none)
         if missing or kept.wants_rewrite(len(held)):
             self._keep(segments, kept, held, missing)
 

@@ -1,6 +1,7 @@
 """Batches as found in files: what their headers say, and the damage between them. Their layout is the kernel's."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest, xxh32_intdigest
@@ -18,6 +19,10 @@ APPEND_ONCE = 4
 """Flag: the token is a publisher's idempotency token."""
 
 Bytes = bytes | bytearray | memoryview
+
+
+class UnknownVersion(Exception):
+    """A file was written by a later version of this program; the text says what to do."""
 
 
 class Batch(NamedTuple):
@@ -65,6 +70,21 @@ def read_header(data: Bytes, pos: int, offset: int) -> tuple[Batch, int] | None:
         return None
     messages, size, _, first_seq, time_min_ns, time_max_ns, payload_check, token = kernel.TAIL.unpack(tail)
     return Batch(offset, first_seq, messages, size, time_min_ns, time_max_ns, flags, token), payload_check
+
+
+def require_known_version(head: Bytes, path: Path) -> None:
+    """Tells a file of a later version from a damaged one, by the header it begins with.
+
+    A version that differs from ours in one bit is taken for a flipped bit: versions are chosen so that none does.
+    """
+    if len(head) < HEADER_BYTES or bytes(head[: len(MAGIC)]) != MAGIC:
+        return
+    version = kernel.HEAD.unpack_from(head, 0)[1]
+    if (version ^ VERSION).bit_count() > 1:
+        raise UnknownVersion(
+            f"{path} has batches of version {version}, this nsqd knows version {VERSION}: start the nsqd that wrote it,"
+            " or a later one; nothing was changed"
+        )
 
 
 def scan(data: memoryview, offset: int) -> Iterator[Batch | Damage]:

@@ -16,7 +16,16 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from nsquark.kernel.batch import BatchFile
-from nsquark.log.batches import APPEND_ONCE, DEFERRED, MORE_FOLLOWS, Batch, Damage, scan
+from nsquark.log.batches import (
+    APPEND_ONCE,
+    DEFERRED,
+    HEADER_BYTES,
+    MORE_FOLLOWS,
+    Batch,
+    Damage,
+    require_known_version,
+    scan,
+)
 from nsquark.log.durable import DurableFile
 from nsquark.log.files import read_readable, write_atomically
 from nsquark.log.syncer import Syncer
@@ -144,6 +153,7 @@ class Segment(BatchFile):
             self.forget()
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
+            require_known_version(read_readable(fd, HEADER_BYTES, 0)[0], self.path)
             damages, unreadable = self._read_on(fd, self.size if self.sealed else file_bytes)
             if self.size < file_bytes:
                 damages = [damage for damage in damages if damage.offset < self.size]

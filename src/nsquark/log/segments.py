@@ -346,30 +346,45 @@ class Segments:
     def remove_below(self, needed_seq: int, now_ns: int, *, newest_too: bool = False, keep_none: bool = False) -> int:
         """Deletes segments that nobody needs and retention does not hold; the lowest message left.
 
-        The newest one goes too if that is asked for, to make room, or when the time of all in it has passed; with
-        `keep_none` retention holds nothing.
+        The newest one stays unless its removal is asked for or `is_newest_out_of_time`; with `keep_none` retention
+        holds nothing.
         """
         settings = self.shared.settings
         held_bytes = self.total_bytes
+        newest_too = newest_too or self.is_newest_out_of_time(now_ns)
         while self._segments:
             segment = self._segments[0]
             is_newest = len(self._segments) == 1
             end = segment.extents.head if is_newest else self._bases[1]
-            if end > needed_seq or not (is_newest or segment.sealed):
+            if end > needed_seq:
+                if is_newest and newest_too and needed_seq > segment.base_seq and not segment.sealed:
+                    self._seal(segment)  # so that it can go once the rest of it is finished
                 break
-            is_kept_by_time = settings.retention_ns and now_ns - segment.time_max_ns < settings.retention_ns
-            is_kept_by_bytes = settings.retention_bytes and held_bytes - segment.size < settings.retention_bytes
-            if (is_kept_by_time or is_kept_by_bytes) and not keep_none:
+            if not (self._may_drop_newest(newest_too) if is_newest else segment.sealed):
                 break
-            if is_newest and not self._may_drop_newest(segment, newest_too or bool(settings.retention_ns)):
+            is_young = settings.retention_ns and now_ns - segment.time_max_ns < settings.retention_ns
+            is_needed_for_size = settings.retention_bytes and held_bytes - segment.size < settings.retention_bytes
+            if (is_young or is_needed_for_size) and not keep_none:
                 break
             held_bytes -= segment.size
             self.remove_first()
         return self._bases[0] if self._bases else max(needed_seq, self.extents.head)
 
-    @staticmethod
-    def _may_drop_newest(segment: Segment, wanted: bool) -> bool:
-        return wanted and bool(segment.size) and not segment.file.is_written_in_thread and not segment.file.is_in_use
+    def is_newest_out_of_time(self, now_ns: int) -> bool:
+        """All messages are older than --retention-time, which is a maximum too for what is finished."""
+        retention_ns = self.shared.settings.retention_ns
+        return bool(self._segments and retention_ns and now_ns - self._segments[-1].time_max_ns >= retention_ns)
+
+    def _may_drop_newest(self, wanted: bool) -> bool:
+        newest = self._segments[-1]
+        return wanted and bool(newest.size) and not newest.file.is_written_in_thread and newest.file.held_by is None
+
+    def drop_oldest(self) -> bool:
+        """Deletes the lowest segment, read or not, to make room; False if there is none that can go."""
+        if not self._segments or (len(self._segments) == 1 and not self._may_drop_newest(True)):
+            return False
+        self.remove_first()
+        return True
 
     def remove_first(self) -> int:
         """Deletes the lowest segment, needed or not; the lowest message left."""
