@@ -367,6 +367,14 @@ class Consumer(_Face[consumers.Consumer]):
         self._call(self._own().start())
         return self
 
+    @property
+    def topic(self) -> str:
+        return self._inner.topic
+
+    @property
+    def channel(self) -> str:
+        return self._inner.channel
+
     def _own(self) -> consumers.Consumer:
         if self._pid != os.getpid():
             raise NsqError(f"this consumer belongs to process {self._pid}: make one after the fork")

@@ -101,7 +101,7 @@ class ProducerPool:
         """With `lookupd` all nsqds are used that it knows, or with `lookupd_topic` those that carry this topic."""
         self.config = Config.merge(config, options)
         self.copies = copies
-        self._in_envelope = envelope or copies > 1
+        self.envelope = envelope or copies > 1
         self._retry_s = retry_deadline.total_seconds() if isinstance(retry_deadline, timedelta) else retry_deadline
         self._bytes_max = outstanding_bytes_max
         self._count_max = outstanding_max
@@ -207,8 +207,8 @@ class ProducerPool:
 
     def _mpub(self, topic: str, bodies: Iterable[Any] | MpubBody, packing: Packing) -> tuple[Send, int]:
         check_name("topic", topic)
-        if packing or self._in_envelope:
-            bodies = packed_all(self._in_envelope, bodies, **packing)
+        if packing or self.envelope:
+            bodies = packed_all(self.envelope, bodies, **packing)
         ready = bodies if isinstance(bodies, MpubBody) else MpubBody.of(map(checked_body, bodies))
         if not ready.count:
             raise ValueError("multi_publish needs at least one message")
@@ -221,8 +221,8 @@ class ProducerPool:
 
     def _packed(self, body: Any, packing: Packing) -> bytes:
         """As it goes to nsqd: the same bytes in every copy and every attempt."""
-        if packing or self._in_envelope:
-            body = packed(self._in_envelope, body, **packing)
+        if packing or self.envelope:
+            body = packed(self.envelope, body, **packing)
         return checked_body(body)
 
     # -- a publish's way -----------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class Producer:
     ) -> None:
         self.address = address
         self.config = Config.merge(config, options)
-        self._in_envelope = envelope
+        self.envelope = envelope
         self._bytes_max = outstanding_bytes_max
         self._count_max = outstanding_max
         self._connection: Connection | None = None
@@ -134,13 +134,13 @@ class Producer:
     # -- commands: what nsqd would refuse, and close the connection for, is refused here ---------------
 
     def _pub(self, topic: str, body: Any, packing: Packing) -> bytes:
-        if packing or self._in_envelope:
-            body = packed(self._in_envelope, body, **packing)
+        if packing or self.envelope:
+            body = packed(self.envelope, body, **packing)
         return commands.pub(self._topics.get(topic) or self._topic(topic), self._checked(body))
 
     def _mpub(self, topic: str, bodies: Iterable[Any] | MpubBody, packing: Packing) -> bytes:
-        if packing or self._in_envelope:
-            bodies = packed_all(self._in_envelope, bodies, **packing)
+        if packing or self.envelope:
+            bodies = packed_all(self.envelope, bodies, **packing)
         name = self._topics.get(topic) or self._topic(topic)
         if not isinstance(bodies, MpubBody):
             listed = list(bodies)
@@ -159,8 +159,8 @@ class Producer:
         return commands.mpub(name, bodies)
 
     def _dpub(self, topic: str, delay: float | timedelta, body: Any, packing: Packing) -> bytes:
-        if packing or self._in_envelope:
-            body = packed(self._in_envelope, body, **packing)
+        if packing or self.envelope:
+            body = packed(self.envelope, body, **packing)
         name = self._topics.get(topic) or self._topic(topic)
         seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
         if not (math.isfinite(seconds) and seconds >= 0):

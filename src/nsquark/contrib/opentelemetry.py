@@ -1,0 +1,306 @@
+"""Traces and metrics by OpenTelemetry: `pip install nsquark[otel]`.
+
+Names are those of its semantic conventions for messaging. The context travels in a message's headers, so producers and
+consumers need `envelope=True`; without it there are spans and metrics, and no trace from one to the other.
+
+* Spans: `publish <topic>` of kind PRODUCER, and `process <topic>` of kind CONSUMER, which is its child; of a batch it
+  has a link to each message's publish instead.
+* Metrics: `messaging.client.operation.duration`, `messaging.client.sent.messages`,
+  `messaging.client.consumed.messages`, `messaging.process.duration`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from asyncio import Future
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any, Final, Protocol, Unpack
+
+from opentelemetry import metrics, propagate, trace
+from opentelemetry.propagators.textmap import TextMapPropagator
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
+
+from nsquark import __version__
+from nsquark.client.batches import Batch
+from nsquark.client.envelope import Headers
+from nsquark.client.handlers import Handler, is_async
+from nsquark.client.message import Message
+from nsquark.client.packing import Packing
+from nsquark.client.pool import ProducerPool
+from nsquark.client.producer import Producer
+from nsquark.web.addresses import split_address
+
+SCOPE: Final = "nsquark"
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.37.0"
+BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+"""The bounds of the histograms of durations that the conventions ask for."""
+
+Attributes = dict[str, str | int]
+
+
+class Received(Protocol):
+    """A message of the asyncio or of the blocking client."""
+
+    @property
+    def id(self) -> bytes: ...
+    @property
+    def body(self) -> bytes: ...
+    @property
+    def headers(self) -> Headers: ...
+    @property
+    def nsqd_address(self) -> str: ...
+
+
+class Subscribed(Protocol):
+    """A consumer of the asyncio or of the blocking client."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def channel(self) -> str: ...
+
+
+class Telemetry:
+    """Where spans and metrics go.
+
+    tracer_provider: the global one unless given.
+    meter_provider: the global one unless given.
+    propagator: how a context is written into headers; the global one unless given, which is W3C's `traceparent`.
+    """
+
+    def __init__(
+        self,
+        tracer_provider: trace.TracerProvider | None = None,
+        meter_provider: metrics.MeterProvider | None = None,
+        propagator: TextMapPropagator | None = None,
+    ) -> None:
+        self._tracer = trace.get_tracer(SCOPE, __version__, tracer_provider, SCHEMA_URL)
+        self._propagator = propagator or propagate.get_global_textmap()
+        meter = metrics.get_meter(SCOPE, __version__, meter_provider, SCHEMA_URL)
+        self._sent = meter.create_counter("messaging.client.sent.messages", unit="{message}")
+        self._consumed = meter.create_counter("messaging.client.consumed.messages", unit="{message}")
+        self._publish_s = meter.create_histogram(
+            "messaging.client.operation.duration", "s", "", explicit_bucket_boundaries_advisory=BUCKETS_S
+        )
+        self._process_s = meter.create_histogram(
+            "messaging.process.duration", "s", "", explicit_bucket_boundaries_advisory=BUCKETS_S
+        )
+
+    def producer(self, producer: Producer | ProducerPool) -> TracedProducer:
+        """The producer with the same publish methods, each of which makes a span."""
+        return TracedProducer(self, producer)
+
+    def handler(self, consumer: Subscribed, handler: Handler) -> Handler:
+        """The handler inside `process`, for `consumer.run`.
+
+        consumer: whose messages it handles.
+        handler: async, or plain, also for threads.
+        """
+
+        @functools.wraps(handler)
+        async def handle(message: Message) -> None:
+            with self.process(consumer, message):
+                await handler(message)
+
+        @functools.wraps(handler)
+        def handle_plainly(message: Message) -> None:
+            with self.process(consumer, message):
+                handler(message)
+
+        return handle if is_async(handler) else handle_plainly
+
+    @contextlib.contextmanager
+    def publish(self, topic: str, count: int = 1, address: str = "") -> Iterator[dict[str, str]]:
+        """A block that publishes; it gets the headers that carry its context.
+
+        topic: where to.
+        count: how many messages.
+        address: of the nsqd, if it is known.
+        """
+        sending = self.begin_publish(topic, count, address)
+        with trace.use_span(sending.span):
+            try:
+                yield sending.headers
+            except BaseException as error:
+                sending.end(error)
+                raise
+        sending.end(None)
+
+    def begin_publish(self, topic: str, count: int, address: str) -> Sending:
+        """The same for who ends it by a callback."""
+        attributes = _attributes("publish", "send", topic) | _server(address)
+        return Sending(self._tracer, self._propagator, self._sent, self._publish_s, attributes, count)
+
+    @contextlib.contextmanager
+    def process(self, consumer: Subscribed, received: Received | Batch[Any]) -> Iterator[Span]:
+        """A block that handles a message or a batch; it gets the span, for attributes of your own.
+
+        consumer: from which the message came.
+        received: the message or batch.
+        """
+        attributes = _attributes("process", "process", consumer.topic)
+        attributes["messaging.consumer.group.name"] = consumer.channel
+        messages: Sequence[Received] = received if isinstance(received, Batch) else [received]
+        self._consumed.add(len(messages), attributes)
+        started_s = time.perf_counter()
+        with self._process_span(received, attributes) as span:
+            try:
+                yield span
+            except BaseException as error:
+                _fail(span, error)
+                attributes["error.type"] = type(error).__qualname__
+                raise
+            finally:
+                self._process_s.record(time.perf_counter() - started_s, attributes)
+
+    def _process_span(
+        self, received: Received | Batch[Any], attributes: Attributes
+    ) -> contextlib.AbstractContextManager[Span]:
+        start = functools.partial(
+            self._tracer.start_as_current_span,
+            _name(attributes),
+            kind=SpanKind.CONSUMER,
+            record_exception=False,
+            set_status_on_exception=False,
+        )
+        if isinstance(received, Batch):
+            contexts = (self._span_context(message) for message in received)
+            links = [Link(context) for context in contexts if context.is_valid]
+            return start(attributes={**attributes, "messaging.batch.message_count": len(received)}, links=links)
+        own: Attributes = {
+            "messaging.message.id": received.id.decode("ascii", "replace"),
+            "messaging.message.body.size": len(received.body),
+        }
+        return start(
+            attributes={**attributes, **own, **_server(received.nsqd_address)},
+            context=self._propagator.extract(received.headers) if received.headers else None,
+        )
+
+    def _span_context(self, message: Received) -> trace.SpanContext:
+        context = self._propagator.extract(message.headers, trace.set_span_in_context(trace.INVALID_SPAN))
+        return trace.get_current_span(context).get_span_context()
+
+
+class Sending:
+    """A publish between its begin and its end."""
+
+    def __init__(
+        self,
+        tracer: trace.Tracer,
+        propagator: TextMapPropagator,
+        sent: metrics.Counter,
+        duration_s: metrics.Histogram,
+        attributes: Attributes,
+        count: int,
+    ) -> None:
+        self._sent = sent
+        self._duration_s = duration_s
+        self._attributes = attributes
+        self._count = count
+        self._started_s = time.perf_counter()
+        batch = {"messaging.batch.message_count": count} if count != 1 else {}
+        self.span = tracer.start_span(_name(attributes), kind=SpanKind.PRODUCER, attributes={**attributes, **batch})
+        self.headers: dict[str, str] = {}
+        propagator.inject(self.headers, trace.set_span_in_context(self.span))
+
+    def end(self, error: BaseException | None) -> None:
+        if error is not None:
+            _fail(self.span, error)
+            self._attributes["error.type"] = type(error).__qualname__
+        self.span.end()
+        self._sent.add(self._count, self._attributes)
+        self._duration_s.record(time.perf_counter() - self._started_s, self._attributes)
+
+
+class TracedProducer:
+    """A `Producer` or `ProducerPool` whose publishes make spans; made by `Telemetry.producer`."""
+
+    def __init__(self, telemetry: Telemetry, producer: Producer | ProducerPool) -> None:
+        self._telemetry = telemetry
+        self.producer = producer
+        self._address = producer.address if isinstance(producer, Producer) else ""
+
+    async def publish(self, topic: str, body: Any, **packing: Unpack[Packing]) -> None:
+        """As the producer's."""
+        with self._publish(topic, 1, packing) as packed:
+            await self.producer.publish(topic, body, **packed)
+
+    async def multi_publish(self, topic: str, bodies: Iterable[Any], **packing: Unpack[Packing]) -> None:
+        """As the producer's; one span for all messages."""
+        listed = list(bodies)
+        with self._publish(topic, len(listed), packing) as packed:
+            await self.producer.multi_publish(topic, listed, **packed)
+
+    async def deferred_publish(
+        self, topic: str, delay: float | timedelta, body: Any, **packing: Unpack[Packing]
+    ) -> None:
+        """As the producer's."""
+        with self._publish(topic, 1, packing) as packed:
+            await self.producer.deferred_publish(topic, delay, body, **packed)
+
+    def publish_nowait(self, topic: str, body: Any, **packing: Unpack[Packing]) -> Future[None]:
+        """As the producer's; the span ends with the answer."""
+        return self._publish_nowait(
+            topic, 1, packing, lambda packed: self.producer.publish_nowait(topic, body, **packed)
+        )
+
+    def multi_publish_nowait(self, topic: str, bodies: Iterable[Any], **packing: Unpack[Packing]) -> Future[None]:
+        """As the producer's; the span ends with the answer."""
+        listed = list(bodies)
+        return self._publish_nowait(
+            topic, len(listed), packing, lambda packed: self.producer.multi_publish_nowait(topic, listed, **packed)
+        )
+
+    @contextlib.contextmanager
+    def _publish(self, topic: str, count: int, packing: Packing) -> Iterator[Packing]:
+        with self._telemetry.publish(topic, count, self._address) as context:
+            yield self._with_context(packing, context)
+
+    def _publish_nowait(
+        self, topic: str, count: int, packing: Packing, publish: Callable[[Packing], Future[None]]
+    ) -> Future[None]:
+        sending = self._telemetry.begin_publish(topic, count, self._address)
+        try:
+            answer = publish(self._with_context(packing, sending.headers))
+        except BaseException as error:
+            sending.end(error)
+            raise
+        answer.add_done_callback(lambda answer: sending.end(None if answer.cancelled() else answer.exception()))
+        return answer
+
+    def _with_context(self, packing: Packing, context: Headers) -> Packing:
+        """A producer without envelopes cannot carry it."""
+        if not self.producer.envelope:
+            return packing
+        return Packing(encode=packing.get("encode"), headers={**(packing.get("headers") or {}), **context})
+
+
+def _attributes(name: str, kind: str, topic: str) -> Attributes:
+    return {
+        "messaging.system": "nsq",
+        "messaging.operation.name": name,
+        "messaging.operation.type": kind,
+        "messaging.destination.name": topic,
+    }
+
+
+def _name(attributes: Attributes) -> str:
+    return f"{attributes['messaging.operation.name']} {attributes['messaging.destination.name']}"
+
+
+def _server(address: str) -> Attributes:
+    if not address:
+        return {}
+    if address.startswith("/"):
+        return {"server.address": address}
+    host, port = split_address(address)
+    return {"server.address": host, "server.port": port}
+
+
+def _fail(span: Span, error: BaseException) -> None:
+    span.set_attribute("error.type", type(error).__qualname__)
+    span.record_exception(error)
+    span.set_status(Status(StatusCode.ERROR, str(error)))

@@ -1,0 +1,95 @@
+"""Taskiq on NSQ: `pip install nsquark[taskiq]`, then `broker = NsqBroker("127.0.0.1:4150")`.
+
+A task is a message of one topic, and the workers share one channel of it. A message is finished when Taskiq
+acknowledges its task, by default after the result was saved; until then it is touched, however long the task takes. Of
+a worker that dies nsqd gives the tasks to another. The label `delay` (seconds) defers a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any, Unpack
+
+from taskiq import AckableMessage, AsyncBroker, BrokerMessage
+
+from nsquark.client.config import Config, Options
+from nsquark.client.consumer import Consumer
+from nsquark.client.errors import NsqError
+from nsquark.client.pool import ProducerPool
+
+DELAY_LABEL = "delay"
+
+
+class NsqBroker(AsyncBroker):
+    """A Taskiq broker. Tasks are published to any of the nsqds, and taken from all of them.
+
+    nsqd: one or several `host:port`.
+    lookupd: HTTP addresses of nsqlookupds, instead of nsqds or beside them.
+    topic: of the tasks.
+    channel: of the workers.
+    config: options of the client, which `options` override; max_in_flight is 100 unless it is given.
+    """
+
+    def __init__(
+        self,
+        nsqd: Iterable[str] | str = (),
+        *,
+        lookupd: Iterable[str] | str = (),
+        topic: str = "taskiq",
+        channel: str = "workers",
+        config: Config | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__()
+        self.topic = topic
+        self.channel = channel
+        self._config = Config.merge(config or Config(max_in_flight=100), options)
+        self._nsqds = [nsqd] if isinstance(nsqd, str) else list(nsqd)
+        self._lookupds = [lookupd] if isinstance(lookupd, str) else list(lookupd)
+        self._producer: ProducerPool | None = None
+        self._consumer: Consumer | None = None
+
+    async def startup(self) -> None:
+        """Connects, in a worker for taking tasks too."""
+        await super().startup()
+        self._producer = ProducerPool(self._nsqds, lookupd=self._lookupds, config=self._config)
+        if self.is_worker_process:
+            self._consumer = await self._subscribed()
+
+    async def shutdown(self) -> None:
+        """Gives back the tasks that were not acknowledged, and disconnects."""
+        await super().shutdown()
+        consumer, self._consumer = self._consumer, None
+        producer, self._producer = self._producer, None
+        if consumer is not None:
+            await consumer.close()
+        if producer is not None:
+            await producer.close()
+
+    async def kick(self, message: BrokerMessage) -> None:
+        """Publishes a task."""
+        if self._producer is None:
+            raise NsqError("the broker is not started: await its `startup` first")
+        delay: Any = message.labels.get(DELAY_LABEL)
+        if delay is None:
+            await self._producer.publish(self.topic, message.message)
+        else:
+            await self._producer.deferred_publish(self.topic, float(delay), message.message)
+
+    async def listen(self) -> AsyncGenerator[bytes | AckableMessage, None]:
+        """Takes tasks until the broker is shut down."""
+        if self._consumer is None:
+            self._consumer = await self._subscribed()
+        async for message in self._consumer:
+            yield AckableMessage(data=message.body, ack=message.finish)
+
+    async def _subscribed(self) -> Consumer:
+        consumer = Consumer(
+            self.topic,
+            self.channel,
+            nsqd=self._nsqds,
+            lookupd=self._lookupds,
+            config=self._config,
+            auto_touch=True,
+        )
+        return await consumer.start()

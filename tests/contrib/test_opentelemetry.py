@@ -1,0 +1,176 @@
+"""Traces from publish to handler and the usual metrics, seen by the SDK's exporters in memory."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader, NumberDataPoint
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from client.consumer_rig import consumer_of, handle_until
+from client.pool_rig import address_of
+from harness import Nsqd
+from nsquark import Message, Producer, ProducerPool, sync
+from nsquark.contrib.opentelemetry import Telemetry
+from nsquark.errors import Closed
+
+
+class Exported:
+    """What the telemetry of a test came to."""
+
+    def __init__(self) -> None:
+        self._spans = InMemorySpanExporter()
+        self._metrics = InMemoryMetricReader()
+        self.tracers = TracerProvider()
+        self.tracers.add_span_processor(SimpleSpanProcessor(self._spans))
+        self.telemetry = Telemetry(self.tracers, MeterProvider([self._metrics]))
+
+    def spans(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self._spans.get_finished_spans() if span.name == name]
+
+    def span(self, name: str) -> ReadableSpan:
+        (span,) = self.spans(name)
+        return span
+
+    def points(self, name: str) -> list[tuple[dict[str, Any], NumberDataPoint | HistogramDataPoint]]:
+        data = self._metrics.get_metrics_data()
+        assert data is not None
+        found = [
+            metric
+            for resource in data.resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            if metric.name == name
+        ]
+        return [(dict(point.attributes or {}), point) for metric in found for point in metric.data.data_points]  # type: ignore[misc]
+
+
+@pytest.fixture
+def exported() -> Iterator[Exported]:
+    made = Exported()
+    yield made
+    made.tracers.shutdown()
+
+
+@pytest.mark.parametrize("threads", [0, 1], ids=["async", "threads"])
+async def test_a_trace_from_publish_to_handler(nsqd: Nsqd, topic: str, exported: Exported, threads: int) -> None:
+    inside: list[trace.SpanContext] = []
+
+    def note(message: Message) -> None:
+        assert message.body == b"hello" and message.headers["tenant"] == "acme"
+        inside.append(trace.get_current_span().get_span_context())
+
+    async def handle(message: Message) -> None:
+        await asyncio.sleep(0)
+        note(message)
+
+    telemetry = exported.telemetry
+    async with Producer(address_of(nsqd), envelope=True) as plain:
+        with exported.tracers.get_tracer("test").start_as_current_span("order"):
+            await telemetry.producer(plain).publish(topic, b"hello", headers={"tenant": "acme"})
+    async with consumer_of(nsqd, topic, envelope=True) as consumer:
+        handler = telemetry.handler(consumer, note if threads else handle)
+        await handle_until(consumer, handler, lambda: consumer.stats().finished, threads=threads)
+
+    order, publish, process = (exported.span(name) for name in ("order", f"publish {topic}", f"process {topic}"))
+    assert publish.parent == order.context and process.parent is not None and publish.context is not None
+    assert process.parent.span_id == publish.context.span_id
+    assert inside == [process.context]
+    assert publish.kind is SpanKind.PRODUCER and process.kind is SpanKind.CONSUMER
+    host, port = nsqd.tcp
+    common = {"messaging.system": "nsq", "messaging.destination.name": topic, "server.address": host}
+    sent = {"messaging.operation.name": "publish", "messaging.operation.type": "send", "server.port": port}
+    assert dict(publish.attributes or {}) == common | sent
+    handled = {
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.consumer.group.name": "ch",
+        "messaging.message.body.size": 5,
+        "server.port": port,
+    }
+    attributes = dict(process.attributes or {})
+    assert len(str(attributes.pop("messaging.message.id"))) == 16
+    assert attributes == common | handled
+    for name, value in (("messaging.client.sent.messages", 1), ("messaging.client.consumed.messages", 1)):
+        ((labels, point),) = exported.points(name)
+        assert isinstance(point, NumberDataPoint) and point.value == value
+        assert labels["messaging.destination.name"] == topic and "error.type" not in labels
+    for name in ("messaging.client.operation.duration", "messaging.process.duration"):
+        ((labels, point),) = exported.points(name)
+        assert isinstance(point, HistogramDataPoint) and point.count == 1 and len(point.explicit_bounds) == 14
+
+
+async def test_a_batch_links_to_each_publish(nsqd: Nsqd, topic: str, exported: Exported) -> None:
+    telemetry = exported.telemetry
+    async with ProducerPool(address_of(nsqd), envelope=True) as pool, Producer(address_of(nsqd)) as plain:
+        producer = telemetry.producer(pool)
+        await producer.multi_publish(topic, [b"1", b"2"])
+        await producer.publish_nowait(topic, b"3")
+        await plain.publish(topic, b"4")
+    async with consumer_of(nsqd, topic, envelope=True) as consumer:
+        got = 0
+        async for batch in consumer.batches(4, 1):
+            async with batch:
+                with telemetry.process(consumer, batch) as span:
+                    span.set_attribute("own", got)
+                got += len(batch)
+            if got == 4:
+                break
+    publishes = exported.spans(f"publish {topic}")
+    assert [dict(span.attributes or {}).get("messaging.batch.message_count") for span in publishes] == [2, None]
+    links = [link.context.span_id for span in exported.spans(f"process {topic}") for link in span.links]
+    many, one = (span.context.span_id for span in publishes if span.context is not None)
+    assert sorted(links) == sorted([many, many, one])
+    ((_, sent),) = exported.points("messaging.client.sent.messages")
+    ((_, consumed),) = exported.points("messaging.client.consumed.messages")
+    assert isinstance(sent, NumberDataPoint) and isinstance(consumed, NumberDataPoint)
+    assert (sent.value, consumed.value) == (3, 4)
+
+
+async def test_failures_are_told(nsqd: Nsqd, topic: str, exported: Exported) -> None:
+    telemetry = exported.telemetry
+    async with Producer(address_of(nsqd)) as plain:
+        producer = telemetry.producer(plain)
+        await producer.publish(topic, b"hello")  # without an envelope, and so without a trace
+    with pytest.raises(Closed):
+        await producer.publish(topic, b"hello")
+    with pytest.raises(Closed):
+        producer.publish_nowait(topic, b"hello")
+
+    def fail(_: Message) -> None:
+        raise RuntimeError("the database is away")
+
+    async with consumer_of(nsqd, topic) as consumer:
+        handler = telemetry.handler(consumer, fail)
+        await handle_until(consumer, handler, lambda: consumer.stats().requeued)
+    good, *bad = exported.spans(f"publish {topic}")
+    assert good.status.status_code is StatusCode.UNSET
+    assert [(span.status.status_code, (span.attributes or {})["error.type"]) for span in bad] == [
+        (StatusCode.ERROR, "Closed")
+    ] * 2
+    process = exported.spans(f"process {topic}")[0]
+    assert process.parent is None and process.status.description == "the database is away"
+    assert [event.name for event in process.events] == ["exception"]
+    labels = [labels.get("error.type") for labels, _ in exported.points("messaging.process.duration")]
+    assert labels == ["RuntimeError"]
+
+
+def test_without_asyncio(nsqd: Nsqd, topic: str, exported: Exported) -> None:
+    telemetry = exported.telemetry
+    with sync.Producer(address_of(nsqd), envelope=True) as producer, telemetry.publish(topic) as headers:
+        producer.publish(topic, b"hello", headers=headers)
+    with (
+        sync.Consumer(topic, "ch", nsqd=address_of(nsqd), envelope=True) as consumer,
+        next(consumer).or_raise() as message,
+        telemetry.process(consumer, message),
+    ):
+        assert message.body == b"hello"
+    publish, process = exported.span(f"publish {topic}"), exported.span(f"process {topic}")
+    assert process.parent is not None and publish.context is not None
+    assert process.parent.span_id == publish.context.span_id

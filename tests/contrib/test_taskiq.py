@@ -1,0 +1,118 @@
+"""Taskiq's tasks through a real nsqd, in this process and in a worker that is killed."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from taskiq import InMemoryBroker
+from taskiq.api import run_receiver_task
+from taskiq.exceptions import SendTaskError
+
+from client.consumer_rig import until
+from client.pool_rig import address_of
+from harness import Nsqd, eventually
+from nsquark.contrib.taskiq import NsqBroker
+from nsquark.errors import NsqError
+
+WORKER = """
+import asyncio, os, pathlib
+from nsquark.contrib.taskiq import NsqBroker
+
+broker = NsqBroker(os.environ["NSQD_ADDRESS"], topic="jobs", msg_timeout="1s")
+directory = pathlib.Path(os.environ["JOBS"])
+
+
+@broker.task
+async def write(name: str) -> None:
+    (directory / f"{name}.{os.getpid()}").write_text("begun")
+    if os.environ.get("HANGS"):
+        await asyncio.sleep(3600)
+    (directory / name).write_text("done")
+"""
+
+
+@pytest.fixture
+async def broker(nsqd: Nsqd, topic: str) -> AsyncIterator[NsqBroker]:
+    made = NsqBroker(address_of(nsqd), topic=topic)
+    made.result_backend = InMemoryBroker().result_backend
+    made.is_worker_process = True
+    await made.startup()
+    yield made
+    await made.shutdown()
+
+
+async def test_tasks_are_done_and_finished(nsqd: Nsqd, topic: str, broker: NsqBroker) -> None:
+    @broker.task
+    async def add(one: int, two: int) -> int:
+        return one + two
+
+    @broker.task
+    def fail() -> None:
+        raise RuntimeError("no")
+
+    receiving = asyncio.create_task(run_receiver_task(broker))
+    sums = [await add.kiq(number, 1) for number in range(20)]
+    failed = await fail.kiq()
+    results = [await task.wait_result(timeout=20) for task in sums]
+    assert [result.return_value for result in results] == list(range(1, 21))
+    assert isinstance((await failed.wait_result(timeout=20)).error, RuntimeError)
+    await until(lambda: nsqd.channel(topic, "workers")["in_flight_count"] == 0)
+    assert nsqd.channel(topic, "workers")["depth"] == 0
+    receiving.cancel()
+    await asyncio.wait([receiving])
+
+
+async def test_a_delayed_task_waits(nsqd: Nsqd, topic: str, broker: NsqBroker) -> None:
+    @broker.task
+    async def later() -> str:
+        return "now"
+
+    task = await later.kicker().with_labels(delay=0.5).kiq()
+    await until(lambda: nsqd.channel(topic, "workers")["deferred_count"] == 1)
+    receiving = asyncio.create_task(run_receiver_task(broker))
+    assert (await task.wait_result(timeout=20)).return_value == "now"
+    receiving.cancel()
+    await asyncio.wait([receiving])
+
+
+async def test_a_broker_that_is_not_started_says_so(nsqd: Nsqd, topic: str) -> None:
+    broker = NsqBroker(address_of(nsqd), topic=topic)
+
+    @broker.task
+    async def never() -> None: ...
+
+    with pytest.raises(SendTaskError) as caught:
+        await never.kiq()
+    assert isinstance(caught.value.__cause__, NsqError) and "startup" in str(caught.value.__cause__)
+
+
+async def test_a_killed_worker_leaves_its_task_to_another(make_nsqd: Callable[..., Nsqd], tmp_path: Path) -> None:
+    nsqd = make_nsqd()
+    module, jobs = tmp_path / "jobs_module.py", tmp_path / "jobs"
+    module.write_text(WORKER)
+    jobs.mkdir()
+    environment = {**os.environ, "NSQD_ADDRESS": address_of(nsqd), "JOBS": str(jobs)}
+    command = [sys.executable, "-m", "taskiq", "worker", "jobs_module:broker", "--workers", "1"]
+    kick = "import asyncio, jobs_module as m\nasync def main():\n await m.broker.startup()\n"
+    kick += " await m.write.kiq('job')\n await m.broker.shutdown()\nasyncio.run(main())"
+    subprocess.run([sys.executable, "-c", kick], cwd=tmp_path, env=environment, check=True, timeout=60)
+    with subprocess.Popen(command, cwd=tmp_path, env={**environment, "HANGS": "1"}, start_new_session=True) as first:
+        try:
+            await asyncio.to_thread(eventually, lambda: list(jobs.iterdir()), 60)
+        finally:
+            os.killpg(first.pid, signal.SIGKILL)
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True) as second:
+        try:
+            await asyncio.to_thread(eventually, lambda: (jobs / "job").exists(), 60)
+            await until(lambda: nsqd.channel("jobs", "workers")["in_flight_count"] == 0)
+            second.terminate()
+            second.wait(60)
+        finally:
+            if second.poll() is None:
+                os.killpg(second.pid, signal.SIGKILL)
+    assert len(list(jobs.iterdir())) == 3, "begun twice, done once"
