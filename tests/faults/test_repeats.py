@@ -79,3 +79,23 @@ def test_notes_of_what_is_finished_do_not_pile_up(make_nsqd: Callable[..., Nsqd]
             consumer.send(b"".join(b"FIN %b\n" % message.id for message in reversed(messages)))
         confirm(consumer)
     assert not list((tmp_path / "data").rglob("*.journal"))
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_small_window_gets_past_all_that_is_finished(make_nsqd: Callable[..., Nsqd], crash: bool) -> None:
+    """However many messages a start knows to be finished, the next new one is found at once."""
+    daemon = make_nsqd()
+    with daemon.connect() as consumer:
+        consumer.publish("t", *[b"%d" % number for number in range(RDY)])
+        consumer.subscribe("t", rdy=RDY, msg_timeout=600_000)
+        for message in consumer.read_messages(RDY)[1:]:
+            consumer.FIN(message.id)
+        confirm(consumer)
+        time.sleep(SETTLED_S)
+    daemon.restart(crash=crash)
+    with daemon.connect() as consumer:
+        consumer.publish("t", b"new")
+        consumer.subscribe("t", rdy=1)
+        assert {message.body for message in consumer.read_messages(2, finish=True)} == {b"0", b"new"}
+        confirm(consumer)
+    assert "INTERNAL" not in daemon.log

@@ -115,6 +115,8 @@ class PublishingCommands(SessionState):
         else:
             self.published[topic.name] = messages
             self.nsqd.producers[cast("Session", self)] = None
+        if commit.is_settled and self.channel is not None:
+            self.channel.persist()  # the answer goes out now, and tells that what was sent before is noted
         self._replies.promise(commit, word, 1)
         if topic.log.is_congested and not commit.is_settled:
             self._congested()

@@ -53,6 +53,7 @@ class TopicLog(Tail):
 
     def __init__(self, shared: LogShared, directory: Path | None, on_dirty: Callable[["TopicLog"], None]) -> None:
         super().__init__(on_dirty)
+        self._schedule = on_dirty
         self.shared = shared
         if directory is not None:
             self.segments = Segments(shared, directory)
@@ -98,7 +99,7 @@ class TopicLog(Tail):
         commit = UnitCommit(timestamp_ns, apart)
         self.waiting.append(commit)
         self.chunk, self._lease = None, (0, 0)  # what comes now gets higher numbers
-        self.write()
+        self._schedule(self)  # not at once: OKs of what was open tell that channels have noted what came before
         return commit
 
     @property
