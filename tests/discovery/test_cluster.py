@@ -5,6 +5,8 @@ NSQD and NSQLOOKUPD may name other programs: the tests hold for any mixture.
 
 import asyncio
 import itertools
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -148,6 +150,28 @@ def test_a_topic_on_a_new_nsqd_starts_with_the_channels_the_cluster_knows(lookup
     eventually(lambda: channels_of(new, "t") == {"c1", "c2"})
     eventually(lambda: {channel["depth"] for channel in new.topic("t")["channels"]} == {1})
     eventually(lambda: lookupds[0].producers("t") == {old.tcp, new.tcp})
+
+
+@pytest.mark.ours
+def test_a_channel_deleted_while_nsqlookupd_is_asked_stays_deleted(lookupds: Pair, start: Start) -> None:
+    old = start()
+    create(old, "t", "stays", "goes", "unseen")
+    eventually(lambda: all(known.channels("t") == {"stays", "goes", "unseen"} for known in lookupds))
+    new = start()
+    wait_until_known(new, lookupds)
+    for lookupd in lookupds:
+        os.kill(lookupd.pid, signal.SIGSTOP)
+    try:
+        create(new, "t", "goes")
+        assert new.post("/channel/delete", topic="t", channel="goes").status == 200
+        assert new.post("/channel/delete", topic="t", channel="unseen").status == 404
+    finally:
+        for lookupd in lookupds:
+            os.kill(lookupd.pid, signal.SIGCONT)
+    eventually(lambda: "stays" in channels_of(new, "t"))
+    assert channels_of(new, "t") == {"stays"}
+    create(new, "t", "goes")
+    assert channels_of(new, "t") == {"stays", "goes"}
 
 
 def test_the_channels_outlive_the_nsqd_that_had_them(lookupds: Pair, start: Start) -> None:

@@ -266,21 +266,21 @@ class Nsqd:
         self.lookup.register(name, None)
         self._metadata_changed(topic.ephemeral)
         if self.lookup.addresses:
-            topic.await_channels(True)
+            topic.await_channels()
             self.spawn(self._bring_channels(topic))
         return topic
 
     async def _bring_channels(self, topic: Topic) -> None:
         """A new topic starts with the channels the cluster knows, so that none of them misses a message."""
+        names: set[str] = set()
         try:
-            for name in sorted(await self.lookup.channels_of(topic.name)):
-                if not is_ephemeral(name) and is_valid_name(name) and not topic.is_exiting:
-                    topic.channel(name)
-        except OSError as error:
-            self.logger.warning(f"TOPIC({topic.name}): failed to query nsqlookupd for channels - {error}")
+            names = await self.lookup.channels_of(topic.name)
         finally:
             if not topic.is_exiting:
-                topic.await_channels(False)
+                try:
+                    topic.bring_channels(sorted(names))
+                except OSError as error:
+                    self.logger.warning(f"TOPIC({topic.name}): failed to create the channels {sorted(names)} - {error}")
 
     def delete_topic(self, name: str) -> None:
         topic = self.topics.pop(name)

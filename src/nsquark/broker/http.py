@@ -312,8 +312,9 @@ class Api:
         return None
 
     def delete_channel(self, request: Request) -> None:
-        channel = self._channel(request)
-        channel.topic.delete_channel(channel.name)
+        topic, name = self._channel_arguments(request)
+        if not topic.delete_channel(name):
+            raise Refused(404, "CHANNEL_NOT_FOUND")
 
     def empty_channel(self, request: Request) -> None:
         channel = self._channel(request)

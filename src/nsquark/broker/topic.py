@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,7 +73,8 @@ class Topic:
         self._own_deferred = 0
         """Deferred messages that wait and belong to no channel yet."""
         self._follows = False
-        self._awaits_channels = False
+        self._deleted_meanwhile: set[str] | None = None
+        """The channels deleted since nsqlookupd was asked for those of this topic; None while no answer is awaited."""
         self._appending: tuple[Due, list[int], list[int]] | None = None
         self.kept = KeptMessages(self.directory / "kept") if self.directory is not None else KeptInMemory()
         self._is_keeping = False
@@ -331,7 +332,7 @@ class Topic:
 
     def _follow(self) -> None:
         """Lets the pump follow the head or stand still, as the topic's state asks."""
-        follows = bool(self.channels) and not self.paused and not self._awaits_channels
+        follows = bool(self.channels) and not self.paused and self._deleted_meanwhile is None
         if follows:
             self.pumped += self.log.extents.between(self.pump, self.log.head)
             self.pump = self.log.head
@@ -344,10 +345,20 @@ class Topic:
         self._follows = follows
         self._store_topic()
 
-    def await_channels(self, waiting: bool) -> None:
-        """While nsqlookupd is asked for the channels of a new topic, messages stay in the topic."""
-        self._awaits_channels = waiting
+    def await_channels(self) -> None:
+        """nsqlookupd is asked for the channels of this new topic: messages stay in the topic until `bring_channels`."""
+        self._deleted_meanwhile = set()
         self._follow()
+
+    def bring_channels(self, names: Iterable[str]) -> None:
+        """Makes the channels that nsqlookupd named, but for those that were deleted since it was asked."""
+        try:
+            for name in names:
+                if name not in (self._deleted_meanwhile or ()):
+                    self.channel(name)
+        finally:
+            self._deleted_meanwhile = None  # not before: the first channel would let the pump go
+            self._follow()
 
     def set_paused(self, paused: bool) -> None:
         self.paused = paused
@@ -409,8 +420,13 @@ class Topic:
                 self.free(slot)
             raise
 
-    def delete_channel(self, name: str) -> None:
-        channel = self.channels.pop(name)
+    def delete_channel(self, name: str) -> bool:
+        """False if there is none; then none comes from nsqlookupd either, if that is being asked."""
+        if self._deleted_meanwhile is not None:
+            self._deleted_meanwhile.add(name)
+        channel = self.channels.pop(name, None)
+        if channel is None:
+            return False
         self.listening.pop(channel, None)
         channel.delete()
         self.nsqd.channel_changed(self, name, created=False)
@@ -418,6 +434,7 @@ class Topic:
             self._follow()
             if self.ephemeral:
                 self.nsqd.delete_topic(self.name)
+        return True
 
     # -- the end -----------------------------------------------------------------------------------------
 
