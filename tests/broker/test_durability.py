@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from faults.data_files import cursor_slots
 from harness import ClosedError, Nsqd, Wire, body_of, eventually
 from nsquark.kernel.ledger import sequence_of
-from nsquark.log.cursors import CursorFile
 
 pytestmark = pytest.mark.ours
 
@@ -164,15 +164,6 @@ MANY = 280_000
 """More than the broker keeps individual state for: what is held longer must be set aside and remembered."""
 
 
-def stored_position(daemon: Nsqd) -> int:
-    """Of the only channel of topic t."""
-    cursors = CursorFile(daemon.data_path / "nsquark" / "topics" / "t.t" / "cursors", lambda text: None)
-    try:
-        return cursors.load()[1].position
-    finally:
-        cursors.close()
-
-
 def test_messages_held_back_while_very_many_pass(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]) -> None:
     daemon = make_nsqd()
     publisher = connect(daemon)
@@ -189,7 +180,7 @@ def test_messages_held_back_while_very_many_pass(make_nsqd: Callable[..., Nsqd],
     shown = daemon.channel("t")
     assert (shown["depth"], shown["in_flight_count"], shown["deferred_count"]) == (0, 1, 1)
     # Passing by what is held needs a sync; before it is done, a crash would repeat what was finished.
-    eventually(lambda: stored_position(daemon) > sequence_of(ids[-1]))
+    eventually(lambda: cursor_slots(daemon.data_path, "t")[1].position > sequence_of(ids[-1]))
     daemon.restart(crash=True)
     again = connect(daemon).subscribe("t", rdy=10)
     message = again.read_message()

@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+from nsquark.log.cache import ChunkCache
+from nsquark.log.cursors import CursorFile, Slot
+from nsquark.log.shared import LogSettings, LogShared
+
 
 def topic_directory(data_path: Path, topic: str) -> Path:
     return data_path / "nsquark" / "topics" / f"t.{topic}"
@@ -26,3 +30,11 @@ def cut(path: Path, size: int) -> None:
 def append(path: Path, data: bytes) -> None:
     with path.open("ab") as file:
         file.write(data)
+
+
+def cursor_slots(data_path: Path, topic: str) -> list[Slot]:
+    """What the topic's cursor file says now: the topic's slot, then those of its channels."""
+    shared = LogShared(
+        LogSettings(), 0, ChunkCache(0), lambda call: None, lambda seconds, call: None, lambda text: None
+    )
+    return CursorFile(shared, topic_directory(data_path, topic) / "cursors").load()

@@ -9,6 +9,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
+from rig import make_shared
 from xxhash import xxh3_64_intdigest
 
 from nsquark.log.cursors import REST_BYTES_MAX, SLOT_BYTES, SLOTS_PER_PAGE, CursorFile, Slot
@@ -23,7 +24,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def opened(path: Path) -> CursorFile:
-    cursors = CursorFile(path, lambda text: None)
+    cursors = CursorFile(make_shared(), path)
     cursors.load()
     return cursors
 
@@ -32,7 +33,7 @@ def opened(path: Path) -> CursorFile:
 def loaded(path: Path) -> Iterator[tuple[CursorFile, Stored, list[str]]]:
     """What a start finds: slot to position, deferred position and the rest; and what it says of damage."""
     reports: list[str] = []
-    cursors = CursorFile(path, reports.append)
+    cursors = CursorFile(make_shared(reports.append), path)
     try:
         yield cursors, {slot.index: (slot.position, slot.deferred, slot.rest) for slot in cursors.load()}, reports
     finally:
@@ -78,7 +79,7 @@ def test_generations_go_on_after_a_restart(path: Path) -> None:
     cursors = opened(path)
     write(cursors, cursors.topic_slot(), 1, b"topic")
     for position in range(2, 8):
-        cursors = CursorFile(path, lambda text: None)
+        cursors = CursorFile(make_shared(), path)
         (slot,) = cursors.load()
         write(cursors, slot, position)
         assert stored(path)[0][0] == position
@@ -292,7 +293,7 @@ class TestFormat1:
         def full(*_args: object, **_options: object) -> None:
             raise OSError(28, "no space left on device")
 
-        cursors = CursorFile(path, lambda text: None)
+        cursors = CursorFile(make_shared(), path)
         with monkeypatch.context() as patch:
             patch.setattr("nsquark.log.cursors.write_atomically", full)
             _, channel = cursors.load()
@@ -319,7 +320,7 @@ class TestLongState:
         cursors = opened(path)
         write(cursors, cursors.topic_slot(), 1, self.LONG)
         for position in range(2, 6):
-            cursors = CursorFile(path, lambda text: None)
+            cursors = CursorFile(make_shared(), path)
             (slot,) = cursors.load()
             assert slot.rest.startswith(self.LONG)
             write(cursors, slot, position, slot.rest + b"+")
@@ -344,7 +345,7 @@ class TestLongState:
             raise OSError(5, "Input/output error")
 
         with monkeypatch.context() as patch:
-            patch.setattr("nsquark.log.cursors.write_all", fail)
+            patch.setattr("nsquark.log.durable.write_all", fail)
             with pytest.raises(OSError, match="Input/output"):
                 write(cursors, slot, 2, self.LONG + b"newer")
         assert stored(path)[0] == (1, 7, self.LONG)

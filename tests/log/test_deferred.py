@@ -20,7 +20,7 @@ from xxhash import xxh3_64_intdigest
 
 from hypothesis_profiles import examples
 from nsquark.log import deferred as deferred_module
-from nsquark.log import deferred_bucket
+from nsquark.log import durable
 from nsquark.log.deferred import DeferredMessages, Due
 from nsquark.log.deferred_bucket import BUCKET_MS
 
@@ -385,7 +385,7 @@ class TestClock:
             raise OSError(28, "no space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr(deferred_bucket, "write_all", full)
+            patch.setattr(durable, "write_all", full)
             again = opened(directory)
         assert take_bodies(again, NOW_MS + 2_999) == []
         assert take_bodies(again, NOW_MS + 3_000) == [b"a"]
@@ -393,13 +393,13 @@ class TestClock:
 
 class TestDisk:
     def fail(self, monkeypatch: pytest.MonkeyPatch, after_bytes: int) -> None:
-        real = deferred_bucket.write_all
+        real = durable.write_all
 
         def short(fd: int, data: bytes, offset: int) -> None:
             real(fd, data[:after_bytes], offset)
             raise OSError(28, "no space left on device")
 
-        monkeypatch.setattr(deferred_bucket, "write_all", short)
+        monkeypatch.setattr(durable, "write_all", short)
 
     @pytest.mark.parametrize("after_bytes", [0, 10, 41])
     def test_a_message_that_cannot_be_stored_is_refused(

@@ -1,18 +1,27 @@
-"""A channel's journal: what was appended is there, up to where a crash tore it."""
+"""A channel's journal: what was appended is there, but for single records that are damaged."""
 
+import errno
+import os
+import struct
 from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
+from rig import Rig, make_shared
+from xxhash import xxh32_intdigest
 
-from nsquark.kernel.ledger import JOURNAL_RECORD
+from nsquark.kernel import journal as kernel
+from nsquark.kernel.journal import JOURNAL_FINISHED, JOURNAL_RECORD, JOURNAL_REQUEUED
+from nsquark.log import durable
 from nsquark.log import journal as journal_module
 from nsquark.log.journal import Journal
 
+DELAY_MAX_MS = 3_600_000
+
 
 def record(number: int) -> bytes:
-    return JOURNAL_RECORD.pack(1, 1, 1, number, 0)
+    return kernel.record(JOURNAL_REQUEUED, 1, number, 0, 0)
 
 
 @pytest.fixture
@@ -20,8 +29,15 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "journal"
 
 
-def loaded(path: Path) -> bytes:
-    return Journal(path).load()
+def opened(path: Path, reports: list[str] | None = None) -> Journal:
+    return Journal(make_shared(reports.append if reports is not None else lambda text: None), path)
+
+
+def loaded(path: Path, reports: list[str] | None = None) -> bytes:
+    journal = opened(path, reports)
+    records = journal.load(DELAY_MAX_MS)
+    journal.close()
+    return bytes(records)
 
 
 def test_a_channel_without_a_journal_has_no_records(path: Path) -> None:
@@ -31,8 +47,8 @@ def test_a_channel_without_a_journal_has_no_records(path: Path) -> None:
 
 def test_records_come_back_in_order_over_restarts(path: Path) -> None:
     for number in range(3):
-        journal = Journal(path)
-        journal.load()
+        journal = opened(path)
+        journal.load(DELAY_MAX_MS)
         journal.append(record(2 * number))
         journal.append(record(2 * number + 1))
         journal.close()
@@ -40,31 +56,121 @@ def test_records_come_back_in_order_over_restarts(path: Path) -> None:
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=5), data=st.data())
-def test_a_cut_or_flipped_byte_costs_only_what_follows(tmp_path: Path, sizes: list[int], data: st.DataObject) -> None:
+@given(
+    pieces=st.lists(st.integers(1, 4), min_size=1, max_size=5),
+    position=st.floats(0, 1, exclude_max=True),
+    bit=st.integers(0, 7),
+)
+def test_a_flipped_bit_costs_one_record(tmp_path: Path, pieces: list[int], position: float, bit: int) -> None:
     path = tmp_path / "damaged"
     path.unlink(missing_ok=True)
-    journal, ends = Journal(path), [0]
-    for index, size in enumerate(sizes):
-        journal.append(record(index) * size)
-        ends.append(journal.size)
+    journal = opened(path)
+    numbers = iter(range(sum(pieces)))
+    for size in pieces:
+        journal.append(b"".join(record(next(numbers)) for _ in range(size)))
+    journal.close()
     raw = bytearray(path.read_bytes())
-    position = data.draw(st.integers(0, len(raw) - 1))
-    if data.draw(st.booleans()):
-        raw[position] ^= data.draw(st.integers(1, 255))
-    else:
-        del raw[position:]
+    at = int(position * len(raw))
+    raw[at] ^= 1 << bit
     path.write_bytes(raw)
-    kept = sum(end <= position for end in ends) - 1
-    again = Journal(path)
-    assert again.load() == b"".join(record(index) * size for index, size in enumerate(sizes[:kept]))
-    again.append(record(99))
+    reports: list[str] = []
+    expected = b"".join(record(number) for number in range(sum(pieces)) if number != at // JOURNAL_RECORD.size)
+    assert loaded(path, reports) == expected
+    assert len(reports) == 1
+    assert str(path) in reports[0]
+    assert f"1 of {sum(pieces)} records" in reports[0]
+    reports.clear()
+    assert loaded(path, reports) == expected
+    assert not reports, "the damaged record is gone"
+
+
+@pytest.mark.parametrize("page", [0, 1, 2])
+def test_a_lost_page_costs_its_records(path: Path, page: int) -> None:
+    journal = opened(path)
+    count = 3 * 4096 // JOURNAL_RECORD.size
+    journal.append(b"".join(record(number) for number in range(count)))
+    journal.close()
+    raw = bytearray(path.read_bytes())
+    raw[page * 4096 : (page + 1) * 4096] = bytes(4096)
+    path.write_bytes(raw)
+    lost = range(page * 128, (page + 1) * 128)
+    assert loaded(path) == b"".join(record(number) for number in range(count) if number not in lost)
+
+
+@pytest.mark.parametrize("torn", [1, 7, 31])
+def test_a_torn_end_is_cut_and_writing_goes_on(path: Path, torn: int) -> None:
+    journal = opened(path)
+    journal.append(record(1) + record(2))
+    journal.close()
+    path.write_bytes(path.read_bytes()[:-torn])
+    reports: list[str] = []
+    again = opened(path, reports)
+    assert again.load(DELAY_MAX_MS) == record(1)
+    again.append(record(3))
     again.close()
-    assert loaded(path).endswith(record(99))
+    assert loaded(path) == record(1) + record(3)
+    assert not reports, "a crash is no damage"
+
+
+def test_pages_that_cannot_be_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = opened(path)
+    journal.append(b"".join(record(number) for number in range(256)))
+    journal.close()
+    before, real = path.read_bytes(), os.pread
+
+    def pread(fd: int, size: int, offset: int) -> bytes:
+        if offset < 4096:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(fd, size, offset)
+
+    reports: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", pread)
+        records = loaded(path, reports)
+    assert records == b"".join(record(number) for number in range(128, 256))
+    assert any("cannot be read" in report for report in reports)
+    assert path.with_name("journal.bad").read_bytes() == before
+    assert loaded(path) == records
+
+
+class TestFormat1:
+    RECORD = struct.Struct("<BxHIQq")
+
+    def piece(self, *numbers: int) -> bytes:
+        records = b"".join(self.RECORD.pack(1, 2, 1, number, 5000 * number) for number in numbers)
+        return b"NQJ1" + len(records).to_bytes(4, "little") + xxh32_intdigest(records).to_bytes(4, "little") + records
+
+    def converted(self, *numbers: int) -> bytes:
+        delays = {number: DELAY_MAX_MS if number else 0 for number in numbers}
+        return b"".join(kernel.record(1, 2, number, 5000 * number, delays[number]) for number in numbers)
+
+    def test_is_read_and_written_anew(self, path: Path) -> None:
+        path.write_bytes(self.piece(0, 1) + self.piece(2) + self.piece(3, 4, 5))
+        reports: list[str] = []
+        for _ in range(2):
+            assert loaded(path, reports) == self.converted(0, 1, 2, 3, 4, 5)
+        assert not reports
+        assert not path.read_bytes().startswith(b"NQJ1")
+
+    def test_finished_messages_are_counted(self, path: Path) -> None:
+        records = self.RECORD.pack(JOURNAL_FINISHED, 0, 4096, 77, 0)
+        check = xxh32_intdigest(records).to_bytes(4, "little")
+        path.write_bytes(b"NQJ1" + len(records).to_bytes(4, "little") + check + records)
+        assert loaded(path) == kernel.record(JOURNAL_FINISHED, 0, 77, 0, 4096)
+
+    @pytest.mark.parametrize("at", [0, 5, 9, 20])
+    def test_a_damaged_piece_is_left_out(self, path: Path, at: int) -> None:
+        first, second, third = self.piece(0, 1), self.piece(2, 3), self.piece(4)
+        raw = bytearray(first + second + third)
+        raw[len(first) + at] ^= 1
+        path.write_bytes(raw)
+        reports: list[str] = []
+        assert loaded(path, reports) == self.converted(0, 1, 4)
+        assert "damaged" in reports[0]
 
 
 def test_rewriting_replaces_everything(path: Path) -> None:
-    journal = Journal(path)
+    journal = opened(path)
     journal.append(record(1))
     journal.rewrite(record(2))
     journal.append(record(3))
@@ -79,7 +185,7 @@ def test_rewriting_replaces_everything(path: Path) -> None:
 
 def test_is_rewritten_when_most_of_it_is_out_of_date(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "COMPACT_BYTES_MIN", 100)
-    journal = Journal(path)
+    journal = opened(path)
     assert not journal.wants_rewrite(0)
     journal.append(record(1) * 10)
     assert journal.wants_rewrite(0)
@@ -90,22 +196,66 @@ def test_is_rewritten_when_most_of_it_is_out_of_date(path: Path, monkeypatch: py
     assert not journal.wants_rewrite(10)
 
 
-@pytest.mark.parametrize("written", [0, 5, 30])
+def test_its_bytes_count_as_used_disk(path: Path) -> None:
+    shared = make_shared()
+    journal = Journal(shared, path)
+    journal.append(record(1) * 10)
+    assert shared.disk_bytes == 320
+    journal.rewrite(record(1))
+    assert shared.disk_bytes == 32
+    journal.close()
+    assert shared.disk_bytes == 0
+    again = Journal(shared, path)
+    again.load(DELAY_MAX_MS)
+    assert shared.disk_bytes == 32
+    again.delete()
+    assert shared.disk_bytes == 0
+
+
+@pytest.mark.parametrize("written", [0, 5, 40])
 def test_a_failed_append_leaves_what_was_there_and_can_be_tried_again(
     path: Path, monkeypatch: pytest.MonkeyPatch, written: int
 ) -> None:
-    journal = Journal(path)
+    journal = opened(path)
     journal.append(record(1))
-    real = journal_module.write_all
+    real = durable.write_all
 
     def short(fd: int, data: bytes, offset: int) -> None:
         real(fd, data[:written], offset)
         raise OSError(28, "no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(journal_module, "write_all", short)
+        patch.setattr(durable, "write_all", short)
         with pytest.raises(OSError, match="no space"):
             journal.append(record(2) * 5)
-    assert loaded(path) == record(1)
     journal.append(record(2))
+    journal.close()
+    assert loaded(path) == record(1) + record(2) * max(1, written // 32)
+
+
+def test_a_failed_sync_writes_it_anew_and_whoever_waits_is_told_then(
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, None)
+    journal = Journal(rig.shared, path)
+    journal.append(record(1))
+    inode, told, mended = path.stat().st_ino, list[bool](), list[bool]()
+    journal.on_mended = lambda: mended.append(True)
+    real, failures = os.fdatasync, [OSError(errno.EIO, "Input/output error")]
+
+    def fdatasync(fd: int) -> None:
+        if failures:
+            raise failures.pop()
+        real(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fdatasync)
+        journal.when_synced(lambda: told.append(True))
+        rig.settle()
+    assert told
+    assert mended
+    assert path.stat().st_ino != inode
+    assert any("sync failed" in report for report in rig.reports)
+    journal.append(record(2))
+    journal.close()
     assert loaded(path) == record(1) + record(2)

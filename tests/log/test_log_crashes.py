@@ -9,7 +9,6 @@ import pytest
 from rig import Rig, make_shared
 
 from nsquark.kernel.extents import Extents
-from nsquark.log import deferred as deferred_module
 from nsquark.log.batches import DEFERRED, MORE_FOLLOWS, scan
 from nsquark.log.cursors import CursorFile
 from nsquark.log.deferred import DeferredMessages, Due
@@ -130,7 +129,7 @@ def test_a_backlog_larger_than_the_cache_is_read_back(make_rig: MakeRig) -> None
 
 
 def test_a_channel_in_a_slot_used_before_survives_a_crash(tmp_path: Path) -> None:
-    cursors = CursorFile(tmp_path / "cursors", lambda text: None)
+    cursors = CursorFile(make_shared(), tmp_path / "cursors")
     cursors.load()
     topic = cursors.topic_slot()
     topic.rest = b"t"
@@ -145,7 +144,7 @@ def test_a_channel_in_a_slot_used_before_survives_a_crash(tmp_path: Path) -> Non
     new.rest, new.position = b"new", 77
     assert new.index == old.index
     cursors.write(new)
-    found = CursorFile(tmp_path / "cursors", lambda text: None).load()
+    found = CursorFile(make_shared(), tmp_path / "cursors").load()
     assert [(slot.rest, slot.position) for slot in found] == [(b"t", 0), (b"new", 77)]
 
 
@@ -184,7 +183,7 @@ def test_a_deferred_message_that_cannot_be_read_is_tried_again(tmp_path: Path, m
     waiting.add(b"one", 1, 0, 1000)
     waiting.next_due_ms(2000)
     with monkeypatch.context() as patch:
-        patch.setattr(deferred_module.os, "pread", fail(errno.EIO))
+        patch.setattr(os, "pread", fail(errno.EIO))
         assert waiting.take_due(2000) is None
     assert waiting.count == 1
     assert [message[2] for message in take(waiting, 3000).messages] == [b"one"]

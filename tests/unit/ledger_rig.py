@@ -9,7 +9,7 @@ MSG_TIMEOUT_MS = 1_000
 MSG_TIMEOUT_MAX_MS = 15_000
 REQ_TIMEOUT_MAX_MS = 60_000
 
-_RECORD = struct.Struct("<BxHIQq")
+_RECORD = struct.Struct("<IHHQqQ")
 
 
 class Noted(NamedTuple):
@@ -17,9 +17,9 @@ class Noted(NamedTuple):
 
     kind: int
     attempts: int
-    count: int
     seq: int
     due_ms: int
+    span: int
 
 
 def make_ledger(kernel: ModuleType, floor: int = 0) -> Any:
@@ -31,7 +31,7 @@ def join(book: Any, rdy_max: int = 2500) -> Any:
 
 
 def records(journal: bytes | bytearray) -> list[Noted]:
-    return [Noted(*fields) for fields in _RECORD.iter_unpack(journal)]
+    return [Noted(*fields[1:]) for fields in _RECORD.iter_unpack(journal)]
 
 
 def message_id(seq: int, node_id: int = 7) -> bytes:

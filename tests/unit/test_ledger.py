@@ -20,6 +20,8 @@ from ledger_rig import (
     restarted,
 )
 
+from nsquark.kernel.journal import JOURNAL_FINISHED, JOURNAL_PARKED, JOURNAL_REQUEUED, record
+
 NEVER = 1 << 62
 
 
@@ -133,7 +135,7 @@ class TestDelivery:
 
     def test_attempts_count_up_and_wrap_as_two_bytes(self, ledger: ModuleType) -> None:
         book = make_ledger(ledger)
-        book.restore(ledger.JOURNAL_RECORD.pack(ledger.JOURNAL_REQUEUED, 65534, 1, 0, 0), 0)
+        book.restore(record(JOURNAL_REQUEUED, 65534, 0, 0, 0), 0)
         consumer = join(book)
         attempts = []
         for _ in range(3):
@@ -455,8 +457,8 @@ class TestJournal:
         book.requeue(consumer, 0, 0, 0)
         book.requeue(consumer, 1, 300, 10)
         book.expire(MSG_TIMEOUT_MS)
-        kind = ledger.JOURNAL_REQUEUED
-        assert records(book.journal) == [(kind, 1, 1, 0, 0), (kind, 1, 1, 1, 1_000_310), (kind, 1, 1, 2, 0)]
+        kind = JOURNAL_REQUEUED
+        assert records(book.journal) == [(kind, 1, 0, 0, 0), (kind, 1, 1, 1_000_310, 300), (kind, 1, 2, 0, 0)]
 
     def test_first_deliveries_and_their_finish_cost_no_record(self, ledger: ModuleType) -> None:
         book = make_ledger(ledger)
@@ -615,8 +617,8 @@ class TestNoting:
         book.note_finished()
         found = records(book.journal)
         book.journal.clear()
-        assert all(record.kind == ledger.JOURNAL_FINISHED for record in found)
-        return [(record.seq, record.count) for record in found]
+        assert all(noted.kind == JOURNAL_FINISHED for noted in found)
+        return [(record.seq, record.span) for record in found]
 
     def test_nothing_while_messages_are_finished_as_they_came(self, ledger: ModuleType) -> None:
         book = make_ledger(ledger)
@@ -694,11 +696,9 @@ class TestNoting:
 
     def test_a_journal_of_old_ranges_is_read_quickly(self, ledger: ModuleType) -> None:
         """Below the floor only parked messages matter, not each number of a range."""
-        ranges = b"".join(
-            ledger.JOURNAL_RECORD.pack(ledger.JOURNAL_FINISHED, 0, (1 << 32) - 1, first << 32, 0) for first in range(3)
-        )
+        ranges = b"".join(record(JOURNAL_FINISHED, 0, first << 32, 0, (1 << 32) - 1) for first in range(3))
         book = make_ledger(ledger, 3 << 32)
-        book.restore(ledger.JOURNAL_RECORD.pack(ledger.JOURNAL_PARKED, 1, 1, 5, 0) + ranges, 0, [((1 << 32) * 3, 1)])
+        book.restore(record(JOURNAL_PARKED, 1, 5, 0, 0) + ranges, 0, [((1 << 32) * 3, 1)])
         assert counts(book) == (0, 0, 0)
 
 

@@ -26,6 +26,7 @@ from ledger_rig import (
 )
 
 from hypothesis_profiles import examples
+from nsquark.kernel.journal import JOURNAL_FINISHED
 
 IN_FLIGHT, QUEUED, DEFERRED = "in flight", "queued", "deferred"
 
@@ -346,8 +347,8 @@ class LedgerModel(RuleBasedStateMachine):
         known: dict[int, tuple[int, int]] = {}
         self.finished_now: set[int] = set()
         for record in records(self.book.snapshot()):
-            if record.kind == self.kernel.JOURNAL_FINISHED:
-                self.finished_now.update(range(record.seq, record.seq + record.count))
+            if record.kind == JOURNAL_FINISHED:
+                self.finished_now.update(range(record.seq, record.seq + record.span))
             else:
                 known[record.seq] = (record.attempts, record.due_ms)
         return known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -74,7 +75,7 @@ class Channel:
         """Deferred messages in the log that the topic has yet to count."""
         self._skips = list(rest.skips)
         self._slot = slot
-        self._journal = Journal(topic.directory / f"c.{name}.journal") if slot is not None and topic.directory else None
+        self._journal: Journal | None = None
         self._rotation = 0
         self._is_loading = False
         self._is_parking = False
@@ -83,10 +84,17 @@ class Channel:
         self._note_timer = False
         self._credit = 0
         """How many redeliveries may come before the next new message, while both wait; see `_take_turns`."""
-        if self._journal is not None:
-            records = self._journal.load()
-            if records:
-                self.ledger.restore(records, now_ms(), topic.log.extents.ranges(), topic.kept)
+        if slot is not None and topic.directory is not None:
+            self._journal = Journal(topic.nsqd.logs, topic.directory / f"c.{name}.journal")
+            self._journal.on_mended = self.wake
+            self._restore(self._journal)
+
+    def _restore(self, journal: Journal) -> None:
+        ledger, topic = self.ledger, self.topic
+        records = journal.load(ledger.req_timeout_max_ms)
+        if records and ledger.restore(records, now_ms(), topic.log.extents.ranges(), topic.kept):
+            with contextlib.suppress(OSError):  # only the next start would let them wait again
+                journal.rewrite(ledger.snapshot())
 
     # -- what /stats shows ---------------------------------------------------------------------------------
 
@@ -438,15 +446,14 @@ class Channel:
         numbers = self.ledger.park(self.ledger.blocks_open - PARK_BLOCKS // 2)
         self._append_journal()
         self._is_parking = True
-        journal, ledger = self._journal, self.ledger
 
-        def parked(error: Exception | None) -> None:
+        def parked() -> None:
             self._is_parking = False
-            if error is None and ledger is self.ledger and not self.is_deleted:
-                ledger.let_pass(numbers)
+            if not self.is_deleted:
+                self.ledger.let_pass(numbers)
                 self.wake()
 
-        self.topic.nsqd.logs.run(journal.sync, parked)
+        self._journal.when_synced(parked)
 
     def expire(self, now: int) -> None:
         if self.ledger.expire(now):
@@ -495,6 +502,7 @@ class Channel:
         self._skips = []
         if self._journal is not None:
             self._journal.rewrite(b"")
+            self._is_parking = False
         self._write_rest()
         self.wake()
 
@@ -535,9 +543,12 @@ class Channel:
         if self._slot is None:
             return
         self.ledger.settle()
-        if self._journal is not None:
-            self._journal.rewrite(self.ledger.snapshot())
-        self._write_rest()
+        try:
+            if self._journal is not None:
+                self._journal.rewrite(self.ledger.snapshot())
+                self._journal.close()
+        finally:
+            self._write_rest()
 
     def delete(self) -> None:
         self.is_deleted = True

@@ -79,7 +79,6 @@ class Nsqd:
         """Topics whose files could not be opened at the start; nsqd.dat goes on naming them."""
         self.deferring: dict[Topic, None] = {}
         """Topics with messages that wait for their time."""
-        self.unsynced_topics: set[Topic] = set()
         self.read_buffer = bytearray(READ_BUFFER_BYTES)
         self.read_view = memoryview(self.read_buffer)
         self.held_bytes_max = LINE_BYTES_MAX + 8 + max(options.max_body_size, options.max_msg_size)
@@ -286,7 +285,6 @@ class Nsqd:
         topic = self.topics.pop(name)
         topic.delete()
         self.deferring.pop(topic, None)
-        self.unsynced_topics.discard(topic)
         self.logger.info(f"TOPIC({name}): deleted")
         self.lookup.unregister(name, None)
         self._metadata_changed(topic.ephemeral)
@@ -381,18 +379,16 @@ class Nsqd:
 
     async def _tick(self) -> None:
         """Timeouts, delays, syncs and removal; each step survives a fault in it."""
-        sync_s, collected_s, synced_s = self.options.sync_timeout.seconds, 0.0, 0.0
+        collected_s = 0.0
         while True:
             await asyncio.sleep(TICK_S)
             self._guard(self._expire)
             self._guard(self._append_due)
             self._guard(self.logs.syncer.tick)
             elapsed = self.loop.time()
-            if elapsed - synced_s >= sync_s:
-                synced_s = elapsed
-                self._guard(self._sync)
             if elapsed - collected_s >= COLLECT_S:
                 collected_s = elapsed
+                self._guard(self._follow_clock)
                 self._guard(self._collect)
                 self._guard(self._probe_disk)
 
@@ -418,11 +414,9 @@ class Nsqd:
             elif due_ms <= now:
                 topic.append_due()
 
-    def _sync(self) -> None:
+    def _follow_clock(self) -> None:
+        """The monotonic clock stands while the machine sleeps, that of due times does not."""
         offset = self.clock.offset_ms()
-        topics, self.unsynced_topics = self.unsynced_topics, set()
-        for topic in topics:
-            topic.sync()
         for topic in self.topics.values():
             for channel in topic.channels.values():
                 channel.ledger.wall_offset_ms = offset

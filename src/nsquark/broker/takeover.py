@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,12 +24,13 @@ import msgspec
 
 from nsquark.broker.store import METADATA_FILE, DataPathError, ListedTopic, Metadata
 from nsquark.broker.topic import DIRECTORY_PREFIX, Topic
-from nsquark.kernel.ledger import JOURNAL_RECORD, JOURNAL_REQUEUED
+from nsquark.kernel.journal import JOURNAL_REQUEUED, record
 from nsquark.log.cursors import ChannelRest, CursorFile, TopicRest, encode_rest
 from nsquark.log.diskqueue import DiskQueue, find_queues
 from nsquark.log.files import DIRECTORY_MODE, sync_directory, write_atomically
 from nsquark.log.importing import LogImport
 from nsquark.log.journal import Journal
+from nsquark.log.shared import LogShared
 from nsquark.wire.names import is_ephemeral, is_valid_name
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class TakeOver:
             self.logger.warning(f"TAKEOVER: topic {name} is paused: what it held back before goes to its channels now")
         elif not placed.of_channel and pump < log_end:
             placed.own_from = pump
-        _write_cursors(self._directory(name), stage, placed, self.nsqd.logs.report)
+        _write_cursors(self.nsqd.logs, self._directory(name), stage, placed)
         plan = Plan({path.name: _mark(path) for path in found.files})
         write_atomically(stage / PLAN_FILE, msgspec.json.encode(plan))
         sync_directory(self._directory(name))
@@ -262,15 +262,23 @@ class TakeOver:
         for piece in queue.pieces():
             known = log.append(piece)
             if known and attempted < ATTEMPTS_KEPT_MAX and old is not None and new is not None:
-                journal = journal or _continued(old, new)
-                journal.append(b"".join(JOURNAL_RECORD.pack(JOURNAL_REQUEUED, n, 1, seq, 0) for seq, n in known))
+                journal = journal or self._continued(old, new)
+                journal.append(b"".join(record(JOURNAL_REQUEUED, n, seq, 0, 0) for seq, n in known))
             attempted += len(known)
             self._progress(queue.base, len(piece.records), piece.end)
         if journal is not None:
-            journal.sync()
+            journal.make_durable()
             journal.close()
         self.logger.info(f"TAKEOVER: {queue.base}: {log.messages - before} messages, {attempted} attempted before")
         return attempted
+
+    def _continued(self, old: Path, new: Path) -> Journal:
+        """A copy of a journal, if there is one, to append to."""
+        if old.exists():
+            shutil.copyfile(old, new)
+        journal = Journal(self.nsqd.logs, new)
+        journal.load(self.nsqd.options.max_req_timeout.ms)
+        return journal
 
     def _progress(self, base: str, messages: int, size: int) -> None:
         self._messages += messages
@@ -324,7 +332,6 @@ class TakeOver:
             nsqd.logs.disk_bytes -= topic.log.segments.total_bytes
         topic.close()
         nsqd.deferring.pop(topic, None)
-        nsqd.unsynced_topics.discard(topic)
         for channel in topic.channels.values():
             channel.is_deleted = True  # the turn that is due passes it by
 
@@ -341,7 +348,7 @@ class TakeOver:
         """Before nsqd.dat is replaced, which is the only other place that tells of topics without messages."""
         for name in names:
             topic = self.nsqd.topics[name]
-            topic.sync()
+            topic.make_durable()
             sync_directory(self._directory(name))
         self.nsqd.logs.drain()
         sync_directory(self.nsqd.topics_path)
@@ -365,11 +372,11 @@ class TakeOver:
         return self.nsqd.topics_path / f"{DIRECTORY_PREFIX}{name}"
 
 
-def _write_cursors(directory: Path, stage: Path, placed: Placed, report: Callable[[str], None]) -> None:
+def _write_cursors(shared: LogShared, directory: Path, stage: Path, placed: Placed) -> None:
     """The topic's cursor file, with the imported messages accounted for."""
     for path in [directory / CURSORS_FILE, *directory.glob(f"{CURSORS_FILE}.*.[01]")]:
         shutil.copyfile(path, stage / path.name)
-    cursors = CursorFile(stage / CURSORS_FILE, report)
+    cursors = CursorFile(shared, stage / CURSORS_FILE)
     try:
         for slot in cursors.load():
             if slot.index == 0:
@@ -381,7 +388,7 @@ def _write_cursors(directory: Path, stage: Path, placed: Placed, report: Callabl
                 slot.position, skips = _channel_range(slot.position, channel, placed)
                 slot.rest, slot.brief = encode_rest(msgspec.structs.replace(channel, skips=skips))
             cursors.write(slot)
-        cursors.sync()
+        cursors.make_durable()
     finally:
         cursors.close()
 
@@ -397,15 +404,6 @@ def _channel_range(position: int, channel: ChannelRest, placed: Placed) -> tuple
     if skips and skips[0][0] == position:
         position = skips.pop(0)[1]
     return position, tuple(skips)
-
-
-def _continued(old: Path, new: Path) -> Journal:
-    """A copy of a journal, if there is one, to append to."""
-    if old.exists():
-        shutil.copyfile(old, new)
-    journal = Journal(new)
-    journal.load()
-    return journal
 
 
 def _split(base: str) -> tuple[str, str]:

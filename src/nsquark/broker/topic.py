@@ -78,9 +78,7 @@ class Topic:
         self._appending: tuple[Due, list[int], list[int]] | None = None
         self.kept = KeptMessages(self.directory / "kept") if self.directory is not None else KeptInMemory()
         self._is_keeping = False
-        self._deferred_unsynced = False
-        report = nsqd.logs.report
-        self._cursors = CursorFile(self.directory / "cursors", report) if self.directory is not None else None
+        self._cursors = CursorFile(nsqd.logs, self.directory / "cursors") if self.directory is not None else None
         self._slot: Slot | None = None
         self._load()
 
@@ -106,6 +104,7 @@ class Topic:
         )
         if segments is not None:
             segments.before_remove = self._note_removed_append
+            self.deferred.when_log_synced = segments.when_synced
         if cursors is not None:
             self._restore(cursors, slot, rest, slots)
         self.deferred.found.clear()
@@ -193,19 +192,15 @@ class Topic:
     def store(self, slot: Slot) -> None:
         assert self._cursors is not None
         self._cursors.write(slot)
-        self.nsqd.unsynced_topics.add(self)
 
     def free(self, slot: Slot) -> None:
         assert self._cursors is not None
         self._cursors.free(slot)
 
-    def sync(self) -> None:
-        """Makes everything durable in the background."""
-        if self._cursors is not None and not self.is_exiting:
-            self.nsqd.logs.run(self._cursors.sync, lambda error: None)
-            if self._deferred_unsynced:
-                self._deferred_unsynced = False
-                self.nsqd.logs.run(self.deferred.syncing(), lambda error: None)
+    def make_durable(self) -> None:
+        """Syncs what it and its channels are, here and now, or raises; when no thread uses its files."""
+        if self._cursors is not None:
+            self._cursors.make_durable()
 
     # -- publishing --------------------------------------------------------------------------------------
 
@@ -225,7 +220,7 @@ class Topic:
             raise TopicExiting
         commit = Commit()
         try:
-            self.deferred.add(body, time.time_ns(), self.nsqd.clock.now_ms(), delay_ms)
+            bucket = self.deferred.add(body, time.time_ns(), self.nsqd.clock.now_ms(), delay_ms)
         except OSError as error:
             self.nsqd.logs.disk.failed(error, 1)
             commit.settle(error)
@@ -237,10 +232,8 @@ class Topic:
         for channel in self.channels.values():
             channel.deferred_pending += 1
         self.nsqd.deferring[self] = None
-        self._deferred_unsynced = True
-        self.nsqd.unsynced_topics.add(self)
         if self.nsqd.options.sync_every == 1 and self.directory is not None:
-            self.nsqd.logs.run(self.deferred.syncing(), commit.settle)
+            bucket.when_durable(commit.settle)
         else:
             commit.settle()
         return commit
@@ -501,7 +494,7 @@ class Topic:
         self.listening.clear()
         self.log.write()  # what was published before gets its OK
         self.log.discard()
-        self.deferred.abandon()
+        self.deferred.close()
         if self._cursors is not None and self.directory is not None:
             self._cursors.close()
             doomed = self.nsqd.doomed_path(self.directory)
@@ -522,9 +515,8 @@ class Topic:
     def _close_files(self) -> None:
         try:
             self._store_topic()
-            self.deferred.syncing()()
-            if self._cursors is not None:
-                self._cursors.sync()
+            self.deferred.make_durable()
+            self.make_durable()
         finally:
             self.deferred.close()
             if self._cursors is not None:

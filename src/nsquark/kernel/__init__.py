@@ -9,7 +9,20 @@ from pathlib import Path
 PURE_VARIABLE = "NSQUARK_PURE"
 """Set to 1 to run the kernel interpreted although it was compiled."""
 
-MODULES = ("arena", "extents", "batch", "columns", "connection", "frames", "ledger", "mpub", "tail", "publish", "turn")
+MODULES = (
+    "arena",
+    "extents",
+    "batch",
+    "columns",
+    "connection",
+    "frames",
+    "journal",
+    "ledger",
+    "mpub",
+    "tail",
+    "publish",
+    "turn",
+)
 """Each after those it imports."""
 
 

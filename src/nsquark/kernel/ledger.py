@@ -7,9 +7,15 @@ from it and goes when all of them are finished, wherever it lies, so an idle cha
 
 from collections import deque
 from heapq import heappop, heappush
-from struct import Struct
 
 import cython
+
+from nsquark.kernel.journal import JOURNAL_FINISHED, JOURNAL_PARKED, JOURNAL_RECORD, JOURNAL_REQUEUED
+
+if cython.compiled:
+    from cython.cimports.nsquark.kernel.journal import record
+else:
+    from nsquark.kernel.journal import record
 
 BLOCK_BITS = cython.declare(cython.int, 12)
 BLOCK_SLOTS = cython.declare(cython.int, 4096)
@@ -37,12 +43,8 @@ BLOCKS_POOLED_MAX = cython.declare(cython.int, 64)
 # How many blocks below the floor are kept with all slots while a journal is read.
 DENSE_BLOCKS_RESTORED_MAX = cython.declare(cython.int, 256)
 
-# Records of a channel's journal: kind, attempts, count, sequence number, due time (wall clock, ms).
-JOURNAL_REQUEUED = 1  # holds while the message is not below the floor
-JOURNAL_PARKED = 2  # holds until a JOURNAL_FINISHED
-JOURNAL_FINISHED = 3  # `count` messages from the sequence number on
-JOURNAL_RECORD = Struct("<BxHIQq")
-RECORD_BYTES = cython.declare(cython.int, 24)
+RECORD_BYTES = cython.declare(cython.int, JOURNAL_RECORD.size)
+REQUEUED_KIND = cython.declare(cython.int, JOURNAL_REQUEUED)
 PARKED_KIND = cython.declare(cython.int, JOURNAL_PARKED)
 FINISHED_KIND = cython.declare(cython.int, JOURNAL_FINISHED)
 
@@ -223,6 +225,7 @@ class Ledger:
     _sweep_at: cython.longlong
     _sweep_end: cython.longlong
     _next_sweep: list
+    _seen_ms: cython.longlong  # when a message was requeued last, or before
     _whole: list  # blocks that were finished as a whole, and the journal does not know
     _mark: cython.longlong
     _parked: set
@@ -244,6 +247,7 @@ class Ledger:
         self._consumers = {}
         self._consumer_id = 0
         self._pool = []
+        self._seen_ms = 0
         self.journal = bytearray()
         self._clear(floor)
 
@@ -457,6 +461,7 @@ class Ledger:
         self.requeue_count += 1
         if not counted:
             block.attempts[index] = (block.attempts[index] - 1) & 0xFFFF
+        self._seen_ms = now_ms
         if delay_ms > 0:
             block.state[index] = DEFERRED
             block.deadline[index] = now_ms + delay_ms
@@ -768,12 +773,15 @@ class Ledger:
 
     @cython.cfunc
     def _note_finished(self, seq: cython.longlong, count: cython.longlong):
-        self.journal += JOURNAL_RECORD.pack(JOURNAL_FINISHED, 0, count, seq, 0)
+        self.journal += record(FINISHED_KIND, 0, seq, 0, count)
 
-    def restore(self, records: object, now_ms: cython.longlong, ranges: object = None, kept: object = ()) -> None:
+    def restore(
+        self, records: object, now_ms: cython.longlong, ranges: object = None, kept: object = ()
+    ) -> cython.longlong:
         """Takes up a journal's records, in order; only before anything was taken.
 
-        `ranges` are the messages that exist, as (first, count) in order; of others only those in `kept` matter.
+        `ranges` are the messages that exist, as (first, count) in order; of others only those in `kept` matter. None
+        is due later than it was when it was noted: how many would have been, since the clock was ahead then.
         """
         data: cython.uchar[::1] = memoryview(records if isinstance(records, bytearray) else bytearray(records))
         starts: cython.longlong[::1] = _column(ranges, False)
@@ -783,11 +791,14 @@ class Ledger:
         at: cython.longlong
         stop: cython.longlong
         kind: cython.int
+        due_ms: cython.longlong
+        brought_forward: cython.longlong = 0
+        self._seen_ms = now_ms
         while pos < end:
-            kind = data[pos]
+            kind = data[pos + 4]
             at = _u64(data, pos + 8)
             if kind == FINISHED_KIND:
-                stop = at + (_u64(data, pos) >> 32)
+                stop = at + _u64(data, pos + 24)
                 while at < stop:
                     if at < self.floor and self._find(at) is None:
                         at = min(self.floor, ((at >> BLOCK_BITS) + 1) << BLOCK_BITS)
@@ -796,14 +807,17 @@ class Ledger:
                         self._restore_finished(at)
                     at += 1
             elif (at >= self.floor or kind == PARKED_KIND) and (_exists(starts, ends, at) or at in kept):
-                self._restore_waiting(
-                    at, data[pos + 2] | (data[pos + 3] << 8), _u64(data, pos + 16) - self.wall_offset_ms, now_ms
-                )
+                due_ms = _u64(data, pos + 16) - self.wall_offset_ms
+                if due_ms - now_ms > _u64(data, pos + 24):
+                    due_ms = now_ms + _u64(data, pos + 24)
+                    brought_forward += 1
+                self._restore_waiting(at, data[pos + 6] | (data[pos + 7] << 8), due_ms, now_ms)
                 if kind == PARKED_KIND:
                     self._find(at).noted = True
             pos += RECORD_BYTES
         self._set_parked_aside()
         self.settle()
+        return brought_forward
 
     @cython.cfunc
     def _restore_finished(self, seq: cython.longlong):
@@ -1035,14 +1049,16 @@ class Ledger:
     @cython.cfunc
     def _note(self, block: Block, index: cython.int):
         due_ms: cython.longlong = 0
+        left_ms: cython.longlong = 0
         if block.state[index] == DEFERRED:
             due_ms = block.deadline[index] + self.wall_offset_ms
-        self.journal += JOURNAL_RECORD.pack(
-            JOURNAL_PARKED if block.noted else JOURNAL_REQUEUED,
+            left_ms = block.deadline[index] - self._seen_ms
+        self.journal += record(
+            PARKED_KIND if block.noted else REQUEUED_KIND,
             block.attempts[index],
-            1,
             (block.number << BLOCK_BITS) + block.slot_of(index),
             due_ms,
+            left_ms if left_ms > 0 else 0,
         )
 
 

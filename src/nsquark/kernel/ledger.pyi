@@ -1,13 +1,8 @@
 from collections.abc import Container
-from struct import Struct
 
 DONE: int
 NOT_IN_FLIGHT: int
 NOT_OWNER: int
-JOURNAL_REQUEUED: int
-JOURNAL_PARKED: int
-JOURNAL_FINISHED: int
-JOURNAL_RECORD: Struct
 
 Buffer = bytearray | memoryview
 
@@ -36,6 +31,8 @@ class Ledger:
     def queued(self) -> int: ...
     @property
     def deferred(self) -> int: ...
+    @property
+    def req_timeout_max_ms(self) -> int: ...
     @property
     def ahead(self) -> int: ...
     @property
@@ -84,6 +81,6 @@ class Ledger:
         now_ms: int,
         ranges: list[tuple[int, int]] | None = None,
         kept: Container[int] = (),
-    ) -> None: ...
+    ) -> int: ...
     def finish_ahead(self, seq: int, count: int) -> None: ...
     def empty(self, seq: int) -> None: ...

@@ -14,14 +14,15 @@ of a slot lay side by side; such a file is read, and written anew as a whole.
 import errno
 import os
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from nsquark.log.files import FILE_MODE, PAGE_BYTES, read_surviving, write_all, write_atomically
+from nsquark.log.durable import DurableFile
+from nsquark.log.files import PAGE_BYTES, read_surviving, write_atomically
+from nsquark.log.shared import LogShared
 
 SLOT_BYTES = 1024
 SLOTS_PER_PAGE = PAGE_BYTES // SLOT_BYTES
@@ -85,20 +86,20 @@ class Slot:
 
 
 class CursorFile:
-    """All slots of a topic. Writes go to the page cache at once and to the disk by `sync`.
+    """All slots of a topic. Writes go to the page cache at once and to the disk within --sync-timeout.
 
     After `load`, `lost` tells that there were channels of which nothing is left. What proves it stays in the file until
     `repair`, which is to be called when they are made again.
     """
 
-    def __init__(self, path: Path, report: Callable[[str], None]) -> None:
+    def __init__(self, shared: LogShared, path: Path) -> None:
         self.path = path
+        self.file = DurableFile(shared.syncer, path)
         self.lost = False
         self.is_new = False
         self.slots = 1
         """In the file, used or free."""
-        self._report = report
-        self._fd = -1
+        self._report = shared.report
         self._free: dict[int, int] = {}  # generations, since a reused slot must outdo the one before
         self._damaged: dict[int, Slot | None] = {}
         self._image: bytearray | None = None
@@ -123,6 +124,8 @@ class CursorFile:
                 self._replace()
             except OSError as error:  # tried again before the next write
                 self._report(f"CURSORS({self.path}): could not be written anew: {error}")
+        else:
+            self.file.changed()  # a process that was killed may not have synced it
         used = [slot for slot, in_use in found.values() if in_use]
         self._free.update((slot.index, slot.generation) for slot, in_use in found.values() if not in_use)
         for index in range(self.slots):
@@ -230,10 +233,10 @@ class CursorFile:
         head = _head(slot, generation, used, inline)
         offset = _offset(slot.index, place)
         if slot.rest_written[place] == inline:
-            write_all(self._open(), head, offset)
+            self._write(head, offset)
         else:
             slot.rest_written[place] = b""
-            write_all(self._open(), head + inline, offset)
+            self._write(head + inline, offset)
             slot.rest_written[place] = inline
         slot.generation = generation
 
@@ -277,19 +280,18 @@ class CursorFile:
         write_atomically(self.path, self._image)
         self._image = None
 
-    def _open(self) -> int:
-        if self._fd < 0:
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-        return self._fd
+    def _write(self, data: bytes, offset: int) -> None:
+        if self.file.fd < 0:
+            self.file.open(os.O_RDWR | os.O_CREAT)
+        self.file.write(data, offset)
 
-    def sync(self) -> None:
-        if self._fd >= 0:
-            os.fdatasync(self._fd)
+    def make_durable(self) -> None:
+        """Here and now, or raises; when no thread uses it."""
+        if self.file.fd >= 0:
+            self.file.make_durable()
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self.file.close()
 
 
 def _offset(index: int, place: int) -> int:

@@ -10,13 +10,11 @@ Due times are of a clock that is not set while the machine runs. After a boot it
 has its delay: none waits for longer than that from the start on.
 """
 
-import contextlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from nsquark.log.deferred_bucket import BUCKET_MS, SUFFIX, Bucket, Entry
-from nsquark.log.files import DIRECTORY_MODE, sync_directory
+from nsquark.log.files import DIRECTORY_MODE
 from nsquark.log.shared import LogShared
 
 DUE_MESSAGES_MAX = 256
@@ -65,7 +63,8 @@ class DeferredMessages:
         self._appends = last_append
         self._buckets: dict[int, Bucket] = {}
         self._refused: Due | None = None
-        self._parent_unsynced = False
+        self.when_log_synced: Callable[[Callable[[], None]], None] = lambda callback: callback()
+        """Calls back once all that the log has by now is durable."""
         self.found: list[int] = []
         """The numbers of what waited at the start, in order."""
         if directory is not None and directory.exists():
@@ -101,7 +100,7 @@ class DeferredMessages:
                 found = bucket.read(entry)
                 if found is not None:
                     self._bucket_of(now_ms + delay_ms).add(now_ms + delay_ms, delay_ms, found[0], entry[1], found[1])
-            self.syncing()()
+            self.make_durable()
             bucket.note_moved([entry for entry, _ in late])
         except OSError as error:  # a full disk: they are delivered in time all the same, but for the next start
             self._shared.report(f"DEFERRED({bucket.path}): they could not be moved: {error}")
@@ -115,11 +114,13 @@ class DeferredMessages:
     def count(self) -> int:
         return sum(bucket.count for bucket in self._buckets.values())
 
-    def add(self, body: bytes, timestamp_ns: int, now_ms: int, delay_ms: int) -> None:
-        """Stores a message until it is due; raises OSError if that was not possible."""
+    def add(self, body: bytes, timestamp_ns: int, now_ms: int, delay_ms: int) -> Bucket:
+        """Stores a message until it is due, and where; OSError if that was not possible."""
         due_ms = now_ms + delay_ms
-        self._bucket_of(due_ms).add(due_ms, delay_ms, timestamp_ns, self.number, body)
+        bucket = self._bucket_of(due_ms)
+        bucket.add(due_ms, delay_ms, timestamp_ns, self.number, body)
         self.number += 1
+        return bucket
 
     def _bucket_of(self, due_ms: int) -> Bucket:
         key = due_ms // BUCKET_MS
@@ -129,8 +130,8 @@ class DeferredMessages:
         path = None
         if self._directory is not None:
             if not self._directory.exists():
-                self._directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-                self._parent_unsynced = True
+                self._directory.mkdir(mode=DIRECTORY_MODE)
+                self._shared.syncer.directory(self._directory.parent).changed()
             path = self._directory / f"{key}{SUFFIX}"
         bucket = self._buckets[key] = Bucket(self._shared, key, path)
         bucket.load(self._appends)
@@ -146,6 +147,8 @@ class DeferredMessages:
                 due_ms = now_ms
             elif bucket.waiting is None:
                 due_ms = bucket.starts_ms - BUCKET_MS
+            elif bucket.is_leaving and not bucket.waiting:
+                due_ms = now_ms + BUCKET_MS
             else:
                 due_ms = bucket.waiting[0][0] if bucket.waiting else bucket.ends_ms
             soonest = due_ms if soonest is None else min(soonest, due_ms)
@@ -159,11 +162,23 @@ class DeferredMessages:
         for key in sorted(self._buckets):
             bucket = self._buckets[key]
             if bucket.count == 0 and bucket.ends_ms <= now_ms:
-                del self._buckets[key]
-                bucket.delete()
+                self._remove_when_safe(bucket)
             elif bucket.waiting and bucket.waiting[0][0] <= now_ms:
                 return self._take(bucket, now_ms)
         return None
+
+    def _remove_when_safe(self, bucket: Bucket) -> None:
+        """It is all that is left of its messages until the log, which has them, is durable."""
+
+        def remove() -> None:
+            bucket.is_leaving = False
+            if bucket.count == 0 and self._buckets.get(bucket.key) is bucket:
+                del self._buckets[bucket.key]
+                bucket.delete()
+
+        if not bucket.is_leaving:
+            bucket.is_leaving = True
+            self.when_log_synced(remove)
 
     def _take(self, bucket: Bucket, now_ms: int) -> Due | None:
         entries = bucket.pop_due(now_ms, DUE_MESSAGES_MAX)
@@ -192,32 +207,12 @@ class DeferredMessages:
         due.bucket.count += len(due.entries)
         self._refused = due
 
-    def syncing(self) -> Callable[[], None]:
-        """What makes all that waits durable, to be run in a thread: the buckets may go meanwhile."""
-        directory = self._directory
-        fds = [os.dup(bucket.fd) for bucket in self._buckets.values() if bucket.fd >= 0]
-        parent_unsynced, self._parent_unsynced = self._parent_unsynced, False
-
-        def sync() -> None:
-            try:
-                for fd in fds:
-                    os.fdatasync(fd)
-                if directory is not None and directory.exists():
-                    sync_directory(directory)
-                    if parent_unsynced:
-                        sync_directory(directory.parent)
-            finally:
-                for fd in fds:
-                    os.close(fd)
-
-        return sync
+    def make_durable(self) -> None:
+        """All that waits, here and now, or raises; when no thread uses the files."""
+        for bucket in self._buckets.values():
+            if bucket.file is not None:
+                bucket.file.make_durable()
 
     def close(self) -> None:
         for bucket in self._buckets.values():
             bucket.close()
-
-    def abandon(self) -> None:
-        """The files are being deleted with their topic."""
-        for bucket in self._buckets.values():
-            with contextlib.suppress(OSError):
-                bucket.abandon()

@@ -10,12 +10,13 @@ import heapq
 import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from nsquark.log.durable import DurableFile
 from nsquark.log.files import FILE_MODE, read_readable, set_aside, sync_directory, write_all
 from nsquark.log.shared import LogShared
 
@@ -101,18 +102,33 @@ class Bucket:
         self.key = key
         self.path = path
         self.count = 0
+        self.is_leaving = False
+        """It is empty and its minute over, but its messages are not safe elsewhere yet."""
         self.waiting: list[Entry] | None = [] if path is None else None
-        self.fd = -1
+        self.file: DurableFile | None = None
         self._shared = shared
         self._memory: dict[int, tuple[int, bytes]] = {}
         self._delays: dict[int, int] = {}
         self._size = 0
+        self._undurable: dict[Callable[[Exception | None], None], None] = {}
         self._loading: Iterator[_Record | _Damage] | None = None
         self._found = _Found()
         if path is not None:
-            self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+            self._open(path)
             self._size = os.fstat(self.fd).st_size
             shared.disk_bytes += self._size
+
+    def _open(self, path: Path) -> None:
+        self.file = DurableFile(self._shared.syncer, path)
+        self.file.content_bytes = lambda: self._size
+        self.file.on_held = self._held
+        self.file.open(os.O_RDWR | os.O_CREAT)
+        self.file.changed()  # one that is there may never have been synced
+
+    @property
+    def fd(self) -> int:
+        assert self.file is not None
+        return self.file.fd
 
     @property
     def starts_ms(self) -> int:
@@ -194,6 +210,28 @@ class Bucket:
         for entry in entries:
             self._memory.pop(entry[1], None)
 
+    # -- durability --------------------------------------------------------------------------------------
+
+    def when_durable(self, done: Callable[[Exception | None], None]) -> None:
+        """Calls back once all that is in it is on disk, or with an error if the disk refuses."""
+
+        def synced() -> None:
+            if self._undurable.pop(done, True) is None:
+                done(None)
+
+        assert self.file is not None
+        self._undurable[done] = None
+        self.file.hurry()
+        self.file.when_synced(synced)
+
+    def _held(self) -> None:
+        """A sync failed. If writing the file anew did too, nobody is kept waiting."""
+        assert self.file is not None
+        if self.file.attempts:
+            undurable, self._undurable = self._undurable, {}
+            for done in undurable:
+                done(self.file.held_by)
+
     # -- the index ---------------------------------------------------------------------------------------
 
     @property
@@ -267,12 +305,15 @@ class Bucket:
             os.replace(temporary, self.path)
             sync_directory(self.path.parent)
         except OSError as error:  # the damaged file can be used as it is
-            os.close(fd)
             self._shared.report(f"DEFERRED({self.path}): could not be written anew: {error}")
             return
-        os.close(self.fd)
+        finally:
+            os.close(fd)
+        assert self.file is not None
+        self.file.close()
+        self._open(self.path)
         self._shared.disk_bytes += size - self._size
-        self.fd, self._size = fd, size
+        self._size = size
         self._offsets_moved(damages)
 
     def _offsets_moved(self, damages: list[_Damage]) -> None:
@@ -293,8 +334,10 @@ class Bucket:
     def _write(self, kind: int, due_ms: int, delay_ms: int, timestamp_ns: int, number: int, body: bytes) -> None:
         record = _HEAD.pack(0, kind, len(body), due_ms, delay_ms, timestamp_ns, number) + body
         record = xxh3_64_intdigest(record[8:]).to_bytes(8, "little") + record[8:]
+        assert self.file is not None
+        self.file.require_sound()
         try:
-            write_all(self.fd, record, self._size)
+            self.file.write(record, self._size)
         except OSError:
             os.ftruncate(self.fd, self._size)
             raise
@@ -302,17 +345,13 @@ class Bucket:
         self._shared.disk_bytes += len(record)
 
     def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-    def abandon(self) -> None:
-        self.close()
+        if self.file is not None:
+            self.file.close()
         self._shared.disk_bytes -= self._size
         self._size = 0
 
     def delete(self) -> None:
-        self.abandon()
+        self.close()
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 

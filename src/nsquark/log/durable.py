@@ -111,7 +111,7 @@ class DurableFile:
         if flags & os.O_CREAT:
             self.directory.changed()
 
-    def write(self, data: bytes | memoryview, offset: int) -> None:
+    def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         """Writes all of it, or raises."""
         self.require_sound()
         write_all(self.fd, data, offset)

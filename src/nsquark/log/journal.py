@@ -1,91 +1,142 @@
-"""A channel's journal: attempts and due times of requeued messages, and what was parked when the floor passed it."""
+"""A channel's journal: attempts and due times of requeued messages, and what was parked when the floor passed it.
+
+The file is records of 32 bytes, each with a check of its own (kernel/journal.py), so the next one is found behind one
+that is damaged. In format 1 it was pieces of records with one checksum for each; such a file is read and written anew.
+"""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 from xxhash import xxh32_intdigest
 
-from nsquark.kernel.ledger import JOURNAL_RECORD
-from nsquark.log.files import FILE_MODE, write_all, write_atomically
+from nsquark.kernel.journal import JOURNAL_RECORD, from_format_1, keep_intact
+from nsquark.log.durable import DurableFile
+from nsquark.log.files import read_surviving, write_atomically
+from nsquark.log.shared import LogShared
 
-_MAGIC = b"NQJ1"
-_PIECE_HEAD_BYTES = 12
 COMPACT_BYTES_MIN = 1 << 20
 """A journal smaller than this is not worth rewriting."""
 REWRITE_SHARE = 4
 """It is rewritten when it is so many times as long as needed; a message that is parked is noted twice at least."""
+_MAGIC_1 = b"NQJ1"
+_PIECE_HEAD_BYTES = 12  # magic, bytes, checksum
+_RECORD_BYTES_1 = 24
 
 
 class Journal:
-    """An append-only file of pieces (magic, bytes, checksum, records); rewritten when most of it is out of date."""
+    """An append-only file of records; rewritten when most of it is out of date. Its bytes count as used disk."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, shared: LogShared, path: Path) -> None:
         self.path = path
         self.size = 0
-        self._fd = -1
+        self.on_mended: Callable[[], None] = lambda: None
+        """Called when it can be written to again after a failed sync."""
+        self._shared = shared
+        self._file: DurableFile | None = None
 
-    def load(self) -> bytearray:
-        """All records in order, up to the first piece that is not intact: that one is cut off."""
-        records = bytearray()
+    def load(self, delay_max_ms: int) -> bytearray:
+        """All intact records in order; `delay_max_ms` is for those of format 1, which do not say how long they wait."""
         try:
-            file = self.path.open("rb")
+            raw, whole = read_surviving(self.path, self._shared.report)
         except FileNotFoundError:
-            return records
-        with file:
-            while (piece := _read_piece(file)) is not None:
-                records += piece
-                self.size += _PIECE_HEAD_BYTES + len(piece)
-        if self.path.stat().st_size > self.size:
-            os.truncate(self.path, self.size)
+            return bytearray()
+        self._resize(len(raw) if whole else 0)
+        old = _records_of_format_1(raw)
+        if old is not None:
+            records, lost = from_format_1(old[0], delay_max_ms), old[1]
+        else:
+            records = raw
+            size = len(raw)
+            damaged = keep_intact(records)
+            # A part of a record at the end is what a crash left of the last write, which nobody was told of.
+            lost = f"{damaged} of {size // JOURNAL_RECORD.size} records" if damaged > (size % 32 > 0) else ""
+        if lost:
+            self._shared.report(f"JOURNAL({self.path}): {lost} are damaged and left out")
+        if old is not None or len(records) != self.size:
+            try:
+                self.rewrite(records)
+            except OSError as error:
+                self._shared.report(f"JOURNAL({self.path}): could not be written anew: {error}")
+        elif records:
+            self._file = self._durable_file()
+            self._file.changed()  # a process that was killed may not have synced it
         return records
 
     def append(self, records: bytes | bytearray) -> None:
-        if self._fd < 0:
-            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-        piece = _piece(records)
-        write_all(self._fd, piece, self.size)
-        self.size += len(piece)
+        if self._file is None:
+            self._file = self._durable_file()
+        if self._file.fd < 0:
+            self._file.open(os.O_RDWR | os.O_CREAT)
+        self._file.write(records, self.size)
+        self._resize(self.size + len(records))
+
+    def _durable_file(self) -> DurableFile:
+        file = DurableFile(self._shared.syncer, self.path)
+        file.content_bytes = lambda: self.size
+        file.on_mended = lambda: self.on_mended()
+        return file
 
     def wants_rewrite(self, live_records: int) -> bool:
         """Whether most of it is out of date, given how many messages it has to remember."""
         return self.size > COMPACT_BYTES_MIN and self.size > REWRITE_SHARE * live_records * JOURNAL_RECORD.size
 
-    def rewrite(self, records: bytes) -> None:
+    def rewrite(self, records: bytes | bytearray) -> None:
         """Replaces everything by `records`, durably: parked messages rely on it."""
-        self.close()
-        if not records:
+        if records:
+            write_atomically(self.path, records)
+        else:
             self.path.unlink(missing_ok=True)
-            self.size = 0
-            return
-        piece = _piece(records)
-        write_atomically(self.path, piece)
-        self.size = len(piece)
+        self._close_file()
+        self._resize(len(records))
 
-    def sync(self) -> None:
-        if self._fd >= 0:
-            os.fdatasync(self._fd)
+    def when_synced(self, callback: Callable[[], None]) -> None:
+        """Calls back once all that was appended is durable, as soon as possible; not if it is rewritten meanwhile."""
+        if self._file is None:
+            callback()
+            return
+        self._file.hurry()
+        self._file.when_synced(callback)
+
+    def make_durable(self) -> None:
+        """Here and now, or raises; when no thread uses it."""
+        if self._file is not None:
+            self._file.make_durable()
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._close_file()
+        self._resize(0)
 
     def delete(self) -> None:
         self.close()
         self.path.unlink(missing_ok=True)
 
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
-def _read_piece(file: BinaryIO) -> bytes | None:
-    head = file.read(_PIECE_HEAD_BYTES)
-    if len(head) < _PIECE_HEAD_BYTES or head[:4] != _MAGIC:
-        return None
-    size = int.from_bytes(head[4:8], "little")
-    piece = file.read(size)
-    if len(piece) < size or size % JOURNAL_RECORD.size or xxh32_intdigest(piece) != int.from_bytes(head[8:], "little"):
-        return None
-    return piece
+    def _resize(self, size: int) -> None:
+        self._shared.disk_bytes += size - self.size
+        self.size = size
 
 
-def _piece(records: bytes | bytearray) -> bytes:
-    return _MAGIC + len(records).to_bytes(4, "little") + xxh32_intdigest(records).to_bytes(4, "little") + records
+def _records_of_format_1(raw: bytearray) -> tuple[bytes, str] | None:
+    """The records in the intact pieces of a file of format 1, and what is lost; None if there is no such piece."""
+    records, found, damaged_bytes = bytearray(), False, 0
+    pos = raw.find(_MAGIC_1)
+    damaged_bytes = max(0, pos)
+    while pos >= 0:
+        size, check = (int.from_bytes(raw[at : at + 4], "little") for at in (pos + 4, pos + 8))
+        piece = raw[pos + _PIECE_HEAD_BYTES : pos + _PIECE_HEAD_BYTES + size]
+        if len(piece) == size and size % _RECORD_BYTES_1 == 0 and xxh32_intdigest(piece) == check:
+            records += piece
+            found = True
+            end = pos + _PIECE_HEAD_BYTES + size
+        else:
+            end = pos + 1
+            damaged_bytes += 1
+        pos = raw.find(_MAGIC_1, end)
+        if pos > end:
+            damaged_bytes += pos - end
+    return (bytes(records), f"{damaged_bytes} bytes" if damaged_bytes else "") if found else None

@@ -1,0 +1,95 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""The records of a channel's journal: 32 bytes each, with a check of its own, so that a damaged one costs itself.
+
+What they mean is the ledger's; the C types are in journal.pxd.
+"""
+
+from struct import Struct
+
+import cython
+
+JOURNAL_REQUEUED = 1  # holds while the message is not below the floor
+JOURNAL_PARKED = 2  # holds until a JOURNAL_FINISHED
+JOURNAL_FINISHED = 3  # `span` messages from the sequence number on
+JOURNAL_RECORD = Struct("<IHHQqQ")
+"""Check, kind, attempts, sequence number, due time (steady clock, ms), span: a count, or how long it is until then."""
+RECORD_BYTES = cython.declare(cython.int, 32)
+_RECORD_1 = Struct("<BxHIQq")  # kind, attempts, count, sequence number, due time
+_FINISHED = cython.declare(cython.int, JOURNAL_FINISHED)
+
+# Odd numbers with well-mixed bits; multiplication by one of them loses nothing.
+_MIX = cython.declare(cython.ulonglong, 0x9E3779B97F4A7C15)
+_LAST_MIX = cython.declare(cython.ulonglong, 0xC2B2AE3D27D4EB4F)
+_BITS = cython.declare(cython.ulonglong, 0xFFFFFFFFFFFFFFFF)  # what C does by itself
+
+
+@cython.ccall
+def record(
+    kind: cython.int,
+    attempts: cython.int,
+    seq: cython.longlong,
+    due_ms: cython.longlong,
+    span: cython.longlong,
+) -> bytes:
+    """A record as it is in the file."""
+    check: cython.ulonglong = _check(kind | (attempts << 16), seq, due_ms, span)
+    return JOURNAL_RECORD.pack(check, kind, attempts, seq, due_ms, span)
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _check(
+    first: cython.ulonglong, second: cython.ulonglong, third: cython.ulonglong, fourth: cython.ulonglong
+) -> cython.ulonglong:
+    mixed: cython.ulonglong = ((first ^ _LAST_MIX) * _MIX) & _BITS
+    mixed = ((mixed ^ (mixed >> 29) ^ (second & _BITS)) * _MIX) & _BITS
+    mixed = ((mixed ^ (mixed >> 29) ^ (third & _BITS)) * _MIX) & _BITS
+    mixed = ((mixed ^ (mixed >> 29) ^ (fourth & _BITS)) * _MIX) & _BITS
+    return (((mixed ^ (mixed >> 32)) * _LAST_MIX) & _BITS) >> 32
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _word(data: cython.uchar[::1], pos: cython.longlong) -> cython.ulonglong:
+    value: cython.ulonglong = 0
+    index: cython.int
+    for index in range(8):
+        value = (value << 8) | data[pos + 7 - index]
+    return value
+
+
+def keep_intact(records: bytearray) -> int:
+    """Takes out what is no intact record, in place; how many there were, a part of one at the end included."""
+    size = len(records)
+    kept = _compact(memoryview(records), size)
+    del records[kept:]
+    return -(-(size - kept) // JOURNAL_RECORD.size)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _compact(data: cython.uchar[::1], size: cython.longlong) -> cython.longlong:
+    """Moves the intact records to the front; how many bytes they have."""
+    pos: cython.longlong = 0
+    kept: cython.longlong = 0
+    head: cython.ulonglong
+    index: cython.int
+    while pos + RECORD_BYTES <= size:
+        head = _word(data, pos)
+        if head & 0xFFFFFFFF == _check(head >> 32, _word(data, pos + 8), _word(data, pos + 16), _word(data, pos + 24)):
+            if kept != pos:
+                for index in range(RECORD_BYTES):
+                    data[kept + index] = data[pos + index]
+            kept += RECORD_BYTES
+        pos += RECORD_BYTES
+    return kept
+
+
+def from_format_1(old: bytes, delay_max_ms: int) -> bytearray:
+    """Records of 24 bytes, without a check and without the time until they are due, as they are now."""
+    records = bytearray()
+    for kind, attempts, count, seq, due_ms in _RECORD_1.iter_unpack(old):
+        records += record(kind, attempts, seq, due_ms, count if kind == _FINISHED else delay_max_ms if due_ms else 0)
+    return records
