@@ -222,7 +222,8 @@ def _broker(nsqd: Nsqd) -> list[Family]:
         single("nsqd_cache_bytes", "gauge", "Memory that holds parts of the logs.", logs.cache.used_bytes),
         single("nsqd_cache_limit_bytes", "gauge", "The most of it: --cache-bytes.", logs.cache.budget_bytes),
         of_histogram("nsqd_commit_messages", "Messages written to a log at once.", logs.commit_messages),
-        of_histogram("nsqd_fsync_seconds", "Time an fsync of a log took.", logs.sync_seconds),
+        of_histogram("nsqd_fsync_seconds", "Time a round of syncs took.", logs.sync_seconds),
+        single("nsqd_sync_lag_seconds", "gauge", "Age of the oldest write that is not synced.", logs.syncer.lag_s),
         of_histogram("nsqd_loop_delay_seconds", "How late the event loop ran a timer.", nsqd.loop_delay.seconds),
         single("nsqd_loop_turns_total", "counter", "Turns of the event loop with work to do.", nsqd.turn.count),
     ]

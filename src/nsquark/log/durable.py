@@ -261,8 +261,7 @@ class DurableFile:
         self.held_by = None
         self._mended_s = time.monotonic()
         self.attempts = 0
-        self.is_changed = False
-        self._syncer.forget(self)
+        self.note_durable()
         self._syncer.report(f"LOG({self.path}): written anew after a failed sync")
         waiting, self._waiting = self._waiting, []
         for callback in waiting:
@@ -285,6 +284,10 @@ class DurableFile:
             finally:
                 self._swap(fresh)
             self.held_by = None
+        self.note_durable()
+
+    def note_durable(self) -> None:
+        """All that was written is on the disk."""
         self.is_changed = False
         self._syncer.forget(self)
 
@@ -293,10 +296,15 @@ class DurableFile:
         """A thread syncs or copies it."""
         return self._users > 0
 
-    def close(self) -> None:
-        """Closes the descriptor, once no thread uses it."""
-        self._is_closed = True
+    def abandon(self) -> None:
+        """Closes a file that is deleted, or about to be: it need not be durable."""
+        self.is_changed = False
         self._syncer.forget(self)
+        self.close()
+
+    def close(self) -> None:
+        """Closes the descriptor, once no thread uses it. What was written is still to be made durable."""
+        self._is_closed = True
         if self.fd >= 0 and not self._users:
             os.close(self.fd)
             self.fd = -1

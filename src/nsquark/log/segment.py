@@ -87,7 +87,7 @@ class Segment(BatchFile):
 
     def delete(self) -> None:
         """The index goes first: data without it is scanned, an index without data would be an error."""
-        self.close()
+        self.file.abandon()
         self.index_path.unlink(missing_ok=True)
         self.path.unlink(missing_ok=True)
 
@@ -134,9 +134,11 @@ class Segment(BatchFile):
         return lambda: self.store_index(content)
 
     def store_index(self, content: bytes) -> None:
-        """Runs in threads: it reads nothing that changes."""
-        # While the segment is open a lost index only costs a scan, and syncing it stalls the writes of the data.
-        write_atomically(self.index_path, content, sync=self.sealed)
+        """Runs in threads: it reads nothing that changes.
+
+        It is not synced: a lost index only costs a scan, and syncing it stalls the writes of the data.
+        """
+        write_atomically(self.index_path, content, sync=False)
 
     # -- opening -----------------------------------------------------------------------------------------
 

@@ -395,7 +395,7 @@ class Segments:
         left = self._bases[0] if self._bases else segment.extents.head
         self.extents.remove_below(left)
         self.removed.note(segment.extents.head, left)
-        segment.close()
+        segment.file.abandon()
         doomed = segment.path.with_suffix(REMOVED_SUFFIX)
         os.replace(segment.path, doomed)
         segment.index_path.unlink(missing_ok=True)
@@ -408,24 +408,21 @@ class Segments:
         """Syncs what is not durable yet and stores the last index, so that the next start reads no data."""
         self.shared.drain()
         for segment in self._segments:
-            is_last = segment is self._segments[-1]
-            if segment.file.is_durable and not is_last:
-                continue
             try:
-                segment.file.make_durable()
-                segment.store_index(segment.index_content())
+                if not segment.file.is_durable:
+                    segment.file.make_durable()
+                if segment is self._segments[-1] or not segment.sealed:
+                    segment.store_index(segment.index_content())
             except OSError as error:  # the next start finds what is written, as after a crash
                 self.shared.report(f"LOG({segment.path}): not closed well: {error}")
-        self._close_files()
+            segment.close()
+        self._segments, self._bases = [], []
 
     def abandon(self) -> None:
         """The files are being deleted."""
         self.shared.disk_bytes -= self.total_bytes
-        self._close_files()
-
-    def _close_files(self) -> None:
         for segment in self._segments:
-            segment.close()
+            segment.file.abandon()
         self._segments, self._bases = [], []
 
 

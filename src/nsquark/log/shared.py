@@ -96,8 +96,13 @@ class LogShared:
             for future in done:
                 self.running[future]()
 
-    def close(self) -> None:
+    def flush(self) -> None:
+        """Makes durable what was written; for closing."""
         self.drain()
+        self.syncer.flush()
+
+    def close(self) -> None:
+        self.flush()
         self._threads.shutdown(wait=True)
         self._sync_thread.shutdown(wait=True)
         self.sequences.close()

@@ -83,6 +83,19 @@ class Syncer:
         self._hurried[file] = None
         self._begin()
 
+    def flush(self) -> None:
+        """Makes everything durable here and now, and reports what cannot be; for a clean stop, without threads."""
+        files = list(self._changed)
+        if files and _sync_all(files):
+            for file in files:
+                file.note_durable()
+            return
+        for file in files:
+            try:
+                file.make_durable()
+            except OSError as error:  # the next start finds what is written, as after a crash
+                self.report(f"LOG({file.path}): not synced: {error}")
+
     @property
     def lag_s(self) -> float:
         """For how long the oldest change has not been durable."""
