@@ -142,14 +142,13 @@ def _apply_names(entries: dict[str, _Node], names: dict[str, _Node | None]) -> N
 class Disk:
     """The file system beneath a data path, as far as calls on it were recorded."""
 
-    def __init__(self, root: Path | None = None) -> None:
+    def __init__(self, root: Path) -> None:
         """`root`: what was there before the first call, all of it synced."""
         self.root = _Directory()
         self._by_inode: dict[int, _Node] = {}
         self._step = 0
         self._sync_begun: dict[int, int] = {}
-        if root is not None:
-            self._load(root, self.root)
+        self._load(root, self.root)
 
     def _load(self, path: Path, directory: _Directory) -> None:
         self._by_inode[path.stat().st_ino] = directory

@@ -26,7 +26,7 @@ FLAGS = ("--max-bytes-per-file=16384", "--sync-timeout=100ms")
 PAGE_BYTES = 4096
 LATER_MS = 600_000
 MUCH_LATER_S = 3600.0
-"""nsqd is started with its clock this far ahead, so that all that was deferred is due."""
+"""nsqd is started as if the machine had slept for so long, so that all that was deferred is due."""
 RECORD_HEAD_BYTES = 120
 """More than what precedes a message in any file."""
 HURT, WHOLE, PARKED = "hurt", "whole", "parked"
@@ -154,7 +154,7 @@ def check(sample: Sample, case: Case, rng: random.Random) -> Tally | None:
         span = _damage(data_path / path, case.damage, rng)
         excused = _excused(case, before, span, sample.book)
         shim = Shim(work, data_path)
-        shim.set_clock(MUCH_LATER_S)
+        shim.set_slept(MUCH_LATER_S)
         if case.damage == "EIO":
             shim.set_rules(Rule("read", str(path), errno.EIO))
         daemon = Nsqd(data_path, *FLAGS, environment=shim.environment)

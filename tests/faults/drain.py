@@ -10,7 +10,7 @@ from harness import ClosedError, Nsqd, StartError, Wire
 from nsquark.kernel.frames import FrameScanner
 
 RDY = 500
-DRAIN_TIMEOUT_S = 30.0
+DRAIN_TIMEOUT_S = 20.0
 POLL_S = 0.05
 HEARTBEAT = b"_heartbeat_"
 WAITING = ("depth", "in_flight_count", "deferred_count")
@@ -69,11 +69,10 @@ def drain(daemon: Nsqd, channels: Iterable[tuple[str, str]], timeout_s: float = 
                 ready, _, _ = select.select(taps.values(), [], [], POLL_S)
                 for tap in ready:
                     tap.read()
-                left = {} if ready else waiting(daemon, wanted)
-                if not ready and not left:
+                if not ready and not waiting(daemon, wanted):
                     return _received(taps)
                 if time.monotonic() > deadline:
-                    raise NotDrained(f"not drained in {timeout_s:.0f} s: {left}", _received(taps))
+                    raise NotDrained(f"not drained in {timeout_s:.0f} s: {waiting(daemon, wanted)}", _received(taps))
         except (ClosedError, OSError, AssertionError) as error:
             raise NotDrained(f"{type(error).__name__}: {str(error)[:300]}", _received(taps)) from error
 

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field, fields
 FAULTS_SHOWN_MAX = 20
 NOT_COUNTED = b"not counted"
 """The body of messages that are only there to make others wait."""
+NEVER_S = float("inf")
+AFTER_ALL_S = 1e12
+"""Later than anything that happens, and still before never."""
 EVERYTHING_BEFORE_S = 0.0
 """The time at which messages were acknowledged that were there before anything else happened."""
 
@@ -57,7 +60,7 @@ class Tally:
 class Accident:
     """When it was, and what it may cost."""
 
-    at_s: float = float("inf")
+    at_s: float = AFTER_ALL_S
     grace_s: float = 0.0
     """What was acknowledged less than this before it may be lost, unless the answer says that it is on disk."""
     channel_grace_s: float = 0.0
@@ -89,7 +92,7 @@ class Fate:
             return False
         if not channel.is_first and self.sent_s < channel.made_s:
             return False
-        return self.released_s.get(channel.name, float("inf")) > accident.at_s
+        return self.released_s.get(channel.name, NEVER_S) > accident.at_s
 
 
 @dataclass(slots=True)
@@ -99,7 +102,7 @@ class Channel:
     made_s: float
     is_first: bool
     """It is owed what was there before it."""
-    deleted_s: float = float("inf")
+    deleted_s: float = NEVER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,7 @@ class Book:
 
     # -- what it says --------------------------------------------------------------------------------------
 
-    def acknowledged(self, at_s: float = float("inf")) -> int:
+    def acknowledged(self, at_s: float = AFTER_ALL_S) -> int:
         return sum(fate.acknowledged_s is not None and fate.acknowledged_s <= at_s for fate in self.fates.values())
 
     def channels_at(self, accident: Accident) -> list[Channel]:
@@ -208,5 +211,5 @@ class Book:
             if is_double and not (fate.is_deferred and accident.may_double_deferred):
                 tally.invented += 1
                 tally.faults.append(f"{channel.topic}:{channel.name}: is in the log twice: {one.body[:50]!r}")
-            elif is_double or fate.released_s.get(channel.name, float("inf")) <= accident.at_s:
+            elif is_double or fate.released_s.get(channel.name, NEVER_S) <= accident.at_s:
                 tally.repeated += 1

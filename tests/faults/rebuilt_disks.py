@@ -8,6 +8,7 @@ cut and each model of crash_states.py a disk is rebuilt, a real nsqd is started 
 
 import random
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,8 @@ SLACK_S = 0.8
 FLAGS = ("--max-bytes-per-file=16384", f"--sync-timeout={int(SYNC_TIMEOUT_S * 1000)}ms")
 MODES: dict[str, tuple[str, ...]] = {"default": (), "sync-every=1": ("--sync-every=1",)}
 TURNING_POINTS = ("sync", "rename", "unlink", "create", "mkdir")
+MINUTE_ENDS_AT_S = 57.5
+"""nsqd's clock at its start: files of deferred messages are of a minute, and one should end on the way."""
 STEPS = 150
 STEP_S = 0.012
 
@@ -70,6 +73,7 @@ def record(directory: Path, mode: str, seed: int, *, takeover: bool = False, ste
         _leave_nsq_files(data_path, book)
     before = Disk(data_path)
     shim = Shim(directory, data_path, record=True)
+    shim.set_clock(MINUTE_ENDS_AT_S - time.time() % 60)
     flags = (*FLAGS, *MODES[mode])
     daemon = Nsqd(data_path, *flags, environment=shim.environment)
     with daemon:

@@ -15,7 +15,7 @@ from harness import ClosedError, Message, Nsqd, Wire, mpub_messages
 from harness.wire import ERROR, HEARTBEAT, MESSAGE
 
 OK = b"OK"
-SOON_MS = 1500
+SOON_MS = 2000
 """No message waits longer than this, so that everything can be drained."""
 MSG_TIMEOUT_MS = 2000
 NO_HEARTBEATS = -1
@@ -52,7 +52,7 @@ class Script:
             (5, self.pub_by_http),
             (20, self.consume),
             (6, self.append_once),
-            (2, self.new_topic),
+            (4, self.new_topic),
             (2, self.pause),
             (1, self.empty),
             (1, self.make_and_delete),
@@ -214,10 +214,14 @@ class Script:
 
     # -- what operators do ---------------------------------------------------------------------------------
 
-    def new_topic(self) -> None:
-        topic = f"new.{self._name}.{len(self._new_topics)}"
+    def new_topic(self, kind: str = "new") -> None:
+        topic = f"{kind}.{self._name}.{len(self._new_topics)}"
         self._make_channel(topic, LIVELY)
         self._new_topics.append(topic)
+
+    def fresh_topic(self) -> None:
+        """A topic whose name tells that nothing of it was synced when the fault began."""
+        self._carry_out(lambda: self.new_topic("fresh"))
 
     def _make_channel(self, topic: str, channel: str) -> None:
         with self.daemon.connect() as wire:

@@ -44,7 +44,7 @@ struct rule {
 enum action { DELAY = 1000, SHORT = 1001, KILL = 1002 };
 
 struct control {
-    int64_t clock_offset_ns;
+    int64_t clock_offset_ns, slept_ns;
     int64_t rule_count;
     struct rule rules[RULES_MAX];
 };
@@ -417,11 +417,13 @@ ssize_t preadv64v2(int fd, const struct iovec *data, int pieces, off64_t offset,
 
 int clock_gettime(clockid_t clock, struct timespec *now) {
     int result = syscall(SYS_clock_gettime, clock, now);
-    if (!result && control && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) {
-        int64_t shown_ns = (int64_t)now->tv_sec * 1000000000 + now->tv_nsec + control->clock_offset_ns;
-        now->tv_sec = shown_ns / 1000000000;
-        now->tv_nsec = shown_ns % 1000000000;
-    }
+    if (result || !control) return result;
+    int64_t added_ns = clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE ? control->clock_offset_ns
+                       : clock == CLOCK_BOOTTIME                                 ? control->slept_ns
+                                                                                 : 0;
+    int64_t shown_ns = (int64_t)now->tv_sec * 1000000000 + now->tv_nsec + added_ns;
+    now->tv_sec = shown_ns / 1000000000;
+    now->tv_nsec = shown_ns % 1000000000;
     return result;
 }
 time_t time(time_t *result) {

@@ -46,7 +46,7 @@ KINDS = (
 CHANGES = ("create", "write", "truncate", "sync", "rename", "unlink", "mkdir", "rmdir", "link", "allocate")
 
 _CONTROL_BYTES = 65536
-_HEADER = struct.Struct("<qq")
+_HEADER = struct.Struct("<qqq")  # clock offset, slept, number of rules
 _RULE = struct.Struct("<iiqqqqqqq192s")
 _RECORD = struct.Struct("<BBHHH Qqqq Q")
 _MATCHED_AT, _FIRED_AT = 48, 56
@@ -132,11 +132,11 @@ class Shim:
 
     def set_rules(self, *rules: Rule) -> None:
         """Replaces all rules; with none, nothing is disturbed any more. Counts start again."""
-        self._page[8:16] = bytes(8)
+        self._page[16:24] = bytes(8)
         for number, rule in enumerate(rules):
             at = _HEADER.size + number * _RULE.size
             self._page[at : at + _RULE.size] = rule.encode()
-        self._page[8:16] = len(rules).to_bytes(8, "little")
+        self._page[16:24] = len(rules).to_bytes(8, "little")
 
     def matched(self, rule: int = 0) -> int:
         """How many calls the rule was for so far, those it let through included."""
@@ -153,6 +153,11 @@ class Shim:
     def set_clock(self, offset_s: float = 0.0) -> None:
         """Moves the wall clock of nsqd, at once and for good."""
         self._page[0:8] = int(offset_s * 1e9).to_bytes(8, "little", signed=True)
+
+    def set_slept(self, slept_s: float) -> None:
+        """As if the machine had slept for so long: both its wall clock and the time since its boot are ahead."""
+        self.set_clock(slept_s)
+        self._page[8:16] = int(slept_s * 1e9).to_bytes(8, "little", signed=True)
 
     def trace(self) -> Iterator[Call]:
         """What was done so far, in order. A record cut short by a kill ends it."""

@@ -1,0 +1,38 @@
+"""The short form of damage.py; `make torture KINDS=damage` runs the long one, with kept messages too."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from faults.damage import KINDS, Case, Sample, check
+from faults.shim import NoCompiler, library
+
+pytestmark = pytest.mark.ours
+
+IN_THIS_SAMPLE = [kind for kind in KINDS if kind not in ("kept", "removed")]
+NOT_YET = {
+    ("node", "flip"),
+    ("node", "page"),
+    ("node", "EIO"),
+    ("journal", "EIO"),
+    ("sequence", "EIO"),
+    ("nsqd.dat", "EIO"),
+}
+CASES = [(kind, damage) for kind in IN_THIS_SAMPLE for damage in ("flip", "page", "EIO")]
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    try:
+        library()
+    except NoCompiler as reason:
+        pytest.skip(str(reason))
+    return Sample(Path(tmp_path_factory.mktemp("sample")), seed=1, parked=False)
+
+
+@pytest.mark.parametrize(("kind", "damage"), [case for case in CASES if case not in NOT_YET])
+def test_damage_costs_what_is_damaged_and_no_more(sample: Sample, kind: str, damage: str) -> None:
+    tally = check(sample, Case(kind, damage), random.Random(f"{kind}/{damage}"))
+    assert tally is not None, f"the sample has no {kind}"
+    assert tally.is_good, tally
