@@ -10,7 +10,6 @@ from typing import Any
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from harness import Nsqd
-from nsquark.spark.fetch import SCHEMA
 from nsquark.spark.source import NsqDataSource
 from nsquark.spark.stream import NsqStreamReader
 from spark.source_rig import addresses
@@ -22,7 +21,7 @@ class MicroBatches:
     def __init__(self, options: dict[str, Any], committed: str | None = None):
         self._options = options
         source = NsqDataSource({name: str(value) for name, value in options.items()})
-        found = pickle.loads(pickle.dumps(source)).streamReader(schema=SCHEMA)
+        found = pickle.loads(pickle.dumps(source)).streamReader(schema=source.schema())
         assert isinstance(found, NsqStreamReader)
         self.reader = found
         self.committed = committed or json.dumps(self.reader.initialOffset())

@@ -56,6 +56,7 @@ GOOD = {"nsqd": "127.0.0.1:4151", "topic": "orders"}
         ({**GOOD, "maxTriggerDelay": "5s"}, "means nothing without minMessagesPerTrigger"),
         ({**GOOD, "minPartitions": "5000"}, "at most 4096"),
         ({**GOOD, "failOnDataLoss": "yes"}, "write true or false"),
+        ({**GOOD, "headers": "all"}, "write true or false"),
         ({**GOOD, "readTimeout": "60"}, "with its unit"),
         ({**GOOD, "readTimeout": "0s"}, "with its unit"),
         ({**GOOD, "tlsCertFile": "c.pem"}, "means nothing without tlsKeyFile"),

@@ -10,11 +10,12 @@ from collections.abc import Callable, Generator, Iterator
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import BinaryType, DataType, LongType, MapType, StringType, StructType, TimestampType
 
 from nsquark.cli.logs import library_log
 from nsquark.kernel.columns import ColumnBuilder
 from nsquark.log.batches import HEADER_BYTES, Batch, Damage, scan
+from nsquark.spark.envelopes import opened
 from nsquark.spark.nsqds import Finder, Nsqd, NsqdError, Refused, Unreachable
 from nsquark.spark.options import OptionError, SourceOptions
 from nsquark.spark.plan import Planner, RangePartition
@@ -40,14 +41,22 @@ COLUMNS: dict[str, DataType] = {
     "timestamp": TimestampType(),
     "body": BinaryType(),
 }
-SCHEMA = StructType([StructField(name, kind) for name, kind in COLUMNS.items()])
+HEADERS = "headers"
 
 
-def check_schema(schema: StructType) -> None:
+def columns(options: SourceOptions) -> dict[str, DataType]:
+    """What there is to read with these options."""
+    return {**COLUMNS, HEADERS: MapType(StringType(), StringType())} if options.headers else COLUMNS
+
+
+def check_schema(schema: StructType, options: SourceOptions) -> None:
     """A schema given by the user may leave columns out, and order them as it likes."""
-    described = ", ".join(f"{name} {kind.simpleString()}" for name, kind in COLUMNS.items())
+    known = columns(options)
+    described = ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
     for field in schema.fields:
-        kind = COLUMNS.get(field.name)
+        kind = known.get(field.name)
+        if kind is None and field.name == HEADERS:
+            raise OptionError("the column headers is there with the option headers=true, which opens envelopes")
         if kind is None:
             raise OptionError(f"format nsq has no column {field.name!r}: take any of {described}")
         if kind != field.dataType:
@@ -62,7 +71,8 @@ def check_schema(schema: StructType) -> None:
 class ArrowColumns:
     """Wraps the kernel's buffers as the columns that were asked for. What is the same in every row is made once."""
 
-    def __init__(self, schema: StructType, partition: RangePartition):
+    def __init__(self, schema: StructType, partition: RangePartition, opens_envelopes: bool):
+        self._opens_envelopes = opens_envelopes
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._constants = {
             name: pa.array([value] * ROWS_MAX, pa.string())
@@ -83,6 +93,9 @@ class ArrowColumns:
                 pa.binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(bodies)]
             ),
         }
+        if self._opens_envelopes:
+            headers, messages = opened(rows, offsets, bodies)
+            made |= {HEADERS: lambda: headers, "body": lambda: messages}
         return pa.RecordBatch.from_arrays([made[name]() for name in self._schema.names], schema=self._schema)
 
 
@@ -96,8 +109,8 @@ class RangeReader:
     def __init__(self, options: SourceOptions, schema: StructType, partition: RangePartition):
         self._options = options
         self._partition = partition
-        self._columns = ArrowColumns(schema, partition)
-        with_bodies = "body" in schema.fieldNames()
+        with_bodies = not {"body", HEADERS}.isdisjoint(schema.fieldNames())
+        self._columns = ArrowColumns(schema, partition, options.headers and with_bodies)
         self._builder = ColumnBuilder(partition.low, partition.high, ROWS_MAX, BODY_BYTES_MAX, with_bodies)
         self._position = partition.low
         self._rows = 0

@@ -27,6 +27,7 @@ NAMES = (
     "minMessagesPerTrigger",
     "maxTriggerDelay",
     "minPartitions",
+    "headers",
     "failOnDataLoss",
     "lostNsqds",
     "readTimeout",
@@ -111,6 +112,8 @@ class SourceOptions:
     messages_min: int | None
     trigger_delay_s: float
     partitions_min: int
+    headers: bool
+    """Envelopes are opened, and there is a column of headers."""
     fail_on_data_loss: bool
     lost_nsqds: frozenset[str]
     read_timeout_s: float
@@ -138,6 +141,7 @@ class SourceOptions:
             messages_min=read_count(given, "minMessagesPerTrigger"),
             trigger_delay_s=read_seconds(given, "maxTriggerDelay", TRIGGER_DELAY_S_DEFAULT),
             partitions_min=_partitions(given),
+            headers=read_flag(given, "headers", False),
             fail_on_data_loss=read_flag(given, "failOnDataLoss", True),
             lost_nsqds=frozenset(_listed(given, "lostNsqds")),
             read_timeout_s=read_seconds(given, "readTimeout", READ_TIMEOUT_S_DEFAULT),

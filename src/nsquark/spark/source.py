@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     InputPartition,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from nsquark.spark.options import NAMES, OptionError, SourceOptions, check_names
 from nsquark.spark.sink_options import OPTION_NAMES as SINK_NAMES
@@ -56,10 +56,9 @@ class NsqDataSource(DataSource):
         return "nsq"
 
     def schema(self) -> StructType:
-        from nsquark.spark.fetch import SCHEMA
+        from nsquark.spark.fetch import columns
 
-        self._reading()
-        return SCHEMA
+        return StructType([StructField(name, kind) for name, kind in columns(self._reading()).items()])
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return NsqReader(self._reading(), schema)
@@ -109,7 +108,7 @@ class NsqReader(DataSourceReader):
         from nsquark.spark.fetch import check_schema
 
         options.check_batch()
-        check_schema(schema)
+        check_schema(schema, options)
         self._options = options
         self._schema = schema
 

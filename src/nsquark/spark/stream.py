@@ -40,7 +40,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions, schema: StructType):
         options.check_stream()
-        check_schema(schema)
+        check_schema(schema, options)
         self._options = options
         self._schema = schema
         self._made: Query | None = None
