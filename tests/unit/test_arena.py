@@ -200,14 +200,25 @@ def test_fit_is_the_longest_run_within_both_limits(
 
 class TestMeasureMpub:
     def measure(self, arena: ModuleType, data: bytes, count: int, size_max: int = 100) -> tuple[int, int, int]:
-        result: tuple[int, int, int] = arena.measure_mpub(bytearray(data), 0, len(data), count, size_max)
-        return result
+        end, index, size, _ = arena.measure_mpub(bytearray(data), 0, len(data), count, size_max)
+        return end, index, size
+
+    @both_forms
+    @given(messages=bodies, cut=st.integers(min_value=0, max_value=1000))
+    def test_goes_on_where_it_ended(self, arena: ModuleType, messages: list[bytes], cut: int) -> None:
+        source = sized(messages)
+        end, done, _, start = arena.measure_mpub(source, 0, min(cut, len(source)), len(messages), 200)
+        if end == arena.MPUB_INCOMPLETE:
+            assert start == len(sized(messages[:done]))
+            end, more, _, _ = arena.measure_mpub(source, start, len(source), len(messages) - done, 200)
+            done += more
+        assert (end, done) == (len(source), len(messages))
 
     @both_forms
     @given(messages=bodies)
     def test_ends_behind_the_last_message(self, arena: ModuleType, messages: list[bytes]) -> None:
         source = bytearray(b"12345" + sized(messages) + b"rest")
-        end, index, _ = arena.measure_mpub(source, 5, len(source), len(messages), 200)
+        end, index, _, _ = arena.measure_mpub(source, 5, len(source), len(messages), 200)
         assert (end, index) == (len(source) - 4, len(messages))
 
     def test_incomplete_at_every_cut(self, arena: ModuleType) -> None:

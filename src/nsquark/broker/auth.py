@@ -13,6 +13,7 @@ import msgspec
 
 from nsquark.broker.grants import AuthError, Grant, Question
 from nsquark.broker.options import Options
+from nsquark.broker.session_state import FOR_AUTH
 from nsquark.broker.tls import client_context
 from nsquark.web.fetch import FetchError, fetch
 from nsquark.wire.errors import FatalClientError
@@ -177,7 +178,7 @@ class Guard:
             self._is_answered = True
 
     def _wait_for(self, work: Coroutine[Any, Any, object]) -> None:
-        self._session.transport.pause_reading()
+        self._session.wait_for(FOR_AUTH)
         self._task = self._session.nsqd.loop.create_task(self._go_on_after(work))
 
     async def _go_on_after(self, work: Coroutine[Any, Any, object]) -> None:

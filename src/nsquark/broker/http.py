@@ -258,7 +258,7 @@ class Api:
         count = int.from_bytes(body[:4], "big", signed=True)
         if len(body) < 4 or not 0 < count <= (options.max_body_size - 4) // MESSAGE_BYTES_MIN:
             return BAD_BODY
-        end, _, _ = measure_mpub(body, 4, len(body), count, options.max_msg_size)
+        end, _, _, _ = measure_mpub(body, 4, len(body), count, options.max_msg_size)
         if end in (MPUB_INCOMPLETE, MPUB_BAD_SIZE, MPUB_TOO_BIG):
             return BAD_MESSAGE
         return _answered_by(topic.publish_sized(body, 4, end, count))

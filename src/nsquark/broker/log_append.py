@@ -100,7 +100,7 @@ class AppendApi:
         count = int.from_bytes(body[:COUNT_BYTES], "big", signed=True)
         if len(body) < COUNT_BYTES or not 0 < count <= len(body):
             raise Refusal(413, "BAD_BODY", reason="the body is an int32 count, then an int32 size before each message")
-        end, index, size = measure_mpub(body, COUNT_BYTES, len(body), count, options.max_msg_size)
+        end, index, size, _ = measure_mpub(body, COUNT_BYTES, len(body), count, options.max_msg_size)
         if end == MPUB_TOO_BIG:
             raise Refusal(413, "MSG_TOO_BIG", reason=f"message {index} has {size} bytes")
         if end < 0:

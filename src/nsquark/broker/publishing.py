@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from nsquark.broker.session_state import INCOMPLETE, UINT64_MAX, SessionState, decimal_of, text_of
+from nsquark.broker.session_state import FOR_COMMIT, INCOMPLETE, UINT64_MAX, SessionState, decimal_of, text_of
 from nsquark.broker.topic import Topic, TopicExiting
 from nsquark.kernel.arena import MPUB_BAD_SIZE, MPUB_TOO_BIG, measure_mpub
-from nsquark.kernel.publish import Intake
+from nsquark.kernel.publish import MPUB_TURN_MESSAGES_MAX, Intake
 from nsquark.kernel.tail import Commit
 from nsquark.wire.errors import FatalClientError
 from nsquark.wire.names import is_valid_name
@@ -58,7 +58,12 @@ class PublishingCommands(SessionState):
         count = int.from_bytes(self._data[pos + 4 : pos + 8], "big", signed=True)
         if count <= 0 or count > (options.max_body_size - 4) // 5:
             raise FatalClientError("E_BAD_BODY", f"MPUB invalid message count {count}")
-        after, index, message_bytes = measure_mpub(self._data, pos + 8, end, count, options.max_msg_size)
+        measured, done = self._measured_messages, self._measured_bytes
+        after, index, message_bytes, reached = measure_mpub(
+            self._data, pos + 8 + done, end, count - measured, options.max_msg_size
+        )
+        index += measured
+        self._measured_messages = self._measured_bytes = 0
         if after == MPUB_BAD_SIZE:
             raise FatalClientError("E_BAD_MESSAGE", f"MPUB invalid message({index}) body size {message_bytes}")
         if after == MPUB_TOO_BIG:
@@ -68,8 +73,23 @@ class PublishingCommands(SessionState):
                 raise FatalClientError("E_BAD_MESSAGE", f"MPUB failed to read message({index}) body size")
             if at_eof:
                 raise FatalClientError("E_BAD_MESSAGE", "MPUB failed to read message body")
+            self._measured_messages, self._measured_bytes = index, reached - pos - 8
             return INCOMPLETE
+        if count > MPUB_TURN_MESSAGES_MAX:
+            self._unpublished = (topic, count)
+            return self._publish_more(pos + 8, after)
         self._published(topic, count, lambda: topic.publish_sized(self._data, pos + 8, after, count), "MPUB")
+        return after
+
+    def _publish_more(self, pos: int, end: int) -> int:
+        """The next messages of a long MPUB, all of which are here; where the rest or the next command starts."""
+        assert self._unpublished is not None
+        topic, left = self._unpublished
+        count = min(left, MPUB_TURN_MESSAGES_MAX)
+        after = measure_mpub(self._data, pos, end, count, self.nsqd.options.max_msg_size)[0]
+        self._unpublished = (topic, left - count) if left > count else None
+        replies = 0 if self._unpublished else 1
+        self._published(topic, count, lambda: topic.publish_sized(self._data, pos, after, count), "MPUB", replies)
         return after
 
     def DPUB(self, params: list[bytes], pos: int, end: int, at_eof: bool) -> int:
@@ -102,14 +122,14 @@ class PublishingCommands(SessionState):
         except OSError as error:
             raise FatalClientError(f"E_{word}_FAILED", f"{word} failed {error}") from None
 
-    def _published(self, topic: Topic, count: int, publish: Callable[[], Commit], word: str) -> None:
+    def _published(self, topic: Topic, count: int, publish: Callable[[], Commit], word: str, replies: int = 1) -> None:
         try:
             commit = publish()
         except (TopicExiting, OSError) as error:
             raise FatalClientError(f"E_{word}_FAILED", f"{word} failed {error}") from None
-        self._promise(topic, commit, word, count)
+        self._promise(topic, commit, word, count, replies)
 
-    def _promise(self, topic: Topic, commit: Commit, word: str, messages: int) -> None:
+    def _promise(self, topic: Topic, commit: Commit, word: str, messages: int, replies: int) -> None:
         if topic.name in self.published:
             self.published[topic.name] += messages
         else:
@@ -117,7 +137,7 @@ class PublishingCommands(SessionState):
             self.nsqd.producers[cast("Session", self)] = None
         if commit.is_settled and self.channel is not None:
             self.channel.persist()  # the answer goes out now, and tells that what was sent before is noted
-        self._replies.promise(commit, word, 1)
+        self._replies.promise(commit, word, replies)
         if topic.log.is_congested and not commit.is_settled:
             self._congested()
         if self.guard is None and (self._intake is None or self._intake.log is not topic.log):
@@ -134,7 +154,6 @@ class PublishingCommands(SessionState):
 
     def _congested(self) -> None:
         """A commit is waited for, and no more is read until it is settled."""
-        if not self._is_congested:
-            self._is_congested = True
+        if not self._waits & FOR_COMMIT:
             self._replies.after = self._settled
-            self.transport.pause_reading()
+            self.wait_for(FOR_COMMIT)

@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping
+from time import monotonic_ns
 from typing import TYPE_CHECKING, cast
 
 from nsquark.broker import upgrade
@@ -17,10 +18,11 @@ from nsquark.broker.identify import ClientSettings, identify
 from nsquark.broker.options import TlsRequired
 from nsquark.broker.publishing import PublishingCommands
 from nsquark.broker.replies import Replies
-from nsquark.broker.session_state import INCOMPLETE, STATE_INIT, text_of
+from nsquark.broker.session_state import FOR_AUTH, FOR_READER, FOR_TURN, INCOMPLETE, STATE_INIT, text_of
 from nsquark.broker.tls import TlsState
 from nsquark.kernel.connection import Connection
 from nsquark.web.addresses import show_address
+from nsquark.web.fairness import TURN_NS_MAX
 from nsquark.wire.errors import ClientError, FatalClientError
 from nsquark.wire.frames import HEARTBEAT, MAGIC_V2, FrameType, frame
 from nsquark.wire.quote import quote
@@ -31,8 +33,10 @@ if TYPE_CHECKING:
 LINE_BYTES_MAX = 16_384
 HELD_BYTES_MIN = 4_096
 WRITE_BUFFER_BYTES_MAX = 256 << 10
-"""A client that leaves more than this unread gets no more messages until it reads."""
+"""A client that leaves more than this unread gets no more messages until it reads, nor is it listened to."""
 CLOSE_TIMEOUT_S = 5.0
+NOP_LINE = b"NOP\n"
+IDENTIFY_LOGGED_BYTES_MAX = 4_096
 
 
 class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
@@ -54,11 +58,16 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
         self.sample_rate = 0
         self._replies = Replies(self._close)
         self._commands: Mapping[bytes, Command] | BeforeTls = COMMANDS
-        self._is_congested = False
+        self._waits = 0
+        self._measured_messages = self._measured_bytes = 0
+        self._unpublished = None
         self._got_magic = False
         self._identified = False
+        self._interval_ms = 0
+        """Between heartbeats; 0 while there are none."""
         self._silent_ms = 0
         self._heartbeat: asyncio.TimerHandle | None = None
+        self._reader_watch: asyncio.TimerHandle | None = None
 
     # -- the connection ----------------------------------------------------------------------------------
 
@@ -87,8 +96,9 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
 
     def connection_lost(self, error: Exception | None) -> None:
         self._stop()
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
+        for timer in (self._heartbeat, self._reader_watch):
+            if timer is not None:
+                timer.cancel()
         if self.guard is not None:
             self.guard.cancel()
         if self.channel is not None:
@@ -108,9 +118,12 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
 
     def pause_writing(self) -> None:
         self._write_paused_at_ms = now_ms()
+        if self._reader_watch is None:
+            self._watch_reader(self._reader_patience_ms)
 
     def resume_writing(self) -> None:
         self._write_paused_at_ms = 0
+        self.waited_for(FOR_READER)
         if self.channel is not None:
             self.channel.wake()
 
@@ -169,7 +182,7 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
             return
         if self._held is None or left == len(self._held):
             room = max(HELD_BYTES_MIN, 2 * left)
-            if left > self.nsqd.held_bytes_max:
+            if left > self.nsqd.held_bytes_max and not self._waits:
                 self._fail(FatalClientError("E_BAD_MESSAGE", "MPUB failed to read message body"))
                 return
             held = bytearray(room)
@@ -179,38 +192,72 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
             self._held[:left] = self._held[pos:end]
         self._held_bytes = left
 
+    def _go_on(self) -> None:
+        """The others had their turn: what is held is looked at again, and then more is read."""
+        self._waits &= ~FOR_TURN
+        if self._is_closed or self._waits:
+            return
+        self._was_heard = True
+        if self._held is not None:
+            self._data, end = self._held, self._held_bytes
+            pos = self._run(0, end)
+            if not self._is_closed:
+                self._hold(pos, end)
+        if not self._waits and not self._is_closed and not self.transport.is_closing():
+            self.transport.resume_reading()
+
     def not_taken(self, error: OSError) -> None:
         self._fail(FatalClientError("E_MPUB_FAILED", f"MPUB failed {error}"))
 
     def _run(self, pos: int, end: int, *, at_eof: bool = False) -> int:
-        """Carries out the commands in `_data[pos:end]`; where the first incomplete one starts."""
-        while pos < end and not self._is_closed:
-            if self.consumer is not None and self.channel is not None:
-                pos = self.channel.ledger.acknowledge(self.consumer, self._data, pos, end, now_ms())
-                if pos == end:
+        """Carries out the commands in `_data[pos:end]`; where the first starts that is incomplete or has to wait."""
+        until_ns = 0
+        while pos < end and not self._is_closed and not self._waits:
+            if self._unpublished is None:
+                pos = self._take_quickly(pos, end)
+                if pos == end or self._is_closed or self._waits:
                     break
-            if self._intake is not None:
-                pos = self.take(pos, end)
-                if pos == end:
-                    break
-            line_end = self._data.find(b"\n", pos, min(end, pos + LINE_BYTES_MAX))
-            if line_end < 0:
-                if end - pos >= LINE_BYTES_MAX:
-                    self.abort()
-                break
-            line = bytes(self._data[pos:line_end])
             try:
-                after = self._execute(line[:-1] if line.endswith(b"\r") else line, line_end + 1, end, at_eof)
+                after = self._next(pos, end, at_eof)
             except ClientError as error:
                 if self._fail(error):
                     break
-                after = line_end + 1
+                after = self._data.index(b"\n", pos) + 1
             if after == INCOMPLETE:
                 break
             pos = after
+            now_ns = monotonic_ns()
+            if not until_ns:
+                until_ns = now_ns + TURN_NS_MAX
+            elif now_ns > until_ns and pos < end:
+                self.give_way()
         if self.channel is not None:
             self.channel.wake()
         return pos
+
+    def _take_quickly(self, pos: int, end: int) -> int:
+        """What the kernel does by itself; where the first other thing starts."""
+        if self.consumer is not None and self.channel is not None:
+            pos = self.channel.ledger.acknowledge(self.consumer, self._data, pos, end, now_ms())
+            if pos == end:
+                return pos
+        if self._write_paused_at_ms and not self._data.startswith(NOP_LINE, pos, end):
+            self.wait_for(FOR_READER)  # no answer is made that would not be read
+        elif self._intake is not None and not self._measured_messages:
+            pos = self.take(pos, end)
+        return pos
+
+    def _next(self, pos: int, end: int, at_eof: bool) -> int:
+        """One command, or a part of a long one; where the next starts."""
+        if self._unpublished is not None:
+            return self._publish_more(pos, end)
+        line_end = self._data.find(b"\n", pos, min(end, pos + LINE_BYTES_MAX))
+        if line_end < 0:
+            if end - pos >= LINE_BYTES_MAX:
+                self.abort()
+            return INCOMPLETE
+        line = bytes(self._data[pos:line_end])
+        return self._execute(line[:-1] if line.endswith(b"\r") else line, line_end + 1, end, at_eof)
 
     def _execute(self, line: bytes, pos: int, end: int, at_eof: bool) -> int:
         """One command whose body, if it has one, starts at `pos`; where the next command starts."""
@@ -242,9 +289,9 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
         if size is None:
             return INCOMPLETE
         body = bytes(self._data[pos + 4 : pos + 4 + size])
-        self.nsqd.logger.info(f"[{self.remote_address}] IDENTIFY: {text_of(body)}")
+        self.nsqd.logger.info(f"[{self.remote_address}] IDENTIFY: {text_of(body[:IDENTIFY_LOGGED_BYTES_MAX])}")
         answer = frame(FrameType.RESPONSE, identify(body, self.settings, self.nsqd.options))
-        if not self._identified:
+        if not self._identified or not self._interval_ms:  # as in NSQ the first interval stays
             self._identified = True
             self._schedule_heartbeat()
         if upgrade.is_wanted(self):
@@ -276,14 +323,7 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
 
     def go_on(self) -> None:
         """The auth server has answered: the command that waits for it is looked at again, then those behind it."""
-        if self._is_closed or self._held is None:
-            return
-        self._was_heard = True
-        self.transport.resume_reading()
-        self._data, end = self._held, self._held_bytes
-        pos = self._run(0, end)
-        if not self._is_closed:
-            self._hold(pos, end)
+        self.waited_for(FOR_AUTH)
 
     # -- sending -----------------------------------------------------------------------------------------
 
@@ -297,23 +337,41 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
         if self._heartbeat is not None:
             self._heartbeat.cancel()
             self._heartbeat = None
-        if self.settings.heartbeat_ms > 0:
-            self._interval_ms = self.settings.heartbeat_ms
+        self._interval_ms = self.settings.heartbeat_ms
+        if self._interval_ms > 0:
             self._heartbeat = self.nsqd.loop.call_later(self._interval_ms / 1000, self._beat)
 
     def _beat(self) -> None:
-        """Sends a heartbeat; a client silent for two intervals, or not reading for one, is cut off."""
-        now = now_ms()
+        """Sends a heartbeat; a client silent for two intervals is cut off."""
         is_waiting_for_us = self.guard is not None and self.guard.is_asking
         self._silent_ms = 0 if self._was_heard or is_waiting_for_us else self._silent_ms + self._interval_ms
         self._was_heard = False
-        not_reading_ms = now - self._write_paused_at_ms if self._write_paused_at_ms else 0
-        if self._silent_ms >= 2 * self.settings.heartbeat_ms > 0 or not_reading_ms >= self._interval_ms:
+        if self._silent_ms >= 2 * self.settings.heartbeat_ms > 0:
             self.nsqd.logger.error(f"[{self.remote_address}] - no answer to heartbeats, closing")
             self.abort()
             return
         self.send(HEARTBEAT)
         self._heartbeat = self.nsqd.loop.call_later(self._interval_ms / 1000, self._beat)
+
+    @property
+    def _reader_patience_ms(self) -> int:
+        """How long a client may leave unread what waits for it: one heartbeat interval, or the longest there is."""
+        return self._interval_ms or self.nsqd.options.max_heartbeat_interval.ms
+
+    def _watch_reader(self, delay_ms: int) -> None:
+        self._reader_watch = self.nsqd.loop.call_later(delay_ms / 1000, self._check_reader)
+
+    def _check_reader(self) -> None:
+        """Cuts off a client that does not read. The timer outlives short pauses, which are frequent."""
+        self._reader_watch = None
+        if not self._write_paused_at_ms or self._is_closed:
+            return
+        left_ms = self._write_paused_at_ms + self._reader_patience_ms - now_ms()
+        if left_ms > 0:
+            self._watch_reader(left_ms)
+            return
+        self.nsqd.logger.error(f"[{self.remote_address}] - answers and messages are not read, closing")
+        self.abort()
 
 
 Command = Callable[[Session, list[bytes], int, int, bool], int]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from nsquark.broker.auth import Guard
 from nsquark.broker.channel import Channel
 from nsquark.broker.identify import ClientSettings
 from nsquark.broker.replies import Replies
@@ -16,17 +15,26 @@ from nsquark.wire.names import is_valid_name
 from nsquark.wire.quote import quote
 
 if TYPE_CHECKING:
+    from nsquark.broker.auth import Guard
     from nsquark.broker.daemon import Nsqd
+    from nsquark.broker.topic import Topic
 
 UINT64_MAX = (1 << 64) - 1
+DIGITS_THAT_COUNT = 64
 
 STATE_INIT, STATE_SUBSCRIBED, STATE_CLOSING = 0, 3, 4
 INCOMPLETE = -1
 """What a command returns, instead of where the next one starts, if not all of it is there."""
 
+FOR_TURN, FOR_COMMIT, FOR_AUTH, FOR_READER = 1, 2, 4, 8
+"""What a session may wait for: the others' turn, the disk, an auth server, and that its client reads the answers."""
+
 
 class SessionState:
-    """Set by the session; `_data` holds the bytes that the commands point into."""
+    """Set by the session; `_data` holds the bytes that the commands point into.
+
+    While it `_waits` for something, the session neither reads nor carries out what it has read.
+    """
 
     nsqd: Nsqd
     transport: asyncio.Transport
@@ -41,18 +49,46 @@ class SessionState:
     _replies: Replies
     _intake: Intake | None
     _is_closed: bool
-    _is_congested: bool
+    _waits: int
+    _measured_messages: int
+    _measured_bytes: int
+    """How much of an MPUB was measured before more of it came; the next time goes on there."""
+    _unpublished: tuple[Topic, int] | None
+    """The rest of an MPUB that is too long for one turn: how many messages are left, of those that come next."""
     _awaits_ok: bool
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._waits != 0
+
+    def wait_for(self, what: int) -> None:
+        if not self._waits and not self.transport.is_closing():
+            self.transport.pause_reading()
+        self._waits |= what
+
+    def waited_for(self, what: int) -> None:
+        """It has come; once nothing else is waited for, the session goes on in the next turn."""
+        if self._waits & what:
+            self._waits &= ~what
+            if not self._waits:
+                self.give_way()
+
+    def give_way(self) -> None:
+        """Goes on when the others had their turn."""
+        if not self._waits & FOR_TURN:
+            self.wait_for(FOR_TURN)
+            self.nsqd.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        raise NotImplementedError
 
     def _settled(self) -> None:
         """A commit was answered: what waited for that goes on."""
-        if self._is_congested and (self.guard is None or not self.guard.is_asking):
-            self._is_congested = False
-            self.transport.resume_reading()
+        self.waited_for(FOR_COMMIT)
         if self._awaits_ok and self.channel is not None and not self._replies.are_owed:
             self._awaits_ok = False
             self.channel.wake()
-        if not self._is_congested and not self._awaits_ok:
+        if not self._awaits_ok:
             self._replies.after = None
 
     def _body_size(self, pos: int, end: int, at_eof: bool, code: str, what: str) -> int | None:
@@ -110,7 +146,6 @@ def decimal_of(raw: bytes) -> int | None:
         return 0
     if not raw.isdigit():
         return None
-    value = 0
-    for digit in raw:
-        value = (value * 10 + digit - 48) & UINT64_MAX
+    # Ten to the power of 64 is a multiple of two to the power of 64: digits before those change nothing.
+    value = int(raw[-DIGITS_THAT_COUNT:]) & UINT64_MAX
     return value - (1 << 64) if value >= 1 << 63 else value

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-import time
 from collections.abc import Callable
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
 
 from nsquark.broker.tls import TlsState
+from nsquark.web.fairness import TURN_NS_MAX
 from nsquark.wire.compression import (
     CorruptStream,
     Decoder,
@@ -31,13 +32,12 @@ if TYPE_CHECKING:
 
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 SOCKET_READ_BYTES: Final = 128 << 10
-TURN_BYTES_MAX: Final = 64 << 10
-TURN_BYTES_MIN: Final = 1 << 10
-TURN_MS_MAX: Final = 1.0
-"""Little input may become much work, so a session gets fewer plain bytes a turn while they take longer than this."""
+PLAIN_BYTES_MAX: Final = 64 << 10
+"""Decoded at a time: little input may become much."""
 GATHER_BYTES_MAX: Final = 64 << 10
 """What is written within a turn is encoded together, up to this."""
 TLS_RECORD_BYTES_MAX: Final = 16 << 10
+"""TLS gets its input in such portions: many tiny records in one call would take long."""
 TLS_HANDSHAKE_RECORD: Final = 0x16
 
 # All connections read into this, since what is read is taken over before the next read.
@@ -55,6 +55,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
     * Encoded bytes are read from the socket only while none are left from before, so a connection holds at most
       SOCKET_READ_BYTES of them and one unfinished record or chunk, however much they would become.
     * Nothing is written between the answer to IDENTIFY and the last OK.
+    * Decoding gives way to the others as the session itself does; the session's own time is part of it.
     """
 
     def __init__(self, session: Session, fail: Callable[[FatalClientError], object]) -> None:
@@ -64,6 +65,8 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
         self._loop = session.nsqd.loop
         self._socket = session.transport
         self._tls: ssl.SSLObject | None = None
+        self._encrypted = memoryview(b"")
+        """Received, and not yet given to TLS."""
         self._tls_in = ssl.MemoryBIO()
         self._tls_out = ssl.MemoryBIO()
         self._encoder: Encoder | None = None
@@ -73,12 +76,11 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
         """A first record of the handshake has come."""
         self._is_ready = False
         """The handshake is over, and commands may come."""
-        self._is_reading = True
+        self._is_reading = not session.is_waiting
         self._is_ended = False
         """The client has closed its side, or all is closed."""
         self._is_pumping = False
         """Others have their turn; then more is decoded."""
-        self._turn_bytes = TURN_BYTES_MAX
         self._gathered: list[bytes | bytearray | memoryview] = []
         self._gathered_bytes = 0
         self._is_flush_due = False
@@ -160,7 +162,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
             self._shake_hands(data)
             return
         if self._tls is not None:
-            self._tls_in.write(data)
+            self._encrypted = memoryview(bytes(data))
         else:
             assert self._decoder is not None
             self._decoder.feed(data)
@@ -187,67 +189,72 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
     # -- decoding ----------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Gives the session what can be decoded, up to a turn's portion; the rest later, or when it reads again."""
+        """Gives the session what can be decoded in a turn; the rest later, or when it reads again."""
         self._is_pumping = False
-        portion, started_s = 0, time.monotonic()
+        until_ns = monotonic_ns() + TURN_NS_MAX
         while self._is_reading and not self._is_ended:
-            if portion >= self._turn_bytes:
-                self._is_pumping = True
-                self._loop.call_soon(self._pump)
-                break
-            view = self._session.get_buffer(-1)[: self._turn_bytes - portion]
+            view = self._session.get_buffer(-1)[:PLAIN_BYTES_MAX]
             try:
-                count = self._decode_into(view)
+                count = self._decode_into(view, until_ns)
             except (CorruptStream, ssl.SSLError) as error:
                 self._session.nsqd.logger.error(f"[{self._session.remote_address}] - failed to read command - {error}")
                 self.abort()
                 return
-            if count == 0:
+            if count:
+                self._session.buffer_updated(count)
+            if monotonic_ns() >= until_ns:
+                self._is_pumping = True
+                self._loop.call_soon(self._pump)
                 break
-            portion += count
-            self._session.buffer_updated(count)
-        self._pace(started_s)
+            if not count:
+                break
         self._send_tls()
         self._set_socket_reading()
 
-    def _pace(self, started_s: float) -> None:
-        if (time.monotonic() - started_s) * 1000 > TURN_MS_MAX:
-            self._turn_bytes = max(TURN_BYTES_MIN, self._turn_bytes // 2)
-        else:
-            self._turn_bytes = min(TURN_BYTES_MAX, self._turn_bytes * 2)
-
-    def _decode_into(self, view: memoryview) -> int:
-        """Plain bytes into `view`; 0 if more has to come first."""
+    def _decode_into(self, view: memoryview, until_ns: int) -> int:
+        """Plain bytes into `view`; 0 if more has to come first, or the time is over."""
         if self._decoder is None:
-            return self._decrypt_into(view)
+            return self._decrypt_into(view, until_ns)
         plain = self._decoder.read(len(view))
-        while not plain and self._tls is not None and not self._decoder.is_ended:
-            encoded = bytearray(TLS_RECORD_BYTES_MAX)
-            count = self._decrypt_into(memoryview(encoded))
-            if count == 0:
+        while not plain and not self._decoder.is_ended and monotonic_ns() < until_ns:
+            if not self._decoder.has_more and not self._feed_decoder(until_ns):
                 break
-            self._decoder.feed(memoryview(encoded)[:count])
             plain = self._decoder.read(len(view))
         view[: len(plain)] = plain
         if not plain and self._decoder.is_ended:
             self._end()
         return len(plain)
 
-    def _decrypt_into(self, view: memoryview) -> int:
+    def _feed_decoder(self, until_ns: int) -> bool:
+        """What TLS has for it, if the connection uses that too; False if that is nothing."""
+        if self._tls is None:
+            return False
+        assert self._decoder is not None
+        encoded = bytearray(TLS_RECORD_BYTES_MAX)
+        count = self._decrypt_into(memoryview(encoded), until_ns)
+        self._decoder.feed(memoryview(encoded)[:count])
+        return count > 0
+
+    def _decrypt_into(self, view: memoryview, until_ns: int) -> int:
         assert self._tls is not None
         count = 0
-        try:
-            while count < len(view):
-                size: Any = self._tls.read(len(view) - count, view[count:])
-                if size == 0:
+        while count < len(view) and monotonic_ns() < until_ns:
+            size: Any = 0
+            try:
+                size = self._tls.read(len(view) - count, view[count:])
+            except ssl.SSLWantReadError:
+                if not self._encrypted:
                     break
-                count += size
-        except ssl.SSLWantReadError:
-            return count
-        except ssl.SSLZeroReturnError:
-            pass
-        if count == 0:
-            self._end()
+                self._tls_in.write(self._encrypted[:TLS_RECORD_BYTES_MAX])
+                self._encrypted = self._encrypted[TLS_RECORD_BYTES_MAX:]
+                continue
+            except ssl.SSLZeroReturnError:
+                pass
+            if size == 0:
+                if count == 0:
+                    self._end()
+                break
+            count += size
         return count
 
     def _end(self) -> None:
@@ -281,9 +288,14 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
         self._set_socket_reading()
 
     def resume_reading(self) -> None:
-        if not self._is_reading and self._is_ready:
-            self._is_reading = self._is_pumping = True
+        if self._is_reading:
+            return
+        self._is_reading = True
+        if self._is_ready:
+            self._is_pumping = True
             self._loop.call_soon(self._pump)
+        else:
+            self._set_socket_reading()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if not self._is_ready:

@@ -230,7 +230,7 @@ class Connection(asyncio.BufferedProtocol):
     def _decode(self) -> None:
         """Plain bytes into the buffer and on, until the decoder needs more input."""
         assert self._decoder is not None
-        while self._reason is None and (plain := self._decoder.read(DECODED_BYTES_MAX)):
+        while self._reason is None and ((plain := self._decoder.read(DECODED_BYTES_MAX)) or self._decoder.has_more):
             if self._end + len(plain) > len(self._buffer):
                 self._resize(self._end + len(plain))
             self._view[self._end : self._end + len(plain)] = plain

@@ -104,24 +104,27 @@ def measure_mpub(
     count: cython.longlong,
     size_max: cython.longlong,
 ) -> tuple:
-    """Walks `count` sized messages from `pos`: (position after them or MPUB_*, index, size) of where it ended."""
+    """Walks `count` sized messages from `pos`: (position after them or MPUB_*, index, size, start) of where it ended.
+
+    Who gets more bytes later goes on at `start` with `count - index` messages.
+    """
     index: cython.longlong = 0
     size: cython.longlong = 0
     while index < count:
         if pos + 4 > end:
-            return MPUB_INCOMPLETE, index, -1
+            return MPUB_INCOMPLETE, index, -1, pos
         size = _u32(data, pos)
         if size >= INT32_END:
             size -= UINT32_END
         if size <= 0:
-            return MPUB_BAD_SIZE, index, size
+            return MPUB_BAD_SIZE, index, size, pos
         if size > size_max:
-            return MPUB_TOO_BIG, index, size
+            return MPUB_TOO_BIG, index, size, pos
+        if pos + 4 + size > end:
+            return MPUB_INCOMPLETE, index, size, pos
         pos += 4 + size
-        if pos > end:
-            return MPUB_INCOMPLETE, index, size
         index += 1
-    return pos, index, size
+    return pos, index, size, pos
 
 
 _spare: list = []

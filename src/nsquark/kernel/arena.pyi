@@ -6,7 +6,7 @@ SEQ_MASK: int
 
 Buffer = bytes | bytearray | memoryview
 
-def measure_mpub(data: Buffer, pos: int, end: int, count: int, size_max: int) -> tuple[int, int, int]: ...
+def measure_mpub(data: Buffer, pos: int, end: int, count: int, size_max: int) -> tuple[int, int, int, int]: ...
 
 class Chunk:
     @property

@@ -4,6 +4,8 @@
 import cython
 
 REFILL_RDY_MIN = cython.declare(cython.longlong, 8)
+READ_BYTES_MAX = cython.declare(cython.longlong, 256 << 10)
+"""Of one read: a connection that fills it lets the others have their turn."""
 
 
 @cython.cclass
@@ -12,7 +14,8 @@ class Connection:
 
     Bytes are read into a buffer that all connections `share`, since it is used up before the next read; only an
     incomplete command is held in a buffer of its own, so an idle connection has none. A subclass has
-    `received(pos, end)`, which is given what is at `_data[pos:end]`, and `not_taken(error)`, for a publish that failed.
+    `received(pos, end)`, which is given what is at `_data[pos:end]`, `not_taken(error)`, for a publish that failed, and
+    `give_way()`, after which nothing is read until the next turn: event loops read a busy socket again and again.
     """
 
     transport = cython.declare(object, visibility="public")
@@ -27,6 +30,7 @@ class Connection:
     _write_paused_at_ms = cython.declare(cython.longlong, visibility="public")
     _shared: bytearray
     _shared_view: object
+    _offered: cython.longlong
 
     def share(self, buffer: bytearray, view: object) -> None:
         """To be called first."""
@@ -42,13 +46,17 @@ class Connection:
         self._write_paused_at_ms = 0
         self._shared = buffer
         self._shared_view = view
+        self._offered = len(buffer)
 
     # -- receiving ---------------------------------------------------------------------------------------
 
     def get_buffer(self, sizehint: object) -> object:
         if self._held is None:
+            self._offered = len(self._shared)
             return self._shared_view
-        return memoryview(self._held)[self._held_bytes :]
+        free: object = memoryview(self._held)[self._held_bytes : self._held_bytes + READ_BYTES_MAX]
+        self._offered = len(free)
+        return free
 
     def buffer_updated(self, nbytes: cython.longlong) -> None:
         if self._is_closed:
@@ -61,11 +69,12 @@ class Connection:
             end += self._held_bytes
         else:
             self._data = self._shared
-            if self._intake is not None:
+            if self._intake is not None and not self._write_paused_at_ms:
                 pos = self.take(0, end)
-                if pos == end:
-                    return  # nearly always
-        self.received(pos, end)
+        if pos < end:  # not for nearly all publishes
+            self.received(pos, end)
+        if nbytes == self._offered:
+            self.give_way()
 
     @cython.ccall
     def take(self, pos: cython.longlong, end: cython.longlong) -> cython.longlong:

@@ -2,6 +2,8 @@ from collections.abc import Callable
 
 from nsquark.kernel.tail import Commit, Tail
 
+MPUB_TURN_MESSAGES_MAX: int
+
 class ReplyQueue:
     after: Callable[[], None] | None
     write: Callable[[bytes], object]

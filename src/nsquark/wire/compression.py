@@ -24,6 +24,8 @@ SNAPPY_PLAIN_BYTES_MAX: Final = 65_536
 SNAPPY_CHUNK_BYTES_MAX: Final = SNAPPY_CHECKSUM_BYTES + 76_490
 """The most that 65536 bytes can become when they do not compress at all."""
 SNAPPY_LENGTH_BYTES_MAX: Final = 5
+SNAPPY_CHUNKS_PER_READ_MAX: Final = 256
+"""A chunk may hold nothing at all, so their number is bounded and not only what comes out of them."""
 
 _COMPRESSED, _UNCOMPRESSED, _STREAM_START = 0x00, 0x01, 0xFF
 _SKIPPABLE_FROM: Final = 0x80
@@ -45,8 +47,12 @@ class Decoder(Protocol):
     def feed(self, data: Bytes) -> None:
         """Takes encoded bytes; they are kept until read, so feed again when `read` has nothing left."""
 
+    @property
+    def has_more(self) -> bool:
+        """The last read ended before its input did, so the next one goes on without more of it."""
+
     def read(self, limit: int) -> bytes:
-        """At most `limit` plain bytes; none if more input is needed."""
+        """At most `limit` plain bytes; none if more input is needed, unless it `has_more`."""
 
 
 class DeflateEncoder:
@@ -67,6 +73,10 @@ class DeflateDecoder:
     @property
     def is_ended(self) -> bool:
         return self._inflate.eof
+
+    @property
+    def has_more(self) -> bool:
+        return self._has_more
 
     def feed(self, data: Bytes) -> None:
         self._input += data
@@ -114,10 +124,15 @@ class SnappyDecoder:
         self._plain = b""
         self._skip_bytes = 0
         self._has_started = False
+        self._has_more = False
 
     @property
     def is_ended(self) -> bool:
         return False
+
+    @property
+    def has_more(self) -> bool:
+        return self._has_more
 
     def feed(self, data: Bytes) -> None:
         self._input += data
@@ -134,12 +149,14 @@ class SnappyDecoder:
         """The whole chunks at the front, up to `limit` plain bytes but at least one chunk."""
         chunks: list[memoryview] = []
         pos = plain_bytes = 0
+        self._has_more = True
         with memoryview(self._input) as view:
-            while True:
+            for _ in range(SNAPPY_CHUNKS_PER_READ_MAX):
                 skipped = min(self._skip_bytes, len(view) - pos)
                 self._skip_bytes -= skipped
                 pos += skipped
                 if len(view) - pos < SNAPPY_HEAD_BYTES:
+                    self._has_more = False
                     break
                 kind = view[pos]
                 end = pos + SNAPPY_HEAD_BYTES + int.from_bytes(view[pos + 1 : pos + SNAPPY_HEAD_BYTES], "little")
@@ -148,6 +165,7 @@ class SnappyDecoder:
                     self._skip_bytes = end - pos
                     continue
                 if end > len(view):
+                    self._has_more = False
                     break
                 if kind == _STREAM_START:
                     self._start(bytes(view[pos:end]))
