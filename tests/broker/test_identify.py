@@ -240,3 +240,47 @@ def test_body_may_arrive_late(client: Wire) -> None:
     client.expect_silence(0.05)
     client.send(sent[12:])
     assert client.read_frame() == Frame(RESPONSE, DEFAULTS)
+
+
+LONG = {"unknown": "x" * 100_000}
+"""Makes a body too long to be read in one turn."""
+
+
+@pytest.mark.ours
+def test_a_long_document_is_read_as_a_short_one(nsqd: Nsqd, client: Wire, topic: str) -> None:
+    answer = client.identify(client_id="long", msg_timeout=2000, heartbeat_interval=None, **LONG)
+    assert answer["msg_timeout"] == 2000
+    client.SUB(topic, "ch")
+    client.expect_ok()
+    assert nsqd.channel(topic)["clients"][0]["client_id"] == "long"
+
+
+@pytest.mark.parametrize(
+    "asked", [{"client_id": 1}, {"client_id": [1]}, {"tls_v1": {"a": 1}}, {"heartbeat_interval": 1000.5}], ids=repr
+)
+def test_a_long_document_that_is_wrong_is_refused(client: Wire, asked: dict[str, Any]) -> None:
+    client.IDENTIFY(**asked, **LONG)
+    client.expect_error("E_BAD_BODY IDENTIFY failed to decode JSON body")
+
+
+def test_commands_behind_a_long_document_wait_for_it(client: Wire, topic: str) -> None:
+    client.IDENTIFY(**LONG)
+    client.PUB(topic, b"x")
+    client.expect_ok(2)
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize("depth", [2_000, 20_000, 1_000_000])
+def test_a_deep_document_is_refused(nsqd: Nsqd, client: Wire, depth: int) -> None:
+    """NSQ reads 10,000 levels, and no more."""
+    client.command("IDENTIFY", b'{"x":' + b"[" * depth + b"]" * depth + b"}")
+    client.expect_error("E_BAD_BODY IDENTIFY failed to decode JSON body")
+    assert "Traceback" not in nsqd.log
+
+
+@pytest.mark.ours
+def test_strings_are_cut_off_at_1024_characters(nsqd: Nsqd, client: Wire, topic: str) -> None:
+    names = ("client_id", "hostname", "user_agent")
+    client.subscribe(topic, **{name: "\u00e9" * 5000 for name in names})
+    shown = nsqd.channel(topic)["clients"][0]
+    assert [len(shown[name]) for name in names] == [1024, 1024, 1024]

@@ -18,6 +18,10 @@ MSG_TIMEOUT_MS_MIN = 1_000
 SAMPLE_RATE_MAX = 99
 DEFLATE_LEVEL_DEFAULT = 6
 INT64_END = 1 << 63
+IDENTITY_CHARS_MAX = 1_024
+"""Of a string that a client says of itself; more is cut off."""
+SHORT_BYTES_MAX = 16 << 10
+"""Longer bodies are read in a thread, and no objects are made of what is not asked for."""
 
 _STRINGS = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone")
 _BOOLEANS = ("feature_negotiation", "tls_v1", "snappy", "deflate", "show_limits", "requeue_uncounted")
@@ -34,6 +38,8 @@ _ZEROS: dict[str, Any] = {
     **dict.fromkeys(_BOOLEANS, False),
     **dict.fromkeys(_INTEGERS, 0),
 }
+_Values = msgspec.defstruct("_Values", [(name, msgspec.Raw, msgspec.Raw(b"null")) for name in _ZEROS])
+"""The known fields, undecoded."""
 
 
 @dataclass(slots=True)
@@ -58,9 +64,8 @@ class ClientSettings:
     requeue_uncounted: bool = False
 
 
-def identify(body: bytes, settings: ClientSettings, options: Options) -> bytes:
-    """Applies an IDENTIFY body to a connection's settings; the answer, `OK` without feature negotiation."""
-    fields = _decode(body)
+def identify(fields: dict[str, Any], settings: ClientSettings, options: Options) -> bytes:
+    """Applies what IDENTIFY said to a connection's settings; the answer, `OK` without feature negotiation."""
     settings.client_id = fields["client_id"]
     settings.hostname = fields["hostname"]
     settings.user_agent = fields["user_agent"]
@@ -112,11 +117,12 @@ def _answer(settings: ClientSettings, options: Options, show_limits: bool) -> by
     return msgspec.json.encode(answer)
 
 
-def _decode(body: bytes) -> dict[str, Any]:
-    """Known fields by their lower-case names, with zeros for what is absent."""
+def read_fields(body: bytes) -> dict[str, Any]:
+    """Known fields of an IDENTIFY body by their lower-case names, with zeros for what is absent."""
+    text = body.decode("utf-8", "replace")
     try:
-        document = msgspec.json.decode(body.decode("utf-8", "replace"))
-    except msgspec.DecodeError:
+        document = msgspec.json.decode(text) if len(text) <= SHORT_BYTES_MAX else _known_values(text)
+    except (msgspec.DecodeError, RecursionError):
         raise _bad("failed to decode JSON body") from None
     if document is None:
         document = {}
@@ -128,8 +134,19 @@ def _decode(body: bytes) -> dict[str, Any]:
         if name in fields and value is not None:
             if type(value) is not type(_ZEROS[name]) or (name in _INTEGERS and not -INT64_END <= value < INT64_END):
                 raise _bad("failed to decode JSON body")
-            fields[name] = value
+            fields[name] = value[:IDENTITY_CHARS_MAX] if name in _STRINGS else value
     return fields
+
+
+def _known_values(text: str) -> dict[str, Any]:
+    """The same of a long body, where only names in lower case count."""
+    values = msgspec.json.decode(text, type=_Values)
+    return {name: _scalar(memoryview(getattr(values, name))) for name in _ZEROS}
+
+
+def _scalar(value: memoryview) -> Any:
+    """A list or an object is wrong whatever is in it, so an empty list stands for all of them."""
+    return [] if value[0] in b"[{" else msgspec.json.decode(value)
 
 
 def _bad(reason: str) -> FatalClientError:

@@ -7,18 +7,18 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from time import monotonic_ns
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from nsquark.broker import upgrade
 from nsquark.broker.auth import Guard
 from nsquark.broker.channel import Channel
 from nsquark.broker.clock import now_ms
 from nsquark.broker.consuming import ConsumingCommands
-from nsquark.broker.identify import ClientSettings, identify
+from nsquark.broker.identify import SHORT_BYTES_MAX, ClientSettings, identify, read_fields
 from nsquark.broker.options import TlsRequired
 from nsquark.broker.publishing import PublishingCommands
 from nsquark.broker.replies import Replies
-from nsquark.broker.session_state import FOR_AUTH, FOR_READER, FOR_TURN, INCOMPLETE, STATE_INIT, text_of
+from nsquark.broker.session_state import FOR_AUTH, FOR_READER, FOR_THREAD, FOR_TURN, INCOMPLETE, STATE_INIT, text_of
 from nsquark.broker.tls import TlsState
 from nsquark.kernel.connection import Connection
 from nsquark.web.addresses import show_address
@@ -61,6 +61,7 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
         self._waits = 0
         self._measured_messages = self._measured_bytes = 0
         self._unpublished = None
+        self._reading_fields: asyncio.Future[dict[str, Any]] | None = None
         self._got_magic = False
         self._identified = False
         self._interval_ms = 0
@@ -288,9 +289,10 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
         size = self._command_body(pos, end, at_eof, "IDENTIFY")
         if size is None:
             return INCOMPLETE
-        body = bytes(self._data[pos + 4 : pos + 4 + size])
-        self.nsqd.logger.info(f"[{self.remote_address}] IDENTIFY: {text_of(body[:IDENTIFY_LOGGED_BYTES_MAX])}")
-        answer = frame(FrameType.RESPONSE, identify(body, self.settings, self.nsqd.options))
+        fields = self._identify_fields(pos + 4, pos + 4 + size)
+        if fields is None:
+            return INCOMPLETE
+        answer = frame(FrameType.RESPONSE, identify(fields, self.settings, self.nsqd.options))
         if not self._identified or not self._interval_ms:  # as in NSQ the first interval stays
             self._identified = True
             self._schedule_heartbeat()
@@ -299,6 +301,24 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
             return end  # as in NSQ, what was sent too early is lost
         self._replies.send(answer)
         return pos + 4 + size
+
+    def _identify_fields(self, pos: int, end: int) -> dict[str, Any] | None:
+        """What a body says; None while a thread reads it, after which IDENTIFY is looked at again."""
+        reading, self._reading_fields = self._reading_fields, None
+        if reading is not None:
+            return reading.result()
+        body = bytes(memoryview(self._data)[pos:end])
+        self.nsqd.logger.info(f"[{self.remote_address}] IDENTIFY: {text_of(body[:IDENTIFY_LOGGED_BYTES_MAX])}")
+        if len(body) <= SHORT_BYTES_MAX:
+            return read_fields(body)
+        self.wait_for(FOR_THREAD)
+        self._reading_fields = self.nsqd.loop.run_in_executor(None, read_fields, body)
+        self._reading_fields.add_done_callback(self._fields_read)
+        return None
+
+    def _fields_read(self, reading: asyncio.Future[dict[str, Any]]) -> None:
+        reading.exception()  # nobody may be left to look at it
+        self.waited_for(FOR_THREAD)
 
     def secured(self, tls: TlsState) -> None:
         """The connection uses TLS from now on."""

@@ -26,8 +26,8 @@ STATE_INIT, STATE_SUBSCRIBED, STATE_CLOSING = 0, 3, 4
 INCOMPLETE = -1
 """What a command returns, instead of where the next one starts, if not all of it is there."""
 
-FOR_TURN, FOR_COMMIT, FOR_AUTH, FOR_READER = 1, 2, 4, 8
-"""What a session may wait for: the others' turn, the disk, an auth server, and that its client reads the answers."""
+FOR_TURN, FOR_COMMIT, FOR_AUTH, FOR_READER, FOR_THREAD = 1, 2, 4, 8, 16
+"""What a session may wait for: the others' turn, the disk, an auth server, its client to read, work in a thread."""
 
 
 class SessionState:

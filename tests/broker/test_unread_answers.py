@@ -1,0 +1,93 @@
+"""Who does not read what nsqd answers is not listened to, and cut off in the end."""
+
+import contextlib
+import select
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from harness import ClosedError, Frame, Nsqd, Wire, body_of, eventually, mpub_body
+from harness.wire import HEARTBEAT, RESPONSE
+
+pytestmark = pytest.mark.ours
+
+NSQD_FLAGS = ("--max-heartbeat-interval=5s",)
+NOT_TAKEN_S = 1.0
+"""A socket that takes nothing for so long is not read."""
+SENT_BYTES_MAX = 64 << 20
+IDENTIFY = b"IDENTIFY\n" + body_of(b'{"feature_negotiation":true,"heartbeat_interval":-1}')
+
+COMMANDS = {
+    "PUB": b"PUB unread#ephemeral\n" + body_of(b"x"),
+    "MPUB": b"MPUB unread#ephemeral\n" + mpub_body([b"x"]),
+    "IDENTIFY": IDENTIFY,
+}
+
+
+def _send_without_reading(connection: socket.socket, command: bytes) -> int:
+    """Until nothing more is taken; how many bytes were."""
+    data, sent = memoryview(command * (1 + (1 << 18) // len(command))), 0
+    connection.setblocking(False)
+    while sent < SENT_BYTES_MAX and select.select([], [connection], [], NOT_TAKEN_S)[1]:
+        sent += connection.send(data[sent % len(command) :])
+    return sent
+
+
+@pytest.mark.parametrize("word", COMMANDS)
+def test_commands_wait_while_their_answers_are_not_read(nsqd: Nsqd, client: Wire, word: str) -> None:
+    command = COMMANDS[word]
+    client.identify(heartbeat_interval=-1)
+    sent = _send_without_reading(client.socket, command)
+    assert sent < SENT_BYTES_MAX
+    whole, begun = divmod(sent, len(command))
+    for _ in range(whole):
+        assert client.read_frame().kind == RESPONSE
+    client.send(command[begun:] if begun else b"")
+    assert not begun or client.read_frame().kind == RESPONSE
+    client.assert_usable()
+
+
+def test_errors_are_answers_too(client: Wire, topic: str) -> None:
+    client.subscribe(topic)
+    assert _send_without_reading(client.socket, b"FIN 0123456789abcdef\n") < SENT_BYTES_MAX
+
+
+def test_a_client_that_does_not_read_is_cut_off_though_it_wants_no_heartbeats(nsqd: Nsqd, client: Wire) -> None:
+    client.identify(heartbeat_interval=-1)
+    _send_without_reading(client.socket, IDENTIFY)
+    nsqd.wait_for_log("answers and messages are not read, closing")
+
+
+def test_a_client_that_reads_late_is_not_cut_off(nsqd: Nsqd, client: Wire) -> None:
+    client.identify(heartbeat_interval=-1)
+    sent = _send_without_reading(client.socket, IDENTIFY)
+    for _ in range(sent // len(IDENTIFY)):
+        client.read_frame()
+    client.expect_silence(6.0)
+    client.send(IDENTIFY[sent % len(IDENTIFY) :])
+    client.read_frame()
+    client.assert_usable()
+
+
+def test_a_consumer_that_does_not_read_may_still_finish(nsqd: Nsqd, client: Wire, topic: str) -> None:
+    """Its messages fill the socket; that must not keep it from answering those that it has."""
+    client.subscribe(topic, rdy=200, heartbeat_interval=5_000)
+    with nsqd.connect() as publisher:
+        for _ in range(100):
+            publisher.publish(topic, b"x" * 200_000)
+    first = client.read_message()
+    eventually(lambda: nsqd.channel(topic)["in_flight_count"] > 1)
+    client.NOP()
+    client.FIN(first.id)
+    eventually(lambda: nsqd.channel(topic)["clients"][0]["finish_count"] == 1)
+
+
+def test_heartbeats_that_are_switched_on_later_do_come(connect: Callable[..., Wire], topic: str) -> None:
+    client = connect()
+    client.identify(heartbeat_interval=-1)
+    client.subscribe(topic, heartbeat_interval=1000)
+    assert client.read_frame() == Frame(RESPONSE, HEARTBEAT)
+    with contextlib.suppress(ClosedError):
+        while True:  # it is silent, so it is closed
+            assert client.read_frame() == Frame(RESPONSE, HEARTBEAT)
