@@ -197,7 +197,8 @@ class DurableFile:
         """Its pages are not trusted again: the content goes to a new file."""
         first = self.held_by is None
         self.held_by = error
-        self._syncer.disk.hold(self, error)
+        self.is_changed = False
+        self._syncer.hold(self, error)
         self._syncer.report(f"LOG({self.path}): sync failed: {error}")
         if first:
             self.on_held()
@@ -253,7 +254,7 @@ class DurableFile:
         if error is not None:
             self.held_by = error
             self.attempts += 1
-            self._syncer.disk.hold(self, error)
+            self._syncer.hold(self, error)
             self._syncer.report(f"LOG({self.path}): could not be written anew: {error}; trying again")
             self.on_held()
             self._syncer.later(RETRY_S, self.write_anew)

@@ -47,6 +47,7 @@ class Syncer:
         self._timeout_s = timeout_s
         self._changed: dict[DurableFile, float] = {}
         self._hurried: dict[DurableFile, None] = {}
+        self._held: dict[DurableFile, None] = {}
         self._round_since_s = 0.0
         self._in_round: list[DurableFile] = []
         self._directories: dict[Path, Directory] = {}
@@ -74,10 +75,19 @@ class Syncer:
     def add(self, file: DurableFile) -> None:
         self._changed[file] = time.monotonic()
 
+    def hold(self, file: DurableFile, error: Exception) -> None:
+        """It is not to be synced, but to be written anew."""
+        self.forget(file)
+        self._held[file] = None
+        self.disk.hold(file, error)
+
     def forget(self, file: DurableFile) -> None:
+        """It is durable, or gone."""
         self._changed.pop(file, None)
         self._hurried.pop(file, None)
-        self.disk.release(file)
+        if file in self._held:
+            del self._held[file]
+            self.disk.release(file)
 
     def hurry(self, file: DurableFile) -> None:
         self._hurried[file] = None
@@ -86,11 +96,10 @@ class Syncer:
     def flush(self) -> None:
         """Makes everything durable here and now, and reports what cannot be; for a clean stop, without threads."""
         files = list(self._changed)
-        if files and _sync_all(files):
+        if _sync_all(files):
             for file in files:
                 file.note_durable()
-            return
-        for file in files:
+        for file in [*self._changed, *self._held]:
             try:
                 file.make_durable()
             except OSError as error:  # the next start finds what is written, as after a crash
@@ -99,7 +108,7 @@ class Syncer:
     @property
     def lag_s(self) -> float:
         """For how long the oldest change has not been durable."""
-        oldest = min(self._changed.values(), default=0.0)
+        oldest = next(iter(self._changed.values()), 0.0)
         if self._in_round:
             oldest = min(oldest or self._round_since_s, self._round_since_s)
         return time.monotonic() - oldest if oldest else 0.0
@@ -125,7 +134,7 @@ class Syncer:
         files = [
             file
             for file, since_s in self._changed.items()
-            if (since_s <= nearly_due_s or file in self._hurried) and file.held_by is None
+            if since_s <= nearly_due_s or file in self._hurried
         ]
         self._hurried.clear()
         if not files:
