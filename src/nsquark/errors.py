@@ -13,6 +13,7 @@ from nsquark.client.errors import (
     NsqError,
     ServerError,
     TooMuchOutstanding,
+    WrongHandler,
 )
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "NsqError",
     "ServerError",
     "TooMuchOutstanding",
+    "WrongHandler",
 ]

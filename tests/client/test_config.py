@@ -253,6 +253,7 @@ def test_identify_says_what_go_nsq_says() -> None:
         "snappy": False,
         "feature_negotiation": True,
         "show_limits": True,
+        "requeue_uncounted": True,
         "heartbeat_interval": -1,
         "sample_rate": 0,
         "output_buffer_size": 16384,

@@ -53,6 +53,7 @@ async def test_what_identify_says() -> None:
             "user_agent": "mine/1",
             "feature_negotiation": True,
             "show_limits": True,
+            "requeue_uncounted": True,
             "heartbeat_interval": 2000,
             "sample_rate": 7,
             "output_buffer_size": 1000,

@@ -9,10 +9,10 @@ from datetime import timedelta
 
 import pytest
 
-from client.consumer_rig import consumer_of, handle_until, is_done, publish, until
+from client.consumer_rig import AFTER_GIVING_BACK, consumer_of, handle_until, is_done, publish, until
 from client.pool_rig import address_of
 from harness import Nsqd, eventually
-from nsquark import Message
+from nsquark import Message, Producer
 
 NSQD_FLAGS = ["--msg-timeout=30s"]
 WAIT_S = 15.0
@@ -220,7 +220,7 @@ async def test_with_message_and_a_cancellation(nsqd: Nsqd, topic: str) -> None:
             await task
         assert consumer.stats().backoff_level == 0
         async with await asyncio.wait_for(anext(consumer), WAIT_S) as again:
-            assert again.attempts == 2
+            assert again.attempts == AFTER_GIVING_BACK
     assert is_done(nsqd, topic)
 
 
@@ -361,19 +361,51 @@ async def test_giving_up_after_max_attempts(nsqd: Nsqd, topic: str) -> None:
     assert is_done(nsqd, topic)
 
 
-async def test_a_hook_that_fails(nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("kind", ["plain", "async"])
+async def test_a_hook_that_fails_is_called_again(
+    nsqd: Nsqd, topic: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A dead-letter topic that could not be reached must not cost the message."""
     publish(nsqd, topic, b"poison", b"good")
+    calls: list[bytes] = []
 
-    def give_up(_: Message) -> None:
-        raise RuntimeError("hook failed")
+    def give_up(message: Message) -> None:
+        calls.append(message.body)
+        if len(calls) < 3:
+            raise RuntimeError("hook failed")
+
+    async def give_up_async(message: Message) -> None:
+        await asyncio.sleep(0.01)
+        give_up(message)
 
     async def handle(message: Message) -> None:
         if message.body == b"poison":
             raise RuntimeError("always")
 
-    async with consumer_of(nsqd, topic, max_attempts=1, on_give_up=give_up) as consumer:
+    hook = give_up if kind == "plain" else give_up_async
+    async with consumer_of(nsqd, topic, max_attempts=1, on_give_up=hook) as consumer:
         await handle_until(consumer, handle, lambda: consumer.stats().given_up == 1 and is_done(nsqd, topic))
+        assert consumer.stats().finished == 2
+    assert calls == [b"poison"] * 3
     assert "hook failed" in caplog.text
+
+
+async def test_a_hook_may_publish(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"poison")
+    nsqd.post("/topic/create", topic=f"{topic}_dead")
+
+    def handle(_: Message) -> None:
+        raise RuntimeError("always")
+
+    async with Producer(address_of(nsqd)) as producer:
+
+        async def bury(message: Message) -> None:
+            await producer.publish(f"{topic}_dead", message.body)
+
+        async with consumer_of(nsqd, topic, max_attempts=2, on_give_up=bury) as consumer:
+            await handle_until(consumer, handle, lambda: consumer.stats().given_up == 1)
+    assert is_done(nsqd, topic)
+    assert nsqd.topic(f"{topic}_dead")["depth"] == 1
 
 
 async def test_max_attempts_0_never_gives_up(nsqd: Nsqd, topic: str) -> None:

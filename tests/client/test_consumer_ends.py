@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from client.consumer_rig import consumer_of, is_done, publish, until
+from client.consumer_rig import AFTER_GIVING_BACK, consumer_of, is_done, publish, until
 from client.pool_rig import address_of
 from harness import FaultProxy, Nsqd
 from nsquark import Consumer, Message
@@ -26,7 +26,7 @@ async def test_leaving_gives_back_what_was_prefetched(nsqd: Nsqd, topic: str) ->
         await until(lambda: consumer.stats().in_flight == 9)
     with nsqd.connect() as wire:
         again = wire.subscribe(topic, rdy=10).read_messages(9, finish=True)
-    assert {message.attempts for message in again} == {2}
+    assert {message.attempts for message in again} == {AFTER_GIVING_BACK}
 
 
 async def test_leaving_gives_back_what_is_on_its_way(nsqd: Nsqd, topic: str) -> None:
@@ -76,8 +76,7 @@ async def test_close_does_not_wait_for_ever(nsqd: Nsqd, topic: str, caplog: pyte
     running = asyncio.create_task(consumer.run(handle))
     await started.wait()
     await consumer.close(timeout=0.1)
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    await running
     assert "1 handlers still ran" in caplog.text
     await until(lambda: nsqd.channel(topic)["depth"] == 1)
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import hypothesis_profiles
 from client.virtual_loop import VirtualLoop
 from nsquark.client.config import Config
-from nsquark.client.flow import Flow
+from nsquark.client.flow import RAISE_SHARE, SETTLE_S_MIN, Flow
 
 hypothesis_profiles.load()
 
@@ -24,6 +24,7 @@ CONFIG = Config(
     low_rdy_idle_timeout="5s",
     low_rdy_timeout="10s",
 )
+SETTLE_S = SETTLE_S_MIN + 0.001
 TURN_S = 12.0
 """More than low_rdy_timeout and an interval: by then who has had its time has made room."""
 BACKOFF_S = 21.0
@@ -37,8 +38,11 @@ class Window:
         self._loop = loop
         self.rdy = 0
         self.rdy_max = rdy_max
+        self.in_flight_count = 0
+        self.round_trip_s = 0.0
         self.rdy_at_s = self.last_message_at_s = loop.time()
         self.sent: list[int] = []
+        self.flow: Flow
 
     @property
     def turn_count(self) -> int:
@@ -48,12 +52,19 @@ class Window:
     def set_rdy(self, count: int) -> None:
         assert count != self.rdy, "RDY is a window: it is sent when it changes"
         assert 0 <= count <= self.rdy_max
+        if count > self.rdy:
+            held = sum(max(other.rdy, other.in_flight_count) for other in self.flow.windows if other is not self)
+            assert held + max(count, self.in_flight_count) <= max(self.flow.max_in_flight, held + self.in_flight_count)
         self.rdy = count
         self.rdy_at_s = self._loop.time()
         self.sent.append(count)
 
     def message_arrives(self) -> None:
         self.last_message_at_s = self._loop.time()
+
+    def fill(self) -> None:
+        """nsqd sends what it may."""
+        self.in_flight_count = max(self.rdy, self.in_flight_count)
 
 
 class Rig:
@@ -64,12 +75,26 @@ class Rig:
     def join(self, count: int = 1, rdy_max: int = 2500) -> list[Window]:
         windows = [Window(self.loop, rdy_max) for _ in range(count)]
         for window in windows:
+            window.flow = self.flow
             self.flow.join(window)
+            self.settle()
         return windows
+
+    def settle(self) -> None:
+        """What was on its way has come."""
+        self.loop.advance(SETTLE_S)
+        while self.flow._lowered:
+            self.loop.advance(SETTLE_S)
 
     @property
     def counts(self) -> list[int]:
         return [window.rdy for window in self.flow.windows]
+
+    @property
+    def held(self) -> int:
+        """What is in flight, or may be by the counts."""
+        gone = sum(window.in_flight_count for window in self.flow._left_behind)
+        return gone + sum(max(window.rdy, window.in_flight_count) for window in self.flow.windows)
 
     def close(self) -> None:
         self.flow.close()
@@ -134,6 +159,76 @@ def test_nothing_is_sent_while_nothing_changes(rig: Rig) -> None:
     windows = rig.join(2)
     rig.loop.advance(100)
     assert [window.sent for window in windows] == [[10, 5], [5]]
+
+
+# -- what is in flight counts, wherever RDY goes ----------------------------------------------------------
+
+
+def test_a_new_connection_waits_until_there_is_room(rig: Rig) -> None:
+    (first,) = rig.join()
+    first.fill()
+    rig.join()
+    assert rig.counts == [5, 0]
+    for _ in range(5):
+        first.in_flight_count -= 1
+        rig.flow.answered()
+        rig.loop.advance(0)
+        assert rig.held <= 10
+    assert rig.counts == [5, 5]
+
+
+def test_what_may_be_on_its_way_counts(rig: Rig) -> None:
+    (first,) = rig.join()
+    rig.flow.join(second := Window(rig.loop))
+    second.flow = rig.flow
+    assert rig.counts == [5, 0]
+    rig.loop.advance(SETTLE_S_MIN / 2)
+    first.in_flight_count = 10  # sent before nsqd knew that it may no longer
+    rig.settle()
+    assert rig.counts == [5, 0]
+    first.in_flight_count = 5
+    rig.flow.answered()
+    rig.loop.advance(0)
+    assert rig.counts == [5, 5]
+
+
+def test_one_message_at_a_time_over_several_connections(rig: Rig) -> None:
+    rig.flow.change_max_in_flight(1)
+    first, second, third = rig.join(3)
+    first.fill()
+    rig.loop.advance(TURN_S)
+    assert rig.counts == [0, 0, 0]
+    first.in_flight_count = 0
+    rig.flow.answered()
+    rig.loop.advance(0)
+    assert first.rdy == 0 and second.rdy + third.rdy == 1
+
+
+def test_what_a_connection_that_leaves_has_in_flight_counts(rig: Rig) -> None:
+    rig.flow.change_max_in_flight(1)
+    first, second = rig.join(2)
+    first.fill()
+    rig.flow.leave(first)
+    rig.settle()
+    assert second.rdy == 0
+    first.in_flight_count = 0
+    rig.flow.answered()
+    rig.loop.advance(0)
+    assert second.rdy == 1
+
+
+def test_a_limit_below_max_in_flight(rig: Rig) -> None:
+    rig.join(2)
+    rig.flow.limit(4)
+    assert rig.counts == [2, 2]
+    rig.flow.limit(1)
+    assert rig.counts == [1, 1], "every connection may send something"
+    rig.flow.change_max_in_flight(0)
+    assert rig.counts == [0, 0]
+    rig.flow.change_max_in_flight(20)
+    rig.flow.limit(None)
+    rig.settle()
+    assert rig.counts == [10, 10]
 
 
 # -- too little for all ----------------------------------------------------------------------------------
@@ -362,6 +457,19 @@ class AnyOrder(RuleBasedStateMachine):
     def an_older_message_ends(self, outcome: str) -> None:
         getattr(self.rig.flow, outcome)()
 
+    @rule(index=st.integers(0, 7))
+    def messages_come(self, index: int) -> None:
+        windows = cast(list[Window], self.rig.flow.windows)
+        if windows:
+            windows[index % len(windows)].fill()
+
+    @rule(index=st.integers(0, 7))
+    def a_message_is_answered(self, index: int) -> None:
+        busy = [window for window in cast(list[Window], self.rig.flow.windows) if window.in_flight_count]
+        if busy:
+            busy[index % len(busy)].in_flight_count -= 1
+            self.rig.flow.answered()
+
     @rule(seconds=st.sampled_from([0.0, 0.3, 1.0, 5.5, 11.0, 40.0]))
     def time_passes(self, seconds: float) -> None:
         self.rig.loop.advance(seconds)
@@ -378,8 +486,9 @@ class AnyOrder(RuleBasedStateMachine):
     def nobody_has_less_than_its_share(self) -> None:
         if hasattr(self, "rig") and not self.rig.flow.level and self.rig.flow.windows:
             flow = self.rig.flow
+            self.rig.settle()
             share = min(max(flow.max_in_flight // len(flow.windows), 1), flow.max_in_flight)
-            if sum(self.rig.counts) < flow.max_in_flight:
+            if flow.max_in_flight - self.rig.held > share // RAISE_SHARE:
                 assert all(window.rdy >= min(share, window.rdy_max) for window in flow.windows)
 
     @precondition(lambda self: self.rig.flow.windows and self.rig.flow.max_in_flight)
@@ -387,7 +496,15 @@ class AnyOrder(RuleBasedStateMachine):
     def everyone_gets_a_turn(self) -> None:
         """In backoff one at a time, since no message comes that would end it."""
         windows = cast(list[Window], self.rig.flow.windows)
+        for window in windows:
+            window.in_flight_count = 0
+            self.rig.flow.answered()
+        for window in cast(list[Window], self.rig.flow._left_behind):
+            window.in_flight_count = 0
+        self.rig.flow.answered()
         self.rig.loop.advance(BACKOFF_S)
+        if not any(self.rig.counts):
+            self.rig.settle()  # one has just made room for another
         assert any(self.rig.counts), "nobody may send anything, and nothing will change that"
         before = {window: window.turn_count for window in windows}
         self.rig.loop.advance(TURN_S * len(windows))

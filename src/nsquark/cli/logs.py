@@ -207,12 +207,13 @@ def _encoded(line: str) -> bytes:
 def library_log(name: str) -> logging.Logger:
     """The logger of a part that runs in other programs: what it says is printable, wherever they let it be written."""
     log = logging.getLogger(name)
-    if _make_printable not in log.filters:
-        log.addFilter(_make_printable)
+    if make_printable not in log.filters:
+        log.addFilter(make_printable)
     return log
 
 
-def _make_printable(record: logging.LogRecord) -> bool:
+def make_printable(record: logging.LogRecord) -> bool:
+    """A filter that lets every record through, with what peers have put into it made printable."""
     said = record.getMessage()
     shown = printable(said)
     if shown != said:

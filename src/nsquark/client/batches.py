@@ -164,6 +164,7 @@ class Batches:
                     break
                 messages.append(message)
         except BaseException:
-            Batch(messages).requeue(0, backoff=False)
+            for message in messages:
+                message.give_back()
             raise
         return Batch(messages)

@@ -264,8 +264,9 @@ class Config:
             "deflate_level": self.deflate_level,
             "snappy": self.snappy,
             "feature_negotiation": True,
-            # Ours; another nsqd does not know it and leaves the limits out.
+            # Ours; another nsqd does not know them and leaves them out of its answer.
             "show_limits": True,
+            "requeue_uncounted": True,
             "heartbeat_interval": _ms_or_off(self.heartbeat_interval),
             "sample_rate": self.sample_rate,
             "output_buffer_size": self.output_buffer_size,

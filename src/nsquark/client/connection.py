@@ -73,6 +73,8 @@ class Connection(asyncio.BufferedProtocol):
         self._last_read_s = self._loop.time()
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self.round_trip_s = 0.0
+        """How long the answer to IDENTIFY took."""
         self.before_flush: Callable[[], None] | None = None
         """Called before each write, for a user who gathers what it sends by itself."""
 

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Iterable
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self, Unpack
 
-from nsquark.cli.logs import library_log
 from nsquark.client.batches import Batches
-from nsquark.client.checks import check_name
+from nsquark.client.checks import check_addresses, check_dedupe, check_name
 from nsquark.client.config import Config, Options
 from nsquark.client.dedupe import Dedupe, DedupeStore, settled
 from nsquark.client.errors import Closed, ConfigError, NsqError
 from nsquark.client.flow import Flow
-from nsquark.client.handlers import Handler, Handlers
+from nsquark.client.giving_up import GivingUp, Hook
+from nsquark.client.handlers import Handler, Handlers, check_handler, stopped_by_signals
 from nsquark.client.inbox import LOOP_TURN_S, Inbox
+from nsquark.client.keepalive import KeepAlive, Pace, Rounds
+from nsquark.client.logs import NamedLog
 from nsquark.client.lookup import AddressFilter
 from nsquark.client.members import Members
 from nsquark.client.message import Message
@@ -33,10 +36,8 @@ from nsquark.client.subscription import Subscription
 CLOSE_TIMEOUT_S: Final = 30.0
 BUSY_COPY_DELAY_S: Final = 1.0
 """When a copy comes again whose twin is being worked on."""
-TOUCHES_PER_TIMEOUT: Final = 3
-TOUCH_TIMEOUT_S_MAX: Final = 60.0
-
-log = library_log("nsquark.client")
+BLOCKED_S_MIN: Final = 0.5
+"""A loop that was blocked for less is not worth a word, nor for less than half a heartbeat interval."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Stats:
 
 
 class Consumer:
-    """Everything in the inbox is in flight on a subscription that is connected."""
+    """Messages of one channel, for an iteration or for the handlers of `run`."""
 
     def __init__(
         self,
@@ -69,35 +70,41 @@ class Consumer:
         dedupe: DedupeStore | bool = False,
         envelope: bool = False,
         auto_touch: bool = False,
-        on_give_up: Callable[[Message], object] | None = None,
+        on_give_up: Hook | None = None,
         address_filter: AddressFilter | None = None,
+        logger: logging.Logger | None = None,
         **options: Unpack[Options],
     ) -> None:
         check_name("topic", topic)
         check_name("channel", channel)
+        check_dedupe(dedupe)
         self.topic = topic
         self.channel = channel
         self.config = Config.merge(config, options)
-        self._nsqds = [nsqd] if isinstance(nsqd, str) else list(dict.fromkeys(nsqd))
-        self._lookupds = [lookupd] if isinstance(lookupd, str) else list(lookupd)
+        self.log = NamedLog(logger, f"{topic}/{channel}")
+        self._nsqds = check_addresses("nsqd", nsqd)
+        self._lookupds = check_addresses("lookupd", lookupd)
         self._dedupe: DedupeStore | None = Dedupe() if dedupe is True else None if dedupe is False else dedupe
         self.opens_envelopes = envelope or self._dedupe is not None
         """Others see them in front of the body: a body that only looks like one must arrive as it is."""
         self._key_prefix = f"{topic}/{channel}/".encode()
         """Every channel gets each key, and two of them may share a store."""
         self._auto_touch = auto_touch
-        self._on_give_up = on_give_up
+        if on_give_up is not None and not callable(on_give_up):
+            raise ConfigError(f"on_give_up is a function that takes a message, not {on_give_up!r}")
+        self._giving_up = GivingUp(self.config.max_attempts, on_give_up, self.log)
+        self.calls_hook_off_loop = False
+        """For `nsquark.sync`, whose hooks may block."""
         self._filter = address_filter
         self._noting: set[asyncio.Future[None]] = set()
         """What a store of keys still has to write."""
         self._inbox = Inbox()
-        self._handlers = Handlers(self._next, topic)
-        self._touch_timer: asyncio.TimerHandle | None = None
+        self._handlers = Handlers(lambda executor: self._next(None, executor), topic, self.log)
         self._paused_at: int | None = None
         self._is_started = self._is_stopped = self._is_closing = False
         self._stopping: asyncio.TimerHandle | None = None
         self._closed: asyncio.Future[None] | None = None
-        self._received = self._finished = self._requeued = self._expired = self._given_up = self._duplicates = 0
+        self._received = self._finished = self._requeued = self._duplicates = 0
 
     # -- life --------------------------------------------------------------------------------------------
 
@@ -122,8 +129,12 @@ class Consumer:
             self._nsqds,
             self._lookupds,
             self._filter,
+            self.log,
         )
-        self._flow = Flow(self.config)
+        self._flow = Flow(self.config, self.log)
+        self._keep_alive = KeepAlive(self._inbox, self._auto_touch)
+        self._pace = Pace(self._flow, self._inbox)
+        self._rounds = Rounds(self._round, max(self.config.heartbeat_interval.seconds / 2, BLOCKED_S_MIN), self.log)
         self._is_started = True
         try:
             await self._members.start()
@@ -155,7 +166,7 @@ class Consumer:
     def _stop_taking(self) -> None:
         self._is_stopped = True
         self._flow.change_max_in_flight(0)
-        self._give_back(self._inbox.ready)
+        self._inbox.give_back()
         self._inbox.wake_all()
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
@@ -178,24 +189,19 @@ class Consumer:
             self._closed.set_result(None)
 
     async def _close_in_order(self, reason: Closed, timeout_s: float) -> None:
-        for timer in (self._touch_timer, self._stopping):
-            if timer is not None:
-                timer.cancel()
+        if self._stopping is not None:
+            self._stopping.cancel()
         self._stop_taking()
         try:
             await self._members.stop_finding()
             await self._handlers.end(timeout_s)
         finally:
+            self._rounds.close()
             for subscription in self._members.subscriptions.values():
-                self._give_back(subscription.in_flight)
+                _give_back(subscription.in_flight)
         await self._members.close(reason, timeout_s)
         if self._noting:
             await asyncio.wait(self._noting, timeout=timeout_s)
-
-    def _give_back(self, messages: Iterable[Message]) -> None:
-        for message in list(messages):
-            message.requeue(0, backoff=False)
-        self._inbox.ready = deque(message for message in self._inbox.ready if not message.is_answered)
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -236,72 +242,72 @@ class Consumer:
         """No more can come before something is answered."""
         return not self._inbox.ready and all(len(nsqd.in_flight) >= nsqd.rdy for nsqd in self._subscriptions())
 
-    async def _next(self, deadline_s: float | None = None) -> Message | None:
-        """The next message, for whom the loop's clock does not reach the deadline; None then, and at the end."""
+    async def _next(self, deadline_s: float | None = None, executor: Executor | None = None) -> Message | None:
+        """The next message, for whom the loop's clock does not reach the deadline; None then, and at the end.
+
+        Those that failed too often are given up on the way; with `executor`, that is where the hook is called.
+        """
         self._check_started()
         while True:
             if time.monotonic() - self._inbox.loop_turn_at_s > LOOP_TURN_S:
                 await self._inbox.let_loop_turn()
-            message = self._take()
+            message = self._inbox.take(self._loop.time())
             if message is None:
                 if self._is_stopped or (deadline_s is not None and self._loop.time() >= deadline_s):
                     return None
                 await self._inbox.wait(deadline_s)
-            elif self._dedupe is None or message.key is None or await self._is_first_copy(message, message.key):
+            elif self._dedupe is not None and not await self._is_first_copy(message, self._dedupe):
+                pass  # it is answered
+            elif message.attempts < self._giving_up.attempts_max or not self._giving_up.is_due(message):
                 return message
+            else:
+                await self._giving_up.settle(message, executor, executor is not None or self.calls_hook_off_loop)
 
-    async def run(self, handler: Handler, concurrency: int = 1, threads: int = 0) -> None:
+    async def run(
+        self, handler: Handler, concurrency: int = 1, threads: int = 0, *, stop_on_signals: bool = False
+    ) -> None:
         """Handles messages until the consumer is closed: finished when the handler returns, requeued when it raises.
 
         An async handler runs `concurrency` times at once. A plain function runs in the event loop, where it is alone
         while it runs; one that blocks needs `threads`, in which case that many run at once.
+
+        With `stop_on_signals` SIGTERM and SIGINT end it in order and close the consumer: for programs that are nothing
+        else.
         """
         self._check_started()
-        await self._handlers.run(handler, concurrency, threads)
+        check_handler(handler, concurrency, threads)
+        count = threads or concurrency
+        if count > self.config.max_in_flight > 0:
+            self.log.warning(
+                "%d handlers share max_in_flight=%d, so most of them wait: set max_in_flight to %d or more",
+                count,
+                self.config.max_in_flight,
+                count,
+            )
+        if stop_on_signals:
+            with stopped_by_signals(self.stop):
+                await self._handlers.run(handler, concurrency, threads)
+            await self.close()
+        else:
+            await self._handlers.run(handler, concurrency, threads)
 
-    def _take(self) -> Message | None:
-        """The next message that is still worth handling."""
-        ready = self._inbox.ready
-        attempts_max = self.config.max_attempts or 65_536
-        now_s = self._loop.time() if ready else 0.0
-        while ready:
-            message = ready.popleft()
-            if message.deadline_s < now_s:
-                self._expired += 1
-                message.subscription.drop(message)
-            elif message.attempts > attempts_max:
-                self._give_up(message)
-            else:
-                return message
-        return None
-
-    def _give_up(self, message: Message) -> None:
-        log.warning("message %s attempted %d times, giving up", message.id.decode(), message.attempts - 1)
-        self._given_up += 1
-        if self._on_give_up is not None:
-            try:
-                self._on_give_up(message)
-            except Exception:
-                log.exception("on_give_up failed for message %s", message.id.decode())
-        message.finish()
-
-    async def _is_first_copy(self, message: Message, key: bytes) -> bool:
-        assert self._dedupe is not None
+    async def _is_first_copy(self, message: Message, dedupe: DedupeStore) -> bool:
+        key = message.key or f"{message.nsqd_address}/".encode() + message.id
+        message.key = None  # until the claim is ours
         try:
-            claim = await settled(self._dedupe.claim(self._key_prefix + key))
+            claim = await settled(dedupe.claim(self._key_prefix + key))
         except BaseException as error:
-            message.key = None
             if not message.settle(error):
                 raise
             return False
         if claim == "new":
+            message.key = key
             return True
         self._duplicates += 1
-        message.key = None  # the claim is another's
         if claim == "seen":
             message.finish()
         else:
-            message.requeue(BUSY_COPY_DELAY_S, backoff=False)
+            message.give_back(BUSY_COPY_DELAY_S)
         return False
 
     def _note(self, outcome: Awaitable[None] | None) -> None:
@@ -314,16 +320,16 @@ class Consumer:
     def _noted(self, noting: asyncio.Future[None]) -> None:
         self._noting.discard(noting)
         if not noting.cancelled() and (error := noting.exception()) is not None:
-            log.error("the store of keys failed: a copy may be handled again", exc_info=error)
+            self.log.error("the store of keys failed: a copy may be handled again", exc_info=error)
 
     # -- what subscriptions report -----------------------------------------------------------------------
 
     def messages_received(self, messages: list[Message]) -> None:
         self._received += len(messages)
         if self._is_stopped or messages[0].subscription.is_leaving:
-            self._give_back(messages)
-            return
-        self._inbox.put(messages)
+            _give_back(messages)
+        else:
+            self._inbox.put(messages)
 
     def message_finished(self, message: Message, is_sent: bool) -> None:
         """Not sent means that the connection was lost meanwhile: nsqd will deliver the message again."""
@@ -331,6 +337,7 @@ class Consumer:
             self._note(self._dedupe.done(self._key_prefix + message.key))
         if is_sent:
             self._finished += 1
+        self._flow.answered()
         if self._flow.level:
             self._flow.succeeded()
 
@@ -339,10 +346,18 @@ class Consumer:
             self._note(self._dedupe.release(self._key_prefix + message.key))
         if is_sent:
             self._requeued += 1
+        self._flow.answered()
         if backoff:
             self._flow.failed()
         elif self._flow.level:
             self._flow.went_on()
+
+    def message_forgotten(self) -> None:
+        """Nobody answered it in time."""
+        self._flow.answered()
+
+    def message_not_handled(self, message: Message) -> None:
+        self._giving_up.was_not_handled(message)
 
     def requeue_delay_s(self, attempts: int) -> float:
         config = self.config
@@ -350,11 +365,20 @@ class Consumer:
 
     def _joined(self, subscription: Subscription) -> None:
         self._flow.join(subscription)
-        if self._auto_touch:
-            self._touch_all()
+        self._rounds.every(self._timeout_s())
+
+    def _round(self) -> None:
+        subscriptions = self._subscriptions()
+        is_late = self._keep_alive.make_round(subscriptions)
+        in_flight = sum(len(subscription.in_flight) for subscription in subscriptions)
+        if not self._is_stopped:
+            self._pace.measure(is_late, in_flight, self._timeout_s())
+
+    def _timeout_s(self) -> float:
+        return min((subscription.timeout_s for subscription in self._subscriptions()), default=60.0)
 
     def subscription_lost(self, subscription: Subscription, reason: NsqError) -> None:
-        self._inbox.ready = deque(message for message in self._inbox.ready if message.subscription is not subscription)
+        self._inbox.forget(subscription)
         self._flow.leave(subscription)
         self._members.lost(subscription, reason)
 
@@ -373,7 +397,7 @@ class Consumer:
             self._flow.leave(subscription)
             subscription.is_leaving = True
             subscription.set_rdy(0)  # else nsqd sends again at once what it gets back
-            self._give_back(message for message in self._inbox.ready if message.subscription is subscription)
+            self._inbox.give_back(subscription)
         await self._members.disconnect_from_nsqd(address, CLOSE_TIMEOUT_S)
 
     def connect_to_nsqlookupd(self, address: str) -> None:
@@ -398,7 +422,7 @@ class Consumer:
         """What is in flight is dealt with, and no more comes until `unpause`."""
         self._check_started()
         if self._paused_at is None:
-            self._paused_at = self._flow.max_in_flight
+            self._paused_at = self._flow.wanted
             self._flow.change_max_in_flight(0)
 
     def unpause(self) -> None:
@@ -431,22 +455,15 @@ class Consumer:
             received=self._received,
             finished=self._finished,
             requeued=self._requeued,
-            expired=self._expired,
-            given_up=self._given_up,
+            expired=self._inbox.expired_count,
+            given_up=self._giving_up.count,
             duplicates=self._duplicates,
             connections=len(self._subscriptions()),
             in_flight=sum(len(subscription.in_flight) for subscription in self._subscriptions()),
             backoff_level=self._flow.level if self._is_started else 0,
         )
 
-    def _touch_all(self) -> None:
-        """Before its timeout, everything that someone works on."""
-        if self._touch_timer is not None:
-            self._touch_timer.cancel()
-        timeout_s = TOUCH_TIMEOUT_S_MAX
-        waiting = set(self._inbox.ready)
-        for subscription in self._subscriptions():
-            timeout_s = min(timeout_s, subscription.timeout_s)
-            for message in subscription.in_flight - waiting:
-                message.touch()
-        self._touch_timer = self._loop.call_later(timeout_s / TOUCHES_PER_TIMEOUT, self._touch_all)
+
+def _give_back(messages: Iterable[Message]) -> None:
+    for message in list(messages):
+        message.give_back()

@@ -17,6 +17,10 @@ class MessageTooBig(NsqError, ValueError):
     """More than the nsqd takes. Nothing was sent."""
 
 
+class WrongHandler(NsqError, TypeError, ValueError):
+    """What `run` was given, or what it returned, cannot handle a message. The message goes back to nsqd."""
+
+
 class NotConnected(NsqError, ConnectionError):
     """The connection could not be made or was lost.
 

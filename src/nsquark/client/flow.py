@@ -9,13 +9,19 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
-from nsquark.cli.logs import library_log
 from nsquark.client.backoff import Backoff
 from nsquark.client.config import Config
+from nsquark.client.logs import Log, client_log
 
-log = library_log("nsquark.client")
+SETTLE_S_MIN: Final = 0.1
+SETTLE_ROUND_TRIPS: Final = 2
+"""So long after its RDY was lowered a connection may still bring what nsqd had sent before it knew."""
+CLOCK_S: Final = 0.001
+"""Timers may go off so much early."""
+RAISE_SHARE: Final = 8
+"""While a connection's part comes free by and by, it is raised in steps of an eighth, not with each answer."""
 
 
 class Window(Protocol):
@@ -25,6 +31,10 @@ class Window(Protocol):
     rdy_max: int
     rdy_at_s: float
     last_message_at_s: float
+    round_trip_s: float
+
+    @property
+    def in_flight_count(self) -> int: ...
 
     def set_rdy(self, count: int) -> None: ...
 
@@ -32,18 +42,27 @@ class Window(Protocol):
 class Flow:
     """Invariants:
 
-    * The RDY counts of all connections together are at most max_in_flight; in backoff at most 1; while it waits, 0.
-    * Outside of backoff no connection has less than its share while some of max_in_flight is left over.
-    * In backoff, unless it waits or is paused, one of the connections has the RDY count of 1.
+    * What connections have in flight, or may have by their RDY counts, is together at most max_in_flight; in backoff
+      the counts are at most 1, and 0 while it waits.
+    * Outside of backoff no connection stays below its share while some of max_in_flight is left over.
+    * In backoff, unless it waits or is paused, one of the connections has the RDY count of 1, or gets it when there is
+      room for a message.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, log: Log = client_log) -> None:
         self._config = config
+        self._log = log
         self._backoff = Backoff(config)
         self._loop = asyncio.get_running_loop()
         self._wait: asyncio.TimerHandle | None = None
-        self._is_closed = False
-        self.max_in_flight = config.max_in_flight
+        self._settling: asyncio.TimerHandle | None = None
+        self._is_share_due = self._is_owing = self._is_closed = False
+        self._wanted = config.max_in_flight
+        self._limit: int | None = None
+        self._lowered: dict[Window, tuple[int, float]] = {}
+        """From which count, and until when what it allowed may still come."""
+        self._left_behind: list[Window] = []
+        """No longer used, with messages that are not answered yet."""
         self.windows: list[Window] = []
         interval_s = config.rdy_redistribute_interval.seconds
         self._tick = self._loop.call_later(interval_s, self._redistribute_regularly, interval_s)
@@ -58,37 +77,76 @@ class Flow:
         """In backoff, with nothing asked for yet."""
         return self._wait is not None
 
+    @property
+    def wanted(self) -> int:
+        """max_in_flight as the user set it."""
+        return self._wanted
+
+    @property
+    def max_in_flight(self) -> int:
+        """What holds now: less than `wanted` while handlers are slow. Every connection may send something."""
+        if self._limit is None:
+            return self._wanted
+        return min(self._wanted, max(self._limit, len(self.windows)))
+
     def join(self, window: Window) -> None:
         self.windows.append(window)
         self._share()
 
     def leave(self, window: Window) -> None:
-        """It is closing or lost."""
+        """It is closing or lost; what is being handled of it still counts."""
         if window not in self.windows:
             return
         self.windows.remove(window)
+        self._lowered.pop(window, None)
+        if window.in_flight_count:
+            self._left_behind.append(window)
         self._share()
 
     def change_max_in_flight(self, count: int) -> None:
         """0 pauses: what is in flight is dealt with, and no more comes."""
-        self.max_in_flight = count
-        if count == 0:
+        self._wanted = count
+        self._max_changed()
+
+    def limit(self, count: int | None) -> None:
+        """Less than max_in_flight, because more would wait here for too long; None lifts it."""
+        if count != self._limit:
+            self._limit = count
+            self._log.debug("handlers keep up with %d in flight", self.max_in_flight)
+            self._max_changed()
+
+    def _max_changed(self) -> None:
+        if self.max_in_flight == 0:
             for window in self.windows:
                 self._set(window, 0)
         self._share()
 
+    def answered(self) -> None:
+        """A message is no longer in flight: there may be room for what could not be given yet."""
+        if self._is_owing and not self._is_share_due:
+            self._is_share_due = True
+            self._loop.call_soon(self._share_again)
+
     def close(self) -> None:
         """Messages may be answered later still: that moves nothing any more."""
         self._is_closed = True
+        self._is_owing = False
         self._tick.cancel()
-        if self._wait is not None:
-            self._wait.cancel()
+        for timer in (self._wait, self._settling):
+            if timer is not None:
+                timer.cancel()
         self.windows.clear()
 
     # -- sharing -----------------------------------------------------------------------------------------
 
+    def _share_again(self) -> None:
+        self._is_share_due = False
+        if not self._is_closed:
+            self._share()
+
     def _share(self) -> None:
         """Every connection its part: first those that have too much, so that there is something for the others."""
+        self._is_owing = False
         if self.level:
             if not self.is_waiting and not any(window.rdy for window in self.windows):
                 self._test()  # the one that was asked has gone, or was paused
@@ -99,20 +157,65 @@ class Flow:
         for window in self.windows:
             if window.rdy > share:
                 self._set(window, share)
+        excess = sum(window.rdy for window in self.windows) - self.max_in_flight
         for window in self.windows:
-            if window.rdy and self._left() < 0:
+            if window.rdy and excess > 0:
+                excess -= window.rdy
                 self._set(window, 0)
-        for window in self.windows:
-            if window.rdy < share and (left := self._left()) > 0:
-                self._set(window, min(share, window.rdy + left))
+        self._raise_to(share)
+
+    def _raise_to(self, share: int) -> None:
+        """Those that wait longest come first, and who comes later takes nothing of what they are still owed."""
+        left = self._left()
+        unasked = self.max_in_flight - sum(window.rdy for window in self.windows)
+        for window in sorted(self.windows, key=_turn):
+            wanted = min(share, window.rdy_max, window.rdy + unasked)
+            if window.rdy >= wanted:
+                continue
+            held = self._held(window)
+            count = max(window.rdy, min(wanted, held + left))
+            if count == wanted or not window.rdy or count - window.rdy > wanted // RAISE_SHARE:
+                left -= max(0, count - held)
+                unasked -= count - window.rdy
+                self._set(window, count)
+            if count < wanted:
+                self._is_owing = True
+                break
 
     def _left(self) -> int:
-        return self.max_in_flight - sum(window.rdy for window in self.windows)
+        """How many more messages may be in flight."""
+        self._left_behind = [window for window in self._left_behind if window.in_flight_count]
+        held = sum(map(self._held, self.windows)) + sum(window.in_flight_count for window in self._left_behind)
+        return max(0, self.max_in_flight - held)
+
+    def _held(self, window: Window) -> int:
+        """What a connection has in flight, or may have soon."""
+        count, _ = self._lowered.get(window, (0, 0.0))
+        return max(window.rdy, window.in_flight_count, count)
 
     def _set(self, window: Window, count: int) -> None:
         count = min(count, window.rdy_max)
+        if count < window.rdy:
+            self._lower(window)
         if window.rdy != count:
             window.set_rdy(count)
+
+    def _lower(self, window: Window) -> None:
+        settle_s = max(SETTLE_S_MIN, SETTLE_ROUND_TRIPS * window.round_trip_s)
+        self._lowered[window] = (self._held(window), self._loop.time() + settle_s)
+        if self._settling is None:
+            self._settling = self._loop.call_later(settle_s, self._settle)
+
+    def _settle(self) -> None:
+        """By now what was on its way has come, and counts by itself."""
+        now_s = self._loop.time() + CLOCK_S
+        self._lowered = {window: entry for window, entry in self._lowered.items() if entry[1] > now_s}
+        self._settling = None
+        if self._lowered:
+            next_s = min(until_s for _, until_s in self._lowered.values())
+            self._settling = self._loop.call_at(next_s, self._settle)
+        if self._is_owing:
+            self._share()
 
     def _redistribute_regularly(self, interval_s: float) -> None:
         self._tick = self._loop.call_later(interval_s, self._redistribute_regularly, interval_s)
@@ -127,18 +230,10 @@ class Flow:
         """
         now_s = self._loop.time()
         idle_s, turn_s = self._config.low_rdy_idle_timeout.seconds, self._config.low_rdy_timeout.seconds
-        others = [window for window in self.windows if window.rdy == 0]
-        relieved = []
         for window in self.windows:
             if window.rdy and (now_s - window.last_message_at_s > idle_s or now_s - window.rdy_at_s > turn_s):
                 self._set(window, 0)
-                relieved.append(window)
-        random.shuffle(others)
-        random.shuffle(relieved)
-        others.sort(key=lambda window: window.rdy_at_s)
-        left = 1 - sum(window.rdy for window in self.windows) if self.level else self._left()
-        for window in (others + relieved)[: max(left, 0)]:
-            self._set(window, 1)
+        self._share()
 
     # -- backoff -----------------------------------------------------------------------------------------
 
@@ -161,12 +256,12 @@ class Flow:
         if self.level:
             self._hold_back()
         elif was_backing_off:
-            log.info("leaving backoff: max_in_flight is %d again", self.max_in_flight)
+            self._log.debug("leaving backoff: max_in_flight is %d again", self.max_in_flight)
             self._share()
 
     def _hold_back(self) -> None:
         seconds = self._backoff.duration_s
-        log.warning(
+        self._log.debug(
             "backing off for %.3f s (level %d): RDY 0 on %d connections", seconds, self.level, len(self.windows)
         )
         for window in self.windows:
@@ -176,5 +271,14 @@ class Flow:
     def _test(self) -> None:
         """One message from one connection: its outcome decides how to go on."""
         self._wait = None
-        if self.windows and self.max_in_flight:  # else `_share` tests when there is someone to ask again
-            self._set(random.choice(self.windows), 1)
+        if not self.windows or not self.max_in_flight:
+            return  # `_share` tests when there is someone to ask again
+        if self._left():
+            self._set(min(self.windows, key=_turn), 1)
+        else:
+            self._is_owing = True
+
+
+def _turn(window: Window) -> tuple[float, float]:
+    """Who waits longest is first; chance decides among equals."""
+    return window.rdy_at_s, random.random()

@@ -1,27 +1,50 @@
-"""The tasks of `Consumer.run`, each with one message in its hands at a time."""
+"""Running a user's handler over messages, several at once, in the event loop or in threads."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any, Final
 
-from nsquark.cli.logs import library_log
+from nsquark.client.checks import is_async
+from nsquark.client.errors import NsqError, WrongHandler
+from nsquark.client.logs import Log
 from nsquark.client.message import Message
+
+CANCEL_TIMEOUT_S: Final = 5.0
+"""So long a handler may take to end that was cancelled."""
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 Handler = Callable[[Message], Any]
 
-log = library_log("nsquark.client")
+
+def check_handler(handler: Handler, concurrency: int, threads: int) -> None:
+    """Raises for what could only go wrong with the first message."""
+    if not callable(handler):
+        raise WrongHandler(f"a handler is a function that takes a message, not {handler!r}")
+    for name, value, least in (("concurrency", concurrency, 1), ("threads", threads, 0)):
+        if not isinstance(value, int) or value < least:
+            raise ValueError(f"concurrency is 1 or more, threads 0 or more; {name} is {value!r}")
+    if threads and is_async(handler):
+        raise WrongHandler("threads are for plain functions: give an async handler `concurrency`")
+    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        raise WrongHandler("a handler with `yield` would never run: call what it yields to, and return")
 
 
 class Handlers:
-    """`take` gives the next message, and None when there are no more."""
+    """The tasks of `Consumer.run`. `take` gives the next message, and None when there are no more; it is told where
+    handlers run, None for the event loop.
+    """
 
-    def __init__(self, take: Callable[[], Awaitable[Message | None]], name: str) -> None:
+    def __init__(self, take: Callable[[Executor | None], Awaitable[Message | None]], name: str, log: Log) -> None:
         self._take = take
         self._name = name
+        self._log = log
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -30,23 +53,16 @@ class Handlers:
         return asyncio.current_task() in self._tasks
 
     async def run(self, handler: Handler, concurrency: int, threads: int) -> None:
-        if concurrency < 1 or threads < 0:
-            raise ValueError("concurrency is 1 or more, threads 0 or more")
-        if threads and is_async(handler):
-            raise ValueError("threads are for plain functions: give an async handler `concurrency`")
-        pool = ThreadPoolExecutor(threads, thread_name_prefix=f"nsquark {self._name}") if threads else None
+        """Until there are no more messages; raises what a handler may not raise."""
         loop = asyncio.get_running_loop()
-        if pool is not None:
-            handle: Handler = lambda message: loop.run_in_executor(pool, handler, message)  # noqa: E731
-        else:
-            handle = handler
+        pool = ThreadPoolExecutor(threads, thread_name_prefix=f"nsquark {self._name}") if threads else None
         tasks = [
-            loop.create_task(self._work(handle), name=f"nsquark handler {self._name}")
+            loop.create_task(self._work(handler, pool), name=f"nsquark handler {self._name}")
             for _ in range(threads or concurrency)
         ]
         self._tasks.update(tasks)
         try:
-            await asyncio.gather(*tasks)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         finally:
             for task in tasks:
                 task.cancel()
@@ -54,13 +70,28 @@ class Handlers:
             self._tasks.difference_update(tasks)
             if pool is not None:
                 pool.shutdown(wait=False, cancel_futures=True)
+        for task in tasks:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
 
-    async def _work(self, handler: Handler) -> None:
-        while (message := await self._take()) is not None:
+    async def _work(self, handler: Handler, pool: Executor | None) -> None:
+        loop = asyncio.get_running_loop()
+        while (message := await self._take(pool)) is not None:
             try:
-                outcome = handler(message)
-                if outcome is not None and inspect.isawaitable(outcome):
-                    await outcome
+                if pool is None:
+                    outcome = handler(message)
+                    if outcome is not None:
+                        await _end_of(outcome)
+                else:
+                    _check_ended(await loop.run_in_executor(pool, handler, message))
+            except WrongHandler:
+                message.give_back()
+                raise
+            except asyncio.CancelledError as error:
+                if _is_cancelled():
+                    message.settle(error)
+                    raise
+                message.fail(error)  # something inside the handler was cancelled, not the handler
             except BaseException as error:
                 if not message.settle(error):
                     raise
@@ -72,22 +103,66 @@ class Handlers:
         """Waits for what they do, except for the one that calls this; cancels those that are late."""
         current = asyncio.current_task()
         handlers = [task for task in self._tasks if task is not current]
-        if handlers:
-            try:
-                _, late = await asyncio.wait(handlers, timeout=timeout_s)
-            except asyncio.CancelledError:
-                for task in handlers:
-                    task.cancel()
-                raise
-            for task in late:
+        if not handlers:
+            return
+        try:
+            _, late = await asyncio.wait(handlers, timeout=timeout_s)
+        except asyncio.CancelledError:
+            for task in handlers:
                 task.cancel()
-            if late:
-                log.warning(
-                    "%d handlers still ran %g s after the stop; their messages were requeued", len(late), timeout_s
-                )
-                await asyncio.wait(late)
+            raise
+        for task in late:
+            task.cancel()
+        if late:
+            self._log.warning(
+                "%d handlers still ran %g s after the stop; their messages were requeued", len(late), timeout_s
+            )
+            await asyncio.wait(late, timeout=CANCEL_TIMEOUT_S)
 
 
-def is_async(handler: Handler) -> bool:
-    """Also of an object with `async def __call__`."""
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def _end_of(outcome: object) -> None:
+    if inspect.isawaitable(outcome):
+        await outcome
+    else:
+        _check_ended(outcome)
+
+
+def _check_ended(outcome: object) -> None:
+    """Whatever is still to be run or awaited was not handled, and must not be finished."""
+    if inspect.isawaitable(outcome) or inspect.isgenerator(outcome) or inspect.isasyncgen(outcome):
+        if inspect.iscoroutine(outcome):
+            outcome.close()
+        raise WrongHandler(
+            f"the handler returned {outcome!r}, which nobody runs in a thread: give a plain function, "
+            "or an async one with `concurrency` and without `threads`"
+        )
+
+
+@contextlib.contextmanager
+def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """While it lasts, the first SIGTERM or SIGINT calls `stop`; the next has the effect that it had before."""
+    if threading.current_thread() is not threading.main_thread():
+        raise NsqError("stop_on_signals works in the main thread only: call `stop` from your own signal handler")
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+
+    def restore() -> None:
+        while before:
+            number, handler = before.popitem()
+            if handler is not None:  # else C code has set it, and Python cannot set it again
+                signal.signal(number, handler)
+
+    def received(_: int, __: object) -> None:
+        restore()
+        stop()
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, received)
+    try:
+        yield
+    finally:
+        restore()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 import msgspec
@@ -16,6 +17,7 @@ from nsquark.wire.frames import MAGIC_V2, FrameType
 RDY_COUNT_MAX_DEFAULT: Final = 2500
 """Of an nsqd too old to negotiate."""
 MSG_TIMEOUT_DEFAULT_MS: Final = 60_000
+MAX_MSG_TIMEOUT_DEFAULT_MS: Final = 900_000
 OK: Final = b"OK"
 
 
@@ -24,9 +26,12 @@ class Features(msgspec.Struct, frozen=True):
 
     max_rdy_count: int = RDY_COUNT_MAX_DEFAULT
     msg_timeout: int = MSG_TIMEOUT_DEFAULT_MS
+    max_msg_timeout: int = MAX_MSG_TIMEOUT_DEFAULT_MS
     max_msg_size: int = 0
     max_body_size: int = 0
     """Only our nsqd tells these two; 0 is unknown."""
+    requeue_uncounted: bool = False
+    """It takes the attempt of a delivery back; ours alone."""
     version: str = ""
     tls_v1: bool = False
     deflate: bool = False
@@ -48,8 +53,10 @@ async def connect(address: str, config: Config, receiver: Receiver) -> tuple[Con
 
 
 async def _set_up(connection: Connection, config: Config) -> Features:
+    sent_s = time.monotonic()
     connection.send(MAGIC_V2 + commands.identify(config.identify_body()))
     answer = await _answer(connection, IdentifyFailed, "failed to IDENTIFY - ")
+    connection.round_trip_s = time.monotonic() - sent_s
     try:
         features = msgspec.json.decode(answer, type=Features) if answer.startswith(b"{") else Features()
     except msgspec.MsgspecError as error:

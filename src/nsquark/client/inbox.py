@@ -6,28 +6,65 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from nsquark.client.message import Message
+
+if TYPE_CHECKING:
+    from nsquark.client.subscription import Subscription
 
 LOOP_TURN_S: Final = 0.02
 """So long messages are handled without the event loop having its turn, in which heartbeats are answered."""
 
 
 class Inbox:
-    """`ready` has what came and nobody took. As many takers are woken as messages come; one that finds nothing, since
-    another was faster, waits again.
+    """`ready` has what came and nobody took: in flight on a subscription that is connected, and not answered.
+
+    As many takers are woken as messages come; one that finds nothing, since another was faster, waits again.
     """
 
     def __init__(self) -> None:
         self.ready: deque[Message] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
         self.loop_turn_at_s = 0.0
+        self.taken_count = self.expired_count = 0
 
     def put(self, messages: list[Message]) -> None:
         self.ready.extend(messages)
         if self._waiters:
             self._wake(len(messages))
+
+    def take(self, now_s: float) -> Message | None:
+        """The next one that nsqd has not taken back."""
+        ready = self.ready
+        while ready:
+            message = ready.popleft()
+            if message.deadline_s >= now_s:
+                self.taken_count += 1
+                return message
+            self.expire(message)
+        return None
+
+    def expire(self, message: Message) -> None:
+        """nsqd has taken it back: it is never handled here."""
+        self.expired_count += 1
+        message.is_answered = True
+        message.subscription.forget(message)
+
+    def give_back(self, of: Subscription | None = None) -> None:
+        """Returns to nsqd what waits, of one subscription or of all."""
+        for message in self.ready:
+            if of is None or message.subscription is of:
+                message.give_back()
+        self.clean()
+
+    def forget(self, subscription: Subscription) -> None:
+        """Its connection is lost, and nsqd knows."""
+        self.ready = deque(message for message in self.ready if message.subscription is not subscription)
+
+    def clean(self) -> None:
+        """Leaves out what was answered while it waited."""
+        self.ready = deque(message for message in self.ready if not message.is_answered)
 
     def wake_all(self) -> None:
         """There is something to know besides messages: the end."""

@@ -6,14 +6,12 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from nsquark.cli.logs import library_log
 from nsquark.client.config import Config
 from nsquark.client.errors import Closed, NotConnected, NsqError
 from nsquark.client.handshake import connect
+from nsquark.client.logs import Log
 from nsquark.client.lookup import AddressFilter, Discovery
 from nsquark.client.subscription import Subscription
-
-log = library_log("nsquark.client")
 
 
 class Members:
@@ -31,6 +29,7 @@ class Members:
         nsqds: list[str],
         lookupds: list[str],
         address_filter: AddressFilter | None,
+        log: Log,
     ) -> None:
         self._subscribe = subscribe
         self._joined = joined
@@ -38,6 +37,7 @@ class Members:
         self._channel = channel
         self._config = config
         self._given = nsqds
+        self._log = log
         self._discovery = Discovery(lookupds, topic, config, self._found, address_filter)
         self._loop = asyncio.get_running_loop()
         self._connecting: dict[str, asyncio.Task[None]] = {}
@@ -55,7 +55,7 @@ class Members:
             raise errors[0]
         for address, outcome in zip(list(self._given), outcomes, strict=True):
             if isinstance(outcome, BaseException):
-                log.warning("%s", outcome)
+                self._log.warning("%s", outcome)
                 self._retry_later(address)
         self._discovery.start()
 
@@ -84,7 +84,7 @@ class Members:
         if self._is_closing:
             return
         if not isinstance(reason, Closed):
-            log.warning("connection lost - %s", reason)
+            self._log.warning("connection lost - %s", reason)
         self._discovery.poll_soon()
         if subscription.address in self._given:
             self._retry_later(subscription.address)
@@ -156,7 +156,7 @@ class Members:
         try:
             await self._connect(address)
         except NsqError as error:
-            log.warning("%s", error)
+            self._log.warning("%s", error)
             if address in self._given:
                 self._retry_later(address)
 

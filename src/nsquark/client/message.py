@@ -6,14 +6,12 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
 
-from nsquark.cli.logs import library_log
 from nsquark.client.envelope import NO_HEADERS, Headers
+from nsquark.client.logs import shown_id
 from nsquark.client.typed import Decode, decoded
 
 if TYPE_CHECKING:
     from nsquark.client.subscription import Subscription
-
-log = library_log("nsquark.client")
 
 T = TypeVar("T")
 
@@ -35,6 +33,7 @@ class Message:
         "id",
         "is_answered",
         "key",
+        "last_deadline_s",
         "timestamp",
     )
 
@@ -42,6 +41,7 @@ class Message:
         self,
         subscription: Subscription,
         deadline_s: float,
+        last_deadline_s: float,
         timestamp: int,
         attempts: int,
         message_id: bytes,
@@ -50,6 +50,8 @@ class Message:
         self._subscription = subscription
         self.deadline_s = deadline_s
         """By the loop's clock: after it nsqd gives the message to another."""
+        self.last_deadline_s = last_deadline_s
+        """Beyond this no touch moves the deadline: nsqd's max-msg-timeout."""
         self.timestamp = timestamp
         """When it was published, in ns since 1970."""
         self.attempts = attempts
@@ -57,7 +59,7 @@ class Message:
         self.id = message_id
         self.body = body
         self.key: bytes | None = None
-        """What its copies have in common; None without an envelope."""
+        """By which `dedupe` knows it: what its copies have in common, else its nsqd and id."""
         self.headers: Headers = NO_HEADERS
         """What its producer gave; a consumer with `envelope=True` reads them."""
         self.auto_response = True
@@ -87,6 +89,12 @@ class Message:
                 raise ValueError(f"a delay of {seconds} s: give 0 or more, or None")
             self.is_answered = True
             self._subscription.requeue(self, seconds, backoff)
+
+    def give_back(self, delay_s: float = 0) -> None:
+        """Returns it because it was not handled: where nsqd knows how, this delivery does not count as an attempt."""
+        if not self.is_answered:
+            self.is_answered = True
+            self._subscription.requeue(self, delay_s, backoff=False, is_counted=False)
 
     def touch(self) -> None:
         """Start its timeout again, for work that takes long."""
@@ -124,8 +132,21 @@ class Message:
     def settle(self, error: BaseException | None) -> bool:
         """Answers it for how its handler ended. True if the error is dealt with."""
         if isinstance(error, Exception):
-            log.error("message %s failed (attempt %d)", self.id.decode(), self.attempts, exc_info=error)
+            self.fail(error)
+            return True
         return self.answer_for(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Logs why its handler failed, and requeues it with backoff."""
+        self._subscription.log.error(
+            "message %s of %s failed (attempt %d)",
+            shown_id(self.id),
+            self.nsqd_address,
+            self.attempts,
+            exc_info=error,
+        )
+        if self.auto_response:
+            self.requeue()
 
     def answer_for(self, error: BaseException | None) -> bool:
         """As `settle`, without a line in the log."""
@@ -134,14 +155,16 @@ class Message:
                 self.finish()
             return True
         if not isinstance(error, Exception):
-            self.requeue(0, backoff=False)
+            self._subscription.was_not_handled(self)
+            self.give_back()
             return False
         if self.auto_response:
             self.requeue()
         return True
 
     def __repr__(self) -> str:
-        return f"<Message {self.id.decode()} from {self.nsqd_address}, attempt {self.attempts}, {len(self.body)} bytes>"
+        name = shown_id(self.id)
+        return f"<Message {name} from {self.nsqd_address}, attempt {self.attempts}, {len(self.body)} bytes>"
 
 
 class _Answerable(Protocol):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from nsquark.cli.logs import library_log
 from nsquark.client.connection import Connection, RawMessage
 from nsquark.client.envelope import unwrap
-from nsquark.client.errors import NsqError
+from nsquark.client.errors import NotConnected, NsqError
 from nsquark.client.handshake import Features
 from nsquark.client.message import Message
 from nsquark.wire import commands
@@ -21,8 +21,12 @@ CLOSE_WAIT: Final = b"CLOSE_WAIT"
 CLOSE_WAIT_TIMEOUT_S: Final = 5.0
 """What an nsqd that does not answer any more has sent before comes again after its timeout."""
 STARVED_SHARE: Final = 0.85
-
-log = library_log("nsquark.client")
+OVERFLOW_TIMES: Final = 4
+OVERFLOW_MIN: Final = 100
+"""More than so many times its window, and so many messages, no honest nsqd sends, even to one that was long blocked."""
+ERRORS_LOGGED_MAX: Final = 20
+"""Of a second."""
+ERROR_LENGTH_MAX: Final = 1000
 
 
 class Subscription:
@@ -38,7 +42,11 @@ class Subscription:
         self._thread = threading.get_ident()
         self._connection: Connection | None = None
         self._fins: list[bytes] = []
-        self._timeout_s = 0.0
+        self._timeout_s = self._timeout_s_max = 0.0
+        self._can_uncount = False
+        self._rdy_peak = 0
+        self._errors: deque[float] = deque(maxlen=ERRORS_LOGGED_MAX)
+        """When the last ones were logged."""
         self._is_draining = False
         self.is_leaving = False
         """What still comes is given back."""
@@ -47,13 +55,20 @@ class Subscription:
         self.address = address
         self.in_flight: set[Message] = set()
         self.rdy = self.rdy_max = 0
+        self.round_trip_s = 0.0
+        self.log = consumer.log
+        self.is_accepted = False
+        """SUB was answered."""
         self.rdy_at_s = self.last_message_at_s = self._loop.time()
 
     def begin(self, connection: Connection, features: Features, topic: str, channel: str) -> None:
         """SUB's OK is not waited for: an error ends the connection anyway."""
         self._connection = connection
         self._timeout_s = features.msg_timeout / 1000
+        self._timeout_s_max = max(features.msg_timeout, features.max_msg_timeout) / 1000
+        self._can_uncount = features.requeue_uncounted
         self.rdy_max = features.max_rdy_count
+        self.round_trip_s = connection.round_trip_s
         connection.before_flush = self._send_fins
         connection.send(commands.sub(topic, channel))
 
@@ -66,16 +81,26 @@ class Subscription:
     def timeout_s(self) -> float:
         return self._timeout_s
 
+    @property
+    def in_flight_count(self) -> int:
+        return len(self.in_flight)
+
     # -- messages and their answers ----------------------------------------------------------------------
 
     def messages_received(self, messages: list[RawMessage]) -> None:
         self.last_message_at_s = now_s = self._loop.time()
         deadline_s = now_s + self._timeout_s
-        received = [Message(self, deadline_s, *raw) for raw in messages]
+        last_deadline_s = now_s + self._timeout_s_max
+        received = [Message(self, deadline_s, last_deadline_s, *raw) for raw in messages]
         if self._consumer.opens_envelopes:
             for message in received:
                 message.key, message.headers, message.body = unwrap(message.body)
         self.in_flight.update(received)
+        if len(self.in_flight) > OVERFLOW_MIN + OVERFLOW_TIMES * self._rdy_peak:
+            assert self._connection is not None
+            reason = f"nsqd sent {len(self.in_flight)} messages, RDY was {self._rdy_peak} at most"
+            self._connection.abort(NotConnected(f"{self.address}: {reason}"))
+            return
         self._consumer.messages_received(received)
 
     def finish(self, message: Message) -> None:
@@ -88,15 +113,16 @@ class Subscription:
             self._connection.flush_soon()  # type: ignore[union-attr]
         self._consumer.message_finished(message, is_sent)
 
-    def requeue(self, message: Message, delay_s: float | None, backoff: bool) -> None:
+    def requeue(self, message: Message, delay_s: float | None, backoff: bool, is_counted: bool = True) -> None:
         if threading.get_ident() != self._thread:
-            self._loop.call_soon_threadsafe(self.requeue, message, delay_s, backoff)
+            self._loop.call_soon_threadsafe(self.requeue, message, delay_s, backoff, is_counted)
             return
         is_sent = self._settle(message)
         if is_sent:
             if delay_s is None:
                 delay_s = self._consumer.requeue_delay_s(message.attempts)
-            self._connection.send(commands.req(message.id, round(delay_s * 1000)))  # type: ignore[union-attr]
+            command = commands.req if is_counted or not self._can_uncount else commands.req_uncounted
+            self._connection.send(command(message.id, round(delay_s * 1000)))  # type: ignore[union-attr]
         self._consumer.message_requeued(message, is_sent, backoff)
 
     def touch(self, message: Message) -> None:
@@ -104,13 +130,22 @@ class Subscription:
             self._loop.call_soon_threadsafe(self.touch, message)
             return
         if self._connection is not None and message in self.in_flight:
-            message.deadline_s = self._loop.time() + self._timeout_s
+            message.deadline_s = min(self._loop.time() + self._timeout_s, message.last_deadline_s)
             self._connection.send(commands.touch(message.id))
 
-    def drop(self, message: Message) -> None:
-        """It is past its deadline: nsqd has taken it back."""
-        message.is_answered = True
+    def forget(self, message: Message) -> None:
+        """It is past its deadline: nsqd has taken it back. An answer that comes all the same is still sent."""
         self._settle(message)
+        self._consumer.message_forgotten()
+
+    def was_not_handled(self, message: Message) -> None:
+        """Any thread may call it."""
+        self._consumer.message_not_handled(message)
+
+    def flush(self) -> None:
+        """At once, without waiting for the end of a turn that a handler may make long."""
+        if self._connection is not None:
+            self._connection.flush()
 
     def _settle(self, message: Message) -> bool:
         """False when nobody is there to be told: nsqd gives the message to another."""
@@ -127,18 +162,24 @@ class Subscription:
 
     def set_rdy(self, count: int) -> None:
         self.rdy = count
+        self._rdy_peak = max(self._rdy_peak, count)
         self.rdy_at_s = self._loop.time()
+        self.log.debug("%s: RDY %d", self.address, count)
         if self._connection is not None:
             self._connection.send(commands.rdy(count))
 
     def response_received(self, data: bytes) -> None:
         """SUB's OK, or CLOSE_WAIT: no more messages come."""
+        self.is_accepted = True
         if data == CLOSE_WAIT and not self._quiet.done():
             self._quiet.set_result(None)
 
     def error_received(self, text: str) -> None:
         """Of an answer that came too late, mostly; what is worse ends the connection."""
-        log.error("%s: %s", self.address, text)
+        now_s = self._loop.time()
+        if len(self._errors) < ERRORS_LOGGED_MAX or now_s - self._errors[0] > 1:
+            self._errors.append(now_s)
+            self.log.error("%s: %s", self.address, text[:ERROR_LENGTH_MAX])
 
     # -- end ---------------------------------------------------------------------------------------------
 

@@ -25,8 +25,9 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 
 from nsquark import __version__
 from nsquark.client.batches import Batch
+from nsquark.client.checks import is_async
 from nsquark.client.envelope import Headers
-from nsquark.client.handlers import Handler, is_async
+from nsquark.client.handlers import Handler
 from nsquark.client.message import Message
 from nsquark.client.packing import Packing
 from nsquark.client.pool import ProducerPool

@@ -59,6 +59,11 @@ def req(message_id: bytes, delay_ms: int) -> bytes:
     return b"REQ %b %d\n" % (message_id, delay_ms)
 
 
+def req_uncounted(message_id: bytes, delay_ms: int) -> bytes:
+    """For an nsqd that offers it (`requeue_uncounted`): the delivery does not count as an attempt."""
+    return b"REQ %b %d uncounted\n" % (message_id, delay_ms)
+
+
 def touch(message_id: bytes) -> bytes:
     return b"TOUCH %b\n" % message_id
 

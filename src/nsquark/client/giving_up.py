@@ -1,0 +1,85 @@
+"""Messages that failed too often: handed to the user's hook, then finished. None of them that was not handled here."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, Final
+
+from nsquark.client.checks import is_async
+from nsquark.client.logs import Log, shown_id
+from nsquark.client.message import Message
+
+TRIED_MAX: Final = 100_000
+"""So many last attempts are remembered; one that is forgotten costs another attempt, never a message."""
+ATTEMPTS_END: Final = 65_536
+
+Hook = Callable[[Message], Any]
+
+
+class GivingUp:
+    """A message is given up when it was delivered more than max_attempts times and this process has handled it at its
+    last attempt. Attempts alone prove nothing: they count deliveries that were lost or timed out before any handler
+    saw the message.
+    """
+
+    def __init__(self, max_attempts: int, hook: Hook | None, log: Log) -> None:
+        self._hook = hook
+        self._log = log
+        self._tried: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        self.attempts_max = max_attempts or ATTEMPTS_END
+        self.count = 0
+
+    def is_due(self, message: Message) -> bool:
+        """To be asked of each message with `attempts_max` or more attempts before it is handed to a handler."""
+        key = message.nsqd_address, message.id
+        if message.attempts > self.attempts_max and key in self._tried:
+            return True
+        self._tried[key] = None
+        self._tried.move_to_end(key)
+        if len(self._tried) > TRIED_MAX:
+            self._tried.popitem(last=False)
+        return False
+
+    def was_not_handled(self, message: Message) -> None:
+        """It was handed out and goes back all the same: its handler was cancelled."""
+        self._tried.pop((message.nsqd_address, message.id), None)
+
+    async def settle(self, message: Message, executor: Executor | None, is_off_loop: bool) -> None:
+        """Finishes the message if the hook succeeds, else requeues it, to be given up again later."""
+        try:
+            if self._hook is not None:
+                await self._call(self._hook, message, executor, is_off_loop)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self._log.error(
+                    "on_give_up failed for message %s of %s: it comes again",
+                    shown_id(message.id),
+                    message.nsqd_address,
+                    exc_info=error,
+                )
+                message.requeue()
+                return
+            message.give_back()
+            raise
+        self._log.warning(
+            "message %s of %s attempted %d times, giving up",
+            shown_id(message.id),
+            message.nsqd_address,
+            message.attempts - 1,
+        )
+        self.count += 1
+        message.finish()
+
+    @staticmethod
+    async def _call(hook: Hook, message: Message, executor: Executor | None, is_off_loop: bool) -> None:
+        """Where handlers run, so that a hook may do what they do."""
+        if is_off_loop and not is_async(hook):
+            await asyncio.get_running_loop().run_in_executor(executor, hook, message)
+            return
+        outcome = hook(message)
+        if inspect.isawaitable(outcome):
+            await outcome

@@ -1,0 +1,161 @@
+"""No message is finished that no handler saw: not one that waited too long, nor one that a consumer gave back."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+
+from client.consumer_rig import consumer_of, handle_until, is_done, publish, until
+from harness import FaultProxy, Nsqd
+from nsquark import Consumer, Message
+
+NSQD_FLAGS = ["--msg-timeout=30s"]
+COUNT = 60
+BODIES = [b"%d" % number for number in range(COUNT)]
+
+
+@pytest.mark.parametrize("auto_touch", [False, True])
+@pytest.mark.parametrize("kind", ["async", "plain"])
+async def test_handlers_slower_than_the_window(nsqd: Nsqd, topic: str, kind: str, auto_touch: bool) -> None:
+    """All are sent at once, and the last is handled when its timeout is over several times."""
+    publish(nsqd, topic, *BODIES)
+    handled: list[tuple[bytes, int]] = []
+
+    async def handle(message: Message) -> None:
+        handled.append((message.body, message.attempts))
+        await asyncio.sleep(0.1)
+
+    def block(message: Message) -> None:
+        handled.append((message.body, message.attempts))
+        time.sleep(0.1)
+
+    consumer = consumer_of(nsqd, topic, max_in_flight=100, msg_timeout="1s", max_attempts=1, auto_touch=auto_touch)
+    async with consumer:
+        await handle_until(
+            consumer, handle if kind == "async" else block, lambda: len(handled) >= COUNT and is_done(nsqd, topic)
+        )
+        stats = consumer.stats()
+    assert sorted(handled) == sorted((body, 1) for body in BODIES)
+    assert (stats.finished, stats.given_up, stats.expired) == (COUNT, 0, 0)
+    assert nsqd.channel(topic)["timeout_count"] == 0
+
+
+async def test_the_window_shrinks_to_what_handlers_take_and_grows_again(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, *BODIES)
+    delay_s = 0.2
+
+    async def handle(_: Message) -> None:
+        await asyncio.sleep(delay_s)
+
+    async with consumer_of(nsqd, topic, max_in_flight=100, msg_timeout="1s") as consumer:
+        running = asyncio.create_task(consumer.run(handle))
+        await until(lambda: nsqd.channel(topic)["clients"][0]["ready_count"] < 20)
+        delay_s = 0.0
+        await until(lambda: is_done(nsqd, topic))
+        await until(lambda: nsqd.channel(topic)["clients"][0]["ready_count"] == 100)
+        await consumer.close()
+        await running
+
+
+async def test_many_restarts_give_nothing_up(nsqd: Nsqd, topic: str) -> None:
+    """Each takes all, handles a few, and is stopped in order."""
+    publish(nsqd, topic, *BODIES)
+    handled: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        handled.append(message.body)
+        await asyncio.sleep(0.01)
+
+    for turn in range(1, 9):
+        async with consumer_of(nsqd, topic, max_in_flight=100, max_attempts=2) as consumer:
+            await until(lambda consumer=consumer: consumer.stats().received == COUNT - len(handled))
+            await handle_until(consumer, handle, lambda turn=turn: len(handled) >= 3 * turn)
+            assert consumer.stats().given_up == 0
+    async with consumer_of(nsqd, topic, max_in_flight=100, max_attempts=2) as consumer:
+        await handle_until(consumer, handle, lambda: is_done(nsqd, topic))
+        assert consumer.stats().given_up == 0
+    assert sorted(handled) == sorted(BODIES)
+
+
+async def test_cancelled_handlers_give_nothing_up(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"x")
+    async with consumer_of(nsqd, topic, max_attempts=2) as consumer:
+        for _ in range(6):
+            started = asyncio.Event()
+
+            async def handle(_: Message, started: asyncio.Event = started) -> None:
+                started.set()
+                await asyncio.sleep(600)
+
+            running = asyncio.create_task(consumer.run(handle))
+            await asyncio.wait_for(started.wait(), 10)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+        async with await asyncio.wait_for(anext(consumer), 10) as message:
+            assert message.body == b"x"
+        assert consumer.stats().given_up == 0
+    assert is_done(nsqd, topic)
+
+
+async def test_lost_connections_give_nothing_up(nsqd: Nsqd, topic: str) -> None:
+    """What was prefetched when a connection broke has one attempt more, and no handler saw it."""
+    publish(nsqd, topic, *BODIES[:5])
+    options = {"max_attempts": 1, "msg_timeout": "1s", "lookupd_poll_interval": "50ms"}
+    handled: list[bytes] = []
+    with FaultProxy(nsqd.tcp) as proxy:
+        address = "{}:{}".format(*proxy.address)
+        async with Consumer(topic, "ch", nsqd=address, max_in_flight=10, **options) as consumer:  # type: ignore[arg-type]
+            for deliveries in (1, 2):
+                await until(lambda deliveries=deliveries: consumer.stats().received == 5 * deliveries)
+                proxy.cut()
+            await until(lambda: consumer.stats().received == 15)
+            await handle_until(consumer, lambda message: handled.append(message.body), lambda: is_done(nsqd, topic))
+            assert consumer.stats().given_up == 0
+    assert sorted(handled) == BODIES[:5]
+
+
+async def test_what_nsqd_lets_be_touched_no_longer_goes_back_and_does_not_count(
+    start_nsqd: Callable[..., Nsqd], topic: str
+) -> None:
+    """Nobody takes the messages: they are touched up to max-msg-timeout, and then come again."""
+    daemon = start_nsqd("--max-msg-timeout=2s")
+    publish(daemon, topic, b"1", b"2", b"3")
+    async with consumer_of(daemon, topic, max_in_flight=100, msg_timeout="1s", max_attempts=1) as consumer:
+        await until(lambda: daemon.channel(topic)["requeue_count"] >= 6)
+        handled: list[bytes] = []
+        await handle_until(consumer, lambda message: handled.append(message.body), lambda: is_done(daemon, topic))
+        assert consumer.stats().given_up == 0
+    assert sorted(handled) == [b"1", b"2", b"3"]
+
+
+async def test_what_an_iteration_never_answers_is_forgotten(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, *BODIES[:40])
+    async with consumer_of(nsqd, topic, max_in_flight=5, msg_timeout="1s", max_attempts=0) as consumer:
+        taken = []
+        for _ in range(15):
+            taken.append(await asyncio.wait_for(anext(consumer), 10))
+            assert consumer.stats().in_flight <= 11  # what nsqd has taken back is known within a quarter of the timeout
+        await until(lambda: nsqd.channel(topic)["timeout_count"] >= 10)
+        await until(lambda: consumer.stats().in_flight <= 5)
+
+
+async def test_two_consumers_of_a_slow_one_share_the_backlog(nsqd: Nsqd, topic: str) -> None:
+    """What a slow consumer has too much of is touched, not lost to it: another gets only what was not sent."""
+    publish(nsqd, topic, *BODIES)
+    handled: list[bytes] = []
+
+    async def slow(message: Message) -> None:
+        handled.append(message.body)
+        await asyncio.sleep(0.3)
+
+    async with (
+        consumer_of(nsqd, topic, max_in_flight=20, msg_timeout="1s", max_attempts=1) as first,
+        consumer_of(nsqd, topic, max_in_flight=20, max_attempts=1) as second,
+    ):
+        running = asyncio.create_task(first.run(slow))
+        await handle_until(second, lambda message: handled.append(message.body), lambda: is_done(nsqd, topic))
+        await first.close()
+        await running
+    assert sorted(handled) == sorted(BODIES)
