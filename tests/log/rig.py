@@ -39,7 +39,7 @@ class Rig:
             self.reports.append,
         )
         self.log = TopicLog(self.shared, directory, lambda log: None)
-        self.shared.sequences = Sequences(root / "sequence", self.log.head)
+        self.shared.sequences = Sequences(root / "sequence", self.log.head, self.reports.append)
         self._is_open = True
 
     # -- publishing --------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Sequence numbers: none is ever handed out twice."""
 
+import errno
+import os
 import time
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from nsquark.log import sequences
-from nsquark.log.sequences import LEASE_SEQS_MAX, LEASE_SEQS_MIN, SequenceFileDamaged, Sequences
+from nsquark.log.sequences import LEASE_SEQS_MAX, LEASE_SEQS_MIN, SEQS_END, Sequences
 
 
 @pytest.fixture
@@ -16,12 +18,16 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "sequence"
 
 
+def opened(path: Path, above: int = 0, reports: list[str] | None = None) -> Sequences:
+    return Sequences(path, above, reports.append if reports is not None else lambda text: None)
+
+
 def freeze_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(sequences.time, "time", lambda: seconds)
 
 
 def test_leases_are_aligned_and_do_not_overlap(path: Path) -> None:
-    source = Sequences(path, 0)
+    source = opened(path)
     end = 0
     for count in (1, LEASE_SEQS_MIN, LEASE_SEQS_MIN + 1, LEASE_SEQS_MAX, 10 * LEASE_SEQS_MAX):
         low, high = source.lease(count)
@@ -34,47 +40,101 @@ def test_leases_are_aligned_and_do_not_overlap(path: Path) -> None:
 
 def test_starts_above_what_logs_and_cursors_name(path: Path) -> None:
     named = 1 << 52
-    assert Sequences(path, named).lease(1)[0] >= named
+    assert opened(path, named).lease(1)[0] >= named
 
 
 def test_a_crash_hands_out_nothing_again(path: Path) -> None:
-    _, end = Sequences(path, 0).lease(LEASE_SEQS_MAX)
-    assert Sequences(path, 0).lease(1)[0] >= end  # the first was never closed
+    _, end = opened(path).lease(LEASE_SEQS_MAX)
+    assert opened(path).lease(1)[0] >= end  # the first was never closed
 
 
 def test_a_clock_that_went_back_hands_out_nothing_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, end = Sequences(path, 0).lease(1)
+    _, end = opened(path).lease(1)
     for seconds in (time.time() - 1_000_000, 0.0, -5.0):
         freeze_clock(monkeypatch, seconds)
-        low, high = Sequences(path, 0).lease(1)
+        low, high = opened(path).lease(1)
         assert low >= end
         end = high
 
 
 def test_a_lost_file_is_made_up_for_by_the_clock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     freeze_clock(monkeypatch, 1_900_000_000.0)
-    _, end = Sequences(path, 0).lease(1)
+    _, end = opened(path).lease(1)
     path.unlink()
     freeze_clock(monkeypatch, 1_900_000_060.0)
-    assert Sequences(path, 0).lease(1)[0] >= end
+    assert opened(path).lease(1)[0] >= end
 
 
-@pytest.mark.parametrize("position", [0, 5, 10, 20])
-def test_a_damaged_file_is_refused_with_advice(path: Path, position: int) -> None:
-    Sequences(path, 0)
+@pytest.mark.parametrize("damage", ["flipped", "zeroed", "cut to nothing", "cut", "both flipped"])
+def test_a_damaged_file_is_made_anew_above_all_that_is_named(
+    path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    freeze_clock(monkeypatch, 0.0)
+    source = opened(path)
+    if damage in ("cut", "both flipped"):
+        source.close()
+        source = opened(path)  # now both places are written
+    _, end = source.lease(LEASE_SEQS_MAX)
     raw = bytearray(path.read_bytes())
-    raw[len(raw) // 2 + position] ^= 1  # of the one slot that was written so far
+    if damage == "zeroed":
+        raw[:] = bytes(len(raw))
+    elif damage.startswith("cut"):
+        del raw[20 if damage == "cut" else 0 :]
+    else:
+        raw[len(raw) // 2 + 5] ^= 1
+        raw[5] ^= 1
     path.write_bytes(raw)
-    with pytest.raises(SequenceFileDamaged, match="restore it from a backup"):
-        Sequences(path, 0)
+    reports: list[str] = []
+    assert opened(path, end, reports).lease(1)[0] >= end
+    assert str(path) in reports[0]
+    reports.clear()
+    opened(path, end, reports)
+    assert not reports
 
 
-@pytest.mark.parametrize("size", [1, 23, 24, 47])
-def test_a_cut_file_is_refused(path: Path, size: int) -> None:
-    Sequences(path, 0)
-    path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(SequenceFileDamaged):
-        Sequences(path, 0)
+@pytest.mark.parametrize("place", [0, 1])
+def test_one_damaged_place_hands_out_nothing_again(path: Path, monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+    freeze_clock(monkeypatch, 0.0)
+    opened(path).close()
+    _, end = opened(path).lease(LEASE_SEQS_MAX)
+    raw = bytearray(path.read_bytes())
+    raw[place * 24 : (place + 1) * 24] = bytes(24)
+    path.write_bytes(raw)
+    assert opened(path).lease(1)[0] >= end
+
+
+def test_a_file_that_cannot_be_read_is_set_aside_and_made_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    freeze_clock(monkeypatch, 0.0)
+    _, end = opened(path).lease(1)
+    before = path.read_bytes()
+
+    def pread(*_args: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    reports: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", pread)
+        source = opened(path, end, reports)
+    assert source.lease(1)[0] >= end
+    assert "cannot be read" in reports[0]
+    assert path.with_name("sequence.bad").read_bytes() == before
+
+
+@pytest.mark.parametrize("year", [2099, 2101, 2157, 9000])
+def test_a_clock_far_ahead_does_not_use_up_the_numbers(path: Path, monkeypatch: pytest.MonkeyPatch, year: int) -> None:
+    """Message ids have 53 bits for a number."""
+    freeze_clock(monkeypatch, (year - 1970) * 365.2425 * 86_400)
+    reports: list[str] = []
+    _, end = opened(path, 0, reports).lease(LEASE_SEQS_MAX)
+    assert end < SEQS_END // 4 * 3
+    assert bool(reports) == (year > 2100)
+    freeze_clock(monkeypatch, 1_900_000_000.0)
+    assert end <= opened(path).lease(1)[0] < SEQS_END // 4 * 3
+
+
+def test_when_the_numbers_are_used_up_none_is_handed_out(path: Path) -> None:
+    with pytest.raises(OSError, match="used up"):
+        opened(path, SEQS_END - 10).lease(1)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -85,11 +145,11 @@ def test_no_number_twice_whatever_happens(tmp_path_factory: pytest.TempPathFacto
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sequences, "RESERVE_SEQS", 2 * LEASE_SEQS_MAX)
         freeze_clock(patch, 0.0)
-        source, end = Sequences(file, 0), 0
+        source, end = opened(file), 0
         for count in leases:
             if isinstance(count, str):
                 source.close()
-                source = Sequences(file, 0)
+                source = opened(file)
             else:
                 low, high = source.lease(count)
                 assert low >= end
@@ -99,7 +159,7 @@ def test_no_number_twice_whatever_happens(tmp_path_factory: pytest.TempPathFacto
 
 def test_numbers_end_where_the_disk_refuses_to_reserve_more(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequences, "RESERVE_SEQS", LEASE_SEQS_MAX)
-    source = Sequences(path, 0)
+    source = opened(path)
 
     def full(*_args: object, **_options: object) -> None:
         raise OSError(28, "no space left on device")
@@ -112,4 +172,4 @@ def test_numbers_end_where_the_disk_refuses_to_reserve_more(path: Path, monkeypa
             source.lease(1)
     assert source.lease(1)[0] >= end
     source.close()
-    assert low < end <= Sequences(path, 0).lease(1)[0]
+    assert low < end <= opened(path).lease(1)[0]

@@ -27,7 +27,7 @@ from nsquark.kernel.turn import Turn
 from nsquark.log.batches import UnknownVersion
 from nsquark.log.cache import ChunkCache
 from nsquark.log.files import write_atomically
-from nsquark.log.sequences import SequenceFileDamaged, Sequences
+from nsquark.log.sequences import Sequences
 from nsquark.log.shared import LogSettings, LogShared
 from nsquark.web.addresses import host_to_bind, listen, show_address, split_address
 from nsquark.web.browsers import BrowserGuard
@@ -152,10 +152,7 @@ class Nsqd:
             if directory.name.startswith(DIRECTORY_PREFIX) and is_valid_name(name):
                 self._load_topic(name)
         highest = max((topic.highest_named for topic in self.topics.values()), default=0)
-        try:
-            self.logs.sequences = Sequences(self.data.own / "sequence", highest + 1)
-        except SequenceFileDamaged as error:
-            raise StartError(str(error)) from None
+        self.logs.sequences = Sequences(self.data.own / "sequence", highest + 1, self.logs.report)
         self.listed_topics = {}
         take_over(self)
 

@@ -18,7 +18,7 @@ from nsquark.kernel.tail import Commit
 from nsquark.log.batches import DEFERRED
 from nsquark.log.cursors import ChannelRest, CursorFile, Slot, TopicRest, encode_rest
 from nsquark.log.deferred import DeferredMessages, Due
-from nsquark.log.kept import KEPT_MESSAGES_MAX, KeptInMemory, KeptMessages
+from nsquark.log.kept import KEPT_MESSAGES_MAX, Generation, KeptInMemory, KeptMessages
 from nsquark.log.log import TopicLog
 from nsquark.log.segment import Segment
 from nsquark.log.segments import Segments, read_records
@@ -76,7 +76,7 @@ class Topic:
         self._deleted_meanwhile: set[str] | None = None
         """The channels deleted since nsqlookupd was asked for those of this topic; None while no answer is awaited."""
         self._appending: tuple[Due, list[int], list[int]] | None = None
-        self.kept = KeptMessages(self.directory / "kept") if self.directory is not None else KeptInMemory()
+        self.kept = KeptMessages(nsqd.logs, self.directory / "kept") if self.directory is not None else KeptInMemory()
         self._is_keeping = False
         self._cursors = CursorFile(nsqd.logs, self.directory / "cursors") if self.directory is not None else None
         self._slot: Slot | None = None
@@ -476,13 +476,22 @@ class Topic:
             return
         self._is_keeping = True
 
+        places = segments.places(missing)
+        written: list[Generation] = []
+
+        def work() -> None:
+            written.append(kept.write(kept.content_with(read_records(places), held)))
+
         def done(error: Exception | None) -> None:
             self._is_keeping = False
-            if error is not None:
+            for generation in written:
+                kept.adopt(generation)
+            if self.is_exiting:
+                kept.close()
+            elif error is not None:
                 self.nsqd.logger.warning(f"TOPIC({self.name}): could not set messages aside that are held - {error}")
 
-        places = segments.places(missing)
-        self.nsqd.logs.run(lambda: kept.replace(kept.content_with(read_records(places), held)), done)
+        self.nsqd.logs.run(work, done)
 
     def delete(self) -> None:
         self.is_exiting = self.log.is_closed = True
@@ -495,6 +504,7 @@ class Topic:
         self.log.write()  # what was published before gets its OK
         self.log.discard()
         self.deferred.close()
+        self.kept.close()
         if self._cursors is not None and self.directory is not None:
             self._cursors.close()
             doomed = self.nsqd.doomed_path(self.directory)
@@ -519,5 +529,6 @@ class Topic:
             self.make_durable()
         finally:
             self.deferred.close()
+            self.kept.close()
             if self._cursors is not None:
                 self._cursors.close()

@@ -3,31 +3,35 @@
 A number is never used twice by one nsqd: not after a crash, a clock that went back, or a topic deleted and made
 again. What may be handed out is reserved in a file first, far ahead, and the counter starts above what the file
 reserved, above every number any log or cursor names, and above a number made of the time. So a power failure that
-keeps a cursor but loses the end of its log cannot make later messages look finished.
+keeps a cursor but loses the end of its log cannot make later messages look finished. Without the file the other two
+are enough, but for a clock that went back while a topic was deleted.
+
+Message ids have 53 bits for a number. A clock that is far ahead must not use them up: it is not believed.
 """
 
 import contextlib
+import errno
 import os
 import struct
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
 
-from nsquark.log.files import FILE_MODE, sync_directory, write_all
+from nsquark.log.files import FILE_MODE, read_surviving, sync_directory, write_all
 
 LEASE_SEQS_MIN = 1 << 12
 LEASE_SEQS_MAX = 1 << 18
 RESERVE_SEQS = 1 << 26
 
+SEQS_END = 1 << 53
 _EPOCH_2020_S = 1_577_836_800
+_CLOCK_END_S = 4_102_444_800
+"""The year 2100: a clock behind this is taken for a wrong one. Its numbers are half of those that there are."""
 _SEQS_PER_SECOND_BITS = 21
 _SLOT = struct.Struct("<4sIQQ")  # magic, version, reserved up to, checksum
-
-
-class SequenceFileDamaged(Exception):
-    """The counter's file cannot be read; starting would risk using numbers twice."""
 
 
 class Sequences:
@@ -36,16 +40,38 @@ class Sequences:
     `_next <= _reserved` always, and the file holds `_reserved` before any number below it is handed out.
     """
 
-    def __init__(self, path: Path, above: int) -> None:
-        by_clock = max(0, int(time.time()) - _EPOCH_2020_S) << _SEQS_PER_SECOND_BITS
+    def __init__(self, path: Path, above: int, report: Callable[[str], None]) -> None:
         self._path = path
+        self._report = report
         self._writes = 0
-        self._next = _aligned(max(self._load(), above, by_clock, LEASE_SEQS_MIN))
+        self._directory_synced = False
+        self._next = _aligned(self._start(above))
         self._reserved = self._next
         self._extending: threading.Thread | None = None
         # On a full disk there is nothing to hand out yet; consumers are served all the same.
         with contextlib.suppress(OSError):
-            self._reserve(self._next + RESERVE_SEQS)
+            for _ in (0, 1):  # both places: then one that is lost is made up for by one more reserve
+                self._reserve(self._next + RESERVE_SEQS)
+
+    def _start(self, above: int) -> int:
+        """Where numbers start that were never handed out."""
+        now_s = time.time()
+        by_clock = max(0, int(now_s) - _EPOCH_2020_S) << _SEQS_PER_SECOND_BITS
+        if now_s >= _CLOCK_END_S:
+            self._report(
+                f"SEQUENCE({self._path}): the clock says {now_s:.0f} s since 1970, which is not believed:"
+                " sequence numbers go on from those that are in use"
+            )
+            by_clock = 0
+        reserved = self._load()
+        if reserved is None:
+            start = max(above, by_clock) + RESERVE_SEQS
+            self._report(
+                f"SEQUENCE({self._path}): damaged; sequence numbers start anew at {start}, above all that the topics"
+                " name and above the clock"
+            )
+            return start
+        return max(reserved, above, by_clock, LEASE_SEQS_MIN)
 
     def lease(self, count: int) -> tuple[int, int]:
         """A new range of at least `count` sequence numbers, as (first, end)."""
@@ -80,6 +106,8 @@ class Sequences:
 
     def _reserve(self, reserved: int) -> None:
         """Stores the new bound, in the older of two places: that needs no space, and a torn write leaves the other."""
+        if reserved > SEQS_END:
+            raise OSError(errno.EOVERFLOW, f"sequence numbers are used up: {self._next} of {SEQS_END}")
         self._writes += 1
         body = _SLOT.pack(b"NQSQ", 1, reserved, 0)[:16]
         slot = body + xxh3_64_intdigest(body).to_bytes(8, "little")
@@ -89,14 +117,17 @@ class Sequences:
             os.fsync(fd)
         finally:
             os.close(fd)
-        if self._writes == 1:
+        if not self._directory_synced:
             sync_directory(self._path.parent)
+            self._directory_synced = True
         self._reserved = reserved
 
-    def _load(self) -> int:
-        if not self._path.exists():
+    def _load(self) -> int | None:
+        """Up to where numbers are reserved; 0 without a file, None if it does not tell."""
+        try:
+            raw, _ = read_surviving(self._path, self._report)
+        except FileNotFoundError:
             return 0
-        raw = self._path.read_bytes()
         reserved: list[int] = []
         for place in (0, 1):
             slot = raw[place * _SLOT.size : (place + 1) * _SLOT.size]
@@ -104,13 +135,10 @@ class Sequences:
                 reserved.append(_SLOT.unpack(slot)[2])
                 if reserved[-1] == max(reserved):
                     self._writes = place  # the next goes to the other place
-        if raw and (not reserved or len(raw) != 2 * _SLOT.size):
-            raise SequenceFileDamaged(
-                f"{self._path} is damaged; restore it from a backup, or remove it to start above the clock's number"
-            )
-        # The damaged one may have been the newer, or a torn write that nothing was handed out from.
-        is_doubtful = len(reserved) == 1 and raw[: _SLOT.size].strip(b"\0") and raw[_SLOT.size :].strip(b"\0")
-        return max(reserved, default=0) + (RESERVE_SEQS if is_doubtful else 0)
+        if not reserved:
+            return None
+        # The other one may have been the newer, or a torn write that nothing was handed out from.
+        return max(reserved) + (RESERVE_SEQS if len(reserved) == 1 else 0)
 
 
 def _aligned(seq: int) -> int:
