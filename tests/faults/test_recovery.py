@@ -218,15 +218,3 @@ def test_damaged_journal_loses_no_message(make_nsqd: Make, connect: Connect) -> 
     assert counts["depth"] + counts["deferred_count"] == 20
     consumer = connect(daemon).subscribe("t", rdy=20)
     assert {message.body for message in consumer.read_messages(counts["depth"], finish=True)} < set(bodies)
-
-
-def test_damaged_sequence_file_stops_the_start_with_advice(make_nsqd: Make) -> None:
-    """Starting anyway would risk giving an id to two messages."""
-    daemon = make_nsqd()
-    assert daemon.stop() == 0
-    path = daemon.data_path / "nsquark" / "sequence"
-    flip_byte(path, path.stat().st_size - 1)
-    with pytest.raises(Exception, match="damaged"):
-        daemon.start()
-    path.unlink()
-    daemon.start()

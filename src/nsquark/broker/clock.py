@@ -90,6 +90,6 @@ def _boot_id() -> str:
 def _load(path: Path) -> _Anchor | None:
     try:
         anchor = msgspec.json.decode(path.read_bytes(), type=_Anchor)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
     return anchor if anchor.check == anchor.checksum() else None

@@ -64,7 +64,7 @@ class Nsqd:
         poll_ns = options.busy_poll if len(os.sched_getaffinity(0)) > 1 else 0
         self.turn = Turn(self.loop.call_soon, logger.error, poll_ns)
         self.loop_delay = LoopDelay(self.loop)
-        self.node = data.prepare()
+        self.node = data.prepare(logger.warning)
         self.start_time = int(wall_ms() // 1000)
         self.clock = SteadyClock(data.own / "clock")
         self.topics: dict[str, Topic] = {}

@@ -151,7 +151,7 @@ class TakeOver:
             metadata = msgspec.json.decode(path.read_bytes(), type=Metadata)
         except FileNotFoundError:
             return None
-        except msgspec.MsgspecError as error:
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             if not self.nsqd.topics:
                 raise DataPathError(
                     f"failed to load metadata - {path} cannot be read: {error};"

@@ -6,11 +6,12 @@ stopped at the end of what is now removed has lost nothing, one that stopped bef
 
 import contextlib
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
 
-from nsquark.log.files import write_atomically
+from nsquark.log.files import read_surviving, write_atomically
 
 _RECORD = struct.Struct("<QQ")  # removed to, base of the lowest segment left
 
@@ -18,14 +19,15 @@ _RECORD = struct.Struct("<QQ")  # removed to, base of the lowest segment left
 class Removed:
     """Messages below `to` were there and are gone; those from it on are there, or never were."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, report: Callable[[str], None]) -> None:
         self._path = path
+        self._report = report
         self.to = 0
 
     def load(self, base_left: int) -> None:
         """If the record does not fit the lowest segment, a crash came between: all below that counts as removed."""
         try:
-            raw = self._path.read_bytes()
+            raw, whole = read_surviving(self._path, self._report)
         except FileNotFoundError:
             return
         self.to = base_left
@@ -33,6 +35,10 @@ class Removed:
             to, expected_base = _RECORD.unpack(raw[:-8])
             if expected_base == base_left:
                 self.to = to
+            return
+        if whole:
+            self._report(f"REMOVED({self._path}): damaged; all below message {base_left} counts as removed")
+        self.note(base_left, base_left)
 
     def note(self, to: int, base_left: int) -> None:
         """To be called before the files go. Not synced: it reaches the disk no later than their removal does.

@@ -50,7 +50,7 @@ class Segments:
         self.shared = shared
         self.directory = directory
         self.extents = Extents()
-        self.removed = Removed(directory / "removed")
+        self.removed = Removed(directory / "removed", shared.report)
         self.before_remove: Callable[[Segment], None] = lambda segment: None
         self._segments: list[Segment] = []
         self._bases: list[int] = []
