@@ -10,7 +10,7 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from broker.nsq_files import Stored, write_messages, write_metadata
@@ -42,8 +42,9 @@ class Recording:
     calls: list[Call]
     mode: str
     flags: tuple[str, ...]
-    slowest_sync_s: float = 0.0
-    ends: list[int] = field(default_factory=list)
+    slowest_sync_s: float
+    clock_s: float
+    """How far nsqd's clock was ahead."""
 
     def accident(self, cut: int, model: str) -> Accident:
         """What a power cut after this many calls may cost."""
@@ -73,7 +74,8 @@ def record(directory: Path, mode: str, seed: int, *, takeover: bool = False, ste
         _leave_nsq_files(data_path, book)
     before = Disk(data_path)
     shim = Shim(directory, data_path, record=True)
-    shim.set_clock(MINUTE_ENDS_AT_S - time.time() % 60)
+    clock_s = MINUTE_ENDS_AT_S - time.time() % 60
+    shim.set_clock(clock_s)
     flags = (*FLAGS, *MODES[mode])
     daemon = Nsqd(data_path, *flags, environment=shim.environment)
     with daemon:
@@ -89,7 +91,7 @@ def record(directory: Path, mode: str, seed: int, *, takeover: bool = False, ste
         daemon.stop()
     assert not script.refusals, script.refusals[:3]
     calls = list(shim.trace())
-    return Recording(book, before, calls, mode, flags, _slowest_sync_s(calls))
+    return Recording(book, before, calls, mode, flags, _slowest_sync_s(calls), clock_s)
 
 
 def _leave_nsq_files(data_path: Path, book: Book) -> None:
@@ -125,8 +127,11 @@ def check_cuts(recording: Recording, cuts: list[int], models: tuple[str, ...], s
 def _check(recording: Recording, cut: int, model: str, seed: str) -> Tally:
     where = f"{recording.mode}, {model}, after call {cut} of {len(recording.calls)}"
     with tempfile.TemporaryDirectory(prefix="disk") as directory:
-        recording.before.rebuild(Path(directory), model, random.Random(seed))
-        daemon = Nsqd(Path(directory), *recording.flags)
+        data_path = Path(directory) / "data"
+        recording.before.rebuild(data_path, model, random.Random(seed))
+        shim = Shim(Path(directory), data_path)
+        shim.set_clock(recording.clock_s)
+        daemon = Nsqd(data_path, *recording.flags, environment=shim.environment)
         tally = start_and_judge(daemon, recording.book, recording.accident(cut, model))
     if not tally.is_good and evidence_directory():
         kept = Path(tempfile.mkdtemp(prefix="disk", dir=evidence_directory()))

@@ -1,0 +1,32 @@
+"""The short form of rebuilt_disks.py; `make torture KINDS=power` runs the long one."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from faults.crash_states import MODELS
+from faults.fates import Tally
+from faults.rebuilt_disks import MODES, check_cuts, record
+from faults.shim import NoCompiler, library
+
+pytestmark = pytest.mark.ours
+
+STEPS = 90
+CUTS = 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_power_cut_costs_no_more_than_is_promised(tmp_path: Path, mode: str) -> None:
+    try:
+        library()
+    except NoCompiler as reason:
+        pytest.skip(str(reason))
+    recording = record(tmp_path, mode, seed=5, takeover=mode == "default", steps=STEPS)
+    cuts = [*recording.cuts(random.Random(5), CUTS), len(recording.calls)]
+    total = Tally()
+    for tally in check_cuts(recording, cuts, MODELS, seed=5):
+        total += tally
+    assert total.is_good, total
+    assert total.rounds == len(set(cuts)) * len(MODELS)
+    assert total.acknowledged > 1000, "hardly anything was published"
