@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nsquark import errors, sync
+    from nsquark.client.batches import Batch
     from nsquark.client.config import Config
     from nsquark.client.consumer import Consumer
     from nsquark.client.dedupe import Dedupe
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from nsquark.client.pool import ProducerPool
     from nsquark.client.producer import Producer
 
-__all__ = ["Config", "Consumer", "Dedupe", "Message", "Producer", "ProducerPool", "errors", "sync"]
+__all__ = ["Batch", "Config", "Consumer", "Dedupe", "Message", "Producer", "ProducerPool", "errors", "sync"]
 
 __version__ = "0.1.0"
 
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 NSQ_VERSION = "1.3.0"
 
 _HOMES = {
+    "Batch": "nsquark.client.batches",
     "Config": "nsquark.client.config",
     "Consumer": "nsquark.client.consumer",
     "Dedupe": "nsquark.client.dedupe",

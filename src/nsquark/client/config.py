@@ -136,58 +136,98 @@ def _path() -> str:
 class Config:
     """Immutable and checked: a Config that exists is one that a producer or consumer can use.
 
-    A duration is given as Go writes it (`"90s"`), as a timedelta or as a Duration, and kept as a Duration.
+    A duration is given as Go writes it (`"90s"`), as a timedelta or as a Duration, and kept as a Duration. Options go
+    by keyword to `Config`, `Producer`, `ProducerPool` and `Consumer` alike.
     """
 
     # The connection
     dial_timeout: Duration = _span("1s")
+    """How long connecting may take."""
     read_timeout: Duration = _span("60s", "100ms", "5m")
+    """A connection on which nothing came for so long is lost. 100ms to 5m."""
     write_timeout: Duration = _span("1s", "100ms", "5m")
+    """A connection to which nothing could be written for so long is lost. 100ms to 5m."""
     local_addr: str = _option(Address(), "")
+    """`host:port` to connect from."""
     heartbeat_interval: Duration = _span_or_off("30s")
+    """How often nsqd asks whether the client lives; at most `read_timeout`. `-1` switches heartbeats off."""
     client_id: str = _text(HOSTNAME.partition(".")[0])
+    """What nsqd shows of the client."""
     hostname: str = _text(HOSTNAME)
+    """What nsqd shows of its machine."""
     user_agent: str = _text(USER_AGENT)
+    """What nsqd shows of its program."""
     sample_rate: int = _whole(0, 0, 99)
+    """Percent of the messages that come, 0 to 99; 0 is all."""
     output_buffer_size: int = _whole(16384)
+    """Bytes that nsqd buffers for this connection."""
     output_buffer_timeout: Duration = _span_or_off("250ms")
+    """How long nsqd buffers them. `-1`: not at all."""
     msg_timeout: Duration = _span("0", "0")
+    """How long nsqd waits for an answer to a message; 0 is what nsqd has set."""
     max_msg_size: int = _whole(0, 0)
+    """The largest frame that is accepted, in bytes; 0 is no limit."""
     auth_secret: str = _option(Secret(), "", is_secret=True)
+    """For an nsqd that asks for one."""
     topology_region: str = _text()
+    """Where this client is, told to nsqd."""
     topology_zone: str = _text()
+    """Where in that region."""
 
     # TLS and compression
     tls_v1: bool = _yes_no(False)
+    """TLS; an nsqd that offers none is refused (go-nsq goes on in clear)."""
     tls_config: ssl.SSLContext | None = _option(Tls(), None)
+    """An `ssl.SSLContext`, instead of the options below."""
     tls_root_ca_file: str = _path()
+    """The file of the authorities that may have signed nsqd's certificate."""
     tls_insecure_skip_verify: bool = _yes_no(False)
+    """Takes any certificate."""
     tls_cert: str = _path()
+    """The file of the certificate to show."""
     tls_key: str = _path()
-    # go-nsq still allows TLS 1.0, which is broken and which OpenSSL refuses by default.
+    """The file of its key."""
     tls_min_version: str = _option(Word(*_TLS_VERSIONS), "tls1.2")
+    """ssl3.0 to tls1.3. go-nsq has tls1.0, which OpenSSL refuses by default."""
     deflate: bool = _yes_no(False)
+    """Compression, unless `snappy` is chosen."""
     deflate_level: int = _whole(6, 1, 9)
+    """1 to 9."""
     snappy: bool = _yes_no(False)
+    """Compression, unless `deflate` is chosen."""
 
     # Discovery
     lookupd_poll_interval: Duration = _span("60s", "10ms", "5m")
+    """How often nsqlookupds are asked. 10ms to 5m."""
     lookupd_poll_jitter: float = _option(Fraction(0.0, 1.0), 0.3)
+    """Part of the interval that is waited before the second round, at random. 0 to 1."""
     lookupd_poll_timeout: Duration = _span("1m")
-    # Misnamed by NSQ: True means that auth_secret *is* sent to nsqlookupd.
+    """How long a question may take."""
+    # Misnamed by NSQ.
     skip_lookupd_authorization: bool = _yes_no(True)
+    """As in go-nsq, **true sends** `auth_secret` to nsqlookupds."""
 
     # Consuming
     max_in_flight: int = _whole(1, 0)
+    """So many messages may be unanswered, over all connections; 0 pauses."""
     max_attempts: int = _whole(5, 0, 65535)
+    """A message that failed so often is given up; 0 is never. 0 to 65535."""
     default_requeue_delay: Duration = _span("90s", "0", "60m")
+    """After so long, times its attempts, a failed message comes again. 0 to 1h."""
     max_requeue_delay: Duration = _span("15m", "0", "60m")
+    """But not later than this. 0 to 1h."""
     backoff_strategy: str | BackoffStrategy = _option(Strategy(), "exponential")
+    """`exponential`, `full_jitter`, or an object with `calculate(attempt)`, which returns seconds."""
     backoff_multiplier: Duration = _span("1s", "0", "60m")
+    """The first wait after a failure. 0 to 1h."""
     max_backoff_duration: Duration = _span("2m", "0", "60m")
+    """The longest wait; 0 is no backoff. 0 to 1h."""
     low_rdy_idle_timeout: Duration = _span("10s", "1s", "5m")
+    """With more connections than max_in_flight, one that brings nothing for so long makes room. 1s to 5m."""
     low_rdy_timeout: Duration = _span("30s", "1s", "5m")
+    """One that had its turn for so long makes room too. 1s to 5m."""
     rdy_redistribute_interval: Duration = _span("5s", "1ms", "5s")
+    """How often this is looked at. 1ms to 5s."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
         for name, value in options.items():
@@ -197,10 +237,12 @@ class Config:
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> Self:
-        """By go-nsq's rules for command lines and config files.
+        """Reads options by go-nsq's rules for command lines and config files.
 
         `-` and `_` mean the same in a name; strings are parsed; an integer for a duration is in milliseconds and for a
         bool means true unless it is 0.
+
+        options: values by name.
         """
         checked: dict[str, Any] = {}
         for given, value in options.items():
@@ -217,6 +259,7 @@ class Config:
         return config.replace(**options) if options else config
 
     def replace(self, **options: Unpack[Options]) -> Config:
+        """A Config with these options changed."""
         known: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return Config(**{**known, **options})
 

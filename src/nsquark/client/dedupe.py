@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Final, Literal, Protocol, TypeVar, cast
 
 from nsquark.cli.durations import Duration
+from nsquark.client.documented import documented_like
 from nsquark.client.errors import ConfigError
 from nsquark.client.options import Span
 
@@ -36,17 +37,32 @@ class DedupeStore(Protocol):
     """
 
     def claim(self, key: bytes) -> Claim | Awaitable[Claim]:
-        """In one step for all that share the store: of two copies that arrive at once only one is new."""
+        """Says, in one step for all that share the store, whether a message is to be handled: of two copies that
+        arrive at once only one is new.
+
+        key: what all copies of a message have in common.
+        """
 
     def done(self, key: bytes) -> Awaitable[None] | None:
-        """The message of a claim was finished."""
+        """Notes that the message of a claim was finished.
+
+        key: as of `claim`.
+        """
 
     def release(self, key: bytes) -> Awaitable[None] | None:
-        """The message of a claim was requeued or given up: the next copy is new."""
+        """Notes that the message of a claim was requeued: the next copy is new.
+
+        key: as of `claim`.
+        """
 
 
+@documented_like(DedupeStore)
 class Dedupe:
     """The memory of one process: finds copies that reach the same process, within `age`, among the last `keys_max`.
+
+    keys_max: so many keys are kept.
+    age: for so long a finished message is remembered.
+    claim_age: after so long a message that was neither finished nor requeued counts as never handled.
 
     Invariants: a key is in at most one of `_claimed` and `_seen`; both hold their keys in the order of their time.
     """

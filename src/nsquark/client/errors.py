@@ -49,7 +49,9 @@ class ServerError(NsqError):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.text = text
+        """What nsqd said."""
         self.code = text.partition(" ")[0]
+        """The first word of it: E_BAD_TOPIC and the like."""
 
 
 class IdentifyFailed(NsqError):

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, Self, Unpack
 
 from nsquark.client.checks import check_name, checked_body
 from nsquark.client.config import Config, Options
+from nsquark.client.documented import documented_like
 from nsquark.client.errors import (
     AuthFailed,
     Closed,
@@ -45,13 +46,18 @@ Send = Callable[[Producer], "asyncio.Future[None]"]
 
 
 class NsqdStatus(NamedTuple):
-    """An nsqd of a pool as it is now: "up", "down", or "trial" when it just came back."""
+    """An nsqd of a pool as it is now."""
 
     address: str
+    """Where it is."""
     state: str
+    """`"up"`, `"down"`, or `"trial"` when it just came back."""
     failures: int
+    """How often it failed since it was last up."""
     outstanding: int
+    """How many publishes it has not answered yet."""
     outstanding_bytes: int
+    """How many bytes these are."""
 
 
 class _Publish:
@@ -74,11 +80,22 @@ class _Publish:
         self.is_admitted = False
 
 
+@documented_like(Producer)
 class ProducerPool:
-    """The nsqds of a list, or those that nsqlookupds know, as one producer.
+    """Publishes to the nsqds of a list, or to those that nsqlookupds know, as to one.
 
     Each publish goes to the nsqd with the fewest bytes unanswered. Where a connection is lost, what had no answer goes
     to another nsqd until `retry_deadline`; what nsqd refused is not tried again, except when it could not write it.
+
+    addresses: one or several `host:port` of nsqds.
+    lookupd: HTTP addresses of nsqlookupds; all nsqds are used that they know.
+    lookupd_topic: of these only the nsqds that carry this topic.
+    config: options, which `options` override.
+    copies: on so many different nsqds each message must be before its publish returns.
+    envelope: puts each message into an envelope, as `copies` does: it has a key for `dedupe`, and room for headers.
+    retry_deadline: seconds after which a publish fails that no nsqd took.
+    outstanding_bytes_max: so many bytes of publishes may wait for their answer.
+    outstanding_max: so many publishes may wait for their answer.
 
     Invariants: every publish in `_unsettled` is either in `_waiting`, or admitted with each pending copy in the air or
     in `_homeless`; outstanding are the admitted ones that are unsettled or still in the air.
@@ -98,7 +115,6 @@ class ProducerPool:
         outstanding_max: int = OUTSTANDING_MAX,
         **options: Unpack[Options],
     ) -> None:
-        """With `lookupd` all nsqds are used that it knows, or with `lookupd_topic` those that carry this topic."""
         self.config = Config.merge(config, options)
         self.copies = copies
         self.envelope = envelope or copies > 1
@@ -149,6 +165,7 @@ class ProducerPool:
         return self._bytes
 
     def nsqds(self) -> list[NsqdStatus]:
+        """The nsqds that are known, and how each of them is."""
         return [
             NsqdStatus(
                 member.address,
@@ -163,21 +180,27 @@ class ProducerPool:
     # -- publishing --------------------------------------------------------------------------------------
 
     async def publish(self, topic: str, body: Any, **packing: Unpack[Packing]) -> None:
-        """Returns when `copies` nsqds have the message. Waits first while too much is outstanding."""
+        """Returns when `copies` nsqds have the message. Waits first while too much is outstanding.
+
+        topic: its name.
+        body: bytes, or with `encode` any value.
+        """
         await self._outcome(self._submit(self._pub(topic, body, packing), must_wait=True))
 
     async def multi_publish(self, topic: str, bodies: Iterable[Any] | MpubBody, **packing: Unpack[Packing]) -> None:
-        """All the messages in one command, to the same nsqds."""
+        """Publishes all the messages in one command, to the same nsqds.
+
+        topic: its name.
+        bodies: of the messages, each as of `publish`.
+        """
         await self._outcome(self._submit(self._mpub(topic, bodies, packing), must_wait=True))
 
     async def deferred_publish(
         self, topic: str, delay: float | timedelta, body: Any, **packing: Unpack[Packing]
     ) -> None:
-        """`delay` (seconds) counts from when nsqd takes the message."""
         await self._outcome(self._submit(self._dpub(topic, delay, body, packing), must_wait=True))
 
     def publish_nowait(self, topic: str, body: Any, **packing: Unpack[Packing]) -> asyncio.Future[None]:
-        """The future has the outcome. TooMuchOutstanding: await some first."""
         return self._submit(self._pub(topic, body, packing), must_wait=False).future
 
     def multi_publish_nowait(
@@ -427,7 +450,10 @@ class ProducerPool:
             raise Closed("the pool is stopped")
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
-        """Waits for outstanding publishes, their retries included, at most `timeout` seconds; then all are settled."""
+        """Ends when the outstanding publishes have their outcome, retries included; then all are settled.
+
+        timeout: seconds to wait for them.
+        """
         self._is_closed = True
         while self._waiting:
             self._fail(self._waiting.popleft(), Closed("stopped before the message was sent"))

@@ -36,7 +36,13 @@ log = library_log("nsquark.client")
 
 
 class Producer:
-    """One nsqd. It connects with the first publish, and again with the next one after a loss.
+    """Publishes to one nsqd. It connects with the first publish, and again with the next one after a loss.
+
+    address: `host:port` of nsqd's TCP port, or the path of a unix socket.
+    config: options, which `options` override.
+    envelope: puts each message into an envelope, which has room for headers; other clients see it before the body.
+    outstanding_bytes_max: so many bytes of publishes may wait for their answer.
+    outstanding_max: so many publishes may wait for their answer.
 
     Invariants: `_outstanding` has a future for each publish that has no answer yet, in the order in which they were
     sent, those whose callers have gone included, since nsqd answers them all; what is in `_unsent` is its tail and
@@ -78,45 +84,77 @@ class Producer:
 
     @property
     def is_connected(self) -> bool:
+        """Whether there is a connection now."""
         return self._connection is not None
 
     @property
     def outstanding(self) -> int:
-        """Publishes without an answer yet."""
+        """How many publishes have no answer yet."""
         return len(self._outstanding)
 
     @property
     def outstanding_bytes(self) -> int:
+        """How many bytes these are."""
         return self._outstanding_bytes
 
     # -- publishing --------------------------------------------------------------------------------------
 
     async def publish(self, topic: str, body: Any, **packing: Unpack[Packing]) -> None:
-        """Returns when nsqd has the message. Waits first while too much is outstanding."""
+        """Returns when nsqd has the message. Waits first while too much is outstanding.
+
+        topic: its name.
+        body: bytes, or with `encode` any value.
+        """
         await self._send_when_room(self._pub(topic, body, packing))
 
     async def multi_publish(self, topic: str, bodies: Iterable[Any] | MpubBody, **packing: Unpack[Packing]) -> None:
-        """All or none of the messages, in one command."""
+        """Publishes all or none of the messages, in one command.
+
+        topic: its name.
+        bodies: of the messages, each as of `publish`.
+        """
         await self._send_when_room(self._mpub(topic, bodies, packing))
 
     async def deferred_publish(
         self, topic: str, delay: float | timedelta, body: Any, **packing: Unpack[Packing]
     ) -> None:
-        """The message is given to consumers after `delay` seconds."""
+        """Publishes a message that consumers get later.
+
+        topic: its name.
+        delay: seconds, from when nsqd takes the message.
+        body: as of `publish`.
+        """
         await self._send_when_room(self._dpub(topic, delay, body, packing))
 
     def publish_nowait(self, topic: str, body: Any, **packing: Unpack[Packing]) -> asyncio.Future[None]:
-        """Sent with this turn's other publishes; the future has the outcome. TooMuchOutstanding: await some first."""
+        """Publishes without waiting: it leaves with this turn's other publishes, and the future has the outcome.
+
+        TooMuchOutstanding means: await some first.
+
+        topic: its name.
+        body: as of `publish`.
+        """
         return self._send(self._pub(topic, body, packing))
 
     def multi_publish_nowait(
         self, topic: str, bodies: Iterable[Any] | MpubBody, **packing: Unpack[Packing]
     ) -> asyncio.Future[None]:
+        """As `multi_publish`, without waiting; the future has the outcome.
+
+        topic: its name.
+        bodies: as of `multi_publish`.
+        """
         return self._send(self._mpub(topic, bodies, packing))
 
     def deferred_publish_nowait(
         self, topic: str, delay: float | timedelta, body: Any, **packing: Unpack[Packing]
     ) -> asyncio.Future[None]:
+        """As `deferred_publish`, without waiting; the future has the outcome.
+
+        topic: its name.
+        delay: as of `deferred_publish`.
+        body: as of `publish`.
+        """
         return self._send(self._dpub(topic, delay, body, packing))
 
     async def ping(self) -> None:
@@ -293,7 +331,10 @@ class Producer:
             self._let_in()
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
-        """Waits for outstanding answers, at most `timeout` seconds; every publish is settled when it returns."""
+        """Ends the connection when the outstanding answers have come; every publish is settled when it returns.
+
+        timeout: seconds to wait for them.
+        """
         self._is_closed = True
         for future, _ in self._waiting:
             if not future.done():

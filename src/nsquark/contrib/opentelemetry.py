@@ -26,6 +26,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 from nsquark import __version__
 from nsquark.client.batches import Batch
 from nsquark.client.checks import is_async
+from nsquark.client.documented import documented_like
 from nsquark.client.envelope import Headers
 from nsquark.client.handlers import Handler
 from nsquark.client.message import Message
@@ -91,7 +92,10 @@ class Telemetry:
         )
 
     def producer(self, producer: Producer | ProducerPool) -> TracedProducer:
-        """The producer with the same publish methods, each of which makes a span."""
+        """The producer with the same publish methods, each of which makes a span.
+
+        producer: with `envelope=True` if traces are to go on in consumers.
+        """
         return TracedProducer(self, producer)
 
     def handler(self, consumer: Subscribed, handler: Handler) -> Handler:
@@ -216,8 +220,12 @@ class Sending:
         self._duration_s.record(time.perf_counter() - self._started_s, self._attributes)
 
 
+@documented_like(Producer)
 class TracedProducer:
-    """A `Producer` or `ProducerPool` whose publishes make spans; made by `Telemetry.producer`."""
+    """A `Producer` or `ProducerPool` whose publishes make spans; made by `Telemetry.producer`.
+
+    `multi_publish` makes one span for all its messages; that of a `publish_nowait` ends with the answer.
+    """
 
     def __init__(self, telemetry: Telemetry, producer: Producer | ProducerPool) -> None:
         self._telemetry = telemetry
@@ -225,12 +233,10 @@ class TracedProducer:
         self._address = producer.address if isinstance(producer, Producer) else ""
 
     async def publish(self, topic: str, body: Any, **packing: Unpack[Packing]) -> None:
-        """As the producer's."""
         with self._publish(topic, 1, packing) as packed:
             await self.producer.publish(topic, body, **packed)
 
     async def multi_publish(self, topic: str, bodies: Iterable[Any], **packing: Unpack[Packing]) -> None:
-        """As the producer's; one span for all messages."""
         listed = list(bodies)
         with self._publish(topic, len(listed), packing) as packed:
             await self.producer.multi_publish(topic, listed, **packed)
@@ -238,18 +244,15 @@ class TracedProducer:
     async def deferred_publish(
         self, topic: str, delay: float | timedelta, body: Any, **packing: Unpack[Packing]
     ) -> None:
-        """As the producer's."""
         with self._publish(topic, 1, packing) as packed:
             await self.producer.deferred_publish(topic, delay, body, **packed)
 
     def publish_nowait(self, topic: str, body: Any, **packing: Unpack[Packing]) -> Future[None]:
-        """As the producer's; the span ends with the answer."""
         return self._publish_nowait(
             topic, 1, packing, lambda packed: self.producer.publish_nowait(topic, body, **packed)
         )
 
     def multi_publish_nowait(self, topic: str, bodies: Iterable[Any], **packing: Unpack[Packing]) -> Future[None]:
-        """As the producer's; the span ends with the answer."""
         listed = list(bodies)
         return self._publish_nowait(
             topic, len(listed), packing, lambda packed: self.producer.multi_publish_nowait(topic, listed, **packed)

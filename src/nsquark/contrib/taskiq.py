@@ -67,7 +67,10 @@ class NsqBroker(AsyncBroker):
             await producer.close()
 
     async def kick(self, message: BrokerMessage) -> None:
-        """Publishes a task."""
+        """Publishes a task.
+
+        message: as Taskiq made it.
+        """
         if self._producer is None:
             raise NsqError("the broker is not started: await its `startup` first")
         delay: Any = message.labels.get(DELAY_LABEL)

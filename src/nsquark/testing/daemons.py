@@ -31,7 +31,9 @@ class StartError(Exception):
     def __init__(self, exit_code: int, log: str):
         super().__init__(f"exit code {exit_code}: {log}")
         self.exit_code = exit_code
+        """Of its process."""
         self.log = log
+        """What it wrote."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,11 @@ class HttpReply:
     """The answer to an HTTP request."""
 
     status: int
+    """200 and the like."""
     headers: http.client.HTTPMessage
+    """By name."""
     body: bytes
+    """As it came."""
 
     @property
     def text(self) -> str:
@@ -70,6 +75,7 @@ class Daemon:
         self.program = program
         self.environment = environment or {}
         self.process: subprocess.Popen[str] | None = None
+        """The one that was started last."""
         self._ports = {"tcp": 0, "http": 0}
         self._lines: list[str] = []
         self._reader: threading.Thread | None = None
@@ -145,12 +151,18 @@ class Daemon:
         return "\n".join(self._lines)
 
     def send_signal(self, number: int) -> None:
-        """To its process; does not wait."""
+        """Sends a signal to its process.
+
+        number: of the signal.
+        """
         assert self.process is not None
         self.process.send_signal(number)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Sends SIGTERM, as an operator does, and waits for the end; returns the exit code."""
+        """Ends it as an operator does, and returns the exit code.
+
+        number: of the signal.
+        """
         assert self.process is not None
         self.send_signal(number)
         code = self.process.wait(STOP_TIMEOUT_S)
@@ -198,7 +210,13 @@ class Daemon:
         return host.strip("[]"), int(port)
 
     def request(self, method: str, target: str, body: Any = None, headers: dict[str, str] | None = None) -> HttpReply:
-        """One HTTP request."""
+        """Makes one HTTP request.
+
+        method: GET, POST or PUT.
+        target: the path and its query.
+        body: bytes, or an iterable of them.
+        headers: besides the usual ones.
+        """
         connection = http.client.HTTPConnection(*self.http, timeout=HTTP_TIMEOUT_S)
         try:
             connection.request(method, target, body, headers or {})
@@ -208,11 +226,20 @@ class Daemon:
             connection.close()
 
     def get(self, path: str, **query: Any) -> HttpReply:
-        """One GET, with these query arguments."""
+        """Makes one GET.
+
+        path: for instance `/stats`.
+        query: its arguments.
+        """
         return self.request("GET", target(path, query))
 
     def post(self, path: str, body: bytes = b"", **query: Any) -> HttpReply:
-        """One POST, with these query arguments."""
+        """Makes one POST.
+
+        path: for instance `/pub`.
+        body: of the request.
+        query: its arguments.
+        """
         return self.request("POST", target(path, query), body)
 
 
@@ -235,7 +262,10 @@ class Nsqd(Daemon):
         return [*super()._addresses(), f"--data-path={self.data_path}"]
 
     def restart(self, *, crash: bool = False) -> Self:
-        """Ends it, in order or by SIGKILL, and starts it again on the same data path."""
+        """Ends it and starts it again on the same data path.
+
+        crash: by SIGKILL.
+        """
         if crash:
             self.kill()
         else:
@@ -243,7 +273,10 @@ class Nsqd(Daemon):
         return self.start()
 
     def stats(self, **query: Any) -> dict[str, Any]:
-        """What /stats says: topics, their channels, depths."""
+        """What /stats says: topics, their channels, depths.
+
+        query: arguments of the request, for instance `topic="orders"`.
+        """
         answer: dict[str, Any] = self.get("/stats", format="json", **query).json()
         return answer
 
@@ -252,14 +285,21 @@ class Nsqd(Daemon):
         return {topic["topic_name"] for topic in self.stats(include_clients="false", include_mem="false")["topics"]}
 
     def topic(self, topic: str) -> dict[str, Any]:
-        """The topic's part of /stats; the topic must exist."""
+        """The topic's part of /stats.
+
+        topic: its name; it must exist.
+        """
         topics = self.stats(topic=topic)["topics"]
         assert topics, f"no topic {topic}"
         answer: dict[str, Any] = topics[0]
         return answer
 
     def channel(self, topic: str, channel: str = "ch") -> dict[str, Any]:
-        """The channel's part of /stats; it must exist."""
+        """The channel's part of /stats.
+
+        topic: its name.
+        channel: its name; it must exist.
+        """
         channels = [entry for entry in self.topic(topic)["channels"] if entry["channel_name"] == channel]
         assert channels, f"no channel {channel} in topic {topic}"
         answer: dict[str, Any] = channels[0]
