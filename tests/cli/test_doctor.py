@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from harness import Nsqd, eventually
+from harness import AuthServer, Nsqd, eventually
 from harness.lookupd import Nsqlookupd
 
 from .conftest import nsquark
@@ -105,11 +105,14 @@ class FakeNsqd(BaseHTTPRequestHandler):
     """An nsqd on another machine: its disk fails, or its clock is an hour behind."""
 
     ping = (200, b"OK")
+    config: ClassVar[dict[str, bytes]] = {}
 
     def do_GET(self) -> None:
         tcp_port = self.server.server_address[1]
         info = {"version": "1.3.0", "broadcast_address": "x", "tcp_port": tcp_port, "http_port": 1}
-        status, body = {"/ping": self.ping, "/info": (200, json.dumps(info).encode())}.get(self.path, (404, b""))
+        answers = {"/ping": self.ping, "/info": (200, json.dumps(info).encode())}
+        answers |= {f"/config/{name}": (200, value) for name, value in self.config.items()}
+        status, body = answers.get(self.path, (404, b""))
         self.send_response_only(status)
         self.send_header("Date", "Wed, 01 Jan 2020 00:00:00 GMT")
         self.send_header("Content-Length", str(len(body)))
@@ -151,3 +154,53 @@ def test_what_daemons_say_of_themselves_moves_no_cursor(
     result = nsquark("doctor", "--dir", str(tmp_path), "--nsqd", fake_nsqd)
     assert r"NOK\nok       forged\x1b[2Jyyy" in line(result.stdout, "broken", f"nsqd {fake_nsqd}")
     assert all(text.isprintable() and len(text) < 5000 for text in result.stdout.split("\n"))
+
+
+OPEN = {"tcp_address": b"0.0.0.0:4150", "http_address": b":4151", "tls_required": b"0", "auth_http_addresses": b"[]"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_warned"),
+    [
+        ({}, True),
+        ({"tcp_address": b"127.0.0.1:4150"}, True),
+        ({"http_address": b"[::]:4151", "tcp_address": b"/run/nsqd/tcp"}, True),
+        ({"tcp_address": b"10.0.0.5:4150", "http_address": b"/run/nsqd/http"}, False),
+        ({"tls_required": b"2"}, False),
+        ({"tls_required": b"1"}, False),
+        ({"auth_http_addresses": b'["10.0.0.9:80"]'}, False),
+        ({"tls_required": b"what"}, False),
+    ],
+    ids=str,
+)
+def test_an_nsqd_that_is_open_to_all(
+    tmp_path: Path, fake_nsqd: str, monkeypatch: pytest.MonkeyPatch, changed: dict[str, bytes], is_warned: bool
+) -> None:
+    monkeypatch.setattr(FakeNsqd, "config", {**OPEN, **changed})
+    result = nsquark("doctor", "--dir", str(tmp_path), "--nsqd", fake_nsqd)
+    assert ("with neither TLS nor AUTH" in result.stdout) == is_warned, result.stdout
+    assert ("-> bind it to an address inside" in result.stdout) == is_warned
+
+
+def test_an_nsqd_that_wants_a_secret(tmp_path: Path, make_nsqd: Callable[..., Nsqd]) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("hush-hush\n")
+    with AuthServer() as server:
+        nsqd = make_nsqd(f"--auth-http-address={server.address}", "--http-auth=required")
+        http_address = "{}:{}".format(*nsqd.http)
+        without = nsquark("doctor", "--dir", str(tmp_path), "--nsqd", http_address)
+        assert "give --auth-secret-file" in line(without.stdout, "broken", f"nsqd {http_address}")
+        result = nsquark("doctor", "--dir", str(tmp_path), "--nsqd", http_address, "--auth-secret-file", str(secret))
+    assert re.search(rf"^ok +nsqd {http_address} +version 1.3.0, healthy", result.stdout, re.MULTILINE), result.stdout
+    assert {query["secret"] for query in server.queries} == {"hush-hush"}
+    assert "hush-hush" not in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"a\nb", b"\xff", b"x" * 5000, None])
+def test_secret_files_that_are_none(tmp_path: Path, content: bytes | None) -> None:
+    secret = tmp_path / "secret"
+    if content is not None:
+        secret.write_bytes(content)
+    result = nsquark("doctor", "--auth-secret-file", str(secret))
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"nsquark doctor: --auth-secret-file {secret} ")

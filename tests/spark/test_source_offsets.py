@@ -12,7 +12,7 @@ from spark.source_rig import address, addresses, bodies, info, nsqd_id, on_fixed
 
 pytest.importorskip("pyspark", reason="Spark is not installed: pip install 'nsquark[spark]'")
 
-from nsquark.spark.nsqds import NsqdError, Unreachable
+from nsquark.spark.endpoint import NsqdError, Unreachable
 from nsquark.spark.plan import DataLost
 from spark.micro_batches import MicroBatches, query
 

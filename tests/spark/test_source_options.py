@@ -77,7 +77,7 @@ def test_what_cannot_be_is_refused(given: dict[str, str], says: str) -> None:
         ("startingOffset", "write startingOffsets"),
         ("minpartition", "write minPartitions"),
         ("path", "load() takes no argument"),
-        ("zzz", "the options are authSecret, channel"),
+        ("zzz", "the options are authSecret, authSecretFile, channel"),
     ],
 )
 def test_an_unknown_option_is_answered_with_the_one_that_was_meant(name: str, says: str) -> None:

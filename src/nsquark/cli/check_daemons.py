@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from nsquark.cli.findings import Finding, broken, ok, warning
+from nsquark.web.bearer import bearer
 from nsquark.web.fetch import FetchError, fetch
 from nsquark.wire.documents import decode_json
 
@@ -23,6 +24,7 @@ REQUEST_SECONDS_MAX: Final = 10.0
 CLOCK_SECONDS_WANTED: Final = 2.0
 
 _T = TypeVar("_T")
+_EVERYWHERE: Final = ("", "0.0.0.0", "[::]")
 
 
 class _Info(msgspec.Struct):
@@ -56,14 +58,15 @@ class _Lookupd:
     nodes: list[_Node]
 
 
-async def findings(nsqds: Sequence[str], lookupds: Sequence[str]) -> list[Finding]:
+async def findings(nsqds: Sequence[str], lookupds: Sequence[str], secret: str = "") -> list[Finding]:
+    """`secret` is shown to the nsqds, some of which may want one."""
     found: list[Finding] = []
     answering: list[_Lookupd] = []
     for address, (result, notes) in zip(lookupds, await asyncio.gather(*map(_check_lookupd, lookupds)), strict=True):
         found += notes
         if result is not None:
             answering.append(_Lookupd(address, result))
-    for notes in await asyncio.gather(*(_check_nsqd(address, answering) for address in nsqds)):
+    for notes in await asyncio.gather(*(_check_nsqd(address, answering, secret) for address in nsqds)):
         found += notes
     return found + await _check_nodes(answering)
 
@@ -104,11 +107,11 @@ async def _check_way(host: str, port: int) -> Finding:
 # nsqd
 
 
-async def _check_nsqd(address: str, lookupds: list[_Lookupd]) -> list[Finding]:
+async def _check_nsqd(address: str, lookupds: list[_Lookupd], secret: str) -> list[Finding]:
     subject = f"nsqd {address}"
     try:
         await _get(address, "/ping")
-        info = _decoded(await _get(address, "/info"), _Info)
+        info = _decoded(await _get(address, "/info", secret), _Info)
     except _Unhealthy as error:
         advice = "look at its log and its disk: at a full disk it refuses publishes until there is room"
         return [broken(subject, f"is not healthy: {error}", advice)]
@@ -119,7 +122,8 @@ async def _check_nsqd(address: str, lookupds: list[_Lookupd]) -> list[Finding]:
     reason = await _why_not_connectable(host, info.tcp_port)
     if reason is not None:
         found.append(broken(subject, f"TCP port {info.tcp_port}: {reason}", "open that port to clients"))
-    found += await _check_clock(address)
+    found += await _check_clock(address, secret)
+    found += await _check_openness(address, secret)
     return found + [_check_registration(subject, info, lookupd) for lookupd in lookupds]
 
 
@@ -133,11 +137,32 @@ def _check_registration(subject: str, info: _Info, lookupd: _Lookupd) -> Finding
     return broken(subject, f"is not registered at nsqlookupd {lookupd.address}: consumers do not find it", advice)
 
 
-async def _check_clock(address: str) -> list[Finding]:
+async def _check_openness(address: str, secret: str) -> list[Finding]:
+    """Where it listens and what it asks of clients. An nsqd that does not tell is not judged."""
+    try:
+        listening = [_decoded_text(await _config(address, f"{port}_address", secret)) for port in ("tcp", "http")]
+        is_tls_required = _decoded(await _config(address, "tls_required", secret), int) > 0
+        has_auth = bool(_decoded(await _config(address, "auth_http_addresses", secret), list[str]))
+    except _Unusable:
+        return []
+    everywhere = [text for text in listening if text.rpartition(":")[0] in _EVERYWHERE and ":" in text]
+    if not everywhere or is_tls_required or has_auth:
+        return []
+    text = (
+        f"listens on all addresses ({', '.join(everywhere)}) with neither TLS nor AUTH: open to all who reach it"
+    )
+    advice = (
+        "bind it to an address inside (--tcp-address, --http-address), or use --tls-required or --auth-http-address; "
+        "docs/security.md says who can do what"
+    )
+    return [warning(f"nsqd {address}", text, advice)]
+
+
+async def _check_clock(address: str, secret: str) -> list[Finding]:
     subject = f"nsqd {address}"
     difference_s = None
     with contextlib.suppress(_Unusable):
-        difference_s = await _clock_difference(address)
+        difference_s = await _clock_difference(address, secret)
     if difference_s is None:
         return []
     if abs(difference_s) > CLOCK_SECONDS_WANTED:
@@ -146,10 +171,10 @@ async def _check_clock(address: str) -> list[Finding]:
     return [ok(subject, "its clock agrees with this one")]
 
 
-async def _clock_difference(address: str) -> float | None:
+async def _clock_difference(address: str, secret: str) -> float | None:
     """Seconds by which its clock is ahead; None if it does not tell the time."""
     asked = time.time()
-    headers, body = await _get(address, "/metrics")
+    headers, body = await _get(address, "/metrics", secret)
     middle = (asked + time.time()) / 2
     started = re.search(rb"^process_start_time_seconds ([0-9.e+]+)", body, re.MULTILINE)
     uptime = re.search(rb"^nsqd_uptime_seconds ([0-9.e+-]+)", body, re.MULTILINE)
@@ -171,18 +196,32 @@ class _Unhealthy(_Unusable):
     """It answers that something is wrong."""
 
 
-async def _get(address: str, path: str) -> tuple[dict[str, str], bytes]:
+async def _config(address: str, name: str, secret: str) -> tuple[dict[str, str], bytes]:
+    return await _get(address, f"/config/{name}", secret)
+
+
+async def _get(address: str, path: str, secret: str = "") -> tuple[dict[str, str], bytes]:
     try:
         status, headers, body = await fetch(
-            f"http://{address}{path}", connect_timeout=CONNECT_SECONDS_MAX, request_timeout=REQUEST_SECONDS_MAX
+            f"http://{address}{path}",
+            headers=bearer(secret),
+            connect_timeout=CONNECT_SECONDS_MAX,
+            request_timeout=REQUEST_SECONDS_MAX,
         )
     except FetchError as error:
         raise _Unusable(f"does not answer: {error.reason}") from None
     if status == 500:
         raise _Unhealthy(body.decode("utf-8", "replace"))
+    if status == 401:
+        raise _Unusable("wants to know who asks: give --auth-secret-file")
     if status != 200 and path != "/metrics":
         raise _Unusable(f"answers {path} with status {status}")
     return headers, body
+
+
+def _decoded_text(answer: tuple[dict[str, str], bytes]) -> str:
+    """A config value that is a string is shown as it is."""
+    return answer[1].decode("utf-8", "replace")
 
 
 def _decoded(answer: tuple[dict[str, str], bytes], kind: type[_T]) -> _T:

@@ -7,6 +7,7 @@ from pathlib import Path
 from nsquark.cli import check_daemons, check_machine
 from nsquark.cli.errors import UserError
 from nsquark.cli.findings import Verdict, show
+from nsquark.cli.secrets import read_secret
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="HTTP address of an nsqlookupd to check with all its nsqds, repeatable",
     )
     parser.add_argument(
+        "--auth-secret-file", metavar="FILE", help="file with the secret to show to nsqds with --http-auth=required"
+    )
+    parser.add_argument(
         "--dir", type=Path, default=Path(), metavar="D", help="where nsqd's data is or will be (default: here)"
     )
     parser.epilog = "Exit code: 1 if something is broken, 0 otherwise, with or without warnings."
@@ -29,15 +33,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     nsqds = [_address(text, check_daemons.NSQD_HTTP_PORT) for text in args.nsqd]
     lookupds = [_address(text, check_daemons.LOOKUPD_HTTP_PORT) for text in args.lookupd]
+    secret = _secret(args.auth_secret_file)
     of_machine = check_machine.findings(args.dir)
     show(of_machine)
-    of_daemons = asyncio.run(check_daemons.findings(nsqds, lookupds))
+    of_daemons = asyncio.run(check_daemons.findings(nsqds, lookupds, secret))
     show(of_daemons)
     findings = of_machine + of_daemons
     counts = {verdict: sum(finding.verdict is verdict for finding in findings) for verdict in Verdict}
     warnings = f"{counts[Verdict.WARNING]} warning{'' if counts[Verdict.WARNING] == 1 else 's'}"
     print(f"{counts[Verdict.BROKEN]} broken, {warnings}, {counts[Verdict.OK]} ok")
     return 1 if counts[Verdict.BROKEN] else 0
+
+
+def _secret(path: str | None) -> str:
+    try:
+        return read_secret(path) if path else ""
+    except ValueError as error:
+        raise UserError(f"--auth-secret-file {error}") from None
 
 
 def _address(text: str, default_port: int) -> str:

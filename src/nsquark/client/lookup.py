@@ -15,6 +15,7 @@ from nsquark.cli.logs import library_log
 from nsquark.client.config import Config
 from nsquark.client.errors import ConfigError, LookupFailed
 from nsquark.web.addresses import join_address
+from nsquark.web.bearer import bearer
 from nsquark.web.fetch import FetchError, fetch
 
 TRIES_PER_ROUND_MAX: Final = 3
@@ -105,10 +106,8 @@ def _parts(address: str) -> tuple[str, str, str, str]:
 async def _ask(url: str, config: Config) -> list[Found]:
     timeout_s = config.lookupd_poll_timeout.seconds
     timeout_s = min(timeout_s, TIMEOUT_S_MAX) if timeout_s > 0 else TIMEOUT_S_MAX
-    headers = {}
-    if config.skip_lookupd_authorization and config.auth_secret:
-        headers["Authorization"] = f"Bearer {config.auth_secret}"
     try:
+        headers = bearer(config.auth_secret) if config.skip_lookupd_authorization else {}
         status, _, body = await fetch(
             url,
             headers=headers,
@@ -116,7 +115,7 @@ async def _ask(url: str, config: Config) -> list[Found]:
             request_timeout=timeout_s,
             ssl_context=config.ssl_context() if url.startswith("https:") else None,
         )
-    except FetchError as error:
+    except (FetchError, ValueError) as error:
         raise LookupFailed(str(error)) from None
     if status != 200:
         raise LookupFailed(f"GET {url} failed - {status} {_refusal(body)}")

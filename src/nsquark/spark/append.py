@@ -15,20 +15,18 @@ is the token of an append (docs/log-api.md). Two things are easy to get wrong he
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
 import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlencode
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nsquark.spark.nsqds import Endpoint, NsqdError, Refused, Unreachable, open_connection
-from nsquark.spark.options import Tls
+from nsquark.spark.endpoint import Endpoint, NsqdError, Refused, Unreachable
 from nsquark.spark.sink_options import SinkOptions
 from nsquark.spark.sink_rows import Bodies
 
@@ -137,25 +135,17 @@ class Appenders:
             appender.append(digest([name, content, number]), piece)
 
 
-class _Poster(Endpoint):
-    """Sends a body with what it asks."""
+class _Staged(msgspec.Struct):
+    """The answer to a part."""
 
-    def post(self, path: str, body: bytes, **query: Any) -> dict[str, Any]:
-        self._body = body
-        return self.ask(path, "POST", **query)
-
-    def _send(self, method: str, path: str, query: dict[str, Any]) -> http.client.HTTPResponse:
-        if self._connection is None:
-            self._connection = open_connection(self.address, self._tls, self._timeout_s)
-        self._connection.request(method, f"{path}?{urlencode(query)}", self._body)
-        return self._connection.getresponse()
+    duplicate: bool
 
 
 class Appender:
     """Stages and appends on one nsqd, and tries again for `write_timeout_s` after a failure."""
 
     def __init__(self, address: str, options: SinkOptions) -> None:
-        self._nsqd = _Poster(address, options.tls or Tls(), options.write_timeout_s)
+        self._nsqd = Endpoint(address, options.access, options.write_timeout_s)
         self._part_bytes = options.request_bytes_max
         self._timeout_s = options.write_timeout_s
 
@@ -180,9 +170,10 @@ class Appender:
         where = {"topic": piece.topic, "token": token}
         count = 0
         for count, part in enumerate(piece.chunks(self._part_bytes, PART_MESSAGES_MAX), 1):
-            if self._nsqd.post("/log/stage", part.data, **where, part=count - 1)["duplicate"]:
+            answer = self._nsqd.ask("/log/stage", "POST", part.data, **where, part=count - 1)
+            if self._nsqd.read_as(answer, _Staged).duplicate:
                 return
-        self._nsqd.post("/log/append", b"", **where, parts=count)
+        self._nsqd.ask("/log/append", "POST", b"", **where, parts=count)
 
     def _explained(self, error: NsqdError, piece: Bodies) -> AppendFailed:
         if isinstance(error, Refused) and error.status == 404 and error.code not in TRY_AGAIN:

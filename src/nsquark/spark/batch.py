@@ -2,7 +2,8 @@
 
 from nsquark.cli.logs import library_log
 from nsquark.spark.cluster import Head, is_wanted
-from nsquark.spark.nsqds import Finder, Nsqd, NsqdError, Unreachable
+from nsquark.spark.endpoint import NsqdError, Unreachable
+from nsquark.spark.nsqds import Finder, Nsqd
 from nsquark.spark.offsets import Key
 from nsquark.spark.options import EARLIEST, SourceOptions
 from nsquark.spark.plan import Planner, RangePartition
@@ -14,7 +15,7 @@ log = library_log("nsquark.spark")
 def plan_batch(options: SourceOptions) -> list[RangePartition]:
     nsqds = _nsqds(options)
     heads = {
-        Key(topic, nsqd.id): Head(entry["first"], entry["next"])
+        Key(topic, nsqd.id): Head(entry.first, entry.next)
         for nsqd in nsqds.values()
         for topic, entry in nsqd.topics().items()
         if is_wanted(options, topic)

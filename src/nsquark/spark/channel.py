@@ -3,8 +3,11 @@
 import time
 from collections.abc import Mapping
 
+import msgspec
+
 from nsquark.cli.logs import library_log
-from nsquark.spark.nsqds import Nsqd, NsqdError, Refused, Unreachable
+from nsquark.spark.endpoint import NsqdError, Refused, Unreachable
+from nsquark.spark.nsqds import Nsqd, Seq
 from nsquark.spark.offsets import Key, Offset
 from nsquark.spark.options import SourceOptions
 
@@ -12,6 +15,10 @@ log = library_log("nsquark.spark")
 
 ALIVE_INTERVAL_S = 30.0
 """At least so often, or at a third of channelTtl, nsqd hears of the query even if nothing moves."""
+
+
+class _Committed(msgspec.Struct):
+    position: Seq
 
 
 class ChannelHold:
@@ -60,7 +67,7 @@ class ChannelHold:
                 return seq
             raise self._explained(refused, key, owner) from None
         self._committed[key] = (seq, time.monotonic())
-        return int(answer["position"])
+        return nsqd.read_as(answer, _Committed).position
 
     def keep_alive(self, nsqds: Mapping[str, Nsqd]) -> None:
         """For batches that take longer than channelTtl. Called in another thread, with connections of its own."""
@@ -68,7 +75,7 @@ class ChannelHold:
             nsqd = nsqds.get(key.nsqd_id)
             if nsqd is None or time.monotonic() - at < self._alive_interval_s:
                 continue
-            own = Nsqd(nsqd.address, self._options.tls, nsqd.id)
+            own = Nsqd(nsqd.address, self._options.access, nsqd.id)
             try:
                 self._committed[key] = (self._committed[key][0], time.monotonic())
                 own.ask(

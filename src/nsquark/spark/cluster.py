@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from nsquark.cli.logs import library_log
-from nsquark.spark.nsqds import Finder, Nsqd, NsqdError, Unreachable
+from nsquark.spark.endpoint import NsqdError, Unreachable
+from nsquark.spark.nsqds import Finder, Nsqd
 from nsquark.spark.offsets import Key
 from nsquark.spark.options import SourceOptions
 from nsquark.wire.names import is_ephemeral
@@ -87,10 +88,10 @@ class Cluster:
     def _heads_of(self, nsqd: Nsqd) -> dict[Key, Head]:
         options = self._options
         if options.topic_pattern is None and len(options.topics) <= SINGLE_TOPICS_MAX:
-            found = {topic: nsqd.head(topic) for topic in options.topics}
+            found = [head for head in map(nsqd.head, options.topics) if head is not None]
         else:
-            found = {topic: entry for topic, entry in nsqd.topics().items() if is_wanted(options, topic)}
-        return {Key(topic, nsqd.id): Head(info["first"], info["next"]) for topic, info in found.items() if info}
+            found = [head for topic, head in nsqd.topics().items() if is_wanted(options, topic)]
+        return {Key(head.topic, nsqd.id): Head(head.first, head.next) for head in found}
 
     def wait_for(self, ids: Collection[str]) -> dict[str, Nsqd]:
         """All of these, or an error after readTimeout: a batch that was begun needs them."""

@@ -13,10 +13,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, DataType, LongType, MapType, StringType, StructType, TimestampType
 
 from nsquark.cli.logs import library_log
-from nsquark.kernel.columns import ColumnBuilder
-from nsquark.log.batches import HEADER_BYTES, Batch, Damage, scan
+from nsquark.kernel.columns import ColumnBuilder, RecordError
+from nsquark.log.batches import HEADER_BYTES, Batch, Damage, read_header, scan
+from nsquark.spark.endpoint import NsqdError, Refused, Unreachable
 from nsquark.spark.envelopes import opened
-from nsquark.spark.nsqds import Finder, Nsqd, NsqdError, Refused, Unreachable
+from nsquark.spark.nsqds import Finder, Nsqd
 from nsquark.spark.options import OptionError, SourceOptions
 from nsquark.spark.plan import Planner, RangePartition
 
@@ -25,11 +26,13 @@ log = library_log("nsquark.spark")
 ROWS_MAX = 8192
 BODY_BYTES_MAX = 4 << 20
 """Of an Arrow batch. The JVM holds a few of them per task."""
-READ_BYTES = 1 << 20
+BUFFER_BYTES = 1 << 20
 BUFFER_BYTES_MAX = 256 << 20
 """Far above the largest batch that nsqd writes: what does not fit is no log."""
+READ_BYTES = 256 << 10
 STALL_TIMEOUT_S = 30.0
-"""Without a byte from nsqd, after which the connection counts as lost."""
+"""For so many bytes, after which the connection counts as lost."""
+DAMAGES_TOLD_MAX = 10
 RETRY_PAUSE_S = 0.2
 ID_BYTES = 16
 
@@ -118,12 +121,15 @@ class RangeReader:
         self._damage: list[str] = []
         self._progress_at = time.monotonic()
         self._address = partition.address
-        self._buffer = bytearray(READ_BYTES)
+        self._buffer = bytearray(BUFFER_BYTES)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         while self._position < self._partition.high:
             try:
-                yield from self._attempt()
+                for batch in self._attempt():
+                    yield batch
+                    # What Spark does with a batch is not nsqd's delay.
+                    self._progress_at = time.monotonic()
                 break
             except (Unreachable, OSError, http.client.HTTPException) as error:
                 self._pause_or_fail(error)
@@ -140,73 +146,106 @@ class RangeReader:
 
     def _attempt(self) -> Iterator[pa.RecordBatch]:
         partition = self._partition
-        nsqd = Nsqd(
-            self._address,
-            self._options.tls,
-            partition.key.nsqd_id,
-            min(STALL_TIMEOUT_S, self._options.read_timeout_s),
-        )
+        nsqd = Nsqd(self._address, self._options.access, partition.key.nsqd_id, self._left_s())
         self._builder.low = self._position
         try:
             response = nsqd.stream(
                 "/log/read", topic=partition.key.topic, **{"from": self._position, "to": partition.high}
             )
             filled = 0
-            while received := response.readinto(memoryview(self._buffer)[filled:]):
-                self._progress_at = time.monotonic()
+            while True:
+                nsqd.deadline.set(self._left_s())
+                received = response.readinto(memoryview(self._buffer)[filled : filled + READ_BYTES])
+                if not received:
+                    break
                 filled += received
                 used = yield from self._decode(filled)
                 filled = self._keep(used, filled)
             if filled:
-                self._damage.append(f"{filled} bytes at the end of the range")
+                self._note_damage(f"{filled} bytes at the end of the range")
         finally:
             nsqd.close()
+
+    def _left_s(self) -> float:
+        """Until a message must have come: bytes that are none do not count."""
+        left_s = min(self._progress_at + self._options.read_timeout_s - time.monotonic(), STALL_TIMEOUT_S)
+        if left_s <= 0:
+            raise TimeoutError(f"no message in {self._options.read_timeout_s:g} s")
+        return left_s
 
     def _decode(self, filled: int) -> Generator[pa.RecordBatch, None, int]:
         """Takes all whole batches of the buffer; returns how many bytes they were."""
         used = 0
         for found in scan(memoryview(self._buffer)[:filled], 0):
             if isinstance(found, Damage):
-                self._damage.append(found.reason)
+                self._note_damage(found.reason)
                 used = found.end
                 continue
             used = found.end
+            self._check_batch(found)
             yield from self._rows_of(found)
         return used
+
+    def _check_batch(self, batch: Batch) -> None:
+        """Each batch brings the reader on: with one of another range, or with nothing, it could go on for ever."""
+        if not (batch.messages > 0 and batch.next_seq > self._position and batch.first_seq < self._partition.high):
+            raise NsqdError(
+                f"nsqd {self._partition.key.nsqd_id} at {self._address} sends messages {batch.first_seq} to "
+                f"{batch.next_seq - 1} where those from {self._position} to {self._partition.high - 1} were asked for"
+            )
 
     def _rows_of(self, batch: Batch) -> Iterator[pa.RecordBatch]:
         pos, seq = batch.offset + HEADER_BYTES, batch.first_seq
         while True:
-            pos, seq = self._builder.append(self._buffer, pos, batch.end, seq)
-            self._position = max(self._position, seq)
+            try:
+                pos, seq = self._builder.append(self._buffer, pos, batch.end, seq)
+            except RecordError as error:
+                raise self._no_log(f"{error}, in a batch whose checksum is right") from None
+            if seq > self._position:
+                self._position = seq
+                self._progress_at = time.monotonic()
             if pos == batch.end:
-                return
+                break
             yield self._take()
+        if seq != batch.next_seq:
+            raise self._no_log(f"a batch of {batch.messages} messages has {seq - batch.first_seq}")
+        self._check_not_more(self._rows + self._builder.rows)
 
     def _take(self) -> pa.RecordBatch:
         self._rows += self._builder.rows
-        made = self._columns.batch(self._builder.take())
-        # What Spark does with the last batch is not nsqd's delay.
-        self._progress_at = time.monotonic()
-        return made
+        return self._columns.batch(self._builder.take())
 
     def _keep(self, used: int, filled: int) -> int:
-        """Moves what is left of a batch to the front; a batch larger than the buffer gets a larger one."""
+        """Moves what is left to the front. A batch that is larger gets a larger buffer; what is none is dropped."""
         rest = filled - used
         if used:
             self._buffer[:rest] = self._buffer[used:filled]
         elif filled == len(self._buffer):
-            if filled >= BUFFER_BYTES_MAX:
-                raise NsqdError(f"{self._address} sends no log: no batch ends within {BUFFER_BYTES_MAX >> 20} MiB")
-            self._buffer = self._buffer + bytearray(filled)
+            header = read_header(memoryview(self._buffer), 0, 0)
+            if header is None:
+                # The last bytes may be the beginning of a header.
+                self._note_damage(f"{filled} bytes without a batch")
+                rest = HEADER_BYTES - 1
+                self._buffer[:rest] = self._buffer[filled - rest : filled]
+            elif header[0].end > BUFFER_BYTES_MAX:
+                raise self._no_log(f"a batch of {header[0].payload_bytes} bytes, at most {BUFFER_BYTES_MAX} are taken")
+            else:
+                self._buffer = self._buffer + bytearray(min(filled, header[0].end - filled))
         return rest
+
+    def _note_damage(self, reason: str) -> None:
+        if len(self._damage) < DAMAGES_TOLD_MAX:
+            self._damage.append(reason)
+
+    def _no_log(self, why: str) -> NsqdError:
+        return NsqdError(f"nsqd {self._partition.key.nsqd_id} at {self._address} sends no log: {why}")
 
     # -- when it does not work ---------------------------------------------------------------------------
 
     def _pause_or_fail(self, error: Exception) -> None:
         """Unreachable is not lost: nsqd may be starting again, perhaps on another port."""
         key = self._partition.key
-        if time.monotonic() - self._progress_at > self._options.read_timeout_s:
+        if time.monotonic() - self._progress_at >= self._options.read_timeout_s:
             raise Unreachable(
                 f"nsqd {key.nsqd_id} did not give topic {key.topic} from {self._position} on for "
                 f"{self._options.read_timeout_s:g} s ({error}): start it again, raise readTimeout, or, if it is gone "
@@ -226,7 +265,10 @@ class RangeReader:
         """Retention was faster than this task."""
         partition = self._partition
         if refused.code == "REMOVED":
-            gone_to = min(int(refused.fields["removed_to"]), partition.high)
+            removed_to = refused.fields.get("removed_to")
+            if not isinstance(removed_to, int) or removed_to <= self._position:
+                raise self._no_log(f"it says that messages from {self._position} on are gone, but not up to where")
+            gone_to = min(removed_to, partition.high)
         elif refused.code in ("BEYOND_HEAD", "TOPIC_NOT_FOUND"):
             gone_to = partition.high
         else:
@@ -234,14 +276,18 @@ class RangeReader:
         Planner(self._options).lost(partition.key, self._position, gone_to, refused.code)
         self._position, self._gone = gone_to, True
 
+    def _check_not_more(self, rows: int) -> None:
+        partition = self._partition
+        if rows > partition.count:
+            raise NsqdError(
+                f"nsqd {partition.key.nsqd_id} gave {rows} messages for a range planned with {partition.count}"
+            )
+
     def _check_count(self) -> None:
         partition = self._partition
-        if self._rows == partition.count or (self._gone and self._rows < partition.count):
+        self._check_not_more(self._rows)
+        if self._rows == partition.count or self._gone:
             return
-        if self._rows > partition.count:
-            raise NsqdError(
-                f"nsqd {partition.key.nsqd_id} gave {self._rows} messages for a range planned with {partition.count}"
-            )
         damage = f" ({'; '.join(self._damage)})" if self._damage else ""
         why = f"{partition.count - self._rows} of its {partition.count} messages are damaged on disk{damage}"
         Planner(self._options).lost(partition.key, partition.low, partition.high, why)

@@ -1,181 +1,72 @@
-"""Talking to nsqds and nsqlookupds over HTTP, and finding the nsqds of a topic by the ids they keep."""
+"""The nsqds of a topic, found by the ids they keep, and what each of them says of its logs."""
 
 import http.client
-import json
-import ssl
-import urllib.parse
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
-from nsquark.cli.logs import library_log
-from nsquark.spark.options import SourceOptions, Tls
+import msgspec
 
-log = library_log("nsquark.spark")
+from nsquark.spark.endpoint import (
+    PORT_MAX,
+    REQUEST_TIMEOUT_S,
+    Endpoint,
+    NsqdError,
+    Refused,
+    TlsRequired,
+    Unreachable,
+    WrongAddress,
+)
+from nsquark.spark.options import Access, SourceOptions
+from nsquark.wire.names import is_valid_name
 
-REQUEST_TIMEOUT_S = 5.0
-"""For answers that nsqd has in memory: one that takes longer counts as not reachable now."""
 ID_HEADER = "X-Nsquark-Id"
-_TCP_PORT_ANSWER = "E_BAD_PROTOCOL"
-_FAILURES = (OSError, http.client.HTTPException)
+ID_CHARS_MAX = 64
+NSQDS_MAX = 4096
+"""Found through nsqlookupds: each is asked for its id."""
+
+Seq = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Port = Annotated[int, msgspec.Meta(gt=0, le=PORT_MAX)]
 
 
-class NsqdError(RuntimeError):
-    """Reading cannot go on; the text says why and what to do."""
+class TopicHead(msgspec.Struct, frozen=True):
+    """The ends of a log."""
+
+    topic: str
+    first: Seq
+    next: Seq
 
 
-class Unreachable(NsqdError):
-    """No answer now. The data is not lost, and a later try may succeed."""
-
-    def __init__(self, text: str, address: str = ""):
-        super().__init__(text)
-        self.address = address
+class _Topics(msgspec.Struct):
+    topics: list[TopicHead]
 
 
-class WrongAddress(NsqdError):
-    """Something answers, but it is not what was asked for; trying again will not help."""
+class _Place(msgspec.Struct):
+    seq: Seq
 
 
-class TlsRequired(WrongAddress):
-    """The port of plain HTTP of an nsqd that wants TLS, which tells there where to go."""
+class _Producer(msgspec.Struct, frozen=True):
+    broadcast_address: str
+    http_port: Port
 
-    def __init__(self, address: str, https_port: Any):
-        self.https_address = f"https://{address.rpartition(':')[0]}:{https_port}"
-        super().__init__(
-            f"{address} requires TLS: write {self.https_address}, with tlsRootCaFile and, if it asks for a "
-            "certificate, tlsCertFile and tlsKeyFile"
-        )
-
-
-class Refused(NsqdError):
-    """nsqd answered with an error: its code and what else it said."""
-
-    def __init__(self, address: str, path: str, status: int, fields: dict[str, Any]):
-        self.status = status
-        self.code = str(fields.get("message", ""))
-        self.fields = fields
-        reason = f": {fields['reason']}" if fields.get("reason") else ""
-        super().__init__(f"{address} refused {path} with {status} {self.code}{reason}")
+    @property
+    def address(self) -> str:
+        host = self.broadcast_address
+        return f"{f'[{host}]' if ':' in host else host}:{self.http_port}"
 
 
-class Endpoint:
-    """One HTTP address and the connection to it, which is kept open between requests. For one thread."""
-
-    def __init__(self, address: str, tls: Tls, timeout_s: float = REQUEST_TIMEOUT_S):
-        self.address = address
-        self._tls = tls
-        self._timeout_s = timeout_s
-        self._connection: http.client.HTTPConnection | None = None
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def ask(self, path: str, method: str = "GET", /, **query: Any) -> dict[str, Any]:
-        """The JSON of an answer. A connection that was kept may be stale, so the first failure is tried again."""
-        was_kept = self._connection is not None
-        try:
-            response = self._send(method, path, query)
-            body = response.read()
-        except _FAILURES as error:
-            self.close()
-            if was_kept:
-                return self.ask(path, method, **query)
-            raise self._explained(error) from None
-        if response.status == 200:
-            return self._fields(body)
-        raise self._refusal(path, response, body)
-
-    def stream(self, path: str, /, **query: Any) -> http.client.HTTPResponse:
-        """An answer whose body is still to be read."""
-        try:
-            response = self._send("GET", path, query)
-            if response.status != 200:
-                raise self._refusal(path, response, response.read())
-            return response
-        except _FAILURES as error:
-            self.close()
-            raise self._explained(error) from None
-
-    def _send(self, method: str, path: str, query: dict[str, Any]) -> http.client.HTTPResponse:
-        if self._connection is None:
-            self._connection = open_connection(self.address, self._tls, self._timeout_s)
-        self._connection.request(method, f"{path}?{urllib.parse.urlencode(query)}" if query else path)
-        return self._connection.getresponse()
-
-    def _fields(self, body: bytes) -> dict[str, Any]:
-        try:
-            fields = json.loads(body)
-        except ValueError:
-            fields = None
-        if not isinstance(fields, dict):
-            raise WrongAddress(f"{self.address} answers, but not as an nsqd or nsqlookupd does: check the address")
-        return fields
-
-    def _refusal(self, path: str, response: http.client.HTTPResponse, body: bytes) -> NsqdError:
-        try:
-            fields = json.loads(body)
-        except ValueError:
-            fields = None
-        if not isinstance(fields, dict):
-            return WrongAddress(
-                f"{self.address} answers {path} with {response.status} and no JSON: check the address; "
-                "it should be the HTTP port of an nsqd (4151) or, for lookupd, of an nsqlookupd (4161)"
-            )
-        if fields.get("message") == "TLS_REQUIRED":
-            return TlsRequired(self.address, fields.get("https_port"))
-        return Refused(self.address, path, response.status, fields)
-
-    def _explained(self, error: Exception) -> NsqdError:
-        if isinstance(error, http.client.BadStatusLine) and _TCP_PORT_ANSWER in str(error):
-            return WrongAddress(
-                f"{self.address} is the TCP port of an nsqd, where clients publish and subscribe; "
-                "write its HTTP port instead (4151 by default)"
-            )
-        if isinstance(error, ssl.SSLCertVerificationError):
-            return WrongAddress(
-                f"the certificate of {self.address} is not trusted ({error.verify_message}): "
-                "write tlsRootCaFile, the authority that signed it"
-            )
-        if isinstance(error, ssl.SSLError) and "WRONG_VERSION_NUMBER" in str(error):
-            return WrongAddress(f"{self.address} does not speak TLS: write the HTTPS port (4152 by default)")
-        return Unreachable(f"{self.address} does not answer ({str(error) or type(error).__name__})", self.address)
-
-
-def open_connection(address: str, tls: Tls, timeout_s: float) -> http.client.HTTPConnection:
-    secure = address.startswith("https://")
-    host, _, port = address.removeprefix("https://").rpartition(":")
-    host = host.strip("[]")
-    if not secure:
-        return http.client.HTTPConnection(host, int(port), timeout=timeout_s)
-    return http.client.HTTPSConnection(host, int(port), timeout=timeout_s, context=_tls_context(tls))
-
-
-def _tls_context(tls: Tls) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=tls.root_ca_file)
-        if tls.cert_file:
-            context.load_cert_chain(tls.cert_file, tls.key_file)
-    except OSError as error:
-        raise WrongAddress(
-            f"a TLS file cannot be used ({error}): tlsRootCaFile, tlsCertFile and tlsKeyFile must be PEM files that "
-            "are there on the driver and on every executor"
-        ) from None
-    if tls.skip_verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
+class _Producers(msgspec.Struct):
+    producers: list[_Producer]
 
 
 class Nsqd(Endpoint):
     """An nsqd that reads by range: it has told its id."""
 
-    def __init__(self, address: str, tls: Tls, nsqd_id: str, timeout_s: float = REQUEST_TIMEOUT_S):
-        super().__init__(address, tls, timeout_s)
+    def __init__(self, address: str, access: Access, nsqd_id: str, timeout_s: float = REQUEST_TIMEOUT_S):
+        super().__init__(address, access, timeout_s)
         self.id = nsqd_id
 
-    def ask(self, path: str, method: str = "GET", /, **query: Any) -> dict[str, Any]:
-        fields = super().ask(path, method, **query)
+    def ask(self, path: str, method: str = "GET", body: bytes | None = None, /, **query: Any) -> dict[str, Any]:
+        fields = super().ask(path, method, body, **query)
         self.check_id(fields.get("nsqd_id"))
         return fields
 
@@ -184,37 +75,47 @@ class Nsqd(Endpoint):
         self.check_id(response.headers.get(ID_HEADER))
         return response
 
-    def check_id(self, answered: str | None) -> None:
+    def check_id(self, answered: object) -> None:
         if answered != self.id:
             self.close()
             raise Unreachable(f"{self.address} was nsqd {self.id} and now answers as nsqd {answered}", self.address)
 
-    def topics(self) -> dict[str, dict[str, int]]:
-        """first, next and count of every topic."""
-        return {entry["topic"]: entry for entry in self.ask("/log/info")["topics"]}
+    def topics(self) -> dict[str, TopicHead]:
+        """Every topic, by name."""
+        heads = self.read_as(self.ask("/log/info"), _Topics).topics
+        return {head.topic: head for head in heads if is_valid_name(head.topic)}
 
-    def head(self, topic: str) -> dict[str, Any] | None:
-        """first, next, removed_to and more; None if it has no such topic."""
+    def first_at(self, topic: str, time_ms: int) -> int:
+        """The first message published at this time or later; the end of the log if there is none."""
+        return self.read_as(self.ask("/log/at", topic=topic, ts_ms=time_ms), _Place).seq
+
+    def head(self, topic: str) -> TopicHead | None:
+        """None if it has no such topic."""
         try:
-            return self.ask("/log/info", topic=topic)
+            head = self.read_as(self.ask("/log/info", topic=topic), TopicHead)
         except Refused as refused:
             if refused.code == "TOPIC_NOT_FOUND":
                 return None
             raise
+        if head.topic != topic:
+            raise self.wrong(f" to a question about topic {topic}")
+        return head
 
 
-def identify(address: str, tls: Tls) -> Nsqd:
+def identify(address: str, access: Access) -> Nsqd:
     """Who answers at this address. Every answer carries the id; that to a topic which is not there is the shortest."""
-    endpoint = Endpoint(address, tls)
+    endpoint = Endpoint(address, access)
     try:
-        nsqd_id = endpoint.ask("/log/info", topic="_")["nsqd_id"]
+        nsqd_id = endpoint.ask("/log/info", topic="_").get("nsqd_id")
     except Refused as refused:
+        if refused.code in ("AUTH_REQUIRED", "AUTH_FAILED"):
+            raise
         nsqd_id = refused.fields.get("nsqd_id")
-        if nsqd_id is None:
-            raise _not_ours(address, endpoint) from None
     finally:
         endpoint.close()
-    return Nsqd(address, tls, str(nsqd_id))
+    if not isinstance(nsqd_id, str) or not 1 <= len(nsqd_id) <= ID_CHARS_MAX or not nsqd_id.isprintable():
+        raise _not_ours(address, endpoint)
+    return Nsqd(address, access, nsqd_id)
 
 
 def _not_ours(address: str, endpoint: Endpoint) -> WrongAddress:
@@ -222,6 +123,8 @@ def _not_ours(address: str, endpoint: Endpoint) -> WrongAddress:
         info = endpoint.ask("/info")
     except NsqdError:
         info = {}
+    finally:
+        endpoint.close()
     if "tcp_port" in info:
         return WrongAddress(f"{address} is an nsqd without a log API: only nsquark's nsqd can be read by Spark")
     if "version" in info:
@@ -253,24 +156,23 @@ class Finder:
 
     def _identify(self, address: str) -> Nsqd:
         try:
-            return identify(address, self._options.tls)
+            return identify(address, self._options.access)
         except TlsRequired as error:
             if self._options.nsqd:
                 raise
             # nsqlookupd knows only the port of plain HTTP.
-            return identify(error.https_address, self._options.tls)
+            return identify(error.https_address, self._options.access)
 
     def _look_up(self) -> Iterable[str]:
         options = self._options
         addresses: dict[str, None] = {}
         failures: list[str] = []
         for lookupd in options.lookupd:
-            endpoint = Endpoint(lookupd, options.tls)
+            endpoint = Endpoint(lookupd, Access(options.access.tls))
             try:
-                for producer in self._producers(endpoint):
-                    host = producer["broadcast_address"]
-                    host = f"[{host}]" if ":" in host else host
-                    addresses[f"{host}:{producer['http_port']}"] = None
+                addresses |= dict.fromkeys(producer.address for producer in self._producers(endpoint))
+                if len(addresses) > NSQDS_MAX:
+                    raise WrongAddress(f"{lookupd} names more than {NSQDS_MAX} nsqds: write nsqd, with those to read")
             except Unreachable as error:
                 failures.append(str(error))
             finally:
@@ -279,20 +181,19 @@ class Finder:
             raise Unreachable("no nsqlookupd answers: " + "; ".join(failures))
         return list(addresses)
 
-    def _producers(self, lookupd: Endpoint) -> list[dict[str, Any]]:
+    def _producers(self, lookupd: Endpoint) -> list[_Producer]:
         try:
             if self._options.topic_pattern is not None:
-                nodes: list[dict[str, Any]] = lookupd.ask("/nodes")["producers"]
-                return nodes
-            found: list[dict[str, Any]] = []
+                return lookupd.read_as(lookupd.ask("/nodes"), _Producers).producers
+            found: list[_Producer] = []
             for topic in self._options.topics:
                 try:
-                    found += lookupd.ask("/lookup", topic=topic)["producers"]
+                    found += lookupd.read_as(lookupd.ask("/lookup", topic=topic), _Producers).producers
                 except Refused as refused:
                     if refused.code != "TOPIC_NOT_FOUND":
                         raise
             return found
-        except (Refused, KeyError):
+        except (Refused, WrongAddress):
             raise WrongAddress(
                 f"{lookupd.address} is not an nsqlookupd: write the HTTP address of one, like 127.0.0.1:4161, "
                 "or use nsqd for addresses of nsqds"

@@ -4,11 +4,12 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
 from nsquark.cli.durations import Duration
+from nsquark.cli.secrets import read_secret
 from nsquark.wire.names import is_ephemeral, is_valid_name
 
 NAMES = (
@@ -35,8 +36,8 @@ NAMES = (
     "tlsCertFile",
     "tlsKeyFile",
     "tlsInsecureSkipVerify",
-    # AUTH does not cover HTTP, which the source uses: taken so that one set of options serves reading and writing.
     "authSecret",
+    "authSecretFile",
 )
 BATCH_ONLY = ("endingOffsets", "endingTimestamp")
 STREAM_ONLY = (
@@ -84,6 +85,15 @@ class Tls:
 
 
 @dataclass(frozen=True)
+class Access:
+    """What is shown to those who are asked."""
+
+    tls: Tls = Tls()
+    secret: str = field(default="", repr=False)
+    """For nsqds with AUTH."""
+
+
+@dataclass(frozen=True)
 class Position:
     """Where reading starts or ends: at an end of the log, at a time, or at a place for each key of `places`."""
 
@@ -117,7 +127,7 @@ class SourceOptions:
     fail_on_data_loss: bool
     lost_nsqds: frozenset[str]
     read_timeout_s: float
-    tls: Tls
+    access: Access
     given: frozenset[str]
     """The names of the options that were given."""
 
@@ -145,7 +155,7 @@ class SourceOptions:
             fail_on_data_loss=read_flag(given, "failOnDataLoss", True),
             lost_nsqds=frozenset(_listed(given, "lostNsqds")),
             read_timeout_s=read_seconds(given, "readTimeout", READ_TIMEOUT_S_DEFAULT),
-            tls=read_tls(given),
+            access=Access(read_tls(given), read_auth_secret(given)),
             given=frozenset(given),
         )
 
@@ -360,6 +370,21 @@ def read_seconds(given: Mapping[str, str], name: str, default_s: float) -> float
     if duration <= 0:
         raise OptionError(f"{name}={given[name]!r}: write a time with its unit, like 500ms, 60s or 5m")
     return duration.seconds
+
+
+def read_auth_secret(given: Mapping[str, str]) -> str:
+    """A file is read here, on the driver; executors get its content."""
+    if "authSecretFile" not in given:
+        secret = given.get("authSecret", "")
+        if not secret.isprintable():
+            raise OptionError("authSecret has characters that cannot be sent: write it without line breaks")
+        return secret
+    if "authSecret" in given:
+        raise OptionError("write either authSecret or authSecretFile, not both")
+    try:
+        return read_secret(given["authSecretFile"])
+    except ValueError as error:
+        raise OptionError(f"authSecretFile {error}: write the path of a file with the secret, on the driver") from None
 
 
 def read_tls(given: Mapping[str, str]) -> Tls:

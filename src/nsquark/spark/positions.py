@@ -1,7 +1,8 @@
 """What `startingOffsets` and its like mean for a key: a sequence number."""
 
 from nsquark.spark.cluster import Head
-from nsquark.spark.nsqds import Nsqd, NsqdError
+from nsquark.spark.endpoint import NsqdError
+from nsquark.spark.nsqds import Nsqd
 from nsquark.spark.offsets import Key
 from nsquark.spark.options import Position
 
@@ -25,4 +26,4 @@ def resolve(position: Position, nsqd: Nsqd, key: Key, head: Head, *, unnamed: st
 
 def at_time(nsqd: Nsqd, key: Key, time_ms: int) -> int:
     """The first message published at this time or later; the end of the log if there is none."""
-    return int(nsqd.ask("/log/at", topic=key.topic, ts_ms=time_ms)["seq"])
+    return nsqd.first_at(key.topic, time_ms)

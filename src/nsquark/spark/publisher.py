@@ -15,8 +15,8 @@ from typing import Any, Self, TypeVar
 from nsquark.client.config import Config
 from nsquark.client.errors import AuthFailed, NsqError
 from nsquark.client.pool import CLOSE_TIMEOUT_S, ProducerPool
-from nsquark.spark.nsqds import Endpoint, Unreachable, WrongAddress
-from nsquark.spark.options import Tls
+from nsquark.spark.endpoint import PORT_MAX, Endpoint, Unreachable, WrongAddress
+from nsquark.spark.options import Access
 from nsquark.spark.sink_options import SinkOptions
 from nsquark.spark.sink_rows import Deferred
 from nsquark.web.addresses import join_address, split_address
@@ -113,7 +113,7 @@ class Publisher:
 
 def _advice(cause: Exception) -> str:
     if isinstance(cause, AuthFailed):
-        return ". Give the option authSecret"
+        return ". Give the option authSecretFile or authSecret"
     too_big = _TOO_BIG.search(str(cause))
     if too_big is not None:
         return f". Give the option maxMessageBytes={too_big[1]}, as nsqd has it, and the error names the row"
@@ -130,7 +130,7 @@ async def _open(options: SinkOptions, addresses: list[str]) -> ProducerPool:
 
 
 def _config(options: SinkOptions) -> Config:
-    settings: dict[str, Any] = {"auth_secret": options.auth_secret or ""}
+    settings: dict[str, Any] = {"auth_secret": options.auth_secret}
     if options.tls is not None:
         settings |= {
             "tls_v1": True,
@@ -153,7 +153,7 @@ def tcp_addresses(options: SinkOptions) -> list[str]:
         failures: list[str] = []
         for address in options.nsqd:
             try:
-                found.append(_tcp_address(address, options.tls or Tls()))
+                found.append(_tcp_address(address, options.access))
             except Unreachable as error:
                 failures.append(str(error))
         if found:
@@ -164,13 +164,13 @@ def tcp_addresses(options: SinkOptions) -> list[str]:
     return []
 
 
-def _tcp_address(address: str, tls: Tls) -> str:
-    endpoint = Endpoint(address, tls)
+def _tcp_address(address: str, access: Access) -> str:
+    endpoint = Endpoint(address, access)
     try:
         port = endpoint.ask("/info").get("tcp_port")
     finally:
         endpoint.close()
-    if port is None:
+    if not isinstance(port, int) or not 0 < port <= PORT_MAX:
         raise WrongAddress(f"{address} is not an nsqd: write the HTTP address of an nsqd, like 127.0.0.1:4151")
     host, _ = split_address(address.removeprefix("https://"))
-    return join_address(host, int(port))
+    return join_address(host, port)

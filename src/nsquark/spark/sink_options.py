@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nsquark.spark.options import NAMES as SOURCE_NAMES
-from nsquark.spark.options import OptionError, Tls, read_addresses, read_count, read_flag, read_seconds, read_tls
+from nsquark.spark.options import (
+    Access,
+    OptionError,
+    Tls,
+    read_addresses,
+    read_auth_secret,
+    read_count,
+    read_flag,
+    read_seconds,
+    read_tls,
+)
 from nsquark.wire.names import is_ephemeral, is_valid_name
 
 OPTION_NAMES = frozenset(
@@ -20,6 +30,7 @@ OPTION_NAMES = frozenset(
         "maxRequestBytes",
         "writeTimeout",
         "authSecret",
+        "authSecretFile",
         "tlsRootCaFile",
         "tlsCertFile",
         "tlsKeyFile",
@@ -48,9 +59,14 @@ class SinkOptions:
     message_bytes_max: int
     request_bytes_max: int
     write_timeout_s: float
-    auth_secret: str | None
+    auth_secret: str = field(repr=False)
     tls: Tls | None
     """None: plain connections."""
+
+    @property
+    def access(self) -> Access:
+        """For HTTP, which asks for certificates where its addresses say https."""
+        return Access(self.tls or Tls(), self.auth_secret)
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
@@ -70,7 +86,7 @@ class SinkOptions:
             message_bytes_max=read_count(given, "maxMessageBytes") or MESSAGE_BYTES_MAX_DEFAULT,
             request_bytes_max=max(read_count(given, "maxRequestBytes") or REQUEST_BYTES_MAX_DEFAULT, REQUEST_BYTES_MIN),
             write_timeout_s=read_seconds(given, "writeTimeout", WRITE_TIMEOUT_S_DEFAULT),
-            auth_secret=given.get("authSecret"),
+            auth_secret=read_auth_secret(given),
             tls=read_tls(given) if speaks_tls else None,
         )
 

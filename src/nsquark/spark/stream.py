@@ -6,6 +6,7 @@ after the last batch of AvailableNow: so that is where the channel is committed.
 `stop()` is not called when a query ends by an error.)
 """
 
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,12 @@ from nsquark.cli.logs import library_log
 from nsquark.spark.admission import Admission
 from nsquark.spark.channel import ChannelHold
 from nsquark.spark.cluster import Cluster, Head
+from nsquark.spark.endpoint import NsqdError, Unreachable
 from nsquark.spark.fetch import RangeReader, check_schema
-from nsquark.spark.nsqds import Nsqd, NsqdError, Unreachable
+from nsquark.spark.nsqds import Nsqd
 from nsquark.spark.offsets import INITIAL, Key, Offset, Span, ranges
 from nsquark.spark.options import COUNT_MAX, EARLIEST, LATEST, SourceOptions
-from nsquark.spark.plan import DataLost, Planner, RangePartition
+from nsquark.spark.plan import DataLost, Planner, RangePartition, ask_plan
 from nsquark.spark.positions import at_time, resolve
 
 if TYPE_CHECKING:
@@ -199,11 +201,14 @@ class Query:
 
     def partitions(self, start: Offset, end: Offset) -> list[RangePartition]:
         wanted = {key: span for key, span in ranges(start, end).items() if key.nsqd_id not in self._options.lost_nsqds}
+        deadline = time.monotonic() + self._options.read_timeout_s
         while True:
             nsqds = self._cluster.wait_for({key.nsqd_id for key in wanted})
             try:
                 return self._planner.partitions(wanted, nsqds)
             except Unreachable as error:
+                if time.monotonic() > deadline:
+                    raise
                 self._cluster.mark_silent(error)
 
     def lag(self) -> dict[str, Any] | None:
@@ -215,7 +220,7 @@ class Query:
                 span = self._end.spans.get(key)
                 behind = 0
                 if span is not None and key.nsqd_id in nsqds and head.next > span.next:
-                    behind = _count(nsqds[key.nsqd_id], key, span.next, head.next)
+                    behind = ask_plan(nsqds[key.nsqd_id], key, span.next, head.next).count
                 found[str(key)] = {"next": head.next, "behind": behind}
         except NsqdError as error:
             # Only a report: what is wrong comes up where it matters.
@@ -226,7 +231,3 @@ class Query:
 
 def _has_more(head: Head | None, span: Span | None) -> bool:
     return head is not None and span is not None and head.next > span.next
-
-
-def _count(nsqd: Nsqd, key: Key, low: int, high: int) -> int:
-    return int(nsqd.ask("/log/plan", topic=key.topic, **{"from": low, "to": high})["count"])

@@ -54,6 +54,7 @@ def add_nsq_arguments(parser: argparse.ArgumentParser) -> None:
         "--lookupd-http-address", action="append", default=[], metavar="HOST:PORT", help="an nsqlookupd (repeat)"
     )
     group.add_argument("--topic", action="append", default=[], help="a topic to read (repeat)")
+    group.add_argument("--auth-secret-file", metavar="FILE", help="file with the secret for nsqds with AUTH")
 
 
 def add_range_arguments(parser: argparse.ArgumentParser) -> None:
@@ -153,9 +154,10 @@ def nsq_options(args: argparse.Namespace) -> dict[str, str]:
     """The options that say where NSQ is."""
     if bool(args.nsqd_http_address) == bool(args.lookupd_http_address):
         raise UserError("say where NSQ is: either --nsqd-http-address or --lookupd-http-address")
+    access = {"authSecretFile": args.auth_secret_file} if args.auth_secret_file else {}
     if args.nsqd_http_address:
-        return {"nsqd": ",".join(args.nsqd_http_address)}
-    return {"lookupd": ",".join(args.lookupd_http_address)}
+        return {"nsqd": ",".join(args.nsqd_http_address), **access}
+    return {"lookupd": ",".join(args.lookupd_http_address), **access}
 
 
 def check_source(args: argparse.Namespace) -> None:
