@@ -12,7 +12,7 @@ import msgspec
 from xxhash import xxh3_64_hexdigest
 
 from nsquark import NSQ_VERSION
-from nsquark.log.files import DIRECTORY_MODE, read_surviving, write_atomically
+from nsquark.log.files import DIRECTORY_MODE, read_surviving, sync_directory, write_atomically
 
 METADATA_FILE = "nsqd.dat"
 OWN_DIRECTORY = "nsquark"
@@ -85,7 +85,10 @@ class DataPath:
     def prepare(self, report: Callable[[str], None]) -> Node:
         """Makes our own directories if they are missing; this nsqd's identity."""
         try:
-            self.topics.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+            for directory in (self.own, self.topics):
+                directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+                sync_directory(directory.parent)
+            sync_directory(self.path.resolve().parent)  # the data path itself may be new
             return self._load_node(report)
         except OSError as error:
             raise DataPathError(f"data-path {self.path} cannot be used - {error}") from None

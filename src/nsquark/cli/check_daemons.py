@@ -148,9 +148,7 @@ async def _check_openness(address: str, secret: str) -> list[Finding]:
     everywhere = [text for text in listening if text.rpartition(":")[0] in _EVERYWHERE and ":" in text]
     if not everywhere or is_tls_required or has_auth:
         return []
-    text = (
-        f"listens on all addresses ({', '.join(everywhere)}) with neither TLS nor AUTH: open to all who reach it"
-    )
+    text = f"listens on all addresses ({', '.join(everywhere)}) with neither TLS nor AUTH: open to all who reach it"
     advice = (
         "bind it to an address inside (--tcp-address, --http-address), or use --tls-required or --auth-http-address; "
         "docs/security.md says who can do what"

@@ -131,11 +131,7 @@ class Syncer:
         if self._in_round:
             return  # when it has ended, the next begins if it is due
         nearly_due_s = time.monotonic() - self._timeout_s / 2
-        files = [
-            file
-            for file, since_s in self._changed.items()
-            if since_s <= nearly_due_s or file in self._hurried
-        ]
+        files = [file for file, since_s in self._changed.items() if since_s <= nearly_due_s or file in self._hurried]
         self._hurried.clear()
         if not files:
             return
