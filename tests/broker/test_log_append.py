@@ -1,6 +1,7 @@
 """Staged appends: all messages of a token or none, and once, whatever happens in between."""
 
 import contextlib
+import errno
 import http.client
 import random
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from broker.logs import answer, append, begin, decode, info, read_all, read_raw, refusal, stage
+from faults.shim import Rule, Shim
 from harness import Nsqd, Wire, eventually, mpub_messages
 
 pytestmark = pytest.mark.ours
@@ -251,6 +253,31 @@ def test_tokens_survive_the_removal_of_their_messages(
         daemon.restart(crash=crash)
         for number in range(20):
             assert append(daemon, "t", f"token {number}")["duplicate"] is True
+
+
+@pytest.mark.parametrize("kind", ["write", "sync", "create"])
+def test_messages_do_not_go_before_their_tokens_are_stored(
+    make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], tmp_path: Path, kind: str
+) -> None:
+    """The disk refuses to store them for a while; then each is known for ever, and none is appended again."""
+    daemon = make_nsqd("--max-bytes-per-file=5000")
+    shim = Shim(tmp_path, daemon.data_path)
+    daemon.environment = shim.environment
+    daemon.restart()
+    shim.set_rules(Rule(kind, "*/tokens*", errno.EIO))
+    for number in range(20):
+        stage(daemon, "t", f"token {number}", 0, _bodies("x", 10, 100))
+        append(daemon, "t", f"token {number}")
+    connect(daemon).subscribe("t", rdy=500).read_messages(200, finish=True)
+    eventually(lambda: "could not remove what is finished" in daemon.log)
+    daemon.restart(crash=True)
+    for number in range(20):
+        assert append(daemon, "t", f"token {number}")["duplicate"] is True
+    shim.set_rules()
+    eventually(lambda: info(daemon, "t")["segments"] == 1)
+    daemon.restart(crash=True)
+    for number in range(20):
+        assert append(daemon, "t", f"token {number}")["duplicate"] is True
 
 
 def _write_all_tokens(daemon: Nsqd, tokens: range, parts: int, kill_after_s: float) -> None:

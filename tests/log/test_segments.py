@@ -52,7 +52,8 @@ class TestIndex:
         real_pread = os.pread
 
         def unwanted(fd: int, size: int, offset: int) -> bytes:
-            assert (size, offset) == (HEADER_BYTES, 0), "data was read although the index tells all"
+            is_data = os.readlink(f"/proc/self/fd/{fd}").endswith(".log")
+            assert not is_data or (size, offset) == (HEADER_BYTES, 0), "data was read although the index tells all"
             return real_pread(fd, size, offset)  # which version it is
 
         with monkeypatch.context() as patch:

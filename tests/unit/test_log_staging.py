@@ -1,14 +1,12 @@
-"""The bounds of what is staged, the memory of tokens, and how far a log was removed."""
+"""The bounds of what is staged."""
 
 import time
 from pathlib import Path
 
 import pytest
 
-from nsquark.log import staging, tokens
-from nsquark.log.removed import Removed
+from nsquark.log import staging
 from nsquark.log.staging import AppendTooBig, Stage, Staging, StagingFull, log_bytes_of, remove_leftovers, write_part
-from nsquark.log.tokens import Tokens
 
 
 def _token(number: int) -> bytes:
@@ -90,64 +88,3 @@ def test_leftovers_of_every_topic_are_removed(tmp_path: Path) -> None:
 
 def test_bytes_in_the_log_are_counted_with_each_record_s_head() -> None:
     assert log_bytes_of(len(b"\0\0\0\2\0\0\0\1a\0\0\0\3abc"), 2) == 2 * 34 + 4
-
-
-# -- tokens ------------------------------------------------------------------------------------------------
-
-
-def test_tokens_are_remembered_from_file_and_log(tmp_path: Path) -> None:
-    first = Tokens(tmp_path / "tokens", [_token(1)])
-    first.add(_token(2))
-    first.store(_token(2))
-    again = Tokens(tmp_path / "tokens", [_token(3)])
-    assert _token(2) in again and _token(3) in again
-    assert _token(1) not in again, "neither in the file nor in the log any more"
-
-
-def test_a_torn_or_zeroed_end_of_the_file_of_tokens_is_ignored(tmp_path: Path) -> None:
-    path = tmp_path / "tokens"
-    path.write_bytes(_token(1) + bytes(16) + b"torn")
-    found = Tokens(path, [])
-    assert _token(1) in found and bytes(16) not in found
-    found.store(_token(2))
-    assert _token(2) in Tokens(path, [])
-
-
-def test_tokens_are_bounded_in_memory_and_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "TOKENS_MAX", 10)
-    path = tmp_path / "tokens"
-    found = Tokens(path, [])
-    for number in range(100):
-        found.add(_token(number))
-        found.store(_token(number))
-        assert path.stat().st_size <= 21 * 16
-    for memory in (found, Tokens(path, [])):
-        assert [number for number in range(100) if _token(number) in memory] == list(range(90, 100))
-
-
-# -- what was removed --------------------------------------------------------------------------------------
-
-
-def test_what_was_removed_is_remembered(tmp_path: Path) -> None:
-    path = tmp_path / "removed"
-    fresh = Removed(path)
-    fresh.load(500)
-    assert fresh.to == 0, "nothing was ever removed"
-    fresh.note(480, 500)
-    again = Removed(path)
-    again.load(500)
-    assert again.to == 480
-
-
-@pytest.mark.parametrize("damage", ["other segment", "torn", "garbled"])
-def test_in_doubt_everything_below_the_log_counts_as_removed(tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "removed"
-    Removed(path).note(480, 500)
-    raw = path.read_bytes()
-    if damage == "torn":
-        path.write_bytes(raw[:-1])
-    elif damage == "garbled":
-        path.write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
-    found = Removed(path)
-    found.load(900 if damage == "other segment" else 500)
-    assert found.to == (900 if damage == "other segment" else 500)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from nsquark.broker.log_arguments import Arguments, Refusal, require_stored
 from nsquark.broker.topic import Topic
@@ -29,7 +28,6 @@ from nsquark.log.staging import (
     token_of,
     write_part,
 )
-from nsquark.log.tokens import Tokens
 from nsquark.web.messages import Request
 
 if TYPE_CHECKING:
@@ -45,7 +43,6 @@ class AppendApi:
     def __init__(self, api: LogApi) -> None:
         self._nsqd = api.nsqd
         self._staging = Staging()
-        self._tokens: WeakKeyDictionary[Topic, Tokens] = WeakKeyDictionary()
         self._running: dict[Stage, asyncio.Future[dict[str, Any]]] = {}
         self._cleaning = False
         remove_leftovers(self._nsqd.topics_path)
@@ -57,7 +54,7 @@ class AppendApi:
         require_stored(topic)
         token = token_of(arguments.text("token", TOKEN_CHARS_MAX))
         number = arguments.number("part", 0, PARTS_MAX - 1)
-        if token in self._tokens_of(topic):
+        if token in topic.tokens:
             return {"duplicate": True}
         body = bytearray(request.body)
         count, log_bytes = self._measure(body)
@@ -121,7 +118,7 @@ class AppendApi:
         topic = arguments.stored_topic()
         token = token_of(arguments.text("token", TOKEN_CHARS_MAX))
         parts = arguments.number("parts", 1, PARTS_MAX) if "parts" in arguments else None
-        if token in self._tokens_of(topic):
+        if token in topic.tokens:
             return {"duplicate": True}
         stage = self._staging.find(topic, token)
         if stage is None:
@@ -154,7 +151,7 @@ class AppendApi:
             del self._running[stage]
             if topic.is_exiting:
                 self._drop_topic(topic)
-        self._remember(topic, stage.token)
+        topic.tokens.add(stage.token)
         self._drop(topic, stage)
         return {"duplicate": False, "count": count, "first": work.first_seq, "next": work.next_seq}
 
@@ -170,25 +167,13 @@ class AppendApi:
         token = token_of(arguments.text("token", TOKEN_CHARS_MAX))
         stage = self._staging.find(topic, token)
         if stage is None:
-            return {"dropped": False, "duplicate": token in self._tokens_of(topic)}
+            return {"dropped": False, "duplicate": token in topic.tokens}
         if stage.is_appending:
             raise Refusal(409, "APPENDING", reason="this token is being appended; ask /log/append for the outcome")
         self._drop(topic, stage)
         return {"dropped": True, "duplicate": False}
 
     # -- tokens and files --------------------------------------------------------------------------------
-
-    def _tokens_of(self, topic: Topic) -> Tokens:
-        tokens = self._tokens.get(topic)
-        if tokens is None:
-            assert topic.directory is not None and topic.log.segments is not None
-            tokens = self._tokens[topic] = Tokens(topic.directory / "tokens", topic.log.segments.tokens)
-        return tokens
-
-    def _remember(self, topic: Topic, token: bytes) -> None:
-        tokens = self._tokens_of(topic)
-        tokens.add(token)
-        self._nsqd.logs.run(lambda: tokens.store(token), lambda error: None)
 
     def _drop(self, topic: Topic, stage: Stage) -> None:
         size = stage.log_bytes
@@ -218,8 +203,8 @@ class AppendApi:
         self._cleaning = False
         if self._nsqd.is_exiting:
             return
-        for topic in self._tokens:
-            if topic.is_exiting:
+        for topic in self._staging.topics:
+            if isinstance(topic, Topic) and topic.is_exiting:
                 self._drop_topic(topic)
         size = self._staging.staged_bytes
         paths = self._staging.drop_idle()

@@ -22,6 +22,7 @@ from nsquark.log.kept import KEPT_MESSAGES_MAX, Generation, KeptInMemory, KeptMe
 from nsquark.log.log import TopicLog
 from nsquark.log.segment import Segment
 from nsquark.log.segments import Segments, read_records
+from nsquark.log.tokens import Tokens
 from nsquark.wire.names import is_ephemeral, is_valid_name
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class Topic:
         self._is_keeping = False
         self._cursors = CursorFile(nsqd.logs, self.directory / "cursors") if self.directory is not None else None
         self._slot: Slot | None = None
+        self._tokens: Tokens | None = None
+        self._collect_error = ""
         self._load()
 
     # -- start and state ---------------------------------------------------------------------------------
@@ -103,7 +106,7 @@ class Topic:
             self.nsqd.clock.now_ms(),
         )
         if segments is not None:
-            segments.before_remove = self._note_removed_append
+            segments.before_remove = self._note_removed
             self.deferred.when_log_synced = segments.when_synced
         if cursors is not None:
             self._restore(cursors, slot, rest, slots)
@@ -183,8 +186,21 @@ class Topic:
             self._slot.rest, self._slot.brief = encode_rest(rest)
             self.store(self._slot)
 
-    def _note_removed_append(self, segment: Segment) -> None:
-        """The log is what tells which deferred messages it has; what goes with a segment is remembered here."""
+    @property
+    def tokens(self) -> Tokens:
+        """Of the appends that happen once; read when they are needed first."""
+        if self._tokens is None:
+            assert self.directory is not None and self.log.segments is not None
+            self._tokens = Tokens(self.nsqd.logs, self.directory / "tokens", self.log.segments.tokens)
+        return self._tokens
+
+    def _note_removed(self, segment: Segment) -> None:
+        """The log tells which deferred messages and appends it has; what goes with a segment is remembered elsewhere.
+
+        An OSError keeps the segment.
+        """
+        if segment.tokens:
+            self.tokens.store_of(segment)
         if segment.deferred_append > self._removed_append:
             self._removed_append = segment.deferred_append
             self._store_topic()
@@ -436,7 +452,13 @@ class Topic:
         if isinstance(self.kept, KeptInMemory):
             self._collect_memory(self.kept)
         elif self.log.segments is not None:
-            self._collect_segments(self.log.segments, self.kept, newest_too, keep_none)
+            try:
+                self._collect_segments(self.log.segments, self.kept, newest_too, keep_none)
+                self._collect_error = ""
+            except OSError as error:
+                if self._collect_error != str(error):  # it is tried again every second
+                    self._collect_error = str(error)
+                    self.nsqd.logger.warning(f"TOPIC({self.name}): could not remove what is finished - {error}")
 
     def _collect_memory(self, kept: KeptInMemory) -> None:
         """Without files only what was never delivered stays in the log; what was, and is not finished, is copied."""

@@ -106,6 +106,11 @@ class Staging:
     def __len__(self) -> int:
         return len(self._stages)
 
+    @property
+    def topics(self) -> set[Hashable]:
+        """Those that have stages."""
+        return {topic for topic, _ in self._stages}
+
     def find(self, topic: Hashable, token: bytes) -> Stage | None:
         return self._stages.get((topic, token))
 

@@ -1,69 +1,101 @@
 """Which appends were done, by their idempotency tokens: bounded, and kept over restarts.
 
-The log itself has the token of every append, but not for longer than the append's messages. So each is also noted in a
-small file; a crash before that harms nothing, since the log still has it then.
+The log itself has the token of every append, in the same batch as its messages, so the two are durable together. But a
+token is to be known for longer than its messages: before a segment goes, its tokens are stored in a small file, and if
+that fails the segment stays.
+
+The file is records of 24 bytes, each a token and its checksum. In format 1 there were no checksums; such a file is read
+and written anew.
 """
 
-import os
-import threading
+import errno
 from collections.abc import Iterable
 from pathlib import Path
 
+from xxhash import xxh3_64_digest
+
 from nsquark.log.batches import NO_TOKEN
-from nsquark.log.files import FILE_MODE, write_all, write_atomically
+from nsquark.log.files import read_surviving, write_atomically
+from nsquark.log.segment import Segment
+from nsquark.log.shared import LogShared
 
 TOKENS_MAX = 100_000
 """Of a topic; the oldest are forgotten first."""
 TOKEN_BYTES = len(NO_TOKEN)
+CHECK_BYTES = 8
+RECORD_BYTES = TOKEN_BYTES + CHECK_BYTES
 
 
 class Tokens:
-    """The last TOKENS_MAX tokens of a topic, oldest first."""
+    """The last TOKENS_MAX tokens of a topic, oldest first: those in the file, then those that only the log has."""
 
-    def __init__(self, path: Path, in_log: Iterable[bytes]) -> None:
+    def __init__(self, shared: LogShared, path: Path, in_log: Iterable[bytes]) -> None:
+        self._shared = shared
         self._path = path
-        self._lock = threading.Lock()
-        stored = _load(path)
-        self._stored = len(stored)
-        self._tokens: dict[bytes, None] = dict.fromkeys(stored)
+        self._stored = self._load()
+        self._tokens: dict[bytes, None] = dict(self._stored)
         self._tokens.update(dict.fromkeys(in_log))
-        self._trim()
+        _trim(self._tokens)
 
     def __contains__(self, token: bytes) -> bool:
         return token in self._tokens
 
     def add(self, token: bytes) -> None:
+        """The log has it."""
         self._tokens[token] = None
-        self._trim()
+        _trim(self._tokens)
 
-    def store(self, token: bytes) -> None:
-        """Notes a token in the file, for a thread: the log has it, so there is no hurry."""
-        with self._lock:
-            if self._stored >= 2 * TOKENS_MAX:
-                write_atomically(self._path, b"".join(list(self._tokens)))
-                self._stored = len(self._tokens)
-                return
-            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
+    def store_of(self, segment: Segment) -> None:
+        """Makes the tokens of a segment durable, which is about to go; OSError if that was not possible."""
+        new = dict.fromkeys(token for token in segment.tokens if token not in self._stored)
+        if not new:
+            return
+        stored = {**self._stored, **new}
+        _trim(stored)
+        try:
+            self._store(stored)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # What would make room must not wait for room: without its index a segment is scanned.
+            segment.index_path.unlink(missing_ok=True)
+            self._store(stored)
+        self._stored = stored
+
+    def _store(self, tokens: Iterable[bytes]) -> None:
+        write_atomically(self._path, b"".join(token + xxh3_64_digest(token) for token in tokens))
+
+    def _load(self) -> dict[bytes, None]:
+        try:
+            raw, whole = read_surviving(self._path, self._shared.report)
+        except FileNotFoundError:
+            return {}
+        records = [bytes(raw[pos : pos + RECORD_BYTES]) for pos in range(0, len(raw), RECORD_BYTES)]
+        intact = [record[:TOKEN_BYTES] for record in records if _is_intact(record)]
+        if raw and not intact:
+            intact = _tokens_of_format_1(raw)
+        elif len(intact) < len(records):
+            lost = len(records) - len(intact)
+            self._shared.report(f"TOKENS({self._path}): {lost} of {len(records)} tokens are damaged and forgotten")
+        if not whole or len(intact) * RECORD_BYTES != len(raw):
             try:
-                write_all(fd, token)
-                os.fdatasync(fd)
-            finally:
-                os.close(fd)
-            self._stored += 1
-
-    def _trim(self) -> None:
-        while len(self._tokens) > TOKENS_MAX:
-            del self._tokens[next(iter(self._tokens))]
+                self._store(intact)
+            except OSError as error:
+                self._shared.report(f"TOKENS({self._path}): could not be written anew: {error}")
+        return dict.fromkeys(intact)
 
 
-def _load(path: Path) -> list[bytes]:
-    """All stored tokens. A crash can leave half a token, which is cut off, or zeros, which are none."""
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        return []
+def _is_intact(record: bytes) -> bool:
+    return len(record) == RECORD_BYTES and xxh3_64_digest(record[:TOKEN_BYTES]) == record[TOKEN_BYTES:]
+
+
+def _tokens_of_format_1(raw: bytearray) -> list[bytes]:
+    """A crash could leave half a token, or zeros, which are none."""
     whole = len(raw) - len(raw) % TOKEN_BYTES
-    if whole < len(raw):
-        os.truncate(path, whole)
-    tokens = (raw[pos : pos + TOKEN_BYTES] for pos in range(0, whole, TOKEN_BYTES))
+    tokens = [bytes(raw[pos : pos + TOKEN_BYTES]) for pos in range(0, whole, TOKEN_BYTES)]
     return [token for token in tokens if token != NO_TOKEN]
+
+
+def _trim(tokens: dict[bytes, None]) -> None:
+    while len(tokens) > TOKENS_MAX:
+        del tokens[next(iter(tokens))]
