@@ -8,88 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import os
+import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Final, Generic, Protocol, Self, TypeVar, Unpack, overload
+from typing import Any, Generic, Protocol, Self, TypeVar, Unpack, overload
 
 from nsquark.client import consumer as consumers
 from nsquark.client import message as messages
 from nsquark.client import pool as pools
 from nsquark.client import producer as producers
 from nsquark.client.batches import Batch, Batches
+from nsquark.client.checks import is_async
 from nsquark.client.config import Config, Options
 from nsquark.client.dedupe import DedupeStore
 from nsquark.client.envelope import Headers
-from nsquark.client.errors import Closed, NsqError
+from nsquark.client.errors import Closed, ConfigError, NsqError, WrongHandler
+from nsquark.client.handlers import check_handler, stopped_by_signals
 from nsquark.client.lookup import AddressFilter
+from nsquark.client.loop_thread import process
 from nsquark.client.packing import Packing
 from nsquark.client.typed import Decode
 from nsquark.wire.commands import MpubBody
 
 T = TypeVar("T")
 Result = TypeVar("Result")
-
-
-class _LoopThread:
-    """The event loop of one process, which ends with it."""
-
-    def __init__(self) -> None:
-        # Not the policy's loop: this one is known to survive that its process is forked.
-        self._loop = asyncio.SelectorEventLoop()
-        self._thread = threading.Thread(target=self._run, name="nsquark loop", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-
-    def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Blocks until it is done; an interrupt (Ctrl-C) ends the work too."""
-        if threading.current_thread() is self._thread:
-            work.close()
-            raise NsqError("a blocking call on the event loop's own thread: use the asyncio client in callbacks")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-
-class _Process:
-    """What belongs to the current process: its loop thread, and what it inherited and must leave alone.
-
-    An inherited loop shares its epoll with the parent's: to let it go would take the parent's sockets off it.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._thread: _LoopThread | None = None
-        self._inherited: list[object] = []
-
-    def loop_thread(self) -> _LoopThread:
-        with self._lock:
-            if self._thread is None:
-                self._thread = _LoopThread()
-            return self._thread
-
-    def keep(self, inherited: object) -> None:
-        self._inherited.append(inherited)
-
-    def forked(self) -> None:
-        """In the child. Another thread may have held the lock at that moment, and never releases it here."""
-        self._lock = threading.Lock()
-        if self._thread is not None:
-            self.keep(self._thread)
-            self._thread = None
-
-
-_process: Final = _Process()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_process.forked)
 
 
 class _Closable(Protocol):
@@ -126,14 +72,18 @@ class _Face(Generic[Inner]):
         if self._pid != os.getpid():
             if self._is_closed:
                 raise Closed("stopped")
-            _process.keep(self._inner)
+            process.keep(self._inner)
             self._inner = self._make()
             self._pid = os.getpid()
+            self._renew()
         return self._inner
+
+    def _renew(self) -> None:
+        """In a forked child, for what another thread may have been using at that moment."""
 
     @staticmethod
     def _call(work: Coroutine[Any, Any, Result]) -> Result:
-        return _process.loop_thread().call(work)
+        return process.loop_thread().call(work)
 
 
 class _AsyncPublisher(_Closable, Protocol):
@@ -148,13 +98,12 @@ class _AsyncPublisher(_Closable, Protocol):
     async def deferred_publish(
         self, topic: str, delay: float | timedelta, body: Any, **packing: Unpack[Packing]
     ) -> None: ...
-    def publish_nowait(self, topic: str, body: Any, **packing: Unpack[Packing]) -> asyncio.Future[None]: ...
-    def multi_publish_nowait(
-        self, topic: str, bodies: Iterable[Any] | MpubBody, **packing: Unpack[Packing]
-    ) -> asyncio.Future[None]: ...
-    def deferred_publish_nowait(
-        self, topic: str, delay: float | timedelta, body: Any, **packing: Unpack[Packing]
-    ) -> asyncio.Future[None]: ...
+    def _pub(self, topic: str, body: Any, packing: Packing) -> Any: ...
+    def _mpub(self, topic: str, bodies: Iterable[Any] | MpubBody, packing: Packing) -> Any: ...
+    def _dpub(self, topic: str, delay: float | timedelta, body: Any, packing: Packing) -> Any: ...
+    def _size_of(self, prepared: Any) -> int: ...
+    def _check_room(self, size: int, count: int = 1) -> None: ...
+    def _send(self, prepared: Any) -> asyncio.Future[None]: ...
     async def ping(self) -> None: ...
 
 
@@ -162,6 +111,16 @@ Publishing = TypeVar("Publishing", bound=_AsyncPublisher)
 
 
 class _Publisher(_Face[Publishing]):
+    """`_handed_count` and `_handed_bytes` are of publishes that the loop has not taken over yet."""
+
+    def __init__(self, make: Callable[[], Publishing]) -> None:
+        super().__init__(make)
+        self._renew()
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+        self._handed_count = self._handed_bytes = 0
+
     def publish(self, topic: str, body: Any, **packing: Unpack[Packing]) -> None:
         self._call(self._own().publish(topic, body, **packing))
 
@@ -174,19 +133,47 @@ class _Publisher(_Face[Publishing]):
     def publish_nowait(self, topic: str, body: Any, **packing: Unpack[Packing]) -> concurrent.futures.Future[None]:
         """The future has the outcome. TooMuchOutstanding: wait for some first."""
         inner = self._own()
-        return self._call(_started(lambda: inner.publish_nowait(topic, body, **packing)))
+        return self._hand_over(inner, inner._pub(topic, body, packing))
 
     def multi_publish_nowait(
         self, topic: str, bodies: Iterable[Any] | MpubBody, **packing: Unpack[Packing]
     ) -> concurrent.futures.Future[None]:
-        inner, taken = self._own(), _taken(bodies)
-        return self._call(_started(lambda: inner.multi_publish_nowait(topic, taken, **packing)))
+        inner = self._own()
+        return self._hand_over(inner, inner._mpub(topic, bodies, packing))
 
     def deferred_publish_nowait(
         self, topic: str, delay: float | timedelta, body: Any, **packing: Unpack[Packing]
     ) -> concurrent.futures.Future[None]:
         inner = self._own()
-        return self._call(_started(lambda: inner.deferred_publish_nowait(topic, delay, body, **packing)))
+        return self._hand_over(inner, inner._dpub(topic, delay, body, packing))
+
+    def _hand_over(self, inner: Publishing, prepared: Any) -> concurrent.futures.Future[None]:
+        size = inner._size_of(prepared)
+        with self._lock:
+            inner._check_room(self._handed_bytes + size, self._handed_count + 1)
+            self._handed_count += 1
+            self._handed_bytes += size
+        outcome: concurrent.futures.Future[None] = concurrent.futures.Future()
+        outcome.set_running_or_notify_cancel()
+
+        def answered(answer: asyncio.Future[None]) -> None:
+            error = answer.exception()
+            if error is None:
+                outcome.set_result(None)
+            else:
+                outcome.set_exception(error)
+
+        def send() -> None:
+            with self._lock:
+                self._handed_count -= 1
+                self._handed_bytes -= size
+            try:
+                inner._send(prepared).add_done_callback(answered)
+            except BaseException as error:
+                outcome.set_exception(error)
+
+        process.loop_thread().hand_over(send)
+        return outcome
 
     def ping(self) -> None:
         self._call(self._own().ping())
@@ -342,13 +329,20 @@ class Consumer(_Face[consumers.Consumer]):
         dedupe: DedupeStore | bool = False,
         envelope: bool = False,
         auto_touch: bool = False,
-        on_give_up: Callable[[messages.Message], object] | None = None,
+        on_give_up: Callable[[Message], object] | None = None,
         address_filter: AddressFilter | None = None,
+        logger: logging.Logger | None = None,
         **options: Unpack[Options],
     ) -> None:
-        """`on_give_up` and `address_filter` are called on the event loop's thread, and must not block."""
-        super().__init__(
-            lambda: consumers.Consumer(
+        """`on_give_up` is called in a thread of `run`'s, or one like them, and may publish. `address_filter` is called
+        on the event loop's thread, and must not block.
+        """
+        if on_give_up is not None and (is_async(on_give_up) or not callable(on_give_up)):
+            raise ConfigError(f"on_give_up is a plain function here, not {on_give_up!r}: see nsquark.Consumer")
+        hook = None if on_give_up is None else lambda message: on_give_up(Message(message))
+
+        def make() -> consumers.Consumer:
+            inner = consumers.Consumer(
                 topic,
                 channel,
                 nsqd=nsqd,
@@ -357,11 +351,15 @@ class Consumer(_Face[consumers.Consumer]):
                 dedupe=dedupe,
                 envelope=envelope,
                 auto_touch=auto_touch,
-                on_give_up=on_give_up,
+                on_give_up=hook,
                 address_filter=address_filter,
+                logger=logger,
                 **options,
             )
-        )
+            inner.calls_hook_off_loop = True
+            return inner
+
+        super().__init__(make)
 
     def __enter__(self) -> Self:
         self._call(self._own().start())
@@ -407,12 +405,23 @@ class Consumer(_Face[consumers.Consumer]):
         """Ends iterations and `run`. It does not wait for them, so that a signal handler may call it."""
         self._own().stop(timeout)
 
-    def run(self, handler: Callable[[Message], object], threads: int = 1) -> None:
+    def run(self, handler: Callable[[Message], object], threads: int = 1, *, stop_on_signals: bool = True) -> None:
         """Handles messages in so many threads until the consumer is closed.
 
         A message is finished when the handler returns, and requeued when it raises.
+
+        With `stop_on_signals`, in the main thread and where the program itself does nothing about SIGTERM, that ends it
+        in order: handlers finish what they have, the rest goes back, and `run` returns.
         """
-        self._call(self._own().run(lambda message: handler(Message(message)), threads=threads))
+        inner = self._own()
+        if is_async(handler):
+            raise WrongHandler("nsquark.sync runs plain functions: give an async handler to nsquark.Consumer")
+        if threads == 0:
+            raise ValueError("threads is 1 or more")
+        check_handler(handler, 1, threads)
+        numbers = [signal.SIGTERM] if stop_on_signals and _is_sigterm_ours() else []
+        with stopped_by_signals(inner.stop, numbers):
+            self._call(inner.run(lambda message: handler(Message(message)), threads=threads))
 
     def connect_to_nsqd(self, address: str) -> None:
         self._call(self._own().connect_to_nsqd(address))
@@ -453,6 +462,11 @@ class Consumer(_Face[consumers.Consumer]):
         return self._call(_called(self._own().stats))
 
 
+def _is_sigterm_ours() -> bool:
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def _taken(bodies: Iterable[Any] | MpubBody) -> list[Any] | MpubBody:
     """In the caller's thread: what makes the bodies may block, and the loop must not."""
     return bodies if isinstance(bodies, MpubBody) else list(bodies)
@@ -465,19 +479,3 @@ async def _called(function: Callable[..., T], *arguments: object) -> T:
 
 async def _next_batch(batches: Batches) -> Batch[messages.Message] | None:
     return await anext(batches, None)
-
-
-async def _started(publish: Callable[[], asyncio.Future[None]]) -> concurrent.futures.Future[None]:
-    """The outcome of a publish, for other threads to wait for."""
-    outcome: concurrent.futures.Future[None] = concurrent.futures.Future()
-    outcome.set_running_or_notify_cancel()
-
-    def answered(answer: asyncio.Future[None]) -> None:
-        error = answer.exception()
-        if error is None:
-            outcome.set_result(None)
-        else:
-            outcome.set_exception(error)
-
-    publish().add_done_callback(answered)
-    return outcome

@@ -4,6 +4,8 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +15,15 @@ import pytest
 from client.pool_rig import address_of, messages_of
 from harness import FaultProxy, Nsqd, eventually
 from nsquark import sync
-from nsquark.client.errors import Closed, ConfigError, InvalidName, NotConnected, NsqError, TooMuchOutstanding
+from nsquark.client.errors import (
+    Closed,
+    ConfigError,
+    InvalidName,
+    NotConnected,
+    NsqError,
+    TooMuchOutstanding,
+    WrongHandler,
+)
 from nsquark.wire.commands import MpubBody
 
 WAIT_S = 15.0
@@ -199,25 +209,107 @@ def test_a_consumer_is_steered(nsqd: Nsqd, producer: sync.Producer, topic: str) 
         assert consumer.connections == [address_of(nsqd)]
 
 
-def test_a_blocking_call_in_a_callback_is_an_error_not_a_deadlock(
-    nsqd: Nsqd, producer: sync.Producer, topic: str
-) -> None:
-    errors: list[BaseException] = []
+@pytest.mark.parametrize("kind", ["run", "get"])
+def test_a_give_up_hook_may_publish(nsqd: Nsqd, producer: sync.Producer, topic: str, kind: str) -> None:
+    given_up: list[tuple[bytes, str]] = []
 
-    def give_up(_: object) -> None:
-        try:
-            producer.publish(topic, b"again")
-        except NsqError as error:
-            errors.append(error)
+    def give_up(message: sync.Message) -> None:
+        producer.publish(f"{topic}_dead", message.body)
+        given_up.append((message.body, threading.current_thread().name))
 
-    options = {"max_attempts": 1, "max_backoff_duration": "0"}
+    def handle(_: sync.Message) -> None:
+        raise RuntimeError("always")
+
+    options = {"max_attempts": 1, "max_backoff_duration": "0", "default_requeue_delay": "0"}
     producer.publish(topic, b"x")
     with sync.Consumer(topic, "ch", nsqd=address_of(nsqd), on_give_up=give_up, **options) as consumer:  # type: ignore[arg-type]
-        message = consumer.get(WAIT_S)
-        assert message is not None
-        message.requeue(0)
-        eventually(lambda: consumer.get(0.05) or errors)
-    assert "event loop's own thread" in str(errors[0])
+        if kind == "run":
+            running = threading.Thread(target=consumer.run, args=(handle,))
+            running.start()
+            eventually(lambda: given_up)
+            consumer.stop()
+            running.join(WAIT_S)
+            assert "nsquark loop" not in given_up[0][1] and topic in given_up[0][1]
+        else:
+            message = consumer.get(WAIT_S)
+            assert message is not None
+            message.requeue(0)
+            eventually(lambda: consumer.get(0.05) or given_up)
+            assert "nsquark loop" not in given_up[0][1]
+        eventually(lambda: consumer.stats().given_up == 1)
+    assert messages_of(nsqd, f"{topic}_dead") == [b"x"]
+
+
+def test_async_functions_are_refused(nsqd: Nsqd, topic: str) -> None:
+    async def handle(_: sync.Message) -> None: ...
+
+    async def give_up(_: sync.Message) -> None: ...
+
+    with sync.Producer(address_of(nsqd)) as producer:
+        producer.publish(topic, b"x")
+    with pytest.raises(ConfigError, match="on_give_up is a plain function"):
+        sync.Consumer(topic, "ch", nsqd=address_of(nsqd), on_give_up=give_up)
+    with sync.Consumer(topic, "ch", nsqd=address_of(nsqd)) as consumer:
+        with pytest.raises(WrongHandler, match=r"nsquark\.Consumer"):
+            consumer.run(handle)
+        with pytest.raises(WrongHandler, match="returned <coroutine"):
+            consumer.run(lambda message: handle(message))
+        with pytest.raises(ValueError, match="threads is 1 or more"):
+            consumer.run(print, threads=0)
+        assert consumer.stats().finished == 0
+    eventually(lambda: nsqd.channel(topic)["depth"] == 1)
+
+
+STOPPED_SCRIPT = """
+import sys, time
+from nsquark import sync
+
+with sync.Consumer(sys.argv[1], "ch", nsqd=sys.argv[2], max_in_flight=20) as consumer:
+    def handle(message):
+        print("began", flush=True)
+        time.sleep(0.3)
+    consumer.run(handle, threads=3)
+print("ended", consumer.stats().finished, flush=True)
+"""
+
+
+def test_sigterm_ends_a_script_in_order(nsqd: Nsqd, topic: str) -> None:
+    with sync.Producer(address_of(nsqd)) as producer:
+        producer.multi_publish(topic, [b"%d" % number for number in range(20)])
+    script = subprocess.Popen(
+        [sys.executable, "-c", STOPPED_SCRIPT, topic, address_of(nsqd)], stdout=subprocess.PIPE, text=True
+    )
+    assert script.stdout is not None
+    assert script.stdout.readline() == "began\n"
+    script.terminate()
+    output, _ = script.communicate(timeout=WAIT_S)
+    finished = int(output.rpartition("ended ")[2])
+    assert script.returncode == 0
+    assert 1 <= finished <= 3
+    eventually(lambda: nsqd.channel(topic)["in_flight_count"] == 0)
+    assert nsqd.channel(topic)["depth"] == 20 - finished
+
+
+def test_publishes_without_waiting_come_in_order_and_are_bounded(nsqd: Nsqd, topic: str) -> None:
+    with sync.Producer(address_of(nsqd), outstanding_max=500) as producer:
+        answers = []
+        for number in range(2000):
+            while True:
+                try:
+                    answers.append(producer.publish_nowait(topic, b"%d" % number))
+                except TooMuchOutstanding:
+                    answers[-1].result(WAIT_S)
+                else:
+                    break
+        for answer in answers:
+            answer.result(WAIT_S)
+        with pytest.raises(InvalidName):
+            producer.publish_nowait("no name", b"x")
+        with pytest.raises(ValueError, match="must not be empty"):
+            producer.publish_nowait(topic, b"")
+    with pytest.raises(Closed):
+        producer.publish_nowait(topic, b"x")
+    assert nsqd.topic(topic)["message_count"] == 2000
 
 
 # Fork

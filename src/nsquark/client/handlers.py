@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 Handler = Callable[[Message], Any]
 
 
-def check_handler(handler: Handler, concurrency: int, threads: int) -> None:
+def check_handler(handler: Callable[[Any], Any], concurrency: int, threads: int) -> None:
     """Raises for what could only go wrong with the first message."""
     if not callable(handler):
         raise WrongHandler(f"a handler is a function that takes a message, not {handler!r}")
@@ -144,11 +144,11 @@ def _check_ended(outcome: object) -> None:
 
 
 @contextlib.contextmanager
-def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """While it lasts, the first SIGTERM or SIGINT calls `stop`; the next has the effect that it had before."""
-    if threading.current_thread() is not threading.main_thread():
+def stopped_by_signals(stop: Callable[[], None], numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
+    """While it lasts, the first of these signals calls `stop`; the next has the effect that it had before."""
+    if numbers and threading.current_thread() is not threading.main_thread():
         raise NsqError("stop_on_signals works in the main thread only: call `stop` from your own signal handler")
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    before = {number: signal.getsignal(number) for number in numbers}
 
     def restore() -> None:
         while before:
@@ -160,7 +160,7 @@ def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
         restore()
         stop()
 
-    for number in STOP_SIGNALS:
+    for number in numbers:
         signal.signal(number, received)
     try:
         yield

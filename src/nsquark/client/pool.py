@@ -24,6 +24,7 @@ from nsquark.client.errors import (
     ConfigError,
     IdentifyFailed,
     NotConnected,
+    NsqError,
     TooMuchOutstanding,
 )
 from nsquark.client.packing import Packing, packed, packed_all
@@ -130,6 +131,7 @@ class ProducerPool:
         self._unsettled: OrderedDict[_Publish, None] = OrderedDict()
         self._sweep: asyncio.TimerHandle | None = None
         self._leaving: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._is_started = self._is_closed = False
         for address in _listed(addresses):
             self._add(address, is_fixed=True)
@@ -206,12 +208,12 @@ class ProducerPool:
     def multi_publish_nowait(
         self, topic: str, bodies: Iterable[Any] | MpubBody, **packing: Unpack[Packing]
     ) -> asyncio.Future[None]:
-        return self._submit(self._mpub(topic, bodies, packing), must_wait=False).future
+        return self._send(self._mpub(topic, bodies, packing))
 
     def deferred_publish_nowait(
         self, topic: str, delay: float | timedelta, body: Any, **packing: Unpack[Packing]
     ) -> asyncio.Future[None]:
-        return self._submit(self._dpub(topic, delay, body, packing), must_wait=False).future
+        return self._send(self._dpub(topic, delay, body, packing))
 
     async def ping(self) -> None:
         """Connects to every nsqd that is known; NotConnected if fewer than `copies` of them are there."""
@@ -250,14 +252,26 @@ class ProducerPool:
 
     # -- a publish's way -----------------------------------------------------------------------------------
 
-    def _submit(self, what: tuple[Send, int], must_wait: bool) -> _Publish:
+    def _send(self, what: tuple[Send, int]) -> asyncio.Future[None]:
+        return self._submit(what, must_wait=False).future
+
+    def _size_of(self, what: tuple[Send, int]) -> int:
+        return what[1]
+
+    def _check_room(self, size: int, count: int = 1) -> None:
+        """Raises TooMuchOutstanding if so many publishes of this size together would be too much."""
         self._check_open()
-        self._start()
-        send, size = what
-        has_room = not self._waiting and self._has_room(size)
-        if not has_room and not must_wait:
+        if self._waiting or not self._has_room(size, count):
             raise TooMuchOutstanding(f"{self._count} publishes ({self._bytes} bytes) wait for their answer")
-        loop = asyncio.get_running_loop()
+
+    def _submit(self, what: tuple[Send, int], must_wait: bool) -> _Publish:
+        send, size = what
+        if not must_wait:
+            self._check_room(size)
+        self._check_open()
+        loop = self._own_loop()
+        self._start()
+        has_room = not self._waiting and self._has_room(size)
         publish = _Publish(send, size, self.copies, time.monotonic() + self._retry_s, loop.create_future())
         self._unsettled[publish] = None
         if self._sweep is None:
@@ -275,9 +289,18 @@ class ProducerPool:
             self._settled(publish)
             raise
 
-    def _has_room(self, size: int) -> bool:
+    def _own_loop(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif loop is not self._loop:
+            raise NsqError("this pool belongs to another event loop: make one in each asyncio.run")
+        return loop
+
+    def _has_room(self, size: int, count: int = 1) -> bool:
         """One publish is always let through, however big."""
-        return not self._count or (self._bytes + size <= self._bytes_max and self._count < self._count_max)
+        waiting = self._count + count
+        return waiting == 1 or (self._bytes + size <= self._bytes_max and waiting <= self._count_max)
 
     def _admit(self, publish: _Publish) -> None:
         publish.is_admitted = True

@@ -72,6 +72,7 @@ class Producer:
         self._unsent: list[bytes] = []
         self._waiting: deque[tuple[asyncio.Future[None], bytes]] = deque()
         self._topics: dict[str, bytes] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
     async def __aenter__(self) -> Self:
@@ -160,6 +161,7 @@ class Producer:
     async def ping(self) -> None:
         """Connects if needed; as go-nsq's, it does not wait for an answer."""
         self._check_open()
+        self._own_loop()
         if self._connection is None:
             connecting = self._connect()
             await asyncio.wait([connecting])
@@ -221,16 +223,33 @@ class Producer:
     # -- the order of sending and of answers ----------------------------------------------------------------
 
     def _send(self, command: bytes) -> asyncio.Future[None]:
-        self._check_open()
-        if self._waiting or not self._has_room(len(command)):
-            raise TooMuchOutstanding(f"{self.address}: {len(self._outstanding)} publishes wait for their answer")
-        future = asyncio.get_running_loop().create_future()
+        self._check_room(len(command))
+        future = self._own_loop().create_future()
         self._enqueue(future, command)
         return future
 
+    def _size_of(self, command: bytes) -> int:
+        return len(command)
+
+    def _check_room(self, size: int, count: int = 1) -> None:
+        """Raises TooMuchOutstanding if so many publishes of this size together would be too much."""
+        self._check_open()
+        if self._waiting or not self._has_room(size, count):
+            raise TooMuchOutstanding(f"{self.address}: {len(self._outstanding)} publishes wait for their answer")
+
+    def _own_loop(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            if self._connection is not None or self._connecting is not None or self._outstanding:
+                raise NsqError(
+                    f"{self.address}: this producer belongs to another event loop: make one in each asyncio.run"
+                )
+            self._loop = loop
+        return loop
+
     def _send_when_room(self, command: bytes) -> asyncio.Future[None]:
         self._check_open()
-        future = asyncio.get_running_loop().create_future()
+        future = self._own_loop().create_future()
         if self._waiting or not self._has_room(len(command)):
             self._waiting.append((future, command))
         else:
@@ -253,11 +272,10 @@ class Producer:
             if not future.done():
                 self._enqueue(future, command)
 
-    def _has_room(self, size: int) -> bool:
+    def _has_room(self, size: int, count: int = 1) -> bool:
         """One publish is always let through, however big."""
-        return not self._outstanding or (
-            self._outstanding_bytes + size <= self._bytes_max and len(self._outstanding) < self._count_max
-        )
+        waiting = len(self._outstanding) + count
+        return waiting == 1 or (self._outstanding_bytes + size <= self._bytes_max and waiting <= self._count_max)
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -1,0 +1,96 @@
+"""The event loop of a process that blocks: a thread of its own, one per process, to which others hand their work."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+from nsquark.client.errors import NsqError
+
+BURST_MAX: Final = 1000
+"""So much of what was handed over is done before the event loop has its turn."""
+
+Result = TypeVar("Result")
+
+
+class LoopThread:
+    """An event loop which ends with its process."""
+
+    def __init__(self) -> None:
+        # Not the policy's loop: this one is known to survive that its process is forked.
+        self._loop = asyncio.SelectorEventLoop()
+        self._handed: deque[Callable[[], None]] = deque()
+        self._is_waking = False
+        self._thread = threading.Thread(target=self._run, name="nsquark loop", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Blocks until it is done; an interrupt (Ctrl-C) ends the work too."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise NsqError("a blocking call on the event loop's own thread: use the asyncio client in callbacks")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def hand_over(self, work: Callable[[], None]) -> None:
+        """Has it called on the loop, in order.
+
+        To wake a thread costs far more than the rest, so what is handed over before it has woken shares one wake-up.
+        """
+        self._handed.append(work)
+        if not self._is_waking:
+            self._is_waking = True
+            self._loop.call_soon_threadsafe(self._take_over)
+
+    def _take_over(self) -> None:
+        self._is_waking = False  # before looking: what comes from now on wakes again
+        for _ in range(min(len(self._handed), BURST_MAX)):
+            self._handed.popleft()()
+        if self._handed and not self._is_waking:
+            self._is_waking = True
+            self._loop.call_soon(self._take_over)
+
+
+class Process:
+    """What belongs to the current process: its loop thread, and what it inherited and must leave alone.
+
+    An inherited loop shares its epoll with the parent's: to let it go would take the parent's sockets off it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: LoopThread | None = None
+        self._inherited: list[object] = []
+
+    def loop_thread(self) -> LoopThread:
+        with self._lock:
+            if self._thread is None:
+                self._thread = LoopThread()
+            return self._thread
+
+    def keep(self, inherited: object) -> None:
+        self._inherited.append(inherited)
+
+    def forked(self) -> None:
+        """In the child. Another thread may have held the lock at that moment, and never releases it here."""
+        self._lock = threading.Lock()
+        if self._thread is not None:
+            self.keep(self._thread)
+            self._thread = None
+
+
+process: Final = Process()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=process.forked)

@@ -1,0 +1,188 @@
+"""Handlers that cannot handle, that are cancelled, or that are stopped by a signal: no message is finished for them."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from client.consumer_rig import consumer_of, handle_until, is_done, publish, until
+from client.pool_rig import address_of
+from harness import Nsqd, eventually
+from nsquark import Consumer, Message
+from nsquark.errors import ConfigError, InvalidName, WrongHandler
+
+NSQD_FLAGS = ["--msg-timeout=30s"]
+
+
+async def _handle(_: Message) -> None: ...
+
+
+async def _yields(_: Message) -> Any:
+    yield 1
+
+
+def _yields_too(_: Message) -> Any:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("handler", "threads"),
+    [(lambda message: _handle(message), 2), (lambda message: _yields(message), 0), (lambda _: (x for x in "ab"), 2)],
+    ids=["coroutine in a thread", "async generator", "generator"],
+)
+async def test_what_is_returned_and_never_run_finishes_nothing(
+    nsqd: Nsqd, topic: str, handler: Callable[[Message], Any], threads: int
+) -> None:
+    publish(nsqd, topic, b"1", b"2")
+    async with consumer_of(nsqd, topic) as consumer:
+        with pytest.raises(WrongHandler, match="the handler returned"):
+            await asyncio.wait_for(consumer.run(handler, threads=threads), 10)
+        assert consumer.stats().finished == 0
+    await until(lambda: nsqd.channel(topic)["depth"] == 2)
+
+
+async def test_what_cannot_be_a_handler_is_refused_at_once(nsqd: Nsqd, topic: str) -> None:
+    async with consumer_of(nsqd, topic) as consumer:
+        for wrong in (None, "handle", _yields, _yields_too):
+            with pytest.raises(WrongHandler, match="handler"):
+                await consumer.run(wrong)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="concurrency is 1 or more"):
+            await consumer.run(_handle, concurrency=0)
+        with pytest.raises(ValueError, match="concurrency is 1 or more"):
+            await consumer.run(_handle, concurrency="3")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "text"),
+    [
+        ({"dedupe": "x"}, ConfigError, "dedupe is True, or a store"),
+        ({"dedupe": None}, ConfigError, "dedupe is True, or a store"),
+        ({"nsqd": 4150}, ConfigError, "give 'host:port'"),
+        ({"nsqd": [4150]}, ConfigError, "give 'host:port'"),
+        ({"lookupd": b"127.0.0.1:4161"}, ConfigError, "give 'host:port'"),
+        ({"on_give_up": "bury"}, ConfigError, "on_give_up is a function"),
+        ({"topic": b"t"}, InvalidName, "a topic name is a str"),
+        ({"channel": 1}, InvalidName, "a channel name is a str"),
+    ],
+)
+def test_wrong_arguments_of_a_consumer(settings: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        Consumer(**{"topic": "t", "channel": "c", **settings})
+
+
+async def test_a_cancellation_out_of_a_handler_is_a_failure_of_its_message(nsqd: Nsqd, topic: str) -> None:
+    """Something the handler waited for was cancelled; `run` goes on."""
+    publish(nsqd, topic, b"1", b"2", b"3")
+    cancelled: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        if message.attempts == 1:
+            cancelled.append(message.body)
+            inner = asyncio.create_task(asyncio.sleep(600))
+            asyncio.get_running_loop().call_soon(inner.cancel)
+            await inner
+
+    async with consumer_of(nsqd, topic) as consumer:
+        await handle_until(consumer, handle, lambda: consumer.stats().finished == 3)
+        assert consumer.stats().requeued == 3
+    assert sorted(cancelled) == [b"1", b"2", b"3"]
+    assert is_done(nsqd, topic)
+
+
+async def test_run_ends_well_when_close_gave_up_on_its_handlers(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"1", b"2")
+    started: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        started.append(message.body)
+        await asyncio.sleep(600)
+
+    async with consumer_of(nsqd, topic) as consumer:
+        running = asyncio.create_task(consumer.run(handle, concurrency=2))
+        await until(lambda: len(started) == 2)
+        await consumer.close(timeout=0.05)
+        await running
+    await until(lambda: nsqd.channel(topic)["depth"] == 2)
+
+
+async def test_run_that_is_cancelled_raises_it(nsqd: Nsqd, topic: str) -> None:
+    async with consumer_of(nsqd, topic) as consumer:
+        running = asyncio.create_task(consumer.run(_handle))
+        await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+async def test_more_handlers_than_messages_may_come(nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with consumer_of(nsqd, topic, max_in_flight=1) as consumer:
+        running = asyncio.create_task(consumer.run(_handle, concurrency=10))
+        await asyncio.sleep(0)
+        consumer.stop()
+        await running
+    assert "set max_in_flight to 10 or more" in caplog.text
+    assert f"{topic}/ch" in caplog.text
+
+
+async def test_a_handler_that_blocks_past_a_heartbeat_is_told_what_to_do(
+    nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(nsqd, topic, b"x")
+    consumer = consumer_of(nsqd, topic, heartbeat_interval="1s", read_timeout="5s", msg_timeout="2s")
+    async with consumer:
+        await handle_until(
+            consumer, lambda _: time.sleep(1.6), lambda: consumer.stats().finished == 1 and "threads=" in caplog.text
+        )
+    assert "the event loop was blocked for" in caplog.text
+
+
+STOPPED_SCRIPT = """
+import asyncio, sys
+from nsquark import Consumer
+
+async def main():
+    async def handle(message):
+        print("began", flush=True)
+        await asyncio.sleep(0.3)
+
+    async with Consumer(sys.argv[1], "ch", nsqd=sys.argv[2], max_in_flight=20) as consumer:
+        await consumer.run(handle, concurrency=3, stop_on_signals=True)
+        assert consumer.connections == []
+    print("ended", consumer.stats().finished, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_program_that_is_only_a_consumer_stops_on_signals(nsqd: Nsqd, topic: str, number: int) -> None:
+    publish(nsqd, topic, *(b"%d" % number for number in range(20)))
+    script = subprocess.Popen(
+        [sys.executable, "-c", STOPPED_SCRIPT, topic, address_of(nsqd)], stdout=subprocess.PIPE, text=True
+    )
+    assert script.stdout is not None
+    assert script.stdout.readline() == "began\n"
+    script.send_signal(number)
+    output, _ = script.communicate(timeout=15)
+    finished = int(output.rpartition("ended ")[2])
+    assert script.returncode == 0
+    assert 1 <= finished <= 3
+    eventually(lambda: nsqd.channel(topic)["in_flight_count"] == 0)
+    assert nsqd.channel(topic)["depth"] == 20 - finished
+
+
+async def test_stopping_by_signals_works_in_the_main_thread_only(nsqd: Nsqd, topic: str) -> None:
+    def run() -> None:
+        async def main() -> None:
+            async with consumer_of(nsqd, topic) as consumer:
+                await consumer.run(_handle, stop_on_signals=True)
+
+        asyncio.run(main())
+
+    with pytest.raises(Exception, match="main thread only"):
+        await asyncio.to_thread(run)
