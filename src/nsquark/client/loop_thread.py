@@ -13,6 +13,8 @@ from nsquark.client.errors import NsqError
 
 BURST_MAX: Final = 1000
 """So much of what was handed over is done before the event loop has its turn."""
+BURST_S: Final = 0.001
+"""The loop waits so long for more: it and those who hand over keep each other from running."""
 
 Result = TypeVar("Result")
 
@@ -37,22 +39,28 @@ class LoopThread:
         if threading.current_thread() is self._thread:
             work.close()
             raise NsqError("a blocking call on the event loop's own thread: use the asyncio client in callbacks")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = asyncio.run_coroutine_threadsafe(self._after_handed(work), self._loop)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
 
+    async def _after_handed(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """What was handed over before comes first."""
+        while self._handed:
+            self._handed.popleft()()
+        return await work
+
     def hand_over(self, work: Callable[[], None]) -> None:
         """Has it called on the loop, in order.
 
-        To wake a thread costs far more than the rest, so what is handed over before it has woken shares one wake-up.
+        To wake a thread costs far more than the rest, so what is handed over within a millisecond shares one wake-up.
         """
         self._handed.append(work)
         if not self._is_waking:
             self._is_waking = True
-            self._loop.call_soon_threadsafe(self._take_over)
+            self._loop.call_soon_threadsafe(self._loop.call_later, BURST_S, self._take_over)
 
     def _take_over(self) -> None:
         self._is_waking = False  # before looking: what comes from now on wakes again
