@@ -1,6 +1,7 @@
 """Takes everything out of an nsqd: the last step of every check, and the one that counts."""
 
 import contextlib
+import itertools
 import select
 import time
 from collections.abc import Iterable
@@ -127,8 +128,8 @@ def bad_lines(log: str) -> list[str]:
     lines = log.splitlines()
     for index, line in enumerate(lines):
         if "Traceback" in line or "INTERNAL" in line:
-            ends = next((one for one in lines[index + 1 :] if one and not one.startswith(" ")), "")
-            found.append(f"in the log: {line[:200]} ... {ends[:200]}")
+            rest = itertools.takewhile(lambda one: one.startswith(" "), lines[index + 1 :])
+            found.append(f"in the log: {line.strip()[:200]} " + " / ".join(one.strip() for one in list(rest)[-3:]))
     return found
 
 

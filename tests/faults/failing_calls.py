@@ -22,7 +22,7 @@ from faults.crash_states import Disk
 from faults.drain import bad_lines, refused_start, start_and_judge
 from faults.fates import COSTS_NOTHING, Accident, Book, Tally, evidence_directory
 from faults.script import Script
-from faults.shim import SHORT_WRITE, Rule, Shim
+from faults.shim import KILL, SHORT_WRITE, Rule, Shim
 from harness import Nsqd, StartError, eventually, nsqd_program
 
 FLAGS = ("--max-bytes-per-file=8192", "--sync-timeout=100ms")
@@ -66,7 +66,7 @@ class Case:
         return Rule(self.kind, self.pattern, self.error, after=self.number, times=self.times)
 
     def __str__(self) -> str:
-        name = "short" if self.error == SHORT_WRITE else errno.errorcode[self.error]
+        name = {SHORT_WRITE: "short", KILL: "kill -9"}.get(self.error) or errno.errorcode[self.error]
         where = "" if self.pattern == "*" else f" on {self.pattern}"
         mode = "".join(f", {flag}" for flag in self.flags)
         return f"{name} x{self.times} at {self.kind} {self.number}{where} in {self.phase}, then {self.ending}{mode}"
@@ -77,7 +77,7 @@ def random_case(rng: random.Random) -> Case:
     phase, pattern, ending = rng.choice(PHASES), rng.choice(PATTERNS), rng.choice(ENDINGS)
     seen = CALLS_SEEN[kind] if phase == "run" else CALLS_SEEN[kind] // 6
     number = rng.randrange(max(3, seen if pattern == "*" else seen // 5))
-    error = rng.choice(ERRORS.get(kind, OTHER_ERRORS))
+    error = rng.choice((KILL, *ERRORS.get(kind, OTHER_ERRORS)))
     if kind == "sync" and phase != "run" and ending == "power":
         ending = "kill -9"  # the next nsqd cannot know what pages the last one failed to sync
     return Case(kind, number, rng.choice((1, 1, 2, 2, 20)), error, phase, ending, pattern, rng.choice(MODES))
@@ -133,16 +133,21 @@ class Run:
         self.script.fresh_topic()
         for _ in range(STEPS_DURING_MAX):
             self.script.run(1, STEP_S)
-            if self.shim.fired() >= self.case.times:
+            if self.shim.fired() >= self.case.times or not self.daemon.is_running:
                 break
-        self.script.run(5, STEP_S)
+        if self.daemon.is_running:
+            self.script.run(5, STEP_S)
         self._end_fault()
+        if self.case.error == KILL:
+            self.script.close()
+            self.daemon.kill()
+            self.daemon.start()
         self.script.run(5, STEP_S)
 
     def _disturb_stopping(self) -> None:
         self.shim.set_rules(self.case.rule)
         self.script.close()
-        self._note_log(self.daemon.stop() != 0)
+        self._note_log(self.daemon.stop() > 0)
         self._end_fault()
         self.daemon.start()
 
@@ -155,7 +160,7 @@ class Run:
         try:
             self.daemon.start()
         except StartError as error:
-            refused = refused_start(error)
+            refused = refused_start(error) if self.case.error != KILL else Tally()
             refused.faults = [f"{fault} (while starting)" for fault in refused.faults]
             self._end_fault()
             self.daemon.start()

@@ -25,7 +25,7 @@ from faults.drain import bad_lines, drain_and_judge
 from faults.fates import Book, Tally
 from faults.load import Client, Consumer, HttpPublisher, Publisher, Round
 from faults.script import Script
-from faults.shim import Shim
+from faults.shim import DELAY, Rule, Shim
 from faults.verdict import REASONS, ChannelJudge, Verdict
 from harness import Nsqd, StartError, eventually
 
@@ -41,7 +41,16 @@ FROZEN_S = (0.05, 1.2)
 DRAIN_TIMEOUT_S = 60.0
 FLAGS = ("--max-bytes-per-file=262144", "--sync-timeout=500ms")
 """Small files, so that many are finished and removed on the way."""
-CLOCKS_S = (-86_400.0, -3_600.0, -60.0, 0.0, 61.0, 3_600.0, 86_400.0)
+CLOCKS_S = (-86_400.0, -3_600.0, -60.0, 0.0, 61.0, 3_600.0, 86_400.0, 5e9)
+"""What nsqd's clock is ahead; the last is more than a hundred years."""
+SLOW_SYNC_S = 0.03
+FLAG_SETS: tuple[tuple[str, ...], ...] = (
+    (),
+    ("--sync-every=1",),
+    ("--max-bytes-per-file=8192",),
+    ("--max-bytes-per-file=8192", "--retention-time=1s"),
+    ("--max-bytes-per-file=8192", "--retention-bytes=50000"),
+)
 SCRIPT_STEP_S = 0.01
 ENDINGS = ("kill", "kill", "kill", "kill while stopping", "stop")
 
@@ -52,6 +61,7 @@ class Plan:
 
     freezes: bool = False
     sets_clock: bool = False
+    has_slow_disk: bool = False
     has_script: bool = True
     endings: tuple[str, ...] = ENDINGS
     flags: tuple[str, ...] = FLAGS
@@ -91,7 +101,9 @@ class History:
         data_path.mkdir()
         self.plan = plan
         self.random = random.Random(seed)
-        self.shim = Shim(directory, data_path) if plan.sets_clock else None
+        self.shim = Shim(directory, data_path) if plan.sets_clock or plan.has_slow_disk else None
+        if self.shim is not None and plan.has_slow_disk:
+            self.shim.set_rules(Rule("sync", "*", DELAY, delay_s=SLOW_SYNC_S))
         environment = self.shim.environment if self.shim is not None else {}
         self.daemon = Nsqd(data_path, *plan.flags, program=plan.program, environment=environment)
         self.verdict = Verdict([ChannelJudge(topic, name) for topic in TOPICS for name in ("steady", "unsteady")])
@@ -155,7 +167,7 @@ class History:
         time.sleep(lasts_s / 2)
 
     def _set_clock(self) -> None:
-        if self.shim is not None and self.random.random() < 0.7:
+        if self.shim is not None and self.plan.sets_clock and self.random.random() < 0.7:
             self.shim.set_clock(self.random.choice(CLOCKS_S))
 
     def _end(self) -> str:
@@ -224,9 +236,8 @@ class History:
 
     def _drain(self, number: int) -> None:
         """No more publishing and no more kills: everything must come and be finished."""
-        if self.shim is not None:  # what was deferred under any clock is due
-            self.shim.set_clock(2 * max(CLOCKS_S))
-            self.daemon.restart()
+        if self.shim is not None:
+            self.shim.set_clock(0)
         for topic in TOPICS:
             self.daemon.post("/topic/unpause", topic=topic)
         one = Round(number, [], self._consumers(number))
@@ -302,8 +313,8 @@ def rounds(seed: int) -> Iterator[Tally]:
     """Histories without end, of all sorts."""
     rng = random.Random(seed)
     while True:
-        flags = (*FLAGS, *rng.choice(((), (), ("--sync-every=1",), ("--max-bytes-per-file=8192",))))
-        plan = Plan(freezes=rng.random() < 0.4, sets_clock=rng.random() < 0.4, flags=flags)
+        freezes, sets_clock, has_slow_disk = (rng.random() < share for share in (0.4, 0.4, 0.2))
+        plan = Plan(freezes, sets_clock, has_slow_disk, flags=(*FLAGS, *rng.choice(FLAG_SETS)))
         yield one_history(rng.getrandbits(32), rng.randint(*ROUNDS), plan)
 
 
@@ -321,6 +332,7 @@ def one_history(seed: int, rounds: int, plan: Plan) -> Tally:
     with tempfile.TemporaryDirectory(prefix="history") as directory, contextlib.redirect_stdout(io.StringIO()):
         history = History(Path(directory), seed, plan)
         tally = history.run(rounds)
-    what = f"history {seed} of {rounds} rounds{', freezes' * plan.freezes}{', clock set' * plan.sets_clock}"
-    tally.faults = [f"{what}, {plan.flags}: {fault}" for fault in tally.faults]
+    traits = [name for name in ("freezes", "sets_clock", "has_slow_disk") if getattr(plan, name)]
+    what = " ".join([f"history {seed} of {rounds} rounds", *traits, *plan.flags])
+    tally.faults = [f"{what}: {fault}" for fault in tally.faults]
     return tally

@@ -27,6 +27,7 @@ SLACK_S = 0.8
 FLAGS = ("--max-bytes-per-file=16384", f"--sync-timeout={int(SYNC_TIMEOUT_S * 1000)}ms")
 MODES: dict[str, tuple[str, ...]] = {"default": (), "sync-every=1": ("--sync-every=1",)}
 TURNING_POINTS = ("sync", "rename", "unlink", "create", "mkdir")
+FLAG_SETS: tuple[tuple[str, ...], ...] = ((), (), ("--retention-time=1s",), ("--max-bytes-per-file=104857600",))
 MINUTE_ENDS_AT_S = 57.5
 """nsqd's clock at its start: files of deferred messages are of a minute, and one should end on the way."""
 STEPS = 150
@@ -64,7 +65,7 @@ class Recording:
         return sorted(chosen)
 
 
-def record(directory: Path, mode: str, seed: int, *, takeover: bool = False, steps: int = STEPS) -> Recording:
+def record(directory: Path, mode: str, seed: int, *flags: str, takeover: bool = False, steps: int = STEPS) -> Recording:
     """Runs the script, with a kill and a restart on the way, and a clean stop at the end."""
     rng = random.Random(seed)
     data_path = directory / "data"
@@ -76,7 +77,7 @@ def record(directory: Path, mode: str, seed: int, *, takeover: bool = False, ste
     shim = Shim(directory, data_path, record=True)
     clock_s = MINUTE_ENDS_AT_S - time.time() % 60
     shim.set_clock(clock_s)
-    flags = (*FLAGS, *MODES[mode])
+    flags = (*FLAGS, *MODES[mode], *flags)
     daemon = Nsqd(data_path, *flags, environment=shim.environment)
     with daemon:
         script = Script(daemon, book, seed)
@@ -147,5 +148,6 @@ def rounds(seed: int) -> Iterator[Tally]:
     while True:
         for mode in MODES:
             with tempfile.TemporaryDirectory() as directory:
-                recording = record(Path(directory), mode, rng.getrandbits(32), takeover=rng.random() < 0.3)
+                flags, takeover = rng.choice(FLAG_SETS), rng.random() < 0.3
+                recording = record(Path(directory), mode, rng.getrandbits(32), *flags, takeover=takeover)
                 yield from check_cuts(recording, recording.cuts(rng, 10), MODELS, rng.getrandbits(32))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from faults.failing_calls import Case, Run, check_descriptors
-from faults.shim import SHORT_WRITE, NoCompiler, library
+from faults.shim import KILL, SHORT_WRITE, NoCompiler, library
 
 pytestmark = pytest.mark.ours
 
@@ -21,6 +21,7 @@ CASES = [
     Case("open", 2, 20, EMFILE),
     Case("write", 0, 2, ENOSPC, phase="start"),
     Case("sync", 0, 2, EIO, phase="stop"),
+    Case("rename", 1, 1, KILL, ending="kill -9"),
 ]
 
 
