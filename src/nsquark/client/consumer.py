@@ -195,6 +195,7 @@ class Consumer:
         try:
             await self._members.stop_finding()
             await self._handlers.end(timeout_s)
+            await self._giving_up.end(timeout_s)
         finally:
             self._rounds.close()
             for subscription in self._members.subscriptions.values():
@@ -355,6 +356,10 @@ class Consumer:
     def message_forgotten(self) -> None:
         """Nobody answered it in time."""
         self._flow.answered()
+
+    def message_hopeless(self, message: Message, reason: str) -> None:
+        if not message.is_answered:
+            self._giving_up.begin(message, reason, self.calls_hook_off_loop or self._handlers.use_threads)
 
     def message_not_handled(self, message: Message) -> None:
         self._giving_up.was_not_handled(message)

@@ -30,6 +30,7 @@ class GivingUp:
         self._hook = hook
         self._log = log
         self._tried: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
         self.attempts_max = max_attempts or ATTEMPTS_END
         self.count = 0
 
@@ -50,6 +51,7 @@ class GivingUp:
 
     async def settle(self, message: Message, executor: Executor | None, is_off_loop: bool) -> None:
         """Finishes the message if the hook succeeds, else requeues it, to be given up again later."""
+        message.give_up_reason = message.give_up_reason or f"attempted {message.attempts - 1} times"
         try:
             if self._hook is not None:
                 await self._call(self._hook, message, executor, is_off_loop)
@@ -66,13 +68,22 @@ class GivingUp:
             message.give_back()
             raise
         self._log.warning(
-            "message %s of %s attempted %d times, giving up",
-            shown_id(message.id),
-            message.nsqd_address,
-            message.attempts - 1,
+            "message %s of %s %s, giving up", shown_id(message.id), message.nsqd_address, message.give_up_reason
         )
         self.count += 1
         message.finish()
+
+    def begin(self, message: Message, reason: str, is_off_loop: bool) -> None:
+        """Gives up a message that another attempt would not help, whatever its attempts."""
+        message.give_up_reason = reason
+        task = asyncio.get_running_loop().create_task(self.settle(message, None, is_off_loop), name="nsquark give up")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def end(self, timeout_s: float) -> None:
+        """Waits for hooks that run."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
 
     @staticmethod
     async def _call(hook: Hook, message: Message, executor: Executor | None, is_off_loop: bool) -> None:

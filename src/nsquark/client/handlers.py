@@ -46,6 +46,8 @@ class Handlers:
         self._name = name
         self._log = log
         self._tasks: set[asyncio.Task[None]] = set()
+        self.use_threads = False
+        """Handlers may block, and so may hooks."""
 
     @property
     def is_one_of_them(self) -> bool:
@@ -56,6 +58,7 @@ class Handlers:
         """Until there are no more messages; raises what a handler may not raise."""
         loop = asyncio.get_running_loop()
         pool = ThreadPoolExecutor(threads, thread_name_prefix=f"nsquark {self._name}") if threads else None
+        self.use_threads = threads > 0
         tasks = [
             loop.create_task(self._work(handler, pool), name=f"nsquark handler {self._name}")
             for _ in range(threads or concurrency)

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
 
 from nsquark.client.envelope import NO_HEADERS, Headers
+from nsquark.client.errors import DecodeFailed
 from nsquark.client.logs import shown_id
 from nsquark.client.typed import Decode, decoded
 
@@ -24,11 +25,13 @@ class Message:
     """
 
     __slots__ = (
+        "_decode_error",
         "_subscription",
         "attempts",
         "auto_response",
         "body",
         "deadline_s",
+        "give_up_reason",
         "headers",
         "id",
         "is_answered",
@@ -57,13 +60,19 @@ class Message:
         self.attempts = attempts
         """How often it was delivered, this time included."""
         self.id = message_id
+        """16 bytes, which nsqd gave it."""
         self.body = body
+        """What was published."""
         self.key: bytes | None = None
         """By which `dedupe` knows it: what its copies have in common, else its nsqd and id."""
         self.headers: Headers = NO_HEADERS
         """What its producer gave; a consumer with `envelope=True` reads them."""
         self.auto_response = True
+        """Whether the end of its handler answers it."""
         self.is_answered = False
+        """Whether it was finished or requeued."""
+        self.give_up_reason = ""
+        """Why it is given up, for `on_give_up`."""
 
     @property
     def subscription(self) -> Subscription:
@@ -71,17 +80,20 @@ class Message:
 
     @property
     def nsqd_address(self) -> str:
+        """From which nsqd it came."""
         return self._subscription.address
 
     def finish(self) -> None:
+        """Tells nsqd that it is done with."""
         if not self.is_answered:
             self.is_answered = True
             self._subscription.finish(self)
 
     def requeue(self, delay: float | timedelta | None = None, *, backoff: bool = True) -> None:
-        """Give it back, to come again after `delay` seconds; without one, after default_requeue_delay times attempts.
+        """Gives it back to nsqd, to come again later.
 
-        With `backoff` the consumer slows down, as after a failed handler.
+        delay: seconds until it comes; without it, default_requeue_delay times its attempts.
+        backoff: whether the consumer slows down, as after a failed handler.
         """
         if not self.is_answered:
             seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
@@ -97,12 +109,12 @@ class Message:
             self._subscription.requeue(self, delay_s, backoff=False, is_counted=False)
 
     def touch(self) -> None:
-        """Start its timeout again, for work that takes long."""
+        """Starts its timeout again, for work that takes long."""
         if not self.is_answered:
             self._subscription.touch(self)
 
     def disable_auto_response(self) -> None:
-        """The handler's end does not answer it: someone else will, later."""
+        """Leaves it unanswered when its handler ends: someone else will answer it, later."""
         self.auto_response = False
 
     @overload
@@ -115,7 +127,11 @@ class Message:
         kind: any type that msgspec knows: a Struct, a dataclass, a TypedDict, `list[int]`.
         decode: `"json"`, `"msgpack"`, or a function that makes the value of the bytes and knows the type itself.
         """
-        return decoded(self.body, kind, decode)
+        try:
+            return decoded(self.body, kind, decode)
+        except DecodeFailed as error:
+            self._decode_error = error
+            raise
 
     def or_raise(self) -> OrRaise[Self]:
         """For `async with message.or_raise():`, which answers as `async with message:` does and lets exceptions out."""
@@ -131,10 +147,14 @@ class Message:
 
     def settle(self, error: BaseException | None) -> bool:
         """Answers it for how its handler ended. True if the error is dealt with."""
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and not self._is_hopeless(error):
             self.fail(error)
             return True
         return self.answer_for(error)
+
+    def _is_hopeless(self, error: BaseException) -> bool:
+        """Whether another attempt would fail in the same way: it was this message that could not be decoded."""
+        return isinstance(error, DecodeFailed) and error is getattr(self, "_decode_error", None) and self.auto_response
 
     def fail(self, error: BaseException) -> None:
         """Logs why its handler failed, and requeues it with backoff."""
@@ -158,7 +178,9 @@ class Message:
             self._subscription.was_not_handled(self)
             self.give_back()
             return False
-        if self.auto_response:
+        if self._is_hopeless(error):
+            self._subscription.give_up(self, f"cannot be decoded ({error})")
+        elif self.auto_response:
             self.requeue()
         return True
 

@@ -138,6 +138,10 @@ class Subscription:
         self._settle(message)
         self._consumer.message_forgotten()
 
+    def give_up(self, message: Message, reason: str) -> None:
+        """Any thread may call it. The message is answered when the user's hook has seen it."""
+        self._loop.call_soon_threadsafe(self._consumer.message_hopeless, message, reason)
+
     def was_not_handled(self, message: Message) -> None:
         """Any thread may call it."""
         self._consumer.message_not_handled(message)

@@ -1,0 +1,157 @@
+"""Values instead of bytes: what is published comes out, and what cannot be decoded is given up with its reason."""
+
+import asyncio
+import json
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+
+from client.consumer_rig import consumer_of, handle_until, is_done, publish, until
+from client.pool_rig import address_of
+from harness import Nsqd
+from nsquark import Message, Producer, ProducerPool, sync
+from nsquark.errors import ConfigError, DecodeFailed
+
+
+class Order(msgspec.Struct):
+    id: int
+    items: list[str] = []
+
+
+@dataclass
+class Point:
+    x: float
+    y: float
+
+
+@pytest.mark.parametrize("form", ["json", "msgpack"])
+@pytest.mark.parametrize("value", [Order(1, ["a"]), Point(0.5, 2), [1, 2], {"a": "b"}, "text", None])
+async def test_values_come_out_as_they_went_in(nsqd: Nsqd, topic: str, form: Any, value: Any) -> None:
+    kind = None if value is None else type(value)
+    async with Producer(address_of(nsqd)) as producer, ProducerPool(address_of(nsqd)) as pool:
+        await producer.publish(topic, value, encode=form)
+        await producer.multi_publish(topic, [value, value], encode=form)
+        await pool.deferred_publish(topic, 0.01, value, encode=form)
+        await pool.multi_publish(topic, iter([value]), encode=form)
+    async with consumer_of(nsqd, topic) as consumer:
+        for _ in range(5):
+            async with (await anext(consumer)).or_raise() as message:
+                assert message.decode(kind, form) == value
+
+
+async def test_functions_of_the_user(nsqd: Nsqd, topic: str) -> None:
+    async with Producer(address_of(nsqd)) as producer:
+        await producer.publish(topic, {"b": 1}, encode=lambda value: json.dumps(value).encode())
+        with pytest.raises(ConfigError, match='give "json", "msgpack" or a function'):
+            await producer.publish(topic, {}, encode="yaml")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="Encoding objects of type object"):
+            await producer.publish(topic, object(), encode="json")
+    async with consumer_of(nsqd, topic) as consumer, (await anext(consumer)).or_raise() as message:
+        assert message.decode() == {"b": 1}
+        assert message.decode(decode=json.loads) == {"b": 1}
+        with pytest.raises(DecodeFailed, match="not int: invalid literal"):
+            message.decode(decode=int)
+        with pytest.raises(DecodeFailed, match=r"not json of type Order: .*missing required field `id`"):
+            message.decode(Order)
+        with pytest.raises(ConfigError, match="decode='yaml'"):
+            message.decode(Order, "yaml")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+async def test_what_cannot_be_decoded_is_given_up_at_once(
+    nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture, threads: int
+) -> None:
+    publish(nsqd, topic, b'{"id": 1}', b"{", b'{"id": "x"}')
+    seen: list[int] = []
+    buried: list[tuple[bytes, str, int]] = []
+
+    async def bury(message: Message) -> None:
+        await asyncio.sleep(0.01)
+        buried.append((message.body, message.give_up_reason, message.attempts))
+
+    def handle(message: Message) -> None:
+        seen.append(message.decode(Order).id)
+
+    with caplog.at_level(logging.WARNING, "nsquark.client"):
+        async with consumer_of(nsqd, topic, on_give_up=bury) as consumer:
+            await handle_until(consumer, handle, lambda: consumer.stats().finished == 3, threads=threads)
+            assert (consumer.stats().given_up, consumer.stats().requeued) == (2, 0)
+    assert seen == [1]
+    assert {(body, attempts) for body, _, attempts in buried} == {(b"{", 1), (b'{"id": "x"}', 1)}
+    reasons = sorted(reason for _, reason, _ in buried)
+    assert reasons[0].startswith("cannot be decoded (not json of type Order: Expected `int`, got `str`")
+    assert reasons[1].startswith("cannot be decoded (not json of type Order: Input data was truncated")
+    assert caplog.text.count("giving up") == 2 and "Traceback" not in caplog.text
+    await until(lambda: is_done(nsqd, topic))
+
+
+async def test_a_hook_that_fails_gets_the_message_again(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"{")
+    calls = 0
+
+    async def bury(message: Message) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise RuntimeError("the dead-letter topic is away")
+
+    async with consumer_of(nsqd, topic, on_give_up=bury) as consumer:
+        async for message in consumer:
+            async with message:
+                message.decode(Order)
+            await until(lambda message=message: message.is_answered)  # type: ignore[misc]
+            if calls == 2:
+                break
+    await until(lambda: is_done(nsqd, topic))
+
+
+async def test_the_end_waits_for_hooks(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"{")
+    buried: list[bytes] = []
+
+    async def bury(message: Message) -> None:
+        await asyncio.sleep(0.3)
+        buried.append(message.body)
+
+    async with consumer_of(nsqd, topic, on_give_up=bury) as consumer, await anext(consumer) as message:
+        message.decode(Order)
+    assert buried == [b"{"]
+    assert is_done(nsqd, topic)
+
+
+async def test_an_error_of_another_message_is_a_failure_like_any(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"{", b"1", b"2")
+    async with consumer_of(nsqd, topic) as consumer:
+        async with await anext(consumer.batches(3, 5)) as batch:
+            assert len(batch) == 3
+            next(message for message in batch if message.body == b"{").decode()
+        await until(lambda: consumer.stats().given_up == 1)
+        assert consumer.stats().requeued == 2
+        for _ in range(2):
+            (await anext(consumer)).finish()
+    await until(lambda: is_done(nsqd, topic))
+
+
+async def test_or_raise_raises_and_gives_up(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"{")
+    async with consumer_of(nsqd, topic) as consumer:
+        with pytest.raises(DecodeFailed):
+            async with (await anext(consumer)).or_raise() as message:
+                message.decode(Order)
+        await until(lambda: consumer.stats().given_up == 1)
+
+
+def test_without_asyncio(nsqd: Nsqd, topic: str) -> None:
+    with sync.Producer(address_of(nsqd)) as producer:
+        producer.publish(topic, Order(7), encode="msgpack")
+        producer.publish(topic, b"\xc1")
+    orders: list[Order] = []
+    with sync.Consumer(topic, "ch", nsqd=address_of(nsqd), max_in_flight=5) as consumer:
+        for message in (next(consumer), next(consumer)):
+            with message:
+                orders.append(message.decode(Order, "msgpack"))
+    assert orders == [Order(7)]
+    assert consumer.stats().given_up == 1 and is_done(nsqd, topic)
