@@ -1,5 +1,8 @@
 """The Log API: what a log holds, reading it by range, and channels as positions in it."""
 
+import http.client
+import itertools
+import select
 import socket
 import threading
 import time
@@ -110,20 +113,81 @@ def test_long_polls_do_not_hold_up_a_stop(make_nsqd: Callable[..., Nsqd]) -> Non
     waiting.close()
 
 
-def test_too_many_long_polls_at_once_are_refused(make_nsqd: Callable[..., Nsqd]) -> None:
+def _long_polls(daemon: Nsqd, connections: int, host: str = "127.0.0.1") -> list[socket.socket]:
+    """Two on each connection, which is as many as may wait there."""
+    request = f"GET /log/info?topic=t&after={info(daemon, 't')['next']}&wait=50 HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+    opened = [socket.create_connection(daemon.http, source_address=(host, 0)) for _ in range(connections)]
+    for connection in opened:
+        connection.sendall(2 * request)
+    return opened
+
+
+def test_too_many_long_polls_of_one_peer_are_refused_until_it_leaves(make_nsqd: Callable[..., Nsqd]) -> None:
     daemon = make_nsqd()
     _publish(daemon, "t", 1)
-    request = f"GET /log/info?topic=t&after={info(daemon, 't')['next']}&wait=50 HTTP/1.1\r\nHost: x\r\n\r\n"
-    waiting = [socket.create_connection(daemon.http) for _ in range(4)]
-    for connection in waiting:
-        connection.sendall(request.encode() * 256)
     one_more = {"topic": "t", "after": info(daemon, "t")["next"], "wait": 0.2}
+    waiting = _long_polls(daemon, 256)
     eventually(lambda: daemon.get("/log/info", **one_more).status == 503)
-    _publish(daemon, "t", 1)
+    (another,) = _long_polls(daemon, 1, "127.0.0.2")
     for connection in waiting:
-        assert connection.recv(100).startswith(b"HTTP/1.1 200 OK")
         connection.close()
-    assert eventually(lambda: daemon.get("/log/info", **one_more).status == 200)
+    eventually(lambda: daemon.get("/log/info", **one_more).status == 200)
+    _publish(daemon, "t", 1)
+    assert another.recv(100).startswith(b"HTTP/1.1 200 OK")
+    another.close()
+
+
+def test_of_too_many_long_polls_the_oldest_is_answered_early(make_nsqd: Callable[..., Nsqd]) -> None:
+    daemon = make_nsqd()
+    _publish(daemon, "t", 1)
+    (first,) = _long_polls(daemon, 1, "127.0.0.9")
+    waiting = [_long_polls(daemon, 250, f"127.0.0.{number}") for number in (1, 2)]
+    waiting.append(_long_polls(daemon, 12, "127.0.0.3"))
+    assert first.recv(100).startswith(b"HTTP/1.1 200 OK")
+    assert not select.select([waiting[-1][-1]], [], [], 0)[0]
+    for connection in [first, *itertools.chain(*waiting)]:
+        connection.close()
+
+
+def test_a_long_poll_whose_client_sends_no_more_is_answered_at_once(make_nsqd: Callable[..., Nsqd]) -> None:
+    """It may be gone, or it may only have closed its side: either way the place is free."""
+    daemon = make_nsqd()
+    _publish(daemon, "t", 1)
+    (connection,) = _long_polls(daemon, 1)
+    connection.shutdown(socket.SHUT_WR)
+    answer = b""
+    while data := connection.recv(65536):
+        answer += data
+    assert answer.count(b"HTTP/1.1 200 OK") == 2
+    connection.close()
+
+
+def test_the_slowest_reader_makes_room(make_nsqd: Callable[..., Nsqd]) -> None:
+    daemon = make_nsqd()
+    for _ in range(8):
+        _publish(daemon, "t", 20, size=200_000)
+    now = info(daemon, "t")
+    path = f"/log/read?topic=t&from={now['first']}&to={now['next']}"
+    slow = []
+    for host in ("127.0.0.1", "127.0.0.2"):
+        for _ in range(64):
+            slow.append(socket.socket())
+            slow[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow[-1].bind((host, 0))
+            slow[-1].connect(daemon.http)
+            slow[-1].sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    eventually(lambda: daemon.get("/log/read", topic="t", **{"from": now["first"], "to": now["next"]}).status == 503)
+    reading = http.client.HTTPConnection(*daemon.http, timeout=30, source_address=("127.0.0.3", 0))
+
+    def read() -> bool:
+        reading.request("GET", path)
+        answer = reading.getresponse()
+        return len(answer.read()) == now["bytes"] and answer.status == 200
+
+    assert eventually(read)
+    reading.close()
+    for connection in slow:
+        connection.close()
 
 
 @pytest.mark.parametrize(

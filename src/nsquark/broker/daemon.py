@@ -5,7 +5,9 @@ import os
 import shutil
 import ssl
 import uuid
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from nsquark import NSQ_VERSION
 from nsquark.broker.auth import AuthServers
@@ -29,7 +31,7 @@ from nsquark.log.cache import ChunkCache
 from nsquark.log.files import write_atomically
 from nsquark.log.sequences import Sequences
 from nsquark.log.shared import LogSettings, LogShared
-from nsquark.web.addresses import host_to_bind, listen, show_address, split_address
+from nsquark.web.addresses import BACKLOG, host_to_bind, listen, show_address, split_address
 from nsquark.web.browsers import BrowserGuard
 from nsquark.web.descriptors import Descriptors
 from nsquark.web.server import HttpServer, Limits
@@ -188,7 +190,7 @@ class Nsqd:
             bound = listen(address)
             shown, self.tcp_port = show_address(bound.getsockname()), int(bound.getsockname()[1])
         make = self.loop.create_unix_server if self.tcp_port == -1 else self.loop.create_server
-        self._tcp = await make(lambda: Session(self), sock=bound)
+        self._tcp = await make(lambda: Session(self), sock=bound, backlog=BACKLOG)
         self.logger.info(f"TCP: listening on {shown}")
 
     async def stop(self) -> None:
@@ -457,10 +459,11 @@ class Nsqd:
         error = self.logs.disk.error
         return "OK" if error is None else f"NOK - {error}"
 
-    def spawn(self, work) -> None:  # type: ignore[no-untyped-def]
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 async def _listen_http(server: HttpServer, address: str, tls: ssl.SSLContext | None) -> tuple[int, str]:

@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import re
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from nsquark import NSQ_VERSION
 from nsquark.broker import stats_text, topology
 from nsquark.broker.channel import Channel
+from nsquark.broker.commits import settled
 from nsquark.broker.exposition import CONTENT_TYPE
 from nsquark.broker.http_auth import HttpAuth, Rule
 from nsquark.broker.http_config import ConfigApi
 from nsquark.broker.logapi import LogApi
 from nsquark.broker.memory import memory_stats
 from nsquark.broker.metrics import metrics_text
-from nsquark.broker.stats import PACE_ROWS, Stats, collect_stats
-from nsquark.broker.topic import Topic, TopicExiting
+from nsquark.broker.stats import Pace, Stats, collect_stats, stats_as_json
+from nsquark.broker.together import Together
+from nsquark.broker.topic import Buffer, Topic, TopicExiting
 from nsquark.cli.hosts import HOSTNAME
 from nsquark.kernel.arena import MPUB_BAD_SIZE, MPUB_INCOMPLETE, MPUB_TOO_BIG, measure_mpub
-from nsquark.kernel.publish import HttpIntake, ReplyQueue
+from nsquark.kernel.mpub import measure_lines, size_lines
+from nsquark.kernel.publish import MPUB_TURN_MESSAGES_MAX, HttpIntake, ReplyQueue
 from nsquark.kernel.tail import Commit
-from nsquark.web.messages import TEXT_TYPE, Handler, Pending, Request, Response, empty, error, json, plain, text
+from nsquark.web.messages import (
+    JSON_TYPE,
+    NSQ_HEADER,
+    TEXT_TYPE,
+    Handler,
+    Pending,
+    Request,
+    Response,
+    empty,
+    error,
+    json,
+    plain,
+    text,
+)
 from nsquark.web.router import Router
 from nsquark.wire.names import is_valid_name
 from nsquark.wire.quote import quote
@@ -34,6 +50,7 @@ if TYPE_CHECKING:
     from nsquark.broker.daemon import Nsqd
 
 INT64_MAX: Final = 2**63 - 1
+INT64_DIGITS: Final = len(str(INT64_MAX))
 MESSAGE_BYTES_MIN: Final = 5
 """Of a message in a binary /mpub: its size and one byte."""
 
@@ -55,6 +72,8 @@ CONTENT_LENGTH: Final = re.compile(rb"(?<=\r\ncontent-length: )[0-9]+(?=\r\n)", 
 
 OFF_WORDS: Final = ("false", "0")
 ON_WORDS: Final = ("true", "1")
+
+PublishAnswer = Response | Pending | Coroutine[Any, Any, Response]
 
 
 class Refused(Exception):
@@ -79,12 +98,24 @@ class PubReplies(ReplyQueue):
         return _refusal(error).wire()
 
 
+@dataclass(frozen=True, slots=True)
+class StatsQuery:
+    """What a request to /stats asks for; equal ones get the same answer."""
+
+    topic: str
+    channel: str
+    include_clients: bool
+    include_memory: bool
+    as_json: bool
+
+
 class Api:
     def __init__(self, nsqd: Nsqd) -> None:
         self.nsqd = nsqd
         self._auth = HttpAuth(nsqd)
         self.log_api = LogApi(nsqd, self._auth)
         self._started_ns = time.monotonic_ns()
+        self._together: Together[Response] = Together()
 
     def router(self) -> Router:
         router = Router()
@@ -170,25 +201,37 @@ class Api:
         if not request.query_ok:
             return error(400, "INVALID_REQUEST")
         query = request.query
-        stats = await collect_stats(
-            self.nsqd,
+        asked = StatsQuery(
             topic=query.get("topic", ""),
             channel=query.get("channel", ""),
             include_clients=query.get("include_clients") not in OFF_WORDS,
+            include_memory=query.get("include_mem") not in OFF_WORDS,
+            as_json=query.get("format") == "json",
         )
-        if query.get("include_mem") not in OFF_WORDS:
+        return await self._together.get(asked, lambda: self._stats(asked))
+
+    async def _stats(self, asked: StatsQuery) -> Response:
+        stats = await collect_stats(
+            self.nsqd, topic=asked.topic, channel=asked.channel, include_clients=asked.include_clients
+        )
+        if asked.include_memory:
             stats.memory = memory_stats()
-        return json(stats) if query.get("format") == "json" else await self._stats_as_text(stats)
+        if not asked.as_json:
+            return await self._stats_as_text(stats)
+        return Response(body=await stats_as_json(stats), content_type=JSON_TYPE, headers=(NSQ_HEADER,))
 
     async def metrics(self, request: Request) -> Response:
+        return await self._together.get("metrics", self._metrics)
+
+    async def _metrics(self) -> Response:
         return Response(body=(await metrics_text(self.nsqd)).encode(), content_type=CONTENT_TYPE)
 
     async def _stats_as_text(self, stats: Stats) -> Response:
         lines: list[str] = []
+        pace = Pace()
         for line in stats_text.lines(stats, time.monotonic_ns() - self._started_ns):
             lines.append(line)
-            if len(lines) % PACE_ROWS == 0:
-                await asyncio.sleep(0)
+            await pace.step()
         return text("\n".join(lines) + "\n")
 
     # -- publishing --------------------------------------------------------------------------------------
@@ -224,7 +267,7 @@ class Api:
         before, behind = around_length
         return HttpIntake(topic.log, PubReplies(OK.wire(), write, None), before, behind, self.nsqd.options.max_msg_size)
 
-    def mpub(self, request: Request) -> Response | Pending:
+    def mpub(self, request: Request) -> PublishAnswer:
         try:
             topic = self._topic_to_publish(request)
             binary = request.query.get("binary", "false")
@@ -239,20 +282,17 @@ class Api:
         except (TopicExiting, OSError) as failure:
             return _refusal(failure)
 
-    def _mpub_text(self, topic: Topic, body: bytes) -> Response | Pending:
-        """A message per line; all of them in one commit, so all or none."""
-        messages = [line for line in body.split(b"\n") if line]
-        if not messages:
-            return OK
-        if max(map(len, messages)) > self.nsqd.options.max_msg_size:
-            return MSG_TOO_BIG
-        sized = bytearray()
-        for message in messages:
-            sized += len(message).to_bytes(4, "big")
-            sized += message
-        return _answered_by(topic.publish_sized(sized, 0, len(sized), len(messages)))
+    def _mpub_text(self, topic: Topic, body: bytes) -> PublishAnswer:
+        """A message per line."""
+        count = measure_lines(body, self.nsqd.options.max_msg_size)
+        if count <= 0:
+            return MSG_TOO_BIG if count < 0 else OK
+        if count > MPUB_TURN_MESSAGES_MAX:
+            return self._publish_parts(topic, _parts_of_lines(body))
+        sized, _, _ = size_lines(body, 0, count)
+        return _answered_by(topic.publish_sized(sized, 0, len(sized), count))
 
-    def _mpub_binary(self, topic: Topic, body: bytes) -> Response | Pending:
+    def _mpub_binary(self, topic: Topic, body: bytes) -> PublishAnswer:
         """As MPUB over TCP, without the size of the whole."""
         options = self.nsqd.options
         count = int.from_bytes(body[:4], "big", signed=True)
@@ -261,7 +301,21 @@ class Api:
         end, _, _, _ = measure_mpub(body, 4, len(body), count, options.max_msg_size)
         if end in (MPUB_INCOMPLETE, MPUB_BAD_SIZE, MPUB_TOO_BIG):
             return BAD_MESSAGE
+        if count > MPUB_TURN_MESSAGES_MAX:
+            return self._publish_parts(topic, _parts_of_sized(body[:end], count, options.max_msg_size))
         return _answered_by(topic.publish_sized(body, 4, end, count))
+
+    async def _publish_parts(self, topic: Topic, parts: Iterator[tuple[Buffer, int, int, int]]) -> Response:
+        """More than one turn may take: a commit for each part. The first that fails is the last; so it is in NSQ."""
+        try:
+            for part in parts:
+                commit = topic.publish_sized(*part)
+                await settled(commit)
+                if commit.error is not None:
+                    return _refusal(commit.error)
+        except (TopicExiting, OSError) as failure:
+            return _refusal(failure)
+        return OK
 
     def _topic_to_publish(self, request: Request) -> Topic:
         """Made if it is not there, before the rest of the request is looked at, as in NSQ."""
@@ -373,6 +427,25 @@ def _outcome(commit: Commit) -> Response:
     return OK if commit.error is None else _refusal(commit.error)
 
 
+def _parts_of_lines(body: bytes) -> Iterator[tuple[Buffer, int, int, int]]:
+    """What `publish_sized` wants, for a turn each."""
+    pos = 0
+    while pos < len(body):
+        sized, count, pos = size_lines(body, pos, MPUB_TURN_MESSAGES_MAX)
+        if count:
+            yield sized, 0, len(sized), count
+
+
+def _parts_of_sized(body: bytes, left: int, size_max: int) -> Iterator[tuple[Buffer, int, int, int]]:
+    """The same of messages that have their sizes and were measured before."""
+    pos = 4
+    while left:
+        count = min(left, MPUB_TURN_MESSAGES_MAX)
+        end = measure_mpub(body, pos, len(body), count, size_max)[0]
+        yield body, pos, end, count
+        pos, left = end, left - count
+
+
 def _answered_by(commit: Commit) -> Response | Pending:
     if commit.is_settled:
         return _outcome(commit)
@@ -399,7 +472,8 @@ def _valid(name: str, code: str) -> str:
 def _int64(word: str) -> int | None:
     """A decimal number as Go reads it: a sign may lead, nothing else is allowed, and it has 64 bits."""
     digits = word[1:] if word[:1] in ("+", "-") else word
-    if not (digits.isascii() and digits.isdigit()):
+    if not (digits.isascii() and digits.isdigit()) or len(digits.lstrip("0")) > INT64_DIGITS:
         return None
-    value = -int(digits) if word[0] == "-" else int(digits)
+    value = int(digits.lstrip("0") or "0")
+    value = -value if word[0] == "-" else value
     return value if -INT64_MAX - 1 <= value <= INT64_MAX else None

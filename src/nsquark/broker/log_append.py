@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nsquark.broker.commits import settled
 from nsquark.broker.log_arguments import Arguments, Refusal, require_stored
 from nsquark.broker.topic import Topic
 from nsquark.kernel.arena import MPUB_TOO_BIG, measure_mpub
-from nsquark.kernel.tail import Commit
 from nsquark.log.staging import (
     COUNT_BYTES,
     PARTS_MAX,
@@ -61,16 +61,17 @@ class AppendApi:
         found = self._staging.find(topic, token)
         if found is not None and found.is_appending:
             raise Refusal(409, "APPENDING", reason="this token is being appended; ask /log/append for the outcome")
-        stage = await self._add_part(topic, token, number, body, count, log_bytes)
+        stage = await self._add_part(topic, token, number, body, count, log_bytes, request.peer)
         return {"duplicate": False, "part": number, "count": count, "parts": len(stage.parts), "staged": stage.count}
 
     async def _add_part(
-        self, topic: Topic, token: bytes, number: int, body: bytearray, count: int, log_bytes: int
+        self, topic: Topic, token: bytes, number: int, body: bytearray, count: int, log_bytes: int, peer: str
     ) -> Stage:
         assert topic.directory is not None
         self._require_disk(log_bytes)
+        self._make_room(log_bytes)
         try:
-            stage, part = self._staging.begin_part(topic, topic.directory, token, number, count, log_bytes)
+            stage, part = self._staging.begin_part(topic, topic.directory, token, number, count, log_bytes, peer)
         except AppendTooBig as too_big:
             raise Refusal(413, "APPEND_TOO_BIG", reason=str(too_big)) from None
         except StagingFull as full:
@@ -142,7 +143,7 @@ class AppendApi:
             now_ns = time.time_ns()
             work = self._prepare(stage, now_ns)
             commit = topic.log.append_unit(work, now_ns)
-            await _settled(commit)
+            await settled(commit)
             if commit.error is not None:
                 reason = f"{commit.error}; what was staged is still there"
                 raise Refusal(404 if topic.is_exiting else 503, "APPEND_FAILED", reason=reason)
@@ -194,6 +195,11 @@ class AppendApi:
 
         self._nsqd.logs.run(work, lambda error: None)
 
+    def _make_room(self, log_bytes: int) -> None:
+        if not self._staging.has_room(log_bytes):
+            before = self._staging.staged_bytes
+            self._delete(self._staging.drop_slowest(log_bytes), before - self._staging.staged_bytes)
+
     def _clean_later(self) -> None:
         if not self._cleaning:
             self._cleaning = True
@@ -216,18 +222,3 @@ class AppendApi:
         outcome: asyncio.Future[Exception | None] = self._nsqd.loop.create_future()
         self._nsqd.logs.run(work, outcome.set_result)
         return await outcome
-
-
-class _Settled:
-    def __init__(self, outcome: asyncio.Future[None]) -> None:
-        self._outcome = outcome
-
-    def committed(self, commit: Commit) -> None:
-        self._outcome.set_result(None)
-
-
-async def _settled(commit: Commit) -> None:
-    if not commit.is_settled:
-        outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        commit.waiters.append(_Settled(outcome))
-        await outcome

@@ -12,6 +12,7 @@ from nsquark.broker.http_auth import HttpAuth, Rule
 from nsquark.broker.log_append import AppendApi
 from nsquark.broker.log_arguments import INT64_MAX, Arguments, Refusal, extra_headers, invalid
 from nsquark.broker.log_channels import ChannelPositions
+from nsquark.broker.places import NoPlace, Places
 from nsquark.broker.topic import Topic
 from nsquark.log.planning import Part, plan
 from nsquark.log.reading import RangeReader, TimeSearch
@@ -23,9 +24,14 @@ if TYPE_CHECKING:
 
 INFO_WAIT_S_MAX = 60.0
 INFO_WAITERS_MAX = 1024
+INFO_WAITERS_PER_PEER_MAX = 512
+"""One more in all, and the one that waits longest is answered early."""
 READ_PIECE_BYTES = 512 << 10
-READS_MAX = 64
+READS_MAX = 128
 """Ranges being streamed at once: each takes a piece and the connection's buffer in memory."""
+READS_PER_PEER_MAX = 64
+READ_PATIENCE_S = 1.0
+"""A reader that took nothing for so long is cut off when its place is needed."""
 READ_THREADS_MAX = 2
 PLAN_PARTS_MAX = 4096
 NS_PER_MS = 1_000_000
@@ -47,8 +53,8 @@ class LogApi:
         self.threads = ThreadPoolExecutor(READ_THREADS_MAX, thread_name_prefix="read")
         self.channels = ChannelPositions(self)
         self._append = AppendApi(self)
-        self._waiters = 0
-        self._reads = 0
+        self._waiters = Places(INFO_WAITERS_MAX, INFO_WAITERS_PER_PEER_MAX, 0.0)
+        self._reads = Places(READS_MAX, READS_PER_PEER_MAX, READ_PATIENCE_S)
 
     def add_routes(self, router: Router) -> None:
         body_bytes = self.nsqd.options.max_body_size
@@ -111,22 +117,25 @@ class LogApi:
         wait_s = arguments.seconds("wait", INFO_WAIT_S_MAX)
         after = arguments.number("after", 0, INT64_MAX, topic.log.head)
         if wait_s and topic.log.head <= after:
-            await self._wait_beyond(topic, after, wait_s)
+            await self._wait_beyond(topic, after, wait_s, request)
         if topic.is_exiting:
             raise Refusal(404, "TOPIC_NOT_FOUND")
         return _info(topic)
 
-    async def _wait_beyond(self, topic: Topic, after: int, wait_s: float) -> None:
-        if self._waiters >= INFO_WAITERS_MAX:
-            raise Refusal(503, "TOO_MANY_WAITERS", reason=f"{INFO_WAITERS_MAX} requests are waiting; try again later")
-        self._waiters += 1
+    async def _wait_beyond(self, topic: Topic, after: int, wait_s: float, request: Request) -> None:
         ended = asyncio.Event()
+        try:
+            place = self._waiters.take(request.peer, ended.set)
+        except NoPlace as full:
+            raise Refusal(503, "TOO_MANY_WAITERS", reason=f"{full}; try again later") from None
+        request.on_left = ended.set
         # As nsqd's own task, which ends when nsqd is told to stop; this request is then answered at once.
-        self.nsqd.spawn(_until_beyond(topic, after, wait_s, ended))
+        waiting = self.nsqd.spawn(_until_beyond(topic, after, wait_s, ended))
         try:
             await ended.wait()
         finally:
-            self._waiters -= 1
+            place.free()
+            waiting.cancel()
 
     # -- /log/at -----------------------------------------------------------------------------------------
 
@@ -179,16 +188,19 @@ class LogApi:
             assert segments is not None
             if low < segments.removed.to:
                 raise Refusal(410, "REMOVED", first=topic.log.extents.first, removed_to=segments.removed.to)
-            if self._reads >= READS_MAX:
-                raise Refusal(503, "TOO_MANY_READS", reason=f"{READS_MAX} ranges are being read; try again later")
+            self._reads.check(request.peer)
+        except NoPlace as full:
+            return self.refuse(Refusal(503, "TOO_MANY_READS", reason=f"{full}; try again later"))
         except Refusal as refusal:
             return self.refuse(refusal)
-        pieces = self._pieces(RangeReader(segments, low, min(high, topic.log.head)))
+        pieces = self._pieces(RangeReader(segments, low, min(high, topic.log.head)), request.peer)
         return StreamResponse(200, OCTETS, extra_headers(self.nsqd.node.id, 200), pieces)
 
-    async def _pieces(self, reader: RangeReader) -> AsyncIterator[bytes]:
+    async def _pieces(self, reader: RangeReader, peer: str) -> AsyncIterator[bytes]:
         """The next piece is read while the last one is being sent."""
-        self._reads += 1
+        sending = asyncio.current_task()
+        assert sending is not None
+        place = self._reads.take(peer, sending.cancel)
         following: asyncio.Future[bytes] | None = None
         try:
             reader.open()
@@ -196,8 +208,9 @@ class LogApi:
             while piece := await following:
                 following = self._next_piece(reader)
                 yield piece
+                place.got_on()
         finally:
-            self._reads -= 1
+            place.free()
             if following is not None:
                 following.cancel()
             self.threads.submit(reader.close)

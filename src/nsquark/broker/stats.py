@@ -1,7 +1,7 @@
 """The numbers of /stats: their names, their order, and which are left out, as in NSQ.
 
-A broker may have thousands of channels, so collecting lets others run every PACE_ROWS rows; what is deleted meanwhile
-is left out.
+A broker may have thousands of channels, so collecting lets others run in between; what is deleted meanwhile is left
+out.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from nsquark import NSQ_VERSION
 from nsquark.broker.latency import Sketch
 from nsquark.broker.memory import MemoryStats
 from nsquark.broker.topology import Closeness, is_shown
+from nsquark.web.fairness import TURN_NS_MAX
+from nsquark.web.messages import encode_json
 
 if TYPE_CHECKING:
     from nsquark.broker.channel import Channel
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from nsquark.broker.session import Session
     from nsquark.broker.topic import Topic
 
-PACE_ROWS: Final = 500
 CLIENT_VERSION: Final = "V2"
 """Of the protocol, not of the client; there is no other."""
 
@@ -121,16 +122,15 @@ class Stats(msgspec.Struct, kw_only=True, gc=False):
 
 
 class Pace:
-    """Counts rows, and says when it is time to let others run."""
+    """Lets others run when a turn's time is used up; to be asked after each row."""
 
     def __init__(self) -> None:
-        self._rows = 0
+        self._until_ns = time.monotonic_ns() + TURN_NS_MAX
 
-    async def step(self, rows: int = 1) -> None:
-        self._rows += rows
-        if self._rows >= PACE_ROWS:
-            self._rows = 0
+    async def step(self) -> None:
+        if time.monotonic_ns() > self._until_ns:
             await asyncio.sleep(0)
+            self._until_ns = time.monotonic_ns() + TURN_NS_MAX
 
 
 async def collect_stats(nsqd: Nsqd, *, topic: str = "", channel: str = "", include_clients: bool = True) -> Stats:
@@ -144,13 +144,26 @@ async def collect_stats(nsqd: Nsqd, *, topic: str = "", channel: str = "", inclu
     for each in chosen:
         if not each.is_exiting and (not channel or channel in each.channels):
             stats.topics.append(await _topic_stats(each, topic, channel, include_clients, pace))
-            await pace.step()
+        await pace.step()
     if include_clients and nsqd.producers:
         stats.producers = []
         for session in list(nsqd.producers):
             stats.producers.append(_client_stats(session, topic))
             await pace.step()
     return stats
+
+
+async def stats_as_json(stats: Stats) -> bytes:
+    """Topic by topic, since the whole takes a while for a broker of many."""
+    pace = Pace()
+    written: list[msgspec.Raw] = []
+    for topic in stats.topics or ():
+        written.append(msgspec.Raw(encode_json(topic)))
+        await pace.step()
+    shown = {name: getattr(stats, name) for name in stats.__struct_fields__}
+    if stats.topics is not None:
+        shown["topics"] = written
+    return encode_json({name: value for name, value in shown.items() if value is not UNSET})
 
 
 async def _topic_stats(
@@ -161,9 +174,12 @@ async def _topic_stats(
     for name in names:
         channel = topic.channels.get(name)
         if channel is not None:
-            clients = [_client_stats(each, topic_filter) for each in channel.sessions] if include_clients else None
-            channels.append(_channel_stats(channel, clients))
-            await pace.step(1 + len(channel.sessions))
+            clients: list[ClientStats] = []
+            for session in list(channel.sessions) if include_clients else ():
+                clients.append(_client_stats(session, topic_filter))
+                await pace.step()
+            channels.append(_channel_stats(channel, clients if include_clients else None))
+            await pace.step()
     return TopicStats(
         topic_name=topic.name,
         channels=channels,

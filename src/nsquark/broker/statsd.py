@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from nsquark.broker.http_config import statsd_prefix
 from nsquark.broker.memory import MemoryStats, memory_stats
-from nsquark.broker.stats import PACE_ROWS, ChannelStats, Latency, Stats, TopicStats, collect_stats
+from nsquark.broker.stats import ChannelStats, Latency, Pace, Stats, TopicStats, collect_stats
 from nsquark.web.addresses import split_address
 from nsquark.wire.names import is_ephemeral
 
@@ -99,10 +99,10 @@ class StatsdPusher:
         stats = await collect_stats(self._nsqd, include_clients=False)
         memory = memory_stats() if self._nsqd.options.statsd_mem_stats else None
         lines: list[bytes] = []
+        pace = Pace()
         for line in self._keys(stats, memory):
             lines.append(f"{prefix}{line}\n".encode())
-            if len(lines) % PACE_ROWS == 0:
-                await asyncio.sleep(0)
+            await pace.step()
         self._last, self._seen = self._seen, {}
         return lines
 

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""From messages to what MPUB wants; from an Arrow column of them with no Python object per row.
+"""From messages to what MPUB wants: from lines of text, or an Arrow column, with no Python object per message.
 
 Arrow: data, and i32 offsets: row i lies at offsets[i] .. offsets[i + 1]
 MPUB:  i32 count, then i32 size and bytes of each message, big endian
@@ -183,3 +183,60 @@ def _word(data: cython.const[cython.uchar][::1], pos: cython.longlong, size: cyt
         return word
     else:
         return int.from_bytes(data[pos : pos + size], sys.byteorder)
+
+
+_NEWLINE = cython.declare(cython.uchar, 10)
+
+
+def measure_lines(data: cython.const[cython.uchar][::1], size_max: cython.longlong) -> cython.longlong:
+    """How many lines are not empty; -1 if one is longer than `size_max`."""
+    count: cython.longlong = 0
+    start: cython.longlong = 0
+    end: cython.longlong = len(data)
+    at: cython.longlong = 0
+    while at <= end:
+        if at == end or data[at] == _NEWLINE:
+            if at - start > size_max:
+                return -1
+            if at > start:
+                count += 1
+            start = at + 1
+        at += 1
+    return count
+
+
+def size_lines(
+    data: cython.const[cython.uchar][::1], pos: cython.longlong, count_max: cython.longlong
+) -> tuple[bytearray, int, int]:
+    """The next lines that are not empty, each behind its size as in MPUB; how many, and where the rest starts."""
+    end: cython.longlong = len(data)
+    first: cython.longlong = pos
+    start: cython.longlong = pos
+    at: cython.longlong = pos
+    count: cython.longlong = 0
+    size: cython.longlong = 0
+    while at <= end and count < count_max:
+        if at == end or data[at] == _NEWLINE:
+            if at > start:
+                count += 1
+                size += _SIZE_BYTES + at - start
+            start = at + 1
+        at += 1
+    rest: cython.longlong = start if start < end else end
+    sized: bytearray = bytearray(size)
+    out: cython.uchar[::1] = sized
+    used: cython.longlong = 0
+    start = at = first
+    while used < size:
+        if at == end or data[at] == _NEWLINE:
+            if at > start:
+                _put_u32(out, used, at - start)
+                used += _SIZE_BYTES
+                if cython.compiled:
+                    memcpy(cython.address(out[used]), cython.address(data[start]), at - start)
+                else:
+                    out[used : used + at - start] = data[start:at]
+                used += at - start
+            start = at + 1
+        at += 1
+    return sized, count, rest

@@ -25,6 +25,10 @@ STAGE_BYTES_MAX = 64 << 20
 STAGED_BYTES_MAX = 1 << 30
 """Of all stages of an nsqd."""
 STAGES_MAX = 1000
+PEER_SHARE = 2
+"""One peer may have a half of either; of all, what was left alone for longest makes room for others."""
+STAGE_PATIENCE_S = 60.0
+"""A stage that got no part for so long may have to."""
 PARTS_MAX = 10_000
 """Part numbers are below this."""
 STAGE_IDLE_S = 600.0
@@ -66,6 +70,7 @@ class Stage:
 
     token: bytes
     directory: Path
+    peer: str = ""
     parts: dict[int, StagedPart] = field(default_factory=dict)
     log_bytes: int = 0
     arriving: int = 0
@@ -111,22 +116,31 @@ class Staging:
         """Those that have stages."""
         return {topic for topic, _ in self._stages}
 
+    def has_room(self, log_bytes: int) -> bool:
+        """For one more stage, with a part of so many bytes."""
+        return self.staged_bytes + log_bytes <= STAGED_BYTES_MAX and len(self._stages) < STAGES_MAX
+
     def find(self, topic: Hashable, token: bytes) -> Stage | None:
         return self._stages.get((topic, token))
 
     def begin_part(
-        self, topic: Hashable, directory: Path, token: bytes, number: int, count: int, log_bytes: int
+        self, topic: Hashable, directory: Path, token: bytes, number: int, count: int, log_bytes: int, peer: str = ""
     ) -> tuple[Stage, StagedPart]:
         """Makes room for a part; then `write_part` in a thread, then `end_part`."""
         stage = self._stages.get((topic, token))
         if (stage.bytes_beside(number) if stage is not None else 0) + log_bytes > STAGE_BYTES_MAX:
             raise AppendTooBig(f"an append has at most {STAGE_BYTES_MAX} bytes: split it, each piece with a token")
+        own = [each for each in self._stages.values() if each.peer == peer] if peer else []
+        if sum(each.log_bytes for each in own) + log_bytes > STAGED_BYTES_MAX // PEER_SHARE:
+            raise StagingFull(f"{peer} has staged {STAGED_BYTES_MAX // PEER_SHARE} bytes: append or abort some of them")
+        if stage is None and len(own) >= STAGES_MAX // PEER_SHARE:
+            raise StagingFull(f"{peer} has staged {STAGES_MAX // PEER_SHARE} appends: append or abort some of them")
         if self.staged_bytes + log_bytes > STAGED_BYTES_MAX:
             raise StagingFull(f"{STAGED_BYTES_MAX} bytes are staged: append or abort some of them, or try again later")
         if stage is None:
             if len(self._stages) >= STAGES_MAX:
                 raise StagingFull(f"{STAGES_MAX} appends are staged: append or abort some of them, or try again later")
-            stage = self._stages[topic, token] = Stage(token, directory / DIRECTORY)
+            stage = self._stages[topic, token] = Stage(token, directory / DIRECTORY, peer)
         self._serial += 1
         stage.arriving += 1
         stage.log_bytes += log_bytes
@@ -166,6 +180,21 @@ class Staging:
         for (topic, _), stage in list(self._stages.items()):
             if stage.used_s < before and not stage.arriving and not stage.is_appending:
                 paths += self.drop(topic, stage)
+        return paths
+
+    def drop_slowest(self, log_bytes: int) -> list[Path]:
+        """Makes room for a part of so many bytes, at the cost of what nobody seems to come back to; files to delete."""
+        paths: list[Path] = []
+        before = time.monotonic() - STAGE_PATIENCE_S
+        idle = [
+            (stage.used_s, topic, stage)
+            for (topic, _), stage in self._stages.items()
+            if stage.used_s < before and not stage.arriving and not stage.is_appending
+        ]
+        for _, topic, stage in sorted(idle, key=lambda each: each[0]):
+            if self.has_room(log_bytes):
+                break
+            paths += self.drop(topic, stage)
         return paths
 
     def drop_topic(self, topic: Hashable) -> None:

@@ -15,6 +15,7 @@ from nsquark.cli.durations import Duration
 from nsquark.cli.logs import Level
 from nsquark.web.addresses import show_address
 from nsquark.web.certificates import common_name
+from nsquark.web.fairness import TURN_NS_MAX
 from nsquark.web.messages import Answer, Lane, LaneMaker, Pending, Request, Response, StreamResponse, error, plain
 from nsquark.web.reader import INTERNAL_ERROR, KEEP, UNIX_REMOTE, Persistence, RequestReader
 from nsquark.web.router import BAD_REQUEST, Target
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 # The parser cannot stop in the middle of what it is fed, so it is fed no more than this at a time: that
 # bounds how many tiny requests are read before the limits are looked at again.
 FEED_BYTES_MAX: Final = 16 * 1024
+# A read of so much is followed by another at once, by event loops that read until a socket is empty.
+LARGE_READ_BYTES: Final = 64 * 1024
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 TOO_SLOW: Final = plain(408, "408 Request Timeout", close=True)
@@ -42,7 +45,10 @@ class Slot(msgspec.Struct, eq=False):
     # 0 if the request is not for the log.
     started_ns: int
     answer: Answer | None = None
-    streaming: asyncio.Task[None] | None = None
+    # The handler, if it waits for something, or the sending of a long answer.
+    task: asyncio.Task[None] | None = None
+    # What its handler takes of `waiting_handlers` while it waits: a change takes all, since changes keep their order.
+    share: int = 0
 
 
 class HttpConnection(asyncio.Protocol):
@@ -50,7 +56,8 @@ class HttpConnection(asyncio.Protocol):
 
     * Requests are in one of four places, oldest first: `_slots` (with a handler, answer not sent), `_held`
       (read, waiting because too much is being answered or sent), `_reader` (half read), `_unread` (bytes).
-    * Reading is paused while `_held` or `_unread` is not empty or the peer does not take what is sent.
+    * Reading is paused while `_held` or `_unread` is not empty, the peer does not take what is sent, or the others
+      have their turn.
     * While a lane owes answers no other request is given to its handler, so that answers keep their order.
     * Between turns of the loop `_out` is empty; within one (`_busy`) answers gather there for one write.
     """
@@ -75,11 +82,14 @@ class HttpConnection(asyncio.Protocol):
         "_remote",
         "_request_tick",
         "_server",
+        "_shares",
         "_slots",
         "_stalled_bytes",
         "_stalled_tick",
         "_transport",
+        "_turn_due",
         "_unread",
+        "_until_ns",
         "_writable",
         "_write_paused",
     )
@@ -94,6 +104,7 @@ class HttpConnection(asyncio.Protocol):
         self._unread = b""
         self._held: deque[tuple[Request, Persistence]] = deque()
         self._slots: deque[Slot] = deque()
+        self._shares = 0
         # The short way for the next request, and the target of the last one that might have had it.
         self._lane: Lane | None = None
         self._lane_target: Target | None = None
@@ -109,6 +120,9 @@ class HttpConnection(asyncio.Protocol):
         self._lingering = False
         self._reading = True
         self._write_paused = False
+        # When this turn's time is over, 0 before its first request; whether the next turn is waited for.
+        self._until_ns = 0
+        self._turn_due = False
         self._writable: asyncio.Future[None] | None = None
         # By the server's clock: last data, start of a half read request, last change of a full buffer.
         self._data_tick = server.tick
@@ -153,15 +167,21 @@ class HttpConnection(asyncio.Protocol):
         if self._unread:
             self._unread += data
         elif len(data) <= FEED_BYTES_MAX and not self._held:
+            self._until_ns = 0
             self._feed(data)
         else:
             self._unread = data
             self._pump()
+            if len(data) >= LARGE_READ_BYTES:
+                self._give_way()
 
     def eof_received(self) -> bool:
         """A client may close its side and still wait for answers; TLS has no such half."""
         self._eof = True
-        return bool(self._slots or self._held or self._is_lane_busy) and not self._ended and not self._https
+        for slot in self._slots:
+            if slot.request.on_left is not None:
+                slot.request.on_left()
+        return self._is_answering and not self._ended and not self._https
 
     def pause_writing(self) -> None:
         self._write_paused = True
@@ -184,8 +204,9 @@ class HttpConnection(asyncio.Protocol):
         if self._writable is not None:
             self._writable.cancel()
         for slot in self._slots:
-            if slot.streaming is not None:
-                slot.streaming.cancel()
+            # A change that has begun goes on without its client; what only reads ends with it.
+            if slot.task is not None and (slot.request.method == "GET" or slot.answer is not None):
+                slot.task.cancel()
         self._slots.clear()
         self._reader.release()
 
@@ -215,6 +236,9 @@ class HttpConnection(asyncio.Protocol):
             (self._slots or self._out or self._write_paused or self._lane is not None) and self._is_full()
         ):
             self._held.append((request, persistence))
+        elif self._is_time_over():
+            self._held.append((request, persistence))
+            self._give_way()
         else:
             self._dispatch(request, persistence)
 
@@ -230,7 +254,31 @@ class HttpConnection(asyncio.Protocol):
             or self._is_lane_busy
             or self._out_bytes > limits.write_buffer_bytes
             or len(self._slots) >= limits.pipelined_requests
+            or self._shares >= limits.waiting_handlers
         )
+
+    def _is_time_over(self) -> bool:
+        now_ns = time.monotonic_ns()
+        if not self._until_ns:
+            self._until_ns = now_ns + TURN_NS_MAX
+        return now_ns > self._until_ns
+
+    def _give_way(self) -> None:
+        """Reads and answers no more until the others had their turn."""
+        if not self._turn_due and not self._ended:
+            self._turn_due = True
+            asyncio.get_running_loop().call_soon(self._next_turn)
+            self._set_reading()
+
+    def _next_turn(self) -> None:
+        self._turn_due = False
+        if not self._transport.is_closing():
+            self._pump()
+
+    @property
+    def _is_answering(self) -> bool:
+        """Whether requests that came, whole or as bytes, wait for their answers."""
+        return bool(self._slots or self._held or self._unread or self._is_lane_busy)
 
     @property
     def _is_lane_busy(self) -> bool:
@@ -252,9 +300,12 @@ class HttpConnection(asyncio.Protocol):
         self._lane_target = request.target
 
     def _pump(self) -> None:
-        """Go on with what was held back, as far as the limits allow."""
-        while not self._ended and not self._is_full():
-            if self._held:
+        """Go on with what was held back, as far as the limits and this turn's time allow."""
+        self._until_ns = 0
+        while not self._ended and not self._is_full() and not self._turn_due:
+            if (self._held or self._unread) and self._is_time_over():
+                self._give_way()
+            elif self._held:
                 self._busy = True
                 self._dispatch(*self._held.popleft())
                 self._busy = False
@@ -270,7 +321,7 @@ class HttpConnection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         # What is sent after a refusal is read, to be thrown away.
-        reading = self._refused or not (self._held or self._unread or self._write_paused)
+        reading = self._refused or not (self._held or self._unread or self._write_paused or self._turn_due)
         if reading != self._reading:
             self._reading = reading
             if reading:
@@ -302,9 +353,12 @@ class HttpConnection(asyncio.Protocol):
         elif isinstance(result, (Response, StreamResponse)):
             self._settle(slot, result)
         else:
-            self._server.run(result, partial(self._settle, slot), request)
+            slot.share = 1 if request.method == "GET" else self._limits.waiting_handlers
+            self._shares += slot.share
+            slot.task = self._server.run(result, partial(self._settle, slot), request)
 
     def _settle(self, slot: Slot, answer: Answer) -> None:
+        self._shares -= slot.share
         if self._ended:
             return
         if slot.started_ns and isinstance(answer, Response):
@@ -331,7 +385,7 @@ class HttpConnection(asyncio.Protocol):
             if slot.answer is None:
                 break
             if isinstance(slot.answer, StreamResponse):
-                slot.streaming = self._server.spawn(self._stream(slot, slot.answer))
+                slot.task = self._server.spawn(self._stream(slot, slot.answer))
                 break
             self._slots.popleft()
             self._send(slot.answer, slot.persistence)
@@ -345,6 +399,9 @@ class HttpConnection(asyncio.Protocol):
         close = slot.persistence is not Persistence.KEEP
         try:
             await stream(response, self._transport, self._wait_writable, chunked=chunked, close=close)
+        except asyncio.CancelledError:
+            self._transport.abort()
+            raise
         except Exception as failure:
             # The status has left already: a body without an end is the only way left to say that it failed.
             self._logger.failure(f"HTTP: {slot.request.method} {slot.request.uri} failed", failure)
@@ -382,7 +439,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
             self._out = []
             self._out_bytes = 0
-        if self._ended or (self._eof and not (self._slots or self._held or self._is_lane_busy)):
+        if self._ended or (self._eof and not self._is_answering):
             self._hang_up()
 
     def _refuse(self, response: Response) -> None:
@@ -418,6 +475,7 @@ class HttpConnection(asyncio.Protocol):
     def shut_down(self) -> None:
         """The server closes: what is being answered is finished, nothing more is taken."""
         self._reader.stopped = self._eof = True
+        self._unread = b""
         self._flush()
 
     def abort(self) -> None:

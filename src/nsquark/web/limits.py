@@ -17,6 +17,8 @@ class Limits:
     request_seconds: int = 60
     # Requests of one connection that are being answered; more wait unread.
     pipelined_requests: int = 256
+    # Those of them whose handlers wait for something other than a commit.
+    waiting_handlers: int = 2
     # Answers waiting for the peer to read; above it the peer's requests are not read either.
     write_buffer_bytes: int = 256 * 1024
     # A peer that reads nothing at all of what waits for it.

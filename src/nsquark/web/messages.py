@@ -45,10 +45,17 @@ class Request(msgspec.Struct, gc=False):
     head: bytes = b""
     # The common name of the client's certificate, if it showed one.
     client_name: str = ""
+    # A handler that waits for long may set it. It is called when the client sends no more: it may be gone altogether.
+    on_left: Callable[[], object] | None = None
 
     @property
     def method(self) -> str:
         return self.target.method
+
+    @property
+    def peer(self) -> str:
+        """The host it came from, whatever the port; all clients of a unix socket are one."""
+        return self.remote.rpartition(":")[0] or self.remote
 
     @property
     def uri(self) -> str:

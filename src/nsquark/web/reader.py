@@ -109,7 +109,8 @@ class RequestReader:
         # Not empty while the target of a request is known and its end has not come.
         self.url = b""
         self._headers: dict[bytes, bytes] = {}
-        self._body: list[bytes] = []
+        # One piece as it came; of several, what they make together: a list of tiny ones would take far more.
+        self._body: bytes | bytearray = b""
         self._body_bytes = 0
         self._unproductive_bytes = 0
         self._progress: tuple[bool, int] | None = None
@@ -171,7 +172,12 @@ class RequestReader:
             self._send_continue()
 
     def on_body(self, data: bytes) -> None:
-        self._body.append(data)
+        if not self._body:
+            self._body = data
+        else:
+            if type(self._body) is bytes:
+                self._body = bytearray(self._body)
+            self._body += data
         self._body_bytes += len(data)
         target = self.target
         assert target is not None
@@ -185,8 +191,7 @@ class RequestReader:
             return
         target = self.target
         assert target is not None
-        pieces = self._body
-        body = b"" if not pieces else pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        body = bytes(self._body)
         keep = parser.should_keep_alive()
         persistence = KEEP
         if not keep or b"connection" in headers:
@@ -200,8 +205,8 @@ class RequestReader:
         self.url = b""
         self._headers = {}
         self.target = self._progress = None
-        if pieces:
-            self._body = []
+        if body:
+            self._body = b""
             self._body_bytes = 0
         request = Request(
             target, target.query, target.query_ok, body, headers, self._remote, self._https, head, self._client_name

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from nsquark.cli.logs import Logger
+from nsquark.web.addresses import BACKLOG
 from nsquark.web.browsers import BrowserGuard
 from nsquark.web.connection import HttpConnection
 from nsquark.web.descriptors import Descriptors
@@ -49,7 +50,6 @@ __all__ = [
     "text",
 ]
 
-LISTEN_BACKLOG: Final = 1024
 TLS_HANDSHAKE_SECONDS_MAX: Final = 10.0
 # How often the time limits of connections are looked at; one pass for all costs requests nothing.
 TICK_SECONDS: Final = 1.0
@@ -88,7 +88,7 @@ class HttpServer:
                 lambda: HttpConnection(self),
                 sock=listener,
                 ssl=ssl_context,
-                backlog=LISTEN_BACKLOG,
+                backlog=BACKLOG,
                 ssl_handshake_timeout=TLS_HANDSHAKE_SECONDS_MAX if ssl_context else None,
             )
         except BaseException:
@@ -100,7 +100,8 @@ class HttpServer:
 
     async def listen_unix(self, path: str) -> None:
         loop = asyncio.get_running_loop()
-        self._started(await loop.create_unix_server(lambda: HttpConnection(self), sock=listen_unix(path)))
+        server = await loop.create_unix_server(lambda: HttpConnection(self), sock=listen_unix(path), backlog=BACKLOG)
+        self._started(server)
         self._unix_paths.append(path)
 
     async def close(self) -> None:
@@ -146,9 +147,11 @@ class HttpServer:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def run(self, handler: Coroutine[Any, Any, Answer], settle: Callable[[Answer], None], request: Request) -> None:
-        """Run a handler that waits; it goes on when its client is gone, as a change once begun should."""
-        self.spawn(self._run(handler, settle, request))
+    def run(
+        self, handler: Coroutine[Any, Any, Answer], settle: Callable[[Answer], None], request: Request
+    ) -> asyncio.Task[None]:
+        """Run a handler that waits."""
+        return self.spawn(self._run(handler, settle, request))
 
     async def _run(
         self, handler: Coroutine[Any, Any, Answer], settle: Callable[[Answer], None], request: Request

@@ -7,7 +7,8 @@ import socket
 import stat
 from typing import Final
 
-BACKLOG: Final = 1024
+from nsquark.web.addresses import BACKLOG
+
 PROBE_TIMEOUT_S: Final = 1.0
 
 

@@ -1,0 +1,75 @@
+"""Places for requests that take long: a bounded number in all and for each peer, and nobody keeps one by being slow."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+
+class NoPlace(Exception):
+    """All places are taken; the text says whose."""
+
+
+class Place:
+    """One that is taken. Who holds it says when it gets on, and gives it back."""
+
+    def __init__(self, places: Places, peer: str, leave: Callable[[], object]) -> None:
+        self.peer = peer
+        self.leave = leave
+        self.used_s = time.monotonic()
+        self._places = places
+
+    def got_on(self) -> None:
+        self.used_s = time.monotonic()
+        self._places.got_on(self)
+
+    def free(self) -> None:
+        self._places.free(self)
+
+
+class Places:
+    """When all are taken, whoever got on least lately has to leave, if that was at least `patience_s` ago.
+
+    Always: `_taken` is in the order of `used_s`, the slowest first.
+    """
+
+    def __init__(self, total: int, per_peer: int, patience_s: float) -> None:
+        self._total = total
+        self._per_peer = per_peer
+        self._patience_s = patience_s
+        self._taken: dict[Place, None] = {}
+        self._by_peer: Counter[str] = Counter()
+
+    def check(self, peer: str) -> None:
+        """Whether there is a place for this peer, or can be made; NoPlace if not."""
+        if self._by_peer[peer] >= self._per_peer:
+            raise NoPlace(f"{peer} has {self._per_peer} at once already")
+        if len(self._taken) >= self._total:
+            slowest = next(iter(self._taken))
+            if time.monotonic() - slowest.used_s < self._patience_s:
+                raise NoPlace(f"there are {self._total} at once already")
+
+    def take(self, peer: str, leave: Callable[[], object]) -> Place:
+        """`leave` is called when the place is needed for another."""
+        self.check(peer)
+        if len(self._taken) >= self._total:
+            slowest = next(iter(self._taken))
+            self.free(slowest)
+            slowest.leave()
+        place = Place(self, peer, leave)
+        self._taken[place] = None
+        self._by_peer[peer] += 1
+        return place
+
+    def got_on(self, place: Place) -> None:
+        if place in self._taken:
+            del self._taken[place]
+            self._taken[place] = None
+
+    def free(self, place: Place) -> None:
+        if place in self._taken:
+            del self._taken[place]
+            self._by_peer[place.peer] -= 1
+            if not self._by_peer[place.peer]:
+                del self._by_peer[place.peer]

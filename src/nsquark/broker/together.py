@@ -1,0 +1,53 @@
+"""Long answers that many ask for at once: made once for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class _Run(Generic[T]):
+    task: asyncio.Task[T]
+    askers: int = 0
+
+
+class Together(Generic[T]):
+    """Runs the same work for all who ask for it before it begins.
+
+    Who asks while it is being done shares the next run, so that no answer is older than its question; of each key at
+    most one run is under way and one waits for it. A run that nobody waits for any more is cancelled.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[Hashable, _Run[T]] = {}
+        self._next: dict[Hashable, _Run[T]] = {}
+
+    async def get(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        run = self._next.get(key)
+        if run is None:
+            run = self._next[key] = _Run(asyncio.ensure_future(self._run(key, work)))
+        run.askers += 1
+        try:
+            return await asyncio.shield(run.task)
+        finally:
+            run.askers -= 1
+            if not run.askers and not run.task.done():
+                run.task.cancel()
+                if self._next.get(key) is run:
+                    del self._next[key]
+
+    async def _run(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        own = self._next[key]
+        while (before := self._running.get(key)) is not None:
+            await asyncio.wait([before.task])
+        del self._next[key]
+        self._running[key] = own
+        try:
+            return await work()
+        finally:
+            del self._running[key]

@@ -1,0 +1,59 @@
+"""One client that sends as fast as it can must not take the others' time, whatever it sends."""
+
+from pathlib import Path
+
+import pytest
+
+from faults.greedy import FLOODS, loop_cpu_ms, measure, quantile
+from harness import Nsqd, Wire
+from harness.upgrades import make_certificate
+
+pytestmark = [pytest.mark.ours, pytest.mark.timeout(300)]
+
+SECONDS = 0.8
+LOOP_MS_MAX = 25.0
+"""Of the loop's CPU time, until another client's PUB is answered."""
+SHARE = 0.9
+"""Few PUBs fit into a test; `python -m tests.faults.greedy` has the 99th percentile."""
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Nsqd:  # type: ignore[misc]
+    certificate, key = make_certificate(tmp_path_factory.mktemp("tls"))
+    flags = (f"--tls-cert={certificate}", f"--tls-key={key}", "--https-address=127.0.0.1:0")
+    with Nsqd(tmp_path_factory.mktemp("data"), *flags) as nsqd:
+        nsqd.put("/config/log_level", b"fatal")
+        yield nsqd
+        assert nsqd.is_running
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_another_client_is_answered_soon(daemon: Nsqd, name: str) -> None:
+    taken = measure(daemon, name, SECONDS)
+    assert quantile(taken, SHARE) < LOOP_MS_MAX, f"ms: {[round(each) for each in taken]}"
+
+
+def test_a_dripping_mpub_is_measured_once(make_nsqd, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Of its last bytes each costs what any read costs, not what is before them."""
+    nsqd, messages, dripped = make_nsqd(), 800_000, 400
+    body = (b"\0\0\0\1x" * messages)[: 5 * messages]
+    command = b"MPUB drip\n" + (len(body) + 4).to_bytes(4, "big") + messages.to_bytes(4, "big") + body
+    with nsqd.connect() as wire, nsqd.connect() as other:
+        other.publish("drip", b"x")  # the topic is there
+        wire.publish("drip", b"x")  # and the client knows the quick way
+        wire.send(command[:-dripped])
+        _wait_until_taken(other)
+        before = loop_cpu_ms(nsqd)
+        for byte in command[-dripped:-1]:
+            wire.send(bytes((byte,)))
+            other.publish("other", b"x")  # in a turn of its own
+        assert loop_cpu_ms(nsqd) - before < 0.2 * dripped
+        wire.send(command[-1:])
+        wire.expect_ok()
+    assert nsqd.topic("drip")["message_count"] == messages + 2
+
+
+def _wait_until_taken(other: Wire) -> None:
+    """What was sent before is read in the turns that a few round trips take."""
+    for _ in range(100):
+        other.publish("other", b"x")
