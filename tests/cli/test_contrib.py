@@ -120,3 +120,17 @@ def test_the_compose_file_names_only_what_exists() -> None:
     assert published == DEFAULT_PORTS
     names = re.findall(r"--(?:broadcast|lookupd-tcp)-address=(\w+)", " ".join(services["nsqd"]["command"]))
     assert set(names) <= services.keys()
+
+
+# Who can reach it
+
+
+def test_examples_are_open_to_this_machine_alone() -> None:
+    for name in ("nsqd.toml", "nsqlookupd.toml"):
+        config = tomllib.loads((CONTRIB / name).read_text())
+        assert {config[key].rpartition(":")[0] for key in ("tcp_address", "http_address")} == {"127.0.0.1"}
+    services = yaml.safe_load((CONTRIB / "compose.yaml").read_text())["services"]
+    published = [port for service in services.values() for port in service.get("ports", ())]
+    published += re.findall(r"-p (\d\S+)", (CONTRIB / "Dockerfile").read_text())
+    assert len(published) == 6
+    assert all(str(port).startswith("127.0.0.1:") for port in published)
