@@ -64,7 +64,7 @@ class Nsqd:
         self.loop = asyncio.get_running_loop()
         # On a single core, what is looked for could not come.
         poll_ns = options.busy_poll if len(os.sched_getaffinity(0)) > 1 else 0
-        self.turn = Turn(self.loop.call_soon, logger.error, poll_ns)
+        self.turn = Turn(self.loop.call_soon, logger.trace, poll_ns)
         self.loop_delay = LoopDelay(self.loop)
         self.node = data.prepare(logger.warning)
         self.start_time = int(wall_ms() // 1000)

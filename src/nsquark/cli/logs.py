@@ -164,10 +164,15 @@ class Logger:
 
     def failure(self, text: str, error: BaseException) -> None:
         """An unexpected error with its traceback, which is indented: no line of it can be taken for one of ours."""
-        self.error(text)
+        self.trace(f"{printable(text)}\n{''.join(traceback.format_exception(error))}")
+
+    def trace(self, text: str) -> None:
+        """An error of several lines, of which the first is a text like others and the rest is indented."""
         if self.level <= Level.ERROR:
-            for line in printable_lines("".join(traceback.format_exception(error)).rstrip()).split("\n"):
-                self._writer.put(_encoded(f"    {line}\n"))
+            first, *others = text.rstrip().split("\n")
+            self.error(first)
+            for line in others:
+                self._writer.put(_encoded(f"    {printable(line.expandtabs())}\n"))
 
     def report_failures(self, loop: asyncio.AbstractEventLoop) -> None:
         """From now on what fails in the loop with nobody to tell is told here."""

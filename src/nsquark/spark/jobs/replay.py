@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 from nsquark.cli.errors import UserError
 from nsquark.spark.jobs.progress import Terminal
 from nsquark.spark.jobs.session import (
+    access_options,
     add_nsq_arguments,
     add_range_arguments,
     add_spark_arguments,
@@ -45,9 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_spark_arguments(parser)
 
 
+def _target(args: argparse.Namespace) -> dict[str, str]:
+    if not args.to_nsqd_http_address:
+        return nsq_options(args)
+    return {"nsqd": ",".join(args.to_nsqd_http_address), **access_options(args)}
+
+
 def run(args: argparse.Namespace) -> int:
     _check(args)
-    target = {"nsqd": ",".join(args.to_nsqd_http_address)} if args.to_nsqd_http_address else nsq_options(args)
+    target = _target(args)
     terminal = Terminal()
     with spark_session(args, "replay") as spark:
         messages = read_messages(spark, args)

@@ -154,10 +154,14 @@ def nsq_options(args: argparse.Namespace) -> dict[str, str]:
     """The options that say where NSQ is."""
     if bool(args.nsqd_http_address) == bool(args.lookupd_http_address):
         raise UserError("say where NSQ is: either --nsqd-http-address or --lookupd-http-address")
-    access = {"authSecretFile": args.auth_secret_file} if args.auth_secret_file else {}
     if args.nsqd_http_address:
-        return {"nsqd": ",".join(args.nsqd_http_address), **access}
-    return {"lookupd": ",".join(args.lookupd_http_address), **access}
+        return {"nsqd": ",".join(args.nsqd_http_address), **access_options(args)}
+    return {"lookupd": ",".join(args.lookupd_http_address), **access_options(args)}
+
+
+def access_options(args: argparse.Namespace) -> dict[str, str]:
+    """The options that say who asks."""
+    return {"authSecretFile": args.auth_secret_file} if args.auth_secret_file else {}
 
 
 def check_source(args: argparse.Namespace) -> None:
