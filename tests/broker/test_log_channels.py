@@ -189,6 +189,27 @@ def test_push_and_range_exclude_each_other(nsqd: Nsqd, connect: Callable[..., Wi
     assert (status, refused["message"]) == (409, "USED_BY_SUBSCRIBERS")
 
 
+@pytest.mark.parametrize("crash", [False, True], ids=["clean", "crash"])
+def test_push_and_range_exclude_each_other_over_a_restart(
+    make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], crash: bool
+) -> None:
+    """Even if nothing was delivered before: a commit would skip what the subscribers have not read."""
+    daemon = make_nsqd()
+    connect(daemon).subscribe("t", "push").close()
+    answer(daemon, "POST", "/channel/commit", topic="t", channel="spark", owner="q1", seq=0)
+    _publish(daemon, "t", 0, 50)
+    daemon.restart(crash=crash)
+    head = info(daemon, "t")["next"]
+    status, refused = refusal(daemon, "POST", "/channel/commit", topic="t", channel="push", owner="q1", seq=head)
+    assert (status, refused["message"]) == (409, "USED_BY_SUBSCRIBERS")
+    assert len(connect(daemon).subscribe("t", "push", rdy=50).read_messages(50, finish=True)) == 50
+    subscriber = connect(daemon)
+    subscriber.SUB("t", "spark")
+    subscriber.expect_error(
+        "E_SUB_FAILED SUB failed channel spark is read by range, by q1; subscribe to another channel"
+    )
+
+
 def test_a_range_channel_keeps_position_owner_and_data_over_a_crash(make_nsqd: Callable[..., Nsqd]) -> None:
     daemon = make_nsqd("--max-bytes-per-file=1000")
     for low in range(0, 300, 10):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from nsquark.broker.clock import now_ms, wall_ms
+from nsquark.broker.clock import now_ms
 from nsquark.broker.latency import LatencyWindow
 from nsquark.broker.topology import Closeness, TopologyCounts, is_aware
 from nsquark.kernel.ledger import Ledger
@@ -56,11 +56,12 @@ class Channel:
         self.paused = rest.paused
         self.owner = rest.owner
         self.owner_ttl_ms = rest.owner_ttl_ms
-        self.owner_seen_ms = rest.owner_seen_ms
+        self._owner_seen_ms = now_ms()
+        """By the monotonic clock; while nsqd was down nobody could be heard of."""
         self.deferred_from = deferred
         """Deferred messages with lower numbers are not for this channel."""
         self.sessions: list[Session] = []
-        self.had_sessions = False
+        self.had_subscribers = rest.had_subscribers
         self.is_deleted = False
         self.ledger = Ledger(position, options.max_msg_timeout.ms, options.max_req_timeout.ms)
         self.ledger.wall_offset_ms = topic.nsqd.clock.offset_ms()
@@ -151,7 +152,9 @@ class Channel:
 
     def add(self, session: Session) -> None:
         self.sessions.append(session)
-        self.had_sessions = True
+        if not self.had_subscribers:
+            self.had_subscribers = True
+            self._note_state()
         self.topic.listening[self] = None
 
     def remove(self, session: Session) -> None:
@@ -471,7 +474,7 @@ class Channel:
 
     def rest(self) -> ChannelRest:
         return ChannelRest(
-            self.name, self.paused, self.owner, self.owner_ttl_ms, self.owner_seen_ms, tuple(self._skips)
+            self.name, self.paused, self.owner, self.owner_ttl_ms, 0, tuple(self._skips), self.had_subscribers
         )
 
     def _write_rest(self) -> None:
@@ -480,6 +483,15 @@ class Channel:
             self._slot.deferred = self.deferred_from
             self._slot.position = self.ledger.floor
             self.topic.store(self._slot)
+
+    def _note_state(self) -> None:
+        """The same where nobody can be refused: if the disk does, it is stored with the next thing to note."""
+        try:
+            self._write_rest()
+        except OSError as error:
+            assert self._slot is not None
+            self._slot.position = NOT_STORED
+            self.topic.nsqd.logs.disk.failed(error)
 
     # -- verbs -------------------------------------------------------------------------------------------
 
@@ -525,18 +537,21 @@ class Channel:
                 else f"channel {self.name} has subscribers"
             )
         if not self.owner and (
-            self.had_sessions or self.ledger.in_flight or self.ledger.queued or self.ledger.deferred
+            self.had_subscribers or self.ledger.in_flight or self.ledger.queued or self.ledger.deferred
         ):
             raise RangeChannelError(f"channel {self.name} is used by SUB; commit to another channel")
-        self.owner, self.owner_ttl_ms, self.owner_seen_ms = owner, ttl_ms, wall_ms()
+        is_new = not self.owner
+        self.owner, self.owner_ttl_ms, self._owner_seen_ms = owner, ttl_ms, now_ms()
         self.ledger.skip(min(seq, self.topic.log.head))
         self.ledger.settle()
         self._write_rest()
+        if is_new:
+            self.topic.nsqd.metadata_changed(self.ephemeral)
 
     @property
     def is_abandoned(self) -> bool:
         """Its owner by range has not been heard of for longer than it asked for."""
-        return bool(self.owner and self.owner_ttl_ms and wall_ms() - self.owner_seen_ms > self.owner_ttl_ms)
+        return bool(self.owner and self.owner_ttl_ms and now_ms() - self._owner_seen_ms > self.owner_ttl_ms)
 
     def close(self) -> None:
         """At a clean stop: keeps attempts, due times and what was finished out of order."""

@@ -263,7 +263,7 @@ class Nsqd:
             raise
         self.logger.info(f"TOPIC({name}): created")
         self.lookup.register(name, None)
-        self._metadata_changed(topic.ephemeral)
+        self.metadata_changed(topic.ephemeral)
         if self.lookup.addresses:
             topic.await_channels()
             self.spawn(self._bring_channels(topic))
@@ -287,7 +287,7 @@ class Nsqd:
         self.deferring.pop(topic, None)
         self.logger.info(f"TOPIC({name}): deleted")
         self.lookup.unregister(name, None)
-        self._metadata_changed(topic.ephemeral)
+        self.metadata_changed(topic.ephemeral)
 
     def channel_changed(self, topic: Topic, name: str, *, created: bool) -> None:
         if created:
@@ -296,7 +296,7 @@ class Nsqd:
         else:
             self.logger.info(f"TOPIC({topic.name}): deleting channel({name})")
             self.lookup.unregister(topic.name, name)
-        self._metadata_changed(topic.ephemeral or is_ephemeral(name))
+        self.metadata_changed(topic.ephemeral or is_ephemeral(name))
 
     def doomed_path(self, directory: Path) -> Path:
         return directory.with_name(f"{DOOMED_PREFIX}{uuid.uuid4().hex}")
@@ -346,7 +346,7 @@ class Nsqd:
         except OSError as error:
             self.logger.error(f"failed to persist metadata - {error}")
 
-    def _metadata_changed(self, ephemeral: bool) -> None:
+    def metadata_changed(self, ephemeral: bool) -> None:
         if not ephemeral and self._metadata_timer is None and not self.is_exiting:
             self._metadata_timer = self.loop.call_later(METADATA_DELAY_S, self._write_metadata_later)
 

@@ -149,7 +149,7 @@ class Topic:
                 f"TOPIC({self.name}): the position of channel {entry.name} is lost: it is made again at the oldest"
                 " message, so messages that were finished come again"
             )
-            rest = ChannelRest(entry.name, entry.paused, entry.owner)
+            rest = ChannelRest(entry.name, entry.paused, entry.owner, had_subscribers=not entry.owner)
             slot = self._new_slot(rest, self.log.extents.first, 0)
             self.channels[entry.name] = Channel(self, entry.name, slot, rest, self.log.extents.first, 0)
             if slot is not None:

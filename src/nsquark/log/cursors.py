@@ -44,6 +44,7 @@ class ChannelRest(msgspec.Struct, array_like=True, frozen=True):
     owner_ttl_ms: int = 0
     owner_seen_ms: int = 0  # not used any more: the time to live starts again with nsqd
     skips: tuple[tuple[int, int], ...] = ()
+    had_subscribers: bool = False  # so it is never read by range
 
 
 class TopicRest(msgspec.Struct, array_like=True, frozen=True):
