@@ -14,6 +14,7 @@ from nsquark.client.errors import (
     ServerError,
     TooMuchOutstanding,
     WrongHandler,
+    WrongPort,
 )
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "ServerError",
     "TooMuchOutstanding",
     "WrongHandler",
+    "WrongPort",
 ]

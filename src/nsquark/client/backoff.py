@@ -54,3 +54,11 @@ class Backoff:
     @property
     def duration_s(self) -> float:
         return min(self._strategy.calculate(self.level), self._duration_max_s)
+
+
+def retry_delay_s(failures: int, least_s: float, most_s: float) -> float:
+    """Twice as long after each failure in a row, and random within its upper half: those that lost a peer together must
+    not all come back at the same moment.
+    """
+    longest_s = min(most_s, least_s * 2.0 ** min(failures - 1, EXPONENT_MAX))
+    return longest_s * random.uniform(0.5, 1.0)

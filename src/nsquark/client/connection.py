@@ -25,6 +25,10 @@ DECODED_BYTES_MAX: Final = 128 << 10
 """Compressed input becomes frames in pieces of this size, however much it grows."""
 WRITE_BUFFER_BYTES: Final = 256 << 10
 """Above this a write that does not move counts against write_timeout."""
+TURN_S: Final = 0.01
+"""What comes is taken for so long before others have their turn."""
+BREAK_S: Final = 0.001
+"""Reads that are further apart had others between them."""
 FRAME_PREFIX_BYTES: Final = 8
 HTTP_AS_SIZE: Final = int.from_bytes(b"HTTP", "big")
 HEARTBEAT: Final = b"_heartbeat_"
@@ -71,6 +75,8 @@ class Connection(asyncio.BufferedProtocol):
         self._received: asyncio.Future[None] | None = None
         self._lost: asyncio.Future[None] = self._loop.create_future()
         self._last_read_s = self._loop.time()
+        self._busy_since_s = self._busy_until_s = 0.0
+        self._is_paused = False
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self.round_trip_s = 0.0
@@ -110,6 +116,9 @@ class Connection(asyncio.BufferedProtocol):
 
     async def start_tls(self, context: ssl.SSLContext) -> None:
         assert self._transport is not None
+        if self._end > self._start:
+            # Whoever sits in between could have put it there, to be taken for what comes through TLS.
+            raise NotConnected(f"{self.address}: {self._end - self._start} bytes came in clear before TLS began")
         # Never empty: without a name to expect, any trusted certificate would do.
         host = "localhost" if self.address.startswith("/") else self.host_and_port()[0] or LOCAL_HOST
         try:
@@ -262,18 +271,21 @@ class Connection(asyncio.BufferedProtocol):
         self._make_room()
         if messages:
             self._receiver.messages_received(messages)
+        is_asked = False
         for kind, data in others:
             if self._reason is not None:
                 return
             if kind == FrameType.RESPONSE:
                 if data == HEARTBEAT:
-                    self.send(commands.NOP)
+                    is_asked = True
                 else:
                     self._receiver.response_received(data)
             elif kind == FrameType.ERROR:
                 self._receiver.error_received(data.decode("utf-8", "replace"))
             else:
                 raise FrameError(f"unknown frame type {kind}")
+        if is_asked:
+            self.send(commands.NOP)  # one for all heartbeats that came together
 
     def _make_room(self) -> None:
         """What is left moves to the front of a buffer in which the next frame fits."""

@@ -64,3 +64,7 @@ class AuthFailed(NsqError):
 
 class LookupFailed(NsqError):
     """No nsqlookupd gave a usable answer."""
+
+
+class WrongPort(LookupFailed, ConfigError):
+    """The address given for nsqlookupd's HTTP API is that of its TCP port."""

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
 from nsquark.client.config import Config
 from nsquark.client.connection import HEARTBEAT, Connection, Receiver
 from nsquark.client.errors import AuthFailed, IdentifyFailed, NotConnected, NsqError
 from nsquark.wire import commands
 from nsquark.wire.compression import DeflateDecoder, DeflateEncoder, SnappyDecoder, SnappyEncoder
+from nsquark.wire.documents import decode_json
 from nsquark.wire.frames import MAGIC_V2, FrameType
 
 RDY_COUNT_MAX_DEFAULT: Final = 2500
 """Of an nsqd too old to negotiate."""
 MSG_TIMEOUT_DEFAULT_MS: Final = 60_000
 MAX_MSG_TIMEOUT_DEFAULT_MS: Final = 900_000
+RDY_COUNT_MAX: Final = (1 << 31) - 1
+MSG_TIMEOUT_MS_MAX: Final = 7 * 86_400_000
+"""A week."""
 OK: Final = b"OK"
 
 
 class Features(msgspec.Struct, frozen=True):
-    """What nsqd answered to IDENTIFY."""
+    """What nsqd answered to IDENTIFY. What no honest nsqd answers is refused."""
 
-    max_rdy_count: int = RDY_COUNT_MAX_DEFAULT
-    msg_timeout: int = MSG_TIMEOUT_DEFAULT_MS
-    max_msg_timeout: int = MAX_MSG_TIMEOUT_DEFAULT_MS
+    max_rdy_count: Annotated[int, Meta(ge=1, le=RDY_COUNT_MAX)] = RDY_COUNT_MAX_DEFAULT
+    msg_timeout: Annotated[int, Meta(ge=1, le=MSG_TIMEOUT_MS_MAX)] = MSG_TIMEOUT_DEFAULT_MS
+    max_msg_timeout: Annotated[int, Meta(ge=1, le=MSG_TIMEOUT_MS_MAX)] = MAX_MSG_TIMEOUT_DEFAULT_MS
     max_msg_size: int = 0
     max_body_size: int = 0
     """Only our nsqd tells these two; 0 is unknown."""
@@ -35,20 +41,30 @@ class Features(msgspec.Struct, frozen=True):
     version: str = ""
     tls_v1: bool = False
     deflate: bool = False
-    deflate_level: int = 6
+    deflate_level: Annotated[int, Meta(ge=-1, le=9)] = 6
     snappy: bool = False
     auth_required: bool = False
 
 
 async def connect(address: str, config: Config, receiver: Receiver) -> tuple[Connection, Features]:
+    """Raises an NsqError, whatever the peer answers: who connects tries again later, and would not after any other."""
     connection = Connection(address, config)
+    seconds = config.read_timeout.seconds
     try:
         await connection.open()
-        features = await _set_up(connection, config)
+        async with asyncio.timeout(seconds):
+            features = await _set_up(connection, config)
         connection.begin(receiver)
     except BaseException as error:
-        connection.abort(error if isinstance(error, NsqError) else NotConnected(f"{address}: {error!r}"))
-        raise
+        reason: BaseException = error
+        if isinstance(error, TimeoutError):
+            reason = NotConnected(f"{address}: not set up within {seconds:g} s (read_timeout)")
+        elif isinstance(error, Exception) and not isinstance(error, NsqError):
+            reason = IdentifyFailed(f"{address}: failed to IDENTIFY - {error!r}")
+        connection.abort(reason if isinstance(reason, NsqError) else NotConnected(f"{address}: {error!r}"))
+        if reason is error:
+            raise
+        raise reason from error
     return connection, features
 
 
@@ -58,8 +74,8 @@ async def _set_up(connection: Connection, config: Config) -> Features:
     answer = await _answer(connection, IdentifyFailed, "failed to IDENTIFY - ")
     connection.round_trip_s = time.monotonic() - sent_s
     try:
-        features = msgspec.json.decode(answer, type=Features) if answer.startswith(b"{") else Features()
-    except msgspec.MsgspecError as error:
+        features = decode_json(answer, Features) if answer.startswith(b"{") else Features()
+    except ValueError as error:
         raise IdentifyFailed(f"{connection.address}: failed to IDENTIFY - {error}") from None
     if config.tls_v1 and not features.tls_v1:
         # go-nsq goes on in clear; who asked for TLS has a secret or data that must not be seen.

@@ -11,12 +11,13 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
-from nsquark.cli.logs import library_log
 from nsquark.client.config import Config
-from nsquark.client.errors import ConfigError, LookupFailed
+from nsquark.client.errors import ConfigError, LookupFailed, WrongPort
+from nsquark.client.logs import Log, client_log
 from nsquark.web.addresses import join_address
 from nsquark.web.bearer import bearer
 from nsquark.web.fetch import FetchError, fetch
+from nsquark.wire.documents import decode_json
 
 TRIES_PER_ROUND_MAX: Final = 3
 RECHECK_S_MIN: Final = 0.1
@@ -24,10 +25,19 @@ RECHECK_S_MIN: Final = 0.1
 TIMEOUT_S_MAX: Final = 3600.0
 """Where the config sets no timeout."""
 ERROR_TEXT_LENGTH_MAX: Final = 200
+ANSWER_BYTES_MAX: Final = 4 << 20
+"""Thousands of nsqds, or hundreds with a thousand topics each; to read more would hold the event loop for too long."""
+PRODUCERS_MAX: Final = 10_000
+NOT_FOUND: Final = b"TOPIC_NOT_FOUND"
+TCP_CHECK_S: Final = 1.0
+LOOKUPD_PING: Final = b"  V1PING\n"
+LOOKUPD_OK: Final = b"\x00\x00\x00\x02OK"
 
 AddressFilter = Callable[[list[str]], Iterable[str]]
 
-log = library_log("nsquark.client")
+
+class TopicNotFound(LookupFailed):
+    """The nsqlookupd knows no nsqd with this topic; nobody may have published to it yet."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -114,30 +124,56 @@ async def _ask(url: str, config: Config) -> list[Found]:
             connect_timeout=timeout_s,
             request_timeout=timeout_s,
             ssl_context=config.ssl_context() if url.startswith("https:") else None,
+            response_bytes_max=ANSWER_BYTES_MAX,
         )
     except (FetchError, ValueError) as error:
+        if isinstance(error, FetchError) and await _is_tcp_port(url):
+            raise WrongPort(
+                f"{url}: this is nsqlookupd's TCP port (4160 by default); give its HTTP port (4161)"
+            ) from None
         raise LookupFailed(str(error)) from None
+    if status == 404 and NOT_FOUND in body:
+        raise TopicNotFound(f"GET {url} failed - {status} {_refusal(body)}")
     if status != 200:
         raise LookupFailed(f"GET {url} failed - {status} {_refusal(body)}")
     return _producers(url, body)
 
 
+async def _is_tcp_port(url: str) -> bool:
+    """Whether what does not speak HTTP here speaks nsqlookupd's own protocol."""
+    parts = urlsplit(url)
+    try:
+        async with asyncio.timeout(TCP_CHECK_S):
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            try:
+                writer.write(LOOKUPD_PING)
+                return await reader.readexactly(len(LOOKUPD_OK)) == LOOKUPD_OK
+            finally:
+                writer.transport.abort()
+    except (OSError, TimeoutError, EOFError, ValueError):
+        return False
+
+
 def _producers(url: str, body: bytes) -> list[Found]:
     try:
-        answer = msgspec.json.decode(body, type=_Answer)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        answer = decode_json(body, _Answer)
+    except ValueError as error:
         raise LookupFailed(f"GET {url} failed - this is no answer of a nsqlookupd: {error}") from None
     if answer.producers is not msgspec.UNSET:
-        return answer.producers or []
-    if answer.data is None:
+        found = answer.producers or []
+    elif answer.data is not None:
+        found = answer.data.producers or []
+    else:
         reason = answer.status_txt or "no producers in the answer"
         raise LookupFailed(f"GET {url} failed - {answer.status_code} {reason}")
-    return answer.data.producers or []
+    if len(found) > PRODUCERS_MAX:
+        raise LookupFailed(f"GET {url} failed - {len(found)} nsqds, more than {PRODUCERS_MAX}")
+    return found
 
 
 def _refusal(body: bytes) -> str:
-    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
-        return msgspec.json.decode(body, type=_Refusal).message
+    with contextlib.suppress(ValueError):
+        return decode_json(body, _Refusal).message[:ERROR_TEXT_LENGTH_MAX]
     return body[:ERROR_TEXT_LENGTH_MAX].decode(errors="replace")
 
 
@@ -147,8 +183,11 @@ class PollLoop:
     Between `start` and the end of `close` there is exactly one task, and it survives whatever a round raises.
     """
 
-    def __init__(self, ask: Callable[[], Awaitable[None]], config: Config) -> None:
+    def __init__(self, ask: Callable[[], Awaitable[None]], config: Config, log: Log = client_log) -> None:
         self._ask = ask
+        self._log = log
+        self.has_asked = asyncio.Event()
+        """The first round is over."""
         self._interval_s = config.lookupd_poll_interval.seconds
         self._jitter = config.lookupd_poll_jitter
         self._is_wanted = asyncio.Event()
@@ -176,7 +215,8 @@ class PollLoop:
             try:
                 await self._ask()
             except Exception:
-                log.exception("a round of asking nsqlookupd failed")
+                self._log.exception("a round of asking nsqlookupd failed")
+            self.has_asked.set()
             await asyncio.sleep(min(RECHECK_S_MIN, self._interval_s))
             # Not wait_for, which in Python 3.11 loses a cancellation that comes together with what it waits for.
             with contextlib.suppress(TimeoutError):
@@ -199,14 +239,17 @@ class Discovery:
         config: Config,
         on_found: Callable[[list[str]], None],
         address_filter: AddressFilter | None = None,
+        log: Log = client_log,
     ) -> None:
+        self._log = log
+        self._wrong: WrongPort | None = None
         self._addresses: list[str] = []
         self._turn = 0
         self._topic = topic
         self._config = config
         self._on_found = on_found
         self._filter = address_filter
-        self._loop = PollLoop(self._round, config)
+        self._loop = PollLoop(self._round, config, log)
         for address in dict.fromkeys(addresses):
             lookup_url(address, topic)
             self._addresses.append(address)
@@ -218,6 +261,15 @@ class Discovery:
     def start(self) -> None:
         """Without a nsqlookupd nothing is asked until one is added."""
         self._loop.start()
+
+    async def check(self, timeout_s: float) -> None:
+        """Raises WrongPort if, in the first round, nobody was what its address says."""
+        if self._addresses:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._loop.has_asked.wait()
+            if self._wrong is not None:
+                raise self._wrong
 
     def add(self, address: str) -> None:
         """Asked next; ConfigError for what is no address. Once started, at once."""
@@ -244,16 +296,23 @@ class Discovery:
         await self._loop.close()
 
     async def _round(self) -> None:
+        errors: list[LookupFailed] = []
         for _ in range(min(TRIES_PER_ROUND_MAX, len(self._addresses))):
             address = self._next()
             try:
                 found = await lookup(address, self._topic, self._config)
+            except TopicNotFound:
+                self._log.debug("nsqlookupd %s knows no nsqd with topic %s yet", address, self._topic)
+                continue
             except LookupFailed as error:
-                log.error("error querying nsqlookupd (%s) - %s", address, error)
+                self._log.error("error querying nsqlookupd (%s) - %s", address, error)
+                errors.append(error)
                 continue
             addresses = unique_addresses(found)
             self._on_found(list(self._filter(addresses)) if self._filter else addresses)
             return
+        wrong = [error for error in errors if isinstance(error, WrongPort)]
+        self._wrong = wrong[0] if wrong and len(wrong) == len(self._addresses) else None
 
     def _next(self) -> str:
         self._turn %= len(self._addresses)

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
+from nsquark.client.backoff import retry_delay_s
 from nsquark.client.config import Config
 from nsquark.client.errors import Closed, NotConnected, NsqError
 from nsquark.client.handshake import connect
 from nsquark.client.logs import Log
 from nsquark.client.lookup import AddressFilter, Discovery
 from nsquark.client.subscription import Subscription
+
+RETRY_S_MIN: Final = 1.0
+RETRY_S_MAX: Final = 60.0
+STEADY_S: Final = 10.0
+"""A connection that lasted so long was a good one: its loss is the first failure."""
+NSQDS_MAX: Final = 1000
+"""More than any cluster has, and fewer than a hostile nsqlookupd would like to name."""
+FAILURES_MAX: Final = 10_000
+START_CHECK_S: Final = 2.0
+"""So long the start waits for an nsqlookupd, to tell whether one was meant by its address."""
 
 
 class Members:
@@ -38,10 +49,12 @@ class Members:
         self._config = config
         self._given = nsqds
         self._log = log
-        self._discovery = Discovery(lookupds, topic, config, self._found, address_filter)
+        self._discovery = Discovery(lookupds, topic, config, self._found, address_filter, log)
         self._loop = asyncio.get_running_loop()
         self._connecting: dict[str, asyncio.Task[None]] = {}
         self._retries: dict[str, asyncio.TimerHandle] = {}
+        self._failures: dict[str, int] = {}
+        """In a row, of those that are not connected for long."""
         self._is_closing = False
         self.subscriptions: dict[str, Subscription] = {}
 
@@ -56,8 +69,9 @@ class Members:
         for address, outcome in zip(list(self._given), outcomes, strict=True):
             if isinstance(outcome, BaseException):
                 self._log.warning("%s", outcome)
-                self._retry_later(address)
+                self._retry_later(address, is_refused=not isinstance(outcome, NotConnected))
         self._discovery.start()
+        await self._discovery.check(START_CHECK_S)
 
     async def stop_finding(self) -> None:
         self._is_closing = True
@@ -79,15 +93,19 @@ class Members:
             subscription.end(reason)
 
     def lost(self, subscription: Subscription, reason: NsqError) -> None:
-        if self.subscriptions.get(subscription.address) is subscription:
-            del self.subscriptions[subscription.address]
+        address = subscription.address
+        if self.subscriptions.get(address) is subscription:
+            del self.subscriptions[address]
         if self._is_closing:
             return
-        if not isinstance(reason, Closed):
-            self._log.warning("connection lost - %s", reason)
+        if isinstance(reason, Closed):
+            self._log.info("%s", reason)
+            return
+        self._log.warning("connection lost - %s", reason)
+        if subscription.is_accepted and self._loop.time() - subscription.began_at_s > STEADY_S:
+            self._failures.pop(address, None)
+        self._retry_later(address, is_refused=not subscription.is_accepted)
         self._discovery.poll_soon()
-        if subscription.address in self._given:
-            self._retry_later(subscription.address)
 
     # -- by the user ---------------------------------------------------------------------------------------
 
@@ -95,6 +113,8 @@ class Members:
         self._check_running()
         if address in self.subscriptions or address in self._connecting:
             raise NsqError(f"{address}: already connected")
+        if address in self._retries:
+            self._retries.pop(address).cancel()
         connecting = self._begin(address)
         try:
             await asyncio.wait([connecting])
@@ -139,9 +159,15 @@ class Members:
         return self._run(address, self._connect(address))
 
     def _found(self, addresses: list[str]) -> None:
+        """Those that failed are left alone until their time has come."""
         for address in addresses:
-            if not self._is_closing and address not in self.subscriptions and address not in self._connecting:
-                self._run(address, self._try(address))
+            is_known = address in self.subscriptions or address in self._connecting or address in self._retries
+            if is_known or self._is_closing:
+                continue
+            if len(self.subscriptions) + len(self._connecting) >= NSQDS_MAX:
+                self._log.error("more than %d nsqds were found: %s and others are not used", NSQDS_MAX, address)
+                return
+            self._run(address, self._try(address))
 
     def _run(self, address: str, connecting: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         def ended(_: asyncio.Task[None]) -> None:
@@ -157,21 +183,35 @@ class Members:
             await self._connect(address)
         except NsqError as error:
             self._log.warning("%s", error)
-            if address in self._given:
-                self._retry_later(address)
+            self._retry_later(address, is_refused=not isinstance(error, NotConnected))
 
     async def _connect(self, address: str) -> None:
         subscription = self._subscribe(address)
         connection, features = await connect(address, self._config, subscription)
         subscription.begin(connection, features, self._topic, self._channel)
         self.subscriptions[address] = subscription
+        self._log.info("%s: connected", address)
         self._joined(subscription)
 
-    def _retry_later(self, address: str) -> None:
+    def _retry_later(self, address: str, *, is_refused: bool) -> None:
+        """Ever more rarely while it fails. One that was lost comes back at the latest after lookupd_poll_interval; one
+        that refuses us would do so again.
+        """
+
         def retry() -> None:
             self._retries.pop(address, None)
-            self._found([address])
+            if address in self._given:
+                self._found([address])
+            else:
+                self._discovery.poll_soon()
 
-        if address not in self._retries and not self._is_closing:
-            delay_s = self._config.lookupd_poll_interval.seconds
-            self._retries[address] = self._loop.call_later(delay_s, retry)
+        if address in self._retries or self._is_closing:
+            return
+        failures = self._failures[address] = self._failures.pop(address, 0) + 1
+        if len(self._failures) > FAILURES_MAX:
+            del self._failures[next(iter(self._failures))]
+        delay_s = retry_delay_s(failures, RETRY_S_MIN, RETRY_S_MAX)
+        if not is_refused:
+            delay_s = min(delay_s, self._config.lookupd_poll_interval.seconds)
+        self._log.debug("%s: tried again in %.1f s", address, delay_s)
+        self._retries[address] = self._loop.call_later(delay_s, retry)

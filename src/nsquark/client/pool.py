@@ -27,6 +27,7 @@ from nsquark.client.errors import (
     NsqError,
     TooMuchOutstanding,
 )
+from nsquark.client.members import NSQDS_MAX
 from nsquark.client.packing import Packing, packed, packed_all
 from nsquark.client.pool_discovery import PoolDiscovery
 from nsquark.client.pool_member import Member, may_go_elsewhere
@@ -385,6 +386,8 @@ class ProducerPool:
 
     def _refusal(self) -> BaseException | None:
         """Where every nsqd refuses the connection itself, waiting for the deadline would only hide the mistake."""
+        if not self._members and self._discovery is not None:
+            return self._discovery.wrong
         errors = [member.error for member in self._in_turn]
         is_refused = bool(errors) and all(isinstance(error, IdentifyFailed | AuthFailed) for error in errors)
         return errors[0] if is_refused else None
@@ -449,7 +452,8 @@ class ProducerPool:
 
     def _found(self, present: list[str], absent: list[str]) -> None:
         for address in present:
-            self._add(address, is_fixed=False)
+            if len(self._members) < NSQDS_MAX:
+                self._add(address, is_fixed=False)
         for address in absent:
             member = self._members.get(address)
             if member is not None and not member.is_fixed:

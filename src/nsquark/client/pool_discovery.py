@@ -9,8 +9,8 @@ from typing import Final
 
 from nsquark.cli.logs import library_log
 from nsquark.client.config import Config
-from nsquark.client.errors import LookupFailed
-from nsquark.client.lookup import Found, PollLoop, lookup, lookup_url, nodes, unique_addresses
+from nsquark.client.errors import LookupFailed, WrongPort
+from nsquark.client.lookup import Found, PollLoop, TopicNotFound, lookup, lookup_url, nodes, unique_addresses
 
 ROUNDS_ABSENT_MAX: Final = 2
 """An nsqd that registers anew is missing from one answer now and then."""
@@ -38,6 +38,7 @@ class PoolDiscovery:
         self._topic = topic
         self._config = config
         self._on_change = on_change
+        self._wrong: dict[str, WrongPort] = {}
         self._known: set[str] = set()
         self._rounds_absent: Counter[str] = Counter()
         self._loop = PollLoop(self._round, config)
@@ -51,7 +52,13 @@ class PoolDiscovery:
     async def close(self) -> None:
         await self._loop.close()
 
+    @property
+    def wrong(self) -> WrongPort | None:
+        """Said of all nsqlookupds in the last round."""
+        return next(iter(self._wrong.values())) if len(self._wrong) == len(self._addresses) else None
+
     async def _round(self) -> None:
+        self._wrong.clear()
         answers = await asyncio.gather(*map(self._ask, self._addresses))
         present = unique_addresses(nsqd for answer in answers for nsqd in answer or ())
         absent: list[str] = []
@@ -66,7 +73,12 @@ class PoolDiscovery:
             if self._topic is None:
                 return await nodes(address, self._config)
             return await lookup(address, self._topic, self._config)
+        except TopicNotFound:
+            log.debug("nsqlookupd %s knows no nsqd with topic %s yet", address, self._topic)
+            return None
         except LookupFailed as error:
+            if isinstance(error, WrongPort):
+                self._wrong[address] = error
             log.error("error querying nsqlookupd (%s) - %s", address, error)
             return None
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import random
 import sys
 import time
 from collections.abc import Callable
 from typing import Final
 
+from nsquark.client.backoff import retry_delay_s
 from nsquark.client.config import Config
 from nsquark.client.errors import AuthFailed, Closed, IdentifyFailed, NotConnected, ServerError
 from nsquark.client.producer import Producer
@@ -121,7 +121,7 @@ class Member:
 
     async def _probe(self) -> None:
         while True:
-            await asyncio.sleep(retry_delay_s(self.failures))
+            await asyncio.sleep(retry_delay_s(self.failures, RETRY_S_MIN, RETRY_S_MAX))
             try:
                 async with asyncio.timeout(PROBE_TIMEOUT_S):
                     await self.producer.ping()
@@ -147,9 +147,3 @@ class Member:
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
         self.producer = self._new_producer()
-
-
-def retry_delay_s(failures: int) -> float:
-    """Random within its upper half: the producers of a cluster must not all come back at the same moment."""
-    longest_s = min(RETRY_S_MAX, RETRY_S_MIN * 2.0 ** min(failures - 1, 30))
-    return longest_s * random.uniform(0.5, 1.0)

@@ -59,7 +59,7 @@ class Subscription:
         self.log = consumer.log
         self.is_accepted = False
         """SUB was answered."""
-        self.rdy_at_s = self.last_message_at_s = self._loop.time()
+        self.began_at_s = self.rdy_at_s = self.last_message_at_s = self._loop.time()
 
     def begin(self, connection: Connection, features: Features, topic: str, channel: str) -> None:
         """SUB's OK is not waited for: an error ends the connection anyway."""

@@ -1,0 +1,250 @@
+"""An nsqd or nsqlookupd that means harm: an error on its connection, bounded memory, and the others have their turn."""
+
+import asyncio
+import http.server
+import json
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from client.consumer_rig import handle_until, is_done, publish, until
+from client.pool_rig import address_of
+from client.scripted import HEARTBEAT, OK, Peer, ScriptedNsqd, error_frame, frame, message_frame, say_ok
+from harness import Nsqd
+from nsquark import Consumer, Message, Producer
+from nsquark.client import lookup as lookups
+from nsquark.client.config import Config
+from nsquark.client.lookup import lookup
+from nsquark.errors import IdentifyFailed, LookupFailed, NotConnected, NsqError
+
+QUICK: dict[str, Any] = {"lookupd_poll_interval": "50ms", "max_in_flight": 10}
+HELD_S_MAX = 0.25
+"""Five times what is aimed at, for machines that are busy with other tests."""
+
+
+class Watch:
+    """How long the event loop was held at most, in CPU time of this thread: other processes do not count."""
+
+    async def __aenter__(self) -> "Watch":
+        self.worst_s = 0.0
+        self._task = asyncio.create_task(self._look())
+        return self
+
+    async def _look(self) -> None:
+        while True:
+            before_s = time.thread_time()
+            await asyncio.sleep(0)
+            self.worst_s = max(self.worst_s, time.thread_time() - before_s)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        assert self.worst_s < HELD_S_MAX
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        {"deflate": True, "deflate_level": 99},
+        {"msg_timeout": 10**30},
+        {"msg_timeout": 0},
+        {"msg_timeout": -5},
+        {"max_msg_timeout": 10**400},
+        {"max_rdy_count": -1},
+        {"max_rdy_count": 10**20},
+        {"version": ["1"]},
+        {"snappy": True, "deflate": True},
+    ],
+)
+async def test_features_that_no_nsqd_has_are_an_error_and_it_is_tried_again(features: dict[str, Any]) -> None:
+    async with ScriptedNsqd() as server:
+        server.identify_answer = frame(json.dumps({**server.features, **features}).encode())
+        with pytest.raises(NsqError):
+            await Consumer("t", "c", nsqd=server.address, **QUICK).start()
+        async with Producer(server.address, read_timeout="2s", heartbeat_interval="1s") as producer:
+            with pytest.raises(NsqError):
+                await producer.publish("t", b"x")
+    async with ScriptedNsqd() as good, ScriptedNsqd() as bad:
+        bad.identify_answer = frame(json.dumps({**bad.features, **features}).encode())
+        async with Consumer("t", "c", nsqd=[good.address, bad.address], read_timeout="2s", heartbeat_interval="1s"):
+            await until(lambda: len(bad.peers) >= 2)
+
+
+@pytest.mark.parametrize("answer", [b"{" * 50_000, b'{"a":' + b"[" * 100_000, b"\xff{", b"{}" * 3])
+async def test_answers_to_identify_that_are_none(answer: bytes) -> None:
+    async with ScriptedNsqd() as server:
+        server.identify_answer = frame(answer)
+        if answer.startswith(b"{"):
+            with pytest.raises(IdentifyFailed):
+                await Consumer("t", "c", nsqd=server.address, **QUICK).start()
+
+
+async def test_heartbeats_without_end_instead_of_an_answer() -> None:
+    async with ScriptedNsqd() as server:
+        server.identify_answer = HEARTBEAT * 2000
+        server.on_ready = lambda peer: asyncio.get_running_loop().call_later(0.1, peer.send, HEARTBEAT * 2000)  # type: ignore[assignment, return-value]
+        async with Watch():
+            with pytest.raises(NotConnected, match="read_timeout"):
+                await Consumer("t", "c", nsqd=server.address, read_timeout="1s", heartbeat_interval="1s").start()
+
+
+async def test_an_id_that_is_no_text(caplog: pytest.LogCaptureFixture) -> None:
+    def send(peer: Peer, line: bytes, body: bytes) -> bytes:
+        if line.startswith(b"RDY 1"):
+            return message_frame(b"x", b"\xff\x00\n\x1b[31m" + bytes(range(9)))
+        return say_ok(peer, line, body)
+
+    async with ScriptedNsqd() as server:
+        server.on_command = send
+        async with Consumer("t", "c", nsqd=server.address, max_in_flight=1) as consumer:
+            message = await asyncio.wait_for(anext(consumer), 10)
+            assert "\\xff" in repr(message)
+            message.fail(RuntimeError("told with the id"))
+    assert "told with the id" in caplog.text
+    assert "\x1b" not in caplog.text
+
+
+async def test_more_messages_than_were_asked_for() -> None:
+    sent = b"".join(message_frame(b"x" * 100, b"%016d" % number) for number in range(5000))
+    handled = 0
+
+    def handle(_: Message) -> None:
+        nonlocal handled
+        handled += 1
+
+    async with ScriptedNsqd() as server:
+        server.on_command = lambda peer, line, body: sent if line.startswith(b"RDY 10") else say_ok(peer, line, body)
+        async with Consumer("t", "c", nsqd=server.address, max_in_flight=10) as consumer, Watch():
+            await until(lambda: consumer.stats().connections == 0)
+            assert consumer.stats().received < 5000
+            await until(lambda: len(server.peers) >= 2, 10)
+
+
+async def test_errors_without_end_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    flood = error_frame("E_" + "x" * 50) * 3000
+
+    async with ScriptedNsqd() as server:
+        server.on_command = lambda peer, line, body: flood if line.startswith(b"RDY") else say_ok(peer, line, body)
+        async with Consumer("t", "c", nsqd=server.address) as consumer, Watch():
+            await until(lambda: len(caplog.records) >= 20)
+            assert consumer.stats().connections == 1
+            server.peer.send(OK)
+            await asyncio.sleep(0.1)
+    assert len([record for record in caplog.records if "E_xx" in record.message]) <= 60
+
+
+@pytest.mark.parametrize("content", ["heartbeats", "errors", "big message"])
+async def test_a_compressed_bomb(content: str) -> None:
+    """A hundred kilobytes that become a hundred megabytes."""
+    plain = {
+        "heartbeats": HEARTBEAT * 3_000_000,
+        "errors": error_frame("E_X") * 3_000_000,
+        "big message": struct.pack(">ii", 60 << 20, 2) + bytes(60 << 20),
+    }[content]
+    async with ScriptedNsqd(deflate=True) as server:
+
+        def explode(peer: Peer, line: bytes, body: bytes) -> bytes:
+            if line.startswith(b"RDY"):
+                deflate = peer._deflate
+                assert deflate is not None
+                peer._writer.write(deflate.compress(plain) + deflate.flush(zlib.Z_SYNC_FLUSH))
+            return say_ok(peer, line, body)
+
+        server.on_command = explode
+        async with Consumer("t", "c", nsqd=server.address, deflate=True, write_timeout="5s") as consumer:
+            await until(lambda: server.peer.lines(b"RDY"))
+            async with Watch():
+                await asyncio.sleep(1.0)
+            assert consumer.stats().received <= 1
+
+
+async def test_what_comes_in_clear_before_tls_is_an_error() -> None:
+    """A man in the middle puts a message behind the answer to IDENTIFY, to be read as if it came through TLS."""
+    async with ScriptedNsqd(tls_v1=True) as server:
+        answer = frame(json.dumps(server.features).encode())
+        server.identify_answer = answer + OK + message_frame(b"injected")
+        options: dict[str, Any] = {"tls_v1": True, "tls_insecure_skip_verify": True}
+        with pytest.raises(NotConnected, match="bytes came in clear before TLS began"):
+            await Consumer("t", "c", nsqd=server.address, **options).start()
+        async with Producer(server.address, **options) as producer:
+            with pytest.raises(NotConnected, match="bytes came in clear before TLS began"):
+                await producer.publish("t", b"x")
+
+
+async def test_a_refused_subscription_is_tried_ever_more_rarely(nsqd: Nsqd, topic: str) -> None:
+    refused: list[float] = []
+
+    def refuse(peer: Peer, line: bytes, body: bytes) -> bytes:
+        if line.startswith(b"SUB"):
+            refused.append(time.monotonic())
+            asyncio.get_running_loop().call_later(0.01, peer.close)
+            return error_frame("E_SUB_FAILED SUB failed exceeds limit")
+        return say_ok(peer, line, body)
+
+    publish(nsqd, topic, b"x")
+    async with ScriptedNsqd() as server:
+        server.on_command = refuse
+        async with Consumer(topic, "ch", nsqd=[server.address, address_of(nsqd)]) as consumer:
+            handled: list[bytes] = []
+            await handle_until(consumer, lambda message: handled.append(message.body), lambda: is_done(nsqd, topic))
+        async with Consumer("t", "c", nsqd=server.address, lookupd_poll_interval="10ms"):
+            refused.clear()
+            await asyncio.sleep(2.0)
+    assert len(refused) <= 3
+
+
+# -- nsqlookupd ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def answers() -> Iterator[Callable[[bytes], str]]:
+    """Serves a body at an address."""
+    servers: list[http.server.ThreadingHTTPServer] = []
+
+    def serve(body: bytes) -> str:
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None: ...
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"127.0.0.1:{server.server_port}"
+
+    yield serve
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def _producers(count: int) -> bytes:
+    return json.dumps(
+        {"producers": [{"broadcast_address": f"10.0.{n // 250}.{n % 250}", "tcp_port": 4150} for n in range(count)]}
+    ).encode()
+
+
+@pytest.mark.parametrize("body", [_producers(60_000), b"[" * 3_000_000, b'{"producers":[' + b" " * (5 << 20)])
+async def test_answers_of_an_nsqlookupd_that_are_too_much(answers: Callable[[bytes], str], body: bytes) -> None:
+    async with Watch():
+        with pytest.raises(LookupFailed):
+            await lookup(answers(body), "t", Config())
+
+
+async def test_more_nsqds_than_any_cluster_has(
+    answers: Callable[[bytes], str], nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(nsqd, topic, b"x")
+    address = answers(_producers(lookups.PRODUCERS_MAX))
+    async with Consumer(topic, "ch", nsqd=address_of(nsqd), lookupd=address, dial_timeout="5s") as consumer, Watch():
+        await until(lambda: "more than 1000 nsqds were found" in caplog.text)
+        async with await asyncio.wait_for(anext(consumer), 10) as message:
+            assert message.body == b"x"
