@@ -1,5 +1,6 @@
 """The data path: its lock, nsqd.dat as NSQ writes it, and this nsqd's identity."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -88,7 +89,8 @@ class DataPath:
             for directory in (self.own, self.topics):
                 directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
                 sync_directory(directory.parent)
-            sync_directory(self.path.resolve().parent)  # the data path itself may be new
+            with contextlib.suppress(PermissionError):
+                sync_directory(self.path.resolve().parent)  # the data path itself may be new
             return self._load_node(report)
         except OSError as error:
             raise DataPathError(f"data-path {self.path} cannot be used - {error}") from None
