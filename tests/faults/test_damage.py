@@ -17,7 +17,6 @@ NOT_YET = {
     ("node", "EIO"),
     ("journal", "EIO"),
     ("sequence", "EIO"),
-    ("nsqd.dat", "EIO"),
 }
 CASES = [(kind, damage) for kind in IN_THIS_SAMPLE for damage in ("flip", "page", "EIO")]
 

@@ -164,9 +164,9 @@ class Nsqd:
             topic = self.topics[name] = Topic(self, name)
         except UnknownVersion as error:
             raise StartError(str(error)) from None
-        except OSError as error:
+        except Exception as error:  # whatever is wrong with one must not stop the others
             self.unopened_topics[name] = self.listed_topics.get(name) or ListedTopic(name)
-            self.logger.error(f"TOPIC({name}): cannot be opened, it is not served - {error}")
+            self.logger.error(f"TOPIC({name}): cannot be opened, it is not served - {type(error).__name__}: {error}")
             return
         self.deferring[topic] = None
 

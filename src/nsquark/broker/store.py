@@ -68,6 +68,8 @@ class DataPath:
         self.own = self.path / OWN_DIRECTORY
         self.topics = self.own / TOPICS_DIRECTORY
         self._lock_fd = -1
+        self.was_ours = False
+        """An nsqd of this kind has run here before."""
 
     def lock(self) -> None:
         """Takes the same lock as NSQ's nsqd, so that neither runs on the other's data."""
@@ -100,6 +102,7 @@ class DataPath:
         paths = [self.own / NODE_FILE, self.own / NODE_COPY]
         found = [_read_node(path, report) for path in paths]
         intact = [node for node in found if node is not None]
+        self.was_ours = bool(intact)
         for node in intact:
             if node.format > FORMAT:
                 raise DataPathError(

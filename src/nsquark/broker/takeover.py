@@ -27,7 +27,7 @@ from nsquark.broker.topic import DIRECTORY_PREFIX, Topic
 from nsquark.kernel.journal import JOURNAL_REQUEUED, record
 from nsquark.log.cursors import ChannelRest, CursorFile, TopicRest, encode_rest
 from nsquark.log.diskqueue import DiskQueue, find_queues
-from nsquark.log.files import DIRECTORY_MODE, sync_directory, write_atomically
+from nsquark.log.files import DIRECTORY_MODE, set_aside, sync_directory, write_atomically
 from nsquark.log.importing import LogImport
 from nsquark.log.journal import Journal
 from nsquark.log.shared import LogShared
@@ -152,14 +152,21 @@ class TakeOver:
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            if not self.nsqd.topics:
+            if not self.nsqd.data.was_ours:
                 raise DataPathError(
                     f"failed to load metadata - {path} cannot be read: {error};"
                     " restore it, or remove it to start without the topics it names"
                 ) from None
-            self.logger.warning(f"TAKEOVER: {path} cannot be read ({error}) and is written anew")
+            self.logger.warning(f"TAKEOVER: {path} cannot be read ({error}); {self._set_metadata_aside(path)}")
             return None
         return None if metadata.nsquark else metadata
+
+    @staticmethod
+    def _set_metadata_aside(path: Path) -> str:
+        try:
+            return f"it is now {set_aside(path).name}, and is written anew"
+        except OSError as error:
+            return f"it is written anew, since it could not be set aside: {error}"
 
     def _find(self, metadata: Metadata | None) -> dict[str, Found]:
         found: dict[str, Found] = {}

@@ -22,7 +22,7 @@ class DiskState:
         """A write failed, and `refused` messages with it."""
         if self._write_error is None:
             self._report(f"DISK: publishes are refused - {error}")
-        self._write_error = error
+        self._write_error = error.with_traceback(None)  # which would hold on to all that was in use
         self._refused += refused
         self._judge()
 
@@ -36,7 +36,7 @@ class DiskState:
 
     def hold(self, what: Hashable, error: Exception) -> None:
         """Something on the disk is not safe until it is released."""
-        self._held[what] = error
+        self._held[what] = error.with_traceback(None)
         self._judge()
 
     def release(self, what: Hashable) -> None:

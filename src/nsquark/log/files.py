@@ -45,12 +45,12 @@ def write_atomically(path: Path, data: bytes | bytearray, *, sync: bool = True) 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int | None = None) -> None:
     """Writes everything, or raises: a short write means that the disk is full."""
-    view = memoryview(data)
-    while view:
-        written = os.write(fd, view) if offset is None else os.pwrite(fd, view, offset)
-        view = view[written:]
-        if offset is not None:
-            offset += written
+    written = 0
+    # Released also if the write fails: an error that is kept would hold on to it, and `data` could not grow.
+    with memoryview(data) as view:
+        while written < len(view):
+            with view[written:] as rest:
+                written += os.write(fd, rest) if offset is None else os.pwrite(fd, rest, offset + written)
 
 
 def read_surviving(path: Path, report: Callable[[str], None]) -> tuple[bytearray, bool]:
