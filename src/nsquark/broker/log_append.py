@@ -12,6 +12,7 @@ from nsquark.broker.commits import settled
 from nsquark.broker.log_arguments import Arguments, Refusal, require_stored
 from nsquark.broker.topic import Topic
 from nsquark.kernel.arena import MPUB_TOO_BIG, measure_mpub
+from nsquark.log.disk import DiskLimitReached
 from nsquark.log.staging import (
     COUNT_BYTES,
     PARTS_MAX,
@@ -108,10 +109,10 @@ class AppendApi:
         return count, log_bytes_of(end, count)
 
     def _require_disk(self, size: int) -> None:
-        logs = self._nsqd.logs
-        limit = logs.settings.disk_bytes_max
-        if limit and logs.disk_bytes + size > limit and not logs.make_room(size):
-            raise Refusal(503, "DISK_LIMIT", reason=f"--max-disk-bytes={limit} is reached")
+        try:
+            self._nsqd.logs.require_room(size)
+        except DiskLimitReached as error:
+            raise Refusal(503, "DISK_LIMIT", reason=str(error.strerror)) from None
 
     # -- POST /log/append --------------------------------------------------------------------------------
 

@@ -334,6 +334,8 @@ class Bucket:
     def _write(self, kind: int, due_ms: int, delay_ms: int, timestamp_ns: int, number: int, body: bytes) -> None:
         record = _HEAD.pack(0, kind, len(body), due_ms, delay_ms, timestamp_ns, number) + body
         record = xxh3_64_intdigest(record[8:]).to_bytes(8, "little") + record[8:]
+        if kind == _MESSAGE:  # notes are what makes room
+            self._shared.require_room(len(record))
         assert self.file is not None
         self.file.require_sound()
         try:

@@ -3,6 +3,10 @@
 from collections.abc import Callable, Hashable
 
 
+class DiskLimitReached(OSError):
+    """Publishing would exceed --max-disk-bytes."""
+
+
 class DiskState:
     """Knows whether the disk takes what is written to it.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nsquark.kernel.arena import Chunk
 from nsquark.kernel.tail import SLOW_WRITE_S, Commit, Tail
-from nsquark.log.batches import HEADER_BYTES, MORE_FOLLOWS, Batch, encode_header
+from nsquark.log.batches import DEFERRED, HEADER_BYTES, MORE_FOLLOWS, Batch, encode_header
 from nsquark.log.cache import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkCache, chunk_records
 from nsquark.log.commit import Apart, UnitCommit
 from nsquark.log.segment import Segment
@@ -151,7 +151,7 @@ class TopicLog(Tail):
         try:
             chunk, start = slices[0]
             size = commit.bytes_added + HEADER_BYTES * len(slices)
-            segment = self.segments.for_append(chunk.first_seq + start, size)
+            segment = self.segments.for_append(chunk.first_seq + start, size, limited=not commit.flags & DEFERRED)
             pieces: list[bytes | memoryview] = []
             batches = _batches(commit, slices, segment.size, pieces)
             if not self.writes_inline:

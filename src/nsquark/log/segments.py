@@ -36,10 +36,6 @@ class RecordPlace(NamedTuple):
     end: int
 
 
-class DiskLimitReached(OSError):
-    """Publishing would exceed --max-disk-bytes."""
-
-
 class Segments:
     """Segments in order of sequence number; only the last is written to.
 
@@ -108,12 +104,14 @@ class Segments:
 
     # -- writing -----------------------------------------------------------------------------------------
 
-    def for_append(self, first_seq: int, size: int) -> Segment:
-        """The segment the next `size` bytes go to; a new one if they do not fit."""
+    def for_append(self, first_seq: int, size: int, *, limited: bool = True) -> Segment:
+        """The segment the next `size` bytes go to; a new one if they do not fit.
+
+        What is not `limited` only moves: it is on disk already, and goes from there when the log has it.
+        """
         shared = self.shared
-        limit = shared.settings.disk_bytes_max
-        if limit and shared.disk_bytes + size > limit and not shared.make_room(size):
-            raise DiskLimitReached(errno.EDQUOT, f"--max-disk-bytes={limit} is reached")
+        if limited and shared.settings.disk_bytes_max:
+            shared.require_room(size)
         if self._refused_by is not None:
             raise OSError(errno.EIO, f"the log could not be synced: {self._refused_by}")
         segment = self._segments[-1] if self._segments else None

@@ -1,12 +1,13 @@
 """What all logs of one nsqd share: settings, sequence numbers, memory, threads and the state of the disk."""
 
+import errno
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 
 from nsquark.log.cache import ChunkCache
-from nsquark.log.disk import DiskState
+from nsquark.log.disk import DiskLimitReached, DiskState
 from nsquark.log.histogram import Histogram
 from nsquark.log.sequences import Sequences
 from nsquark.log.syncer import Syncer
@@ -60,6 +61,12 @@ class LogShared:
         self.syncer = Syncer(
             self.run, self._run_sync, later, self.disk, report, self.sync_seconds.observe, settings.sync_timeout_s
         )
+
+    def require_room(self, size: int) -> None:
+        """Raises DiskLimitReached if `size` bytes more would exceed --max-disk-bytes, and no room can be made."""
+        limit = self.settings.disk_bytes_max
+        if limit and self.disk_bytes + size > limit and not self.make_room(size):
+            raise DiskLimitReached(errno.EDQUOT, f"--max-disk-bytes={limit} is reached")
 
     def run(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
         """Does slow work in a thread, then calls `done` with its error, if any, in the event loop's thread."""

@@ -1,0 +1,215 @@
+"""Messages that wait for their time, on disks that damage, lose, refuse or do not confirm what is written."""
+
+import errno
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from faults.data_files import topic_directory
+from faults.shim import Rule, Shim
+from harness import Nsqd, Wire, eventually
+from harness.wire import ERROR
+
+pytestmark = pytest.mark.ours
+
+Make = Callable[..., Nsqd]
+Connect = Callable[..., Wire]
+
+LATER_MS = 600_000
+COUNT = 40
+BUCKET_MS = 60_000
+
+
+def _bodies() -> list[bytes]:
+    return [b"%04d" % number + b"." * 100 for number in range(COUNT)]
+
+
+def _defer(daemon: Nsqd, connect: Connect, bodies: list[bytes], delay_ms: int = LATER_MS) -> None:
+    publisher = connect(daemon)
+    for body in bodies:
+        publisher.DPUB("t", delay_ms, body)
+    for _ in bodies:
+        publisher.expect("OK")
+
+
+def _waiting(daemon: Nsqd) -> int:
+    count: int = daemon.channel("t")["deferred_count"]
+    return count
+
+
+def _file(daemon: Nsqd) -> Path:
+    """The file with all of them, which may be cut in two by the turn of a minute."""
+    files = list((topic_directory(daemon.data_path, "t") / "deferred").glob("*.deferred"))
+    return max(files, key=lambda path: path.stat().st_size)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "page"])
+def test_damage_costs_the_messages_in_it_and_is_told(make_nsqd: Make, connect: Connect, damage: str) -> None:
+    daemon = make_nsqd()
+    connect(daemon).subscribe("t")
+    _defer(daemon, connect, _bodies())
+    daemon.kill()
+    path = _file(daemon)
+    raw = bytearray(path.read_bytes())
+    start = min(4096, len(raw) // 2)
+    if damage == "flipped":
+        raw[start] ^= 1
+    else:
+        raw[start : start + 1000] = bytes(len(raw[start : start + 1000]))
+    path.write_bytes(raw)
+    daemon.start()
+    assert str(path) in daemon.log and "lost" in daemon.log
+    assert COUNT - (1 if damage == "flipped" else 1000 // 148 + 2) <= _waiting(daemon) < COUNT
+
+
+def test_what_cannot_be_read_does_not_stop_the_rest(make_nsqd: Make, connect: Connect, tmp_path: Path) -> None:
+    daemon = make_nsqd()
+    connect(daemon).subscribe("t")
+    _defer(daemon, connect, _bodies())
+    connect(daemon).publish("t", b"now")
+    connect(daemon).publish("other", b"one")
+    assert daemon.stop() == 0
+    path = _file(daemon)
+    before = path.read_bytes()
+    shim = Shim(tmp_path, daemon.data_path)
+    shim.set_rules(Rule("read", f"*{path.name}", errno.EIO, span=(0, 4096)))
+    daemon.environment = shim.environment
+    daemon.start()
+    assert shim.fired()
+    assert "cannot be read" in daemon.log
+    assert path.with_name(path.name + ".bad").read_bytes() == before
+    assert connect(daemon).subscribe("t", rdy=1).read_message().body == b"now"
+    assert daemon.topic("other")["depth"] == 1
+    _defer(daemon, connect, [b"more"])
+    expected = _waiting(daemon)
+    assert expected < COUNT + 1
+    shim.set_rules()
+    daemon.restart(crash=True)
+    assert _waiting(daemon) == expected
+
+
+def test_one_failed_sync_loses_nothing_and_is_told(make_nsqd: Make, connect: Connect, tmp_path: Path) -> None:
+    """The pages of a failed sync are never trusted again: the file is written anew."""
+    data_path = tmp_path / "data"
+    data_path.mkdir()
+    shim = Shim(tmp_path, data_path)
+    daemon = Nsqd(data_path, "--sync-timeout=100ms", environment=shim.environment).start()
+    try:
+        connect(daemon).subscribe("t")
+        shim.set_rules(
+            Rule("sync", "*.deferred*", errno.EIO, times=1), Rule("sync", "*.deferred.anew", errno.EIO, times=1)
+        )
+        _defer(daemon, connect, _bodies())
+        eventually(lambda: shim.fired(0) and shim.fired(1))
+        assert daemon.get("/ping").status == 500
+        eventually(lambda: "written anew" in daemon.log and daemon.get("/ping").status == 200)
+        assert "sync failed" in daemon.log
+        _defer(daemon, connect, [b"after"])
+        daemon.restart(crash=True)
+        assert _waiting(daemon) == COUNT + 1
+    finally:
+        daemon.kill()
+
+
+def test_with_sync_every_1_a_disk_that_does_not_confirm_is_told_to_publishers(
+    make_nsqd: Make, connect: Connect, tmp_path: Path
+) -> None:
+    data_path = tmp_path / "data"
+    data_path.mkdir()
+    shim = Shim(tmp_path, data_path)
+    daemon = Nsqd(data_path, "--sync-every=1", environment=shim.environment).start()
+    try:
+        connect(daemon).subscribe("t")
+        _defer(daemon, connect, _bodies())
+        shim.set_rules(Rule("sync", "*.deferred*", errno.EIO))
+        publisher = connect(daemon)
+        publisher.DPUB("t", LATER_MS, b"not confirmed")
+        assert publisher.read_frame().kind == ERROR
+        shim.set_rules()
+        eventually(lambda: daemon.get("/ping").status == 200)
+        _defer(daemon, connect, [b"after"])
+        daemon.restart(crash=True)
+        assert _waiting(daemon) >= COUNT + 1
+    finally:
+        daemon.kill()
+
+
+def test_a_file_goes_only_after_a_sync_of_the_log_that_has_its_messages(
+    make_nsqd: Make, connect: Connect, tmp_path: Path
+) -> None:
+    data_path = tmp_path / "data"
+    data_path.mkdir()
+    shim = Shim(tmp_path, data_path, record=True)
+    shim.set_clock(57 - time.time() % 60)  # three seconds before the minute ends
+    daemon = Nsqd(data_path, "--sync-timeout=2s", environment=shim.environment).start()
+    try:
+        consumer = connect(daemon).subscribe("t", rdy=COUNT)
+        _defer(daemon, connect, _bodies(), 1000)
+        assert len(consumer.read_messages(COUNT)) == COUNT
+        deferred = topic_directory(data_path, "t") / "deferred"
+        eventually(lambda: not list(deferred.glob("*.deferred")), 20)
+        calls = list(shim.trace())
+        log = {call.inode for call in calls if call.kind == "create" and call.path.endswith(".log")}
+        gone = next(at for at, call in enumerate(calls) if call.kind == "unlink" and ".deferred" in call.path)
+        logged = max(at for at, call in enumerate(calls) if call.kind == "write" and call.inode in log)
+        synced = [call for call in calls[logged:gone] if call.kind == "sync begins" and call.inode in log]
+        assert synced, "the file was removed before the log was synced"
+    finally:
+        daemon.kill()
+
+
+def test_what_waits_counts_in_max_disk_bytes_and_comes_in_time_all_the_same(make_nsqd: Make, connect: Connect) -> None:
+    daemon = make_nsqd("--max-disk-bytes=200000")
+    consumer = connect(daemon).subscribe("t", rdy=1000)
+    publisher = connect(daemon)
+    accepted = 0
+    while accepted < 1000:
+        publisher.DPUB("t", 1500, b"%06d" % accepted + b"." * 1000)
+        frame = publisher.read_frame()
+        if frame.kind == ERROR:
+            assert b"E_DPUB_FAILED" in frame.data and b"max-disk-bytes" in frame.data
+            break
+        accepted += 1
+    assert 150 < accepted < 200
+    bodies = [message.body for message in consumer.read_messages(accepted, finish=True)]
+    assert [body[:6] for body in bodies] == [b"%06d" % number for number in range(accepted)]
+
+
+def test_very_many_due_at_once_come_in_portions_and_in_order(make_nsqd: Make, connect: Connect) -> None:
+    daemon = make_nsqd()
+    count = 3000
+    consumer = connect(daemon).subscribe("t", rdy=2500)
+    _defer(daemon, connect, [b"%06d" % number for number in range(count)], 1500)
+    bodies = [message.body for message in consumer.read_messages(count, finish=True)]
+    assert bodies == [b"%06d" % number for number in range(count)]
+    shown = daemon.channel("t")
+    assert (shown["deferred_count"], shown["message_count"]) == (0, count)
+
+
+@pytest.mark.parametrize("paused", [False, True], ids=["running", "paused"])
+def test_a_channel_s_count_of_messages_never_goes_down(make_nsqd: Make, connect: Connect, paused: bool) -> None:
+    daemon = make_nsqd()
+    connect(daemon).subscribe("t")
+    connect(daemon).publish("t", b"one", b"two")
+    _defer(daemon, connect, _bodies(), 1000)
+    if paused:
+        daemon.post("/topic/pause", topic="t")
+    counts = [daemon.channel("t")["message_count"]]
+    assert counts == [COUNT + 2]
+    daemon.post("/channel/empty", topic="t", channel="ch")
+    connect(daemon).subscribe("t", "later")
+    counts.append(daemon.channel("t")["message_count"])
+    later = daemon.channel("t", "later")["message_count"]
+
+    def came() -> bool:
+        """They are in the log; what was there before may be gone, since the channel was emptied."""
+        counts.append(daemon.channel("t")["message_count"])
+        return bool(daemon.get("/log/info", topic="t").json()["count"] >= COUNT)
+
+    eventually(came)
+    daemon.post("/topic/unpause", topic="t")
+    counts.append(daemon.channel("t")["message_count"])
+    assert counts == [COUNT + 2] * len(counts)
+    assert daemon.channel("t", "later")["message_count"] == later
