@@ -1,9 +1,13 @@
 """Clients that take without giving: floods, half-open connections, bombs. nsqd stays small and at work."""
 
 import contextlib
+import http.client
+import os
 import resource
 import shutil
+import signal
 import socket
+import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -209,3 +213,90 @@ def test_snappy_of_garbage(connect: Callable[..., Wire]) -> None:
     raw.sendall(b"\xff\x06\x00\x00sNaPpY" + b"\x00\x09\x00\x00" + b"garbage!!")
     client.expect_closed()
     connect().assert_usable()
+
+
+@pytest.mark.parametrize("kind", ["tcp", "http"])
+def test_a_thousand_may_connect_at_once(make_nsqd: Callable[..., Nsqd], kind: str) -> None:
+    """While nsqd is busy they wait to be accepted; with a short queue they would wait for a second or more."""
+    daemon = make_nsqd()
+    os.kill(daemon.pid, signal.SIGSTOP)
+    with contextlib.ExitStack() as opened:
+        opened.callback(os.kill, daemon.pid, signal.SIGCONT)
+        for _ in range(1000):
+            opened.enter_context(socket.create_connection(getattr(daemon, kind), timeout=0.9))
+
+
+@pytest.mark.parametrize("kind", ["tcp", "http"])
+def test_connections_that_are_reset_at_once_leave_nothing(make_nsqd: Callable[..., Nsqd], kind: str) -> None:
+    daemon = make_nsqd()
+    daemon.get("/ping")
+    before = len(os.listdir(f"/proc/{daemon.pid}/fd"))
+    os.kill(daemon.pid, signal.SIGSTOP)
+    for _ in range(50):
+        connection = socket.create_connection(getattr(daemon, kind), timeout=20)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+    os.kill(daemon.pid, signal.SIGCONT)
+    eventually(lambda: len(os.listdir(f"/proc/{daemon.pid}/fd")) <= before)
+    assert "Traceback" not in daemon.log
+
+
+def test_a_body_in_tiny_chunks_takes_little_memory(make_nsqd: Callable[..., Nsqd]) -> None:
+    daemon = make_nsqd()
+    daemon.get("/ping")
+    before = _resident_bytes(daemon)
+    with socket.create_connection(daemon.http, timeout=60) as connection:
+        head = b"POST /mpub?topic=t#ephemeral HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        connection.sendall(head + b"2\r\nxx\r\n" * 2_000_000)
+        eventually(lambda: daemon.get("/ping").status == 200)
+        assert _resident_bytes(daemon) - before < 25 << 20
+
+
+def _make_channels(daemon: Nsqd, topics: int, channels: int) -> None:
+    connection = http.client.HTTPConnection(*daemon.http, timeout=60)
+    for number in range(topics):
+        connection.request("POST", f"/topic/create?topic=t{number}%23ephemeral")
+        connection.getresponse().read()
+        for channel in range(channels):
+            connection.request("POST", f"/channel/create?topic=t{number}%23ephemeral&channel=c{channel}%23ephemeral")
+            connection.getresponse().read()
+    connection.close()
+
+
+def test_a_flood_of_stats_by_a_client_that_leaves_costs_little(make_nsqd: Callable[..., Nsqd]) -> None:
+    """Of many requests on a connection two are worked on, for as long as somebody waits for their answers."""
+    daemon = make_nsqd()
+    _make_channels(daemon, 100, 10)
+    daemon.stats()
+    before = _cpu_s(daemon)
+    daemon.stats()
+    one_s = max(_cpu_s(daemon) - before, 0.005)
+    before = _cpu_s(daemon)
+    with socket.create_connection(daemon.http) as connection:
+        connection.sendall(b"GET /stats?format=json HTTP/1.1\r\nHost: x\r\n\r\n" * 256)
+    daemon.get("/ping")
+    assert daemon.stats()["health"] == "OK"
+    assert _cpu_s(daemon) - before < 30 * one_s
+
+
+def test_many_who_ask_for_stats_at_once_share_a_collection(make_nsqd: Callable[..., Nsqd]) -> None:
+    daemon = make_nsqd()
+    _make_channels(daemon, 100, 10)
+    daemon.stats()
+    before = _cpu_s(daemon)
+    daemon.stats()
+    one_s = max(_cpu_s(daemon) - before, 0.005)
+    before = _cpu_s(daemon)
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(socket.create_connection(daemon.http, timeout=60)) for _ in range(50)]
+        for connection in connections:
+            connection.sendall(b"GET /stats?format=json HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        for connection in connections:
+            while connection.recv(1 << 20):
+                pass
+    assert _cpu_s(daemon) - before < 25 * one_s
+
+
+def _cpu_s(daemon: Nsqd) -> float:
+    """Of nsqd's event loop."""
+    return int(Path(f"/proc/{daemon.pid}/task/{daemon.pid}/schedstat").read_text().split()[0]) / 1e9

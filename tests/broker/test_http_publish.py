@@ -58,12 +58,16 @@ def test_pub_deferred(client: Wire, nsqd: Nsqd, topic: str) -> None:
     assert time.monotonic() - start >= 0.295
 
 
-@pytest.mark.parametrize("defer", ["0", "60000", "+5"])
+@pytest.mark.parametrize("defer", ["0", "60000", "+5", "0" * 5000 + "7"], ids=lambda defer: defer[:20])
 def test_pub_defer_accepted(nsqd: Nsqd, topic: str, defer: str) -> None:
     assert nsqd.post("/pub", b"x", topic=topic, defer=defer).body == b"OK"
 
 
-@pytest.mark.parametrize("defer", ["", "x", "-1", "60001", "1.5", "0x10", "1_0", "9223372036854775808", " 5"])
+@pytest.mark.parametrize(
+    "defer",
+    ["", "x", "-1", "60001", "1.5", "0x10", "1_0", "9223372036854775808", " 5", "9" * 4301],
+    ids=lambda defer: defer[:20],
+)
 def test_pub_defer_refused_after_making_the_topic(nsqd: Nsqd, topic: str, defer: str) -> None:
     assert_error(nsqd.post("/pub", b"x", topic=topic, defer=defer), 400, "INVALID_DEFER")
     assert nsqd.topic(topic)["message_count"] == 0
@@ -204,3 +208,27 @@ def test_http_publisher_is_not_a_producer_in_stats(make_nsqd: Callable[..., Nsqd
     daemon = make_nsqd()
     daemon.post("/pub", b"x", topic="t")
     assert daemon.stats()["producers"] is None
+
+
+MANY = 40_000
+"""More than one turn takes."""
+
+
+@pytest.mark.parametrize("binary", ["false", "true"])
+def test_a_long_mpub_is_published_whole_and_in_order(
+    make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], topic: str, binary: str
+) -> None:
+    nsqd = make_nsqd()
+    bodies = [b"%d" % number for number in range(MANY)]
+    body = mpub_messages(bodies) if binary == "true" else b"\n".join(bodies) + b"\n\n"
+    assert nsqd.post("/mpub", body, topic=topic, binary=binary).body == b"OK"
+    assert nsqd.post("/pub", b"last", topic=topic).body == b"OK"
+    client = connect(nsqd).subscribe(topic, rdy=2000)
+    assert [message.body for message in client.read_messages(MANY + 1, finish=True)] == [*bodies, b"last"]
+
+
+def test_of_a_long_mpub_nothing_is_published_if_a_line_is_too_big(make_nsqd: Callable[..., Nsqd], topic: str) -> None:
+    nsqd = make_nsqd()
+    body = b"x\n" * MANY + b"y" * (1024 * 1024 + 1)
+    assert_error(nsqd.post("/mpub", body, topic=topic), 413, "MSG_TOO_BIG")
+    assert nsqd.topic(topic)["message_count"] == 0

@@ -180,3 +180,18 @@ def test_two_publishers_at_once(connect: Callable[..., Wire], topic: str) -> Non
     consumer = connect().subscribe(topic, rdy=1000)
     bodies = sorted(int(message.body) for message in consumer.read_messages(200, finish=True))
     assert bodies == sorted(list(range(50)) * 4)
+
+
+def test_a_long_mpub_is_answered_once_and_what_follows_after_it(nsqd: Nsqd, client: Wire, topic: str) -> None:
+    """It takes several turns, in which neither its own messages nor the commands behind it may be mixed up."""
+    bodies = [b"%d" % number for number in range(40_000)]
+    with nsqd.connect() as consumer:
+        consumer.subscribe(topic, rdy=2000)
+        client.publish(topic, b"first")
+        client.MPUB(topic, bodies)
+        client.PUB(topic, b"last")
+        client.NOP()
+        client.expect_ok(2)
+        client.assert_usable()
+        received = [message.body for message in consumer.read_messages(40_002, finish=True)]
+    assert received == [b"first", *bodies, b"last"]

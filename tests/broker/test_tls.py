@@ -397,3 +397,15 @@ def _relay(one: socket.socket, other: socket.socket) -> None:
 
     for pair in ((one, other), (other, one)):
         threading.Thread(target=copy, args=pair, daemon=True).start()
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
+def test_a_key_that_everybody_can_read_is_warned_of(
+    make_nsqd: Callable[..., Nsqd], tmp_path: Path, own: Certificate, mode: int
+) -> None:
+    key = tmp_path / "key.pem"
+    key.write_bytes(own[1].read_bytes())
+    key.chmod(mode)
+    daemon = make_nsqd(f"--tls-cert={own[0]}", f"--tls-key={key}")
+    assert ("can be read by every user" in daemon.log) == (mode == 0o644)

@@ -3,7 +3,11 @@
 import asyncio
 import contextlib
 import os
+import select
+import signal
 import socket
+import struct
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -101,3 +105,85 @@ def test_without_files_for_more_connections_it_goes_on_with_those_it_has(short_o
         assert nsqd.ask(b"REGISTER t\n") == b"OK"
     eventually(lambda: _answers(lookupd))
     assert lookupd.is_running
+
+
+def _reset_before_accepted(daemon: Nsqlookupd, address: tuple[str, int], count: int) -> None:
+    """Connects while the daemon stands still, and resets; then lets it go on."""
+    assert daemon.process is not None
+    daemon.process.send_signal(signal.SIGSTOP)
+    for _ in range(count):
+        connection = socket.create_connection(address, timeout=20)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+    daemon.process.send_signal(signal.SIGCONT)
+
+
+def _open_files(daemon: Nsqlookupd) -> int:
+    assert daemon.process is not None
+    return len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
+
+
+@pytest.mark.parametrize("kind", ["tcp", "http"])
+def test_connections_that_are_reset_at_once_leave_nothing(kind: str) -> None:
+    with Nsqlookupd() as daemon:
+        daemon.get("/ping")
+        before = _open_files(daemon)
+        _reset_before_accepted(daemon, daemon.tcp if kind == "tcp" else daemon.http, 50)
+        eventually(lambda: _open_files(daemon) <= before)
+        with daemon.connect() as wire:
+            assert wire.ask(MAGIC_V1 + b"PING\n") == b"OK"
+        assert "Traceback" not in daemon.log
+
+
+@pytest.mark.parametrize("kind", ["tcp", "http"])
+def test_a_thousand_may_connect_at_once(kind: str) -> None:
+    """While nsqlookupd is busy they wait to be accepted; with a short queue they would wait for a second or more."""
+    with Nsqlookupd() as daemon:
+        assert daemon.process is not None
+        daemon.process.send_signal(signal.SIGSTOP)
+        opened = []
+        try:
+            for _ in range(1000):
+                address = daemon.tcp if kind == "tcp" else daemon.http
+                opened.append(socket.create_connection(address, timeout=0.9))
+        finally:
+            daemon.process.send_signal(signal.SIGCONT)
+            for connection in opened:
+                connection.close()
+
+
+def test_a_flood_of_pings_lets_others_through() -> None:
+    with Nsqlookupd() as daemon, daemon.connect() as greedy, daemon.connect() as other:
+        assert daemon.process is not None
+        assert greedy.ask(MAGIC_V1 + b"PING\n") == other.ask(MAGIC_V1 + b"PING\n") == b"OK"
+        schedstat = Path(f"/proc/{daemon.process.pid}/schedstat")
+        done = threading.Event()
+
+        def flood() -> None:
+            greedy.socket.setblocking(False)
+            while not done.is_set():
+                with contextlib.suppress(BlockingIOError):
+                    greedy.socket.send(b"PING\n" * 50_000)
+                with contextlib.suppress(BlockingIOError):
+                    greedy.socket.recv(1 << 20)
+
+        thread = threading.Thread(target=flood)
+        thread.start()
+        taken = []
+        for _ in range(40):
+            before = int(schedstat.read_text().split()[0])
+            assert other.ask(b"PING\n") == b"OK"
+            taken.append((int(schedstat.read_text().split()[0]) - before) / 1e6)
+        done.set()
+        thread.join()
+        assert sorted(taken)[35] < 25, f"ms of CPU: {taken}"
+
+
+def test_a_peer_that_does_not_read_is_not_listened_to() -> None:
+    with Nsqlookupd() as daemon, daemon.connect() as greedy:
+        greedy.send(MAGIC_V1)
+        greedy.socket.setblocking(False)
+        sent = 0
+        while sent < 64 << 20 and select.select([], [greedy.socket], [], 1.0)[1]:
+            sent += greedy.socket.send(b"PING\n" * 50_000)
+        assert sent < 64 << 20

@@ -11,6 +11,7 @@ from harness.upgrades import make_certificate
 pytestmark = [pytest.mark.ours, pytest.mark.timeout(300)]
 
 SECONDS = 0.8
+SAMPLES_MIN = 30
 LOOP_MS_MAX = 25.0
 """Of the loop's CPU time, until another client's PUB is answered."""
 SHARE = 0.9
@@ -29,7 +30,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Nsqd:  # type: ignore[mi
 
 @pytest.mark.parametrize("name", FLOODS)
 def test_another_client_is_answered_soon(daemon: Nsqd, name: str) -> None:
-    taken = measure(daemon, name, SECONDS)
+    taken = measure(daemon, name, SECONDS, SAMPLES_MIN)
     assert quantile(taken, SHARE) < LOOP_MS_MAX, f"ms: {[round(each) for each in taken]}"
 
 

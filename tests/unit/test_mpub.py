@@ -112,3 +112,28 @@ def test_both_forms_give_the_same_hashes() -> None:
 def test_hashes_need_room(mpub: ModuleType) -> None:
     with pytest.raises(ValueError, match="2 hashes do not fit into 1"):
         mpub.hash_rows(*column([b"a", b"b"]), 0, 2, memoryview(array("Q", [0])))
+
+
+lines_of_text = st.lists(st.sampled_from([b"", b"", b"a", b"bc", b"\r", b"x" * 50]), max_size=40).map(b"\n".join)
+
+
+@given(text=lines_of_text)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_lines_are_counted_and_measured(mpub: ModuleType, text: bytes) -> None:
+    lines = [line for line in text.split(b"\n") if line]
+    assert mpub.measure_lines(text, 50) == len(lines)
+    assert mpub.measure_lines(text, 49) == (-1 if any(len(line) > 49 for line in lines) else len(lines))
+
+
+@given(text=lines_of_text, together=st.integers(min_value=1, max_value=10))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_lines_become_sized_messages_a_few_at_a_time(mpub: ModuleType, text: bytes, together: int) -> None:
+    pos, pieces = 0, []
+    while pos < len(text):
+        sized, count, after = mpub.size_lines(text, pos, together)
+        assert pos < after <= len(text)
+        assert count <= together
+        pieces.append(bytes(sized))
+        pos = after
+    wanted = [line for line in text.split(b"\n") if line]
+    assert b"".join(pieces) == b"".join(struct.pack(">i", len(line)) + line for line in wanted)

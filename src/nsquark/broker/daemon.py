@@ -20,7 +20,7 @@ from nsquark.broker.session import LINE_BYTES_MAX, Session
 from nsquark.broker.statsd import StatsdPusher
 from nsquark.broker.store import DOOMED_PREFIX, METADATA_FILE, DataPath, ListedTopic, encode_metadata
 from nsquark.broker.takeover import take_over
-from nsquark.broker.tls import TlsRequiredRouter, asks_for_certificates, server_context
+from nsquark.broker.tls import TlsRequiredRouter, server_context, tls_warnings
 from nsquark.broker.topic import DIRECTORY_PREFIX, Topic
 from nsquark.broker.topology import is_shown
 from nsquark.cli.hosts import HOSTNAME
@@ -133,8 +133,8 @@ class Nsqd:
 
     async def start(self) -> None:
         self._load()
-        if asks_for_certificates(self.options) and self.options.tls_client_auth_policy != "require-verify":
-            self.logger.warning("--tls-client-auth-policy=require checks certificates as require-verify does")
+        for warning in tls_warnings(self.options):
+            self.logger.warning(warning)
         await self._listen()
         self.write_metadata(sync=True)  # an empty one, left by a power cut, would refuse the next start
         self.lookup.start(self.options.lookupd_tcp_address)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import ssl
+import stat
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -51,6 +54,14 @@ def server_context(options: Options) -> ssl.SSLContext | None:
         raise OptionsError(f"failed to build TLS config - {error}") from None
     _set_versions(context, options)
     return context
+
+
+def tls_warnings(options: Options) -> Iterator[str]:
+    """What an operator should know of the TLS settings, once they proved usable."""
+    if asks_for_certificates(options) and options.tls_client_auth_policy != "require-verify":
+        yield "--tls-client-auth-policy=require checks certificates as require-verify does"
+    if options.tls_cert and options.tls_key and os.stat(options.tls_key).st_mode & stat.S_IROTH:
+        yield f"--tls-key={options.tls_key} can be read by every user of this machine: chmod 600 it"
 
 
 def asks_for_certificates(options: Options) -> bool:

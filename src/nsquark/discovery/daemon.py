@@ -12,7 +12,7 @@ from nsquark.discovery.metrics import Metrics
 from nsquark.discovery.options import Options
 from nsquark.discovery.registry import Registry
 from nsquark.discovery.session import Sessions
-from nsquark.web.addresses import host_to_bind, join_address, listen, show_address, split_address
+from nsquark.web.addresses import BACKLOG, host_to_bind, join_address, listen, show_address, split_address
 from nsquark.web.browsers import BrowserGuard
 from nsquark.web.messages import encode_json
 from nsquark.web.server import HttpServer, Limits
@@ -76,7 +76,7 @@ class Nsqlookupd:
         with listening_on(address):
             bound = listen(address)
             self._tcp = await asyncio.get_running_loop().create_server(
-                self._sessions.new_session, sock=bound, start_serving=False
+                self._sessions.new_session, sock=bound, start_serving=False, backlog=BACKLOG
             )
             self._tcp_address = show_address(bound.getsockname())
             return int(bound.getsockname()[1])

@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 
 from nsquark.web.messages import encode_json
 
+STRING_CHARS_MAX = 1_024
+"""Of what a peer says of itself; more is cut off."""
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -71,7 +73,7 @@ def read_peer_info(body: bytes) -> PeerInfo:
 def _string(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise BadJsonError(f"{name} is not a string")
-    return _SURROGATE.sub("\ufffd", value)
+    return _SURROGATE.sub("\ufffd", value[:STRING_CHARS_MAX])
 
 
 def _integer(name: str, value: Any) -> int:

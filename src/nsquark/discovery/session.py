@@ -12,6 +12,7 @@ from nsquark.cli.logs import Logger
 from nsquark.discovery.peer import BadJsonError, peer_json, read_peer_info
 from nsquark.discovery.registry import Key, Producer, Registry
 from nsquark.web.addresses import show_address
+from nsquark.web.fairness import TURN_NS_MAX
 from nsquark.wire.errors import FatalClientError
 from nsquark.wire.frames import MAGIC_V1
 from nsquark.wire.names import is_valid_name
@@ -27,6 +28,12 @@ STRANGER_IDLE_S_MAX = 60.0
 
 STRANGERS_MAX = 4096
 """Connections that have not identified; with one more, the one silent for longest is closed."""
+
+UNREAD_S_MAX = 60.0
+"""Who leaves its replies unread for so long is cut off."""
+
+LARGE_READ_BYTES = 64 * 1024
+"""A read of so much is followed by another at once, by event loops that read until a socket is empty."""
 
 LINGER_S = 1.0
 """How long a connection we ended waits for the peer to take the error; closing at once may reset it away."""
@@ -86,10 +93,12 @@ class Sessions:
 class Session(asyncio.Protocol):
     """Reads magic, then lines; IDENTIFY switches to reading its body and back.
 
-    Always: at most one line or body, within its limit, waits in the buffer once `data_received` returns.
+    Always: unless the others have their turn or the replies are not read, at most one line or body, within its limit,
+    waits in the buffer once `data_received` returns; otherwise what one read gave.
     """
 
     transport: asyncio.Transport
+    _loop: asyncio.AbstractEventLoop
 
     def __init__(self, shared: Sessions) -> None:
         self._shared = shared
@@ -99,14 +108,24 @@ class Session(asyncio.Protocol):
         self._read_next = self._read_magic
         self._producer: Producer | None = None
         self._left = False
+        self._waits = False
+        """The others have their turn."""
+        self._write_paused = False
         self._abort_timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
         self.name = ""
 
     # The connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but type
-        self.name = show_address(transport.get_extra_info("peername"))
+        self._loop = asyncio.get_running_loop()
+        peer = transport.get_extra_info("peername")
+        if peer is None:  # it was reset before it could be accepted
+            self._left = True
+            self.transport.abort()
+            return
+        self.name = show_address(peer)
         keep_alive(self.transport)
         self._shared.accepted += 1
         self._shared.open.add(self)
@@ -117,11 +136,35 @@ class Session(asyncio.Protocol):
         if self._left:
             return
         self._buffer += data
+        if not self._waits:
+            self._carry_on()
+        if len(data) >= LARGE_READ_BYTES and not self._waits:
+            self._give_way()
+
+    def _carry_on(self) -> None:
+        """What is whole in the buffer, as far as a turn's time goes and the peer reads the replies."""
+        until_ns = time.monotonic_ns() + TURN_NS_MAX
         try:
-            while not self._left and self._read_next():
-                pass
+            while not self._left and not self._write_paused and self._read_next():
+                if time.monotonic_ns() > until_ns:
+                    self._give_way()
+                    break
         except FatalClientError as error:
             self._fail(error)
+
+    def _give_way(self) -> None:
+        """Goes on when the others had their turn."""
+        self._waits = True
+        self.transport.pause_reading()
+        self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._waits = False
+        if self._left or self._write_paused:
+            return
+        self._carry_on()
+        if not (self._waits or self._write_paused or self.transport.is_closing()):
+            self.transport.resume_reading()
 
     def eof_received(self) -> None:
         if self._left:
@@ -135,16 +178,27 @@ class Session(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.leave(str(error) if error else "EOF")
-        if self._abort_timer is not None:
-            self._abort_timer.cancel()
+        for timer in (self._abort_timer, self._unread_timer):
+            if timer is not None:
+                timer.cancel()
         self._shared.open.discard(self)
 
     def pause_writing(self) -> None:
         # Who does not read the replies is not read either, or they would pile up here.
+        self._write_paused = True
         self.transport.pause_reading()
+        self._unread_timer = self._loop.call_later(UNREAD_S_MAX, self._give_up)
 
     def resume_writing(self) -> None:
-        self.transport.resume_reading()
+        self._write_paused = False
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+        if not self._left and not self._waits:
+            self._give_way()
+
+    def _give_up(self) -> None:
+        self.leave("the replies are not read")
+        self.transport.abort()
 
     def leave(self, reason: str) -> None:
         """Ends the session once; what was written still goes out, for at most LINGER_S."""
