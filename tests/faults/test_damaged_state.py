@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.data_files import topic_directory
+from faults.data_files import flip_byte, topic_directory
 from faults.shim import Rule, Shim
 from harness import Nsqd, Wire, eventually
 
@@ -172,3 +172,74 @@ def test_state_may_outgrow_its_slot(make_nsqd: Make, connect: Connect) -> None:
     daemon.restart(crash=True)
     assert daemon.channel("t")["depth"] == 0
     assert "lost" not in daemon.log
+
+
+def _requeue_all(daemon: Nsqd, connect: Connect) -> None:
+    """All messages of the topic wait in the channel, each with an attempt behind it."""
+    consumer = connect(daemon).subscribe("t", rdy=len(BODIES))
+    connect(daemon).publish("t", *BODIES)
+    for message in consumer.read_messages(len(BODIES)):
+        consumer.REQ(message.id, 600_000)
+    consumer.assert_usable()
+
+
+@pytest.mark.parametrize("crash", [False, True], ids=["clean", "crash"])
+@pytest.mark.parametrize("at", [0.0, 0.5, 0.99])
+def test_a_flipped_bit_in_a_journal_costs_one_record(make_nsqd: Make, connect: Connect, crash: bool, at: float) -> None:
+    daemon = make_nsqd()
+    _requeue_all(daemon, connect)
+    if crash:
+        daemon.kill()
+    else:
+        assert daemon.stop() == 0
+    (path,) = daemon.data_path.rglob("*.journal")
+    flip_byte(path, int(at * path.stat().st_size))
+    daemon.start()
+    assert str(path) in daemon.log and "1 of 20 records are damaged" in daemon.log
+    shown = daemon.channel("t")
+    assert (shown["depth"], shown["deferred_count"]) == (1, len(BODIES) - 1)
+    daemon.restart(crash=True)
+    assert "damaged" not in daemon.log
+
+
+def test_a_journal_that_cannot_be_read(make_nsqd: Make, connect: Connect, tmp_path: Path) -> None:
+    daemon = make_nsqd()
+    _requeue_all(daemon, connect)
+    connect(daemon).publish("other", b"one")
+    assert daemon.stop() == 0
+    (path,) = daemon.data_path.rglob("*.journal")
+    before = path.read_bytes()
+    shim = Shim(tmp_path, daemon.data_path)
+    shim.set_rules(Rule("read", "*.journal", errno.EIO))
+    daemon.environment = shim.environment
+    daemon.start()
+    assert shim.fired()
+    assert "cannot be read" in daemon.log
+    assert path.with_name(path.name + ".bad").read_bytes() == before
+    assert daemon.channel("t")["depth"] == len(BODIES)
+    assert daemon.topic("other")["depth"] == 1
+    _receive(daemon, connect, "ch", len(BODIES))
+
+
+@pytest.mark.parametrize("pattern", ["*/cursors", "*.journal"])
+def test_a_failed_sync_of_cursors_or_journals_loses_nothing(
+    make_nsqd: Make, connect: Connect, tmp_path: Path, pattern: str
+) -> None:
+    daemon = make_nsqd("--sync-timeout=100ms")
+    shim = Shim(tmp_path, daemon.data_path)
+    daemon.environment = shim.environment
+    daemon.restart()
+    shim.set_rules(Rule("sync", f"{pattern}*", errno.EIO, times=2))
+    _requeue_all(daemon, connect)
+    eventually(lambda: shim.fired() == 2)
+    eventually(lambda: "written anew" in daemon.log and daemon.get("/ping").status == 200)
+    assert "sync failed" in daemon.log
+    consumer = connect(daemon).subscribe("t", rdy=1)
+    connect(daemon).publish("t", b"after")
+    message = consumer.read_message()
+    consumer.FIN(message.id)
+    consumer.assert_usable()
+    daemon.restart(crash=True)
+    shown = daemon.channel("t")
+    assert shown["depth"] + shown["deferred_count"] in (len(BODIES), len(BODIES) + 1)
+    assert shown["deferred_count"] == len(BODIES)

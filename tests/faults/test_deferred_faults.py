@@ -142,14 +142,14 @@ def test_a_file_goes_only_after_a_sync_of_the_log_that_has_its_messages(
     data_path = tmp_path / "data"
     data_path.mkdir()
     shim = Shim(tmp_path, data_path, record=True)
-    shim.set_clock(57 - time.time() % 60)  # three seconds before the minute ends
+    shim.set_clock(50 - time.time() % 60)  # ten seconds before the minute ends
     daemon = Nsqd(data_path, "--sync-timeout=2s", environment=shim.environment).start()
     try:
         consumer = connect(daemon).subscribe("t", rdy=COUNT)
         _defer(daemon, connect, _bodies(), 1000)
         assert len(consumer.read_messages(COUNT)) == COUNT
         deferred = topic_directory(data_path, "t") / "deferred"
-        eventually(lambda: not list(deferred.glob("*.deferred")), 20)
+        eventually(lambda: not list(deferred.glob("*.deferred")), 90)
         calls = list(shim.trace())
         log = {call.inode for call in calls if call.kind == "create" and call.path.endswith(".log")}
         gone = next(at for at, call in enumerate(calls) if call.kind == "unlink" and ".deferred" in call.path)
