@@ -11,6 +11,7 @@ A sync covers what was done before it began. Where one failed, what it should ha
 one: the kernel has marked those pages clean.
 """
 
+import errno
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -198,6 +199,8 @@ class Disk:
 
     def _sync(self, call: Call) -> None:
         before = self._sync_begun.pop(call.size)
+        if call.error == errno.EINTR:  # nothing was tried, so nothing is lost by it
+            return
         for node in [self._by_inode[call.inode]] if call.inode else self._by_inode.values():
             if call.error:
                 node.fail_sync(before)

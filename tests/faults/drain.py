@@ -7,12 +7,13 @@ import time
 from collections.abc import Iterable
 
 from faults.fates import COSTS_NOTHING, Accident, Book, Deliveries, Received, Tally
-from harness import ClosedError, Nsqd, StartError, Wire
+from harness import ClosedError, Nsqd, StartError, Wire, mpub_messages
 from nsquark.kernel.frames import FrameScanner
 
 RDY = 500
 DRAIN_TIMEOUT_S = 20.0
 POLL_S = 0.05
+APPENDS_REPEATED_MAX = 30
 HEARTBEAT = b"_heartbeat_"
 WAITING = ("depth", "in_flight_count", "deferred_count")
 
@@ -99,11 +100,29 @@ def start_and_judge(daemon: Nsqd, book: Book, accident: Accident = COSTS_NOTHING
     """Starts nsqd on whatever is there and takes everything out of it. It is stopped cleanly at the end."""
     try:
         daemon.start()
-        return drain_and_judge(daemon, book, accident)
+        forgotten = append_again(daemon, book, accident)
+        tally = drain_and_judge(daemon, book, accident)
+        tally.faults += forgotten
+        return tally
     except StartError as error:
         return refused_start(error)
     finally:
         daemon.kill()
+
+
+def append_again(daemon: Nsqd, book: Book, accident: Accident) -> list[str]:
+    """Writers that start again repeat their last appends; those that were answered must be known."""
+    faults = []
+    for one in [one for one in book.appends if one.answered_s <= accident.at_s][-APPENDS_REPEATED_MAX:]:
+        try:
+            reply = daemon.post("/log/stage", mpub_messages(one.bodies), topic=one.topic, token=one.token, part=0)
+            if reply.status == 200 and not reply.json()["duplicate"]:
+                reply = daemon.post("/log/append", topic=one.topic, token=one.token)
+            if reply.status != 200 or not reply.json()["duplicate"]:
+                faults.append(f"{one.topic}: the token {one.token} of an answered append is not known: {reply.text}")
+        except OSError as error:
+            faults.append(f"{one.topic}: the append with the token {one.token} cannot be repeated: {error}")
+    return faults
 
 
 def drain_and_judge(daemon: Nsqd, book: Book, accident: Accident = COSTS_NOTHING) -> Tally:

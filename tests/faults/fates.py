@@ -111,6 +111,16 @@ class Received:
     body: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """An append with a token that was answered."""
+
+    topic: str
+    token: str
+    bodies: list[bytes]
+    answered_s: float
+
+
 Deliveries = dict[tuple[str, str], list[Received]]
 
 
@@ -120,6 +130,7 @@ class Book:
     def __init__(self) -> None:
         self.fates: dict[bytes, Fate] = {}
         self.channels: dict[tuple[str, str], Channel] = {}
+        self.appends: list[Appended] = []
 
     # -- what clients tell it ------------------------------------------------------------------------------
 
@@ -134,6 +145,11 @@ class Book:
             fate = self.fates[body]
             if fate.acknowledged_s is None:
                 fate.acknowledged_s, fate.is_synced = now, synced
+
+    def append(self, topic: str, token: str, bodies: list[bytes]) -> None:
+        """A staged append was answered: it is on disk in any mode, and so is its token."""
+        self.acknowledge(bodies, synced=True)
+        self.appends.append(Appended(topic, token, bodies, time.time()))
 
     def found(self, topic: str, bodies: Iterable[bytes]) -> None:
         """They were on disk before the first call."""

@@ -139,7 +139,7 @@ class Script:
             reply = self.daemon.post(path, body, topic=topic, token=token, part=0)
             if reply.status != 200:
                 raise Refused(f"{path} HTTP {reply.status} {reply.text}")
-        self.book.acknowledge(bodies, synced=True)
+        self.book.append(topic, token, bodies)
         self._unfinished_tokens.pop(0)
 
     def _publish(

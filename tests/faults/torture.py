@@ -24,7 +24,9 @@ from faults.fates import Tally
 from faults.shim import NoCompiler
 
 SECONDS = 600
-SHOWN_MAX = 40
+SHOWN_MAX = 1000
+SHOWN_PER_ROUND_MAX = 5
+FAULT_CHARS_MAX = 600
 PEER = "peer"
 COLUMNS = ("kind", "rounds", "acknowledged", "lost", "invented", "repeated", "starts refused without a sentence")
 
@@ -67,10 +69,10 @@ def run_kind(kind: Kind, seconds: float, seed: int) -> Tally:
     begun = time.monotonic()
     print(f"{kind.name}: {kind.says}, for {seconds:.0f} s, seed {seed}", flush=True)
     for tally in kind.rounds(seed):
+        for fault in tally.faults[:SHOWN_PER_ROUND_MAX]:
+            if len(total.faults) < SHOWN_MAX:
+                print(f"  {fault[:FAULT_CHARS_MAX]}", flush=True)
         total += tally
-        for fault in tally.faults:
-            if len(total.faults) <= SHOWN_MAX:
-                print(f"  {fault[:600]}", flush=True)
         if time.monotonic() - begun > seconds:
             break
     return total
