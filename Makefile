@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 KERNEL := $(wildcard src/nsquark/kernel/*.py)
 WORKERS ?= 3
 
-.PHONY: build demo test lint bench torture soak clean
+.PHONY: build demo test reference lint bench torture soak clean
 
 build: $(STAMP)
 
@@ -26,6 +26,10 @@ demo: build
 # In three processes, since tests wait a lot; WORKERS=0 runs all in one, where a debugger works.
 test: build
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+# docs/client-reference.md, from the docstrings; a test checks that it is up to date.
+reference: build
+	$(BIN)/python -m tests.docs.reference
 
 lint: build
 	$(BIN)/ruff check .

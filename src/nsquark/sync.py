@@ -15,24 +15,26 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar, Unpack, overload
+from typing import Any, Generic, Protocol, Self, TypeVar, Unpack
 
 from nsquark.client import consumer as consumers
-from nsquark.client import message as messages
 from nsquark.client import pool as pools
 from nsquark.client import producer as producers
 from nsquark.client.batches import Batch, Batches
 from nsquark.client.checks import is_async
 from nsquark.client.config import Config, Options
 from nsquark.client.dedupe import DedupeStore
-from nsquark.client.envelope import Headers
+from nsquark.client.documented import documented_like
 from nsquark.client.errors import Closed, ConfigError, NsqError, WrongHandler
 from nsquark.client.handlers import check_handler, stopped_by_signals
 from nsquark.client.lookup import AddressFilter
 from nsquark.client.loop_thread import process
+from nsquark.client.message import Message
 from nsquark.client.packing import Packing
-from nsquark.client.typed import Decode
+from nsquark.client.stats import Stats
 from nsquark.wire.commands import MpubBody
+
+__all__ = ["Consumer", "Message", "Producer", "ProducerPool"]
 
 T = TypeVar("T")
 Result = TypeVar("Result")
@@ -63,7 +65,10 @@ class _Face(Generic[Inner]):
         self.close()
 
     def close(self, timeout: float | None = None) -> None:
-        """Of what was made here; what a fork inherited is its parent's to close."""
+        """Ends what was made here; what a fork inherited is its parent's to close.
+
+        timeout: seconds to wait for what is outstanding or being handled.
+        """
         self._is_closed = True
         if self._pid == os.getpid():
             self._call(self._inner.close() if timeout is None else self._inner.close(timeout))
@@ -110,6 +115,7 @@ class _AsyncPublisher(_Closable, Protocol):
 Publishing = TypeVar("Publishing", bound=_AsyncPublisher)
 
 
+@documented_like(producers.Producer)
 class _Publisher(_Face[Publishing]):
     """`_handed_count` and `_handed_bytes` are of publishes that the loop has not taken over yet."""
 
@@ -131,7 +137,6 @@ class _Publisher(_Face[Publishing]):
         self._call(self._own().deferred_publish(topic, delay, body, **packing))
 
     def publish_nowait(self, topic: str, body: Any, **packing: Unpack[Packing]) -> concurrent.futures.Future[None]:
-        """The future has the outcome. TooMuchOutstanding: wait for some first."""
         inner = self._own()
         return self._hand_over(inner, inner._pub(topic, body, packing))
 
@@ -187,8 +192,14 @@ class _Publisher(_Face[Publishing]):
         return self._own().outstanding_bytes
 
 
+@documented_like(producers.Producer)
 class Producer(_Publisher[producers.Producer]):
-    """`nsquark.Producer`, blocking."""
+    """`nsquark.Producer`, blocking.
+
+    address: `host:port` of nsqd's TCP port, or the path of a unix socket.
+    config: options, which `options` override.
+    envelope: puts each message into an envelope, which has room for headers.
+    """
 
     def __init__(
         self, address: str, config: Config | None = None, *, envelope: bool = False, **options: Unpack[Options]
@@ -197,6 +208,7 @@ class Producer(_Publisher[producers.Producer]):
 
     @property
     def address(self) -> str:
+        """As it was given."""
         return self._inner.address
 
     @property
@@ -204,8 +216,18 @@ class Producer(_Publisher[producers.Producer]):
         return self._own().is_connected
 
 
+@documented_like(pools.ProducerPool)
 class ProducerPool(_Publisher[pools.ProducerPool]):
-    """`nsquark.ProducerPool`, blocking."""
+    """`nsquark.ProducerPool`, blocking.
+
+    addresses: one or several `host:port` of nsqds.
+    lookupd: HTTP addresses of nsqlookupds; all nsqds are used that they know.
+    lookupd_topic: of these only the nsqds that carry this topic.
+    config: options, which `options` override.
+    copies: on so many different nsqds each message must be before its publish returns.
+    envelope: puts each message into an envelope, which has room for headers.
+    retry_deadline: seconds after which a publish fails that no nsqd took.
+    """
 
     def __init__(
         self,
@@ -238,84 +260,23 @@ class ProducerPool(_Publisher[pools.ProducerPool]):
         return self._own().nsqds()
 
 
-class Message:
-    """A message, for `with message:` too, which finishes it, or after an exception logs that and requeues it."""
-
-    __slots__ = ("_message",)
-
-    def __init__(self, message: messages.Message) -> None:
-        self._message = message
-
-    @property
-    def body(self) -> bytes:
-        return self._message.body
-
-    @property
-    def headers(self) -> Headers:
-        return self._message.headers
-
-    @property
-    def id(self) -> bytes:
-        return self._message.id
-
-    @property
-    def timestamp(self) -> int:
-        return self._message.timestamp
-
-    @property
-    def attempts(self) -> int:
-        return self._message.attempts
-
-    @property
-    def nsqd_address(self) -> str:
-        return self._message.nsqd_address
-
-    @property
-    def is_answered(self) -> bool:
-        return self._message.is_answered
-
-    def finish(self) -> None:
-        self._message.finish()
-
-    def requeue(self, delay: float | timedelta | None = None, *, backoff: bool = True) -> None:
-        self._message.requeue(delay, backoff=backoff)
-
-    def touch(self) -> None:
-        self._message.touch()
-
-    def disable_auto_response(self) -> None:
-        self._message.disable_auto_response()
-
-    @overload
-    def decode(self, kind: type[T], decode: Decode = "json") -> T: ...
-    @overload
-    def decode(self, kind: Any = Any, decode: Decode = "json") -> Any: ...
-    def decode(self, kind: Any = Any, decode: Decode = "json") -> Any:
-        return self._message.decode(kind, decode)
-
-    def or_raise(self) -> messages.OrRaise[Self]:
-        """For `with message.or_raise():`, which answers as `with message:` does and lets exceptions out."""
-        return messages.OrRaise(self)
-
-    def answer_for(self, error: BaseException | None) -> bool:
-        return self._message.answer_for(error)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        return self._message.settle(error)
-
-    def __repr__(self) -> str:
-        return repr(self._message)
-
-
+@documented_like(consumers.Consumer)
 class Consumer(_Face[consumers.Consumer]):
     """`nsquark.Consumer`, blocking: `with Consumer(...) as consumer: for message in consumer: ...`.
 
     It does not survive a fork: which of the two processes would get the messages? Make it in the child.
+
+    topic: its name.
+    channel: its name; consumers of the same channel share its messages.
+    nsqd: one or several `host:port`.
+    lookupd: HTTP addresses of nsqlookupds, which know the nsqds of the topic.
+    config: options, which `options` override.
+    dedupe: handles copies of a message once: True for the memory of this process, or a store that processes share.
+    envelope: opens envelopes, as `dedupe` does, so that messages have headers.
+    auto_touch: touches messages that are being handled until they are answered.
+    on_give_up: gets a message that failed max_attempts times or cannot be decoded, before it is finished.
+    address_filter: is given the addresses that nsqlookupds know, and returns those to be used; it must not block.
+    logger: for this consumer's lines, instead of `nsquark.client`.
     """
 
     def __init__(
@@ -339,7 +300,6 @@ class Consumer(_Face[consumers.Consumer]):
         """
         if on_give_up is not None and (is_async(on_give_up) or not callable(on_give_up)):
             raise ConfigError(f"on_give_up is a plain function here, not {on_give_up!r}: see nsquark.Consumer")
-        hook = None if on_give_up is None else lambda message: on_give_up(Message(message))
 
         def make() -> consumers.Consumer:
             inner = consumers.Consumer(
@@ -351,7 +311,7 @@ class Consumer(_Face[consumers.Consumer]):
                 dedupe=dedupe,
                 envelope=envelope,
                 auto_touch=auto_touch,
-                on_give_up=hook,
+                on_give_up=on_give_up,
                 address_filter=address_filter,
                 logger=logger,
                 **options,
@@ -367,10 +327,12 @@ class Consumer(_Face[consumers.Consumer]):
 
     @property
     def topic(self) -> str:
+        """Its name."""
         return self._inner.topic
 
     @property
     def channel(self) -> str:
+        """Its name."""
         return self._inner.channel
 
     def _own(self) -> consumers.Consumer:
@@ -389,29 +351,26 @@ class Consumer(_Face[consumers.Consumer]):
         return message
 
     def get(self, timeout: float | None = None) -> Message | None:
-        """The next message; None if there was none for `timeout` seconds, or the consumer was closed."""
-        message = self._call(self._own().get(timeout))
-        return None if message is None else Message(message)
+        return self._call(self._own().get(timeout))
 
-    def batches(self, max_messages: int = 500, max_wait: float | timedelta = 0.2) -> Iterator[Batch[Message]]:
-        """An iteration that brings a `Batch` each time, until the consumer is stopped or closed."""
+    def batches(self, max_messages: int = 500, max_wait: float | timedelta = 0.2) -> Iterator[Batch]:
         return self._batches(self._own().batches(max_messages, max_wait))
 
-    def _batches(self, batches: Batches) -> Iterator[Batch[Message]]:
+    def _batches(self, batches: Batches) -> Iterator[Batch]:
         while (batch := self._call(_next_batch(batches))) is not None:
-            yield Batch([Message(message) for message in batch])
+            yield batch
 
     def stop(self, timeout: float = consumers.CLOSE_TIMEOUT_S) -> None:
-        """Ends iterations and `run`. It does not wait for them, so that a signal handler may call it."""
         self._own().stop(timeout)
 
     def run(self, handler: Callable[[Message], object], threads: int = 1, *, stop_on_signals: bool = True) -> None:
-        """Handles messages in so many threads until the consumer is closed.
+        """Handles messages in threads until the consumer is closed: finished when the handler returns, requeued when it
+        raises.
 
-        A message is finished when the handler returns, and requeued when it raises.
-
-        With `stop_on_signals`, in the main thread and where the program itself does nothing about SIGTERM, that ends it
-        in order: handlers finish what they have, the rest goes back, and `run` returns.
+        handler: a plain function.
+        threads: so many messages are handled at once.
+        stop_on_signals: in the main thread, and where the program itself does nothing about SIGTERM, that ends it in
+            order: handlers finish what they have, the rest goes back, and `run` returns.
         """
         inner = self._own()
         if is_async(handler):
@@ -421,7 +380,7 @@ class Consumer(_Face[consumers.Consumer]):
         check_handler(handler, 1, threads)
         numbers = [signal.SIGTERM] if stop_on_signals and _is_sigterm_ours() else []
         with stopped_by_signals(inner.stop, numbers):
-            self._call(inner.run(lambda message: handler(Message(message)), threads=threads))
+            self._call(inner.run(handler, threads=threads))
 
     def connect_to_nsqd(self, address: str) -> None:
         self._call(self._own().connect_to_nsqd(address))
@@ -458,7 +417,7 @@ class Consumer(_Face[consumers.Consumer]):
         consumer = self._own()
         return self._call(_called(lambda: consumer.connections))
 
-    def stats(self) -> consumers.Stats:
+    def stats(self) -> Stats:
         return self._call(_called(self._own().stats))
 
 
@@ -477,5 +436,5 @@ async def _called(function: Callable[..., T], *arguments: object) -> T:
     return function(*arguments)
 
 
-async def _next_batch(batches: Batches) -> Batch[messages.Message] | None:
+async def _next_batch(batches: Batches) -> Batch | None:
     return await anext(batches, None)

@@ -8,8 +8,8 @@ from client.consumer_rig import AFTER_GIVING_BACK, consumer_of, is_done, publish
 from client.pool_rig import address_of
 from harness import FaultProxy, Nsqd
 from nsquark import Consumer, Message
-from nsquark.client.consumer import Stats
 from nsquark.client.errors import Closed, ConfigError, InvalidName, NotConnected, NsqError
+from nsquark.client.stats import Stats
 
 NSQD_FLAGS = ["--msg-timeout=30s"]
 WAIT_S = 15.0

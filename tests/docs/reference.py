@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+WIDTH = 120
 REFERENCE = Path(__file__).parents[2] / "docs" / "client-reference.md"
 PUBLIC = {
     "nsquark": (
@@ -29,10 +30,10 @@ PUBLIC = {
         "Config",
     ),
     "nsquark.client.packing": ("Packing",),
-    "nsquark.client.consumer": ("Stats",),
+    "nsquark.client.stats": ("Stats",),
     "nsquark.client.pool": ("NsqdStatus",),
     "nsquark.client.dedupe": ("DedupeStore",),
-    "nsquark.sync": ("Producer", "ProducerPool", "Consumer", "Message"),
+    "nsquark.sync": ("Producer", "ProducerPool", "Consumer"),
     "nsquark.errors": (),
     "nsquark.testing": ("Nsqd", "Nsqlookupd", "HttpReply", "StartError"),
     "nsquark.contrib.opentelemetry": ("Telemetry", "TracedProducer"),
@@ -42,15 +43,28 @@ PUBLIC = {
 INTERNAL = {
     "Producer": {"response_received", "error_received", "messages_received", "connection_lost"},
     "Consumer": {
-        "connection_lost",
+        "calls_hook_off_loop",
+        "log",
         "message_finished",
+        "message_forgotten",
+        "message_hopeless",
+        "message_not_handled",
         "message_requeued",
         "messages_received",
         "opens_envelopes",
         "requeue_delay_s",
         "subscription_lost",
     },
-    "Message": {"answer_for", "deadline_s", "key", "settle", "subscription"},
+    "Message": {
+        "answer_for",
+        "deadline_s",
+        "fail",
+        "give_back",
+        "key",
+        "last_deadline_s",
+        "settle",
+        "subscription",
+    },
     "Batch": {"answer_for", "settle"},
     "Config": {"identify_body", "merge", "ssl_context"},
     "TracedProducer": {"producer"},
@@ -152,7 +166,7 @@ class Reference:
             explained = _explained(lines) | explained
         missing = own.keys() - explained.keys() - NOT_OURS
         self.problems += [f"{where}: nothing explains the parameter {name}" for name in sorted(missing)]
-        listed = [f"* {_parameter(own[name])}: {explained[name]}" for name in own if name in explained]
+        listed = [_wrapped(f"* {_parameter(own[name])}: {explained[name]}", "  ") for name in own if name in explained]
         return [*listed, ""] if listed else []
 
 
@@ -250,9 +264,13 @@ def _flat(text: str) -> str:
 
 def _joined(lines: list[str]) -> str:
     """A list stays one; other lines flow."""
-    return (
-        "\n".join(lines) if any(line.lstrip().startswith("* ") for line in lines) else " ".join(map(str.strip, lines))
-    )
+    is_list = any(line.lstrip().startswith("* ") for line in lines)
+    return "\n".join(lines) if is_list else _wrapped(" ".join(map(str.strip, lines)))
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    lines = textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines)
 
 
 def main() -> None:

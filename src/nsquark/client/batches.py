@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar, overload
+from typing import Self, overload
 
 from nsquark.cli.logs import library_log
 from nsquark.client.errors import ConfigError
@@ -15,23 +15,7 @@ from nsquark.client.message import Message, OrRaise
 log = library_log("nsquark.client")
 
 
-class Answerable(Protocol):
-    """A message of the asyncio or of the blocking client."""
-
-    @property
-    def body(self) -> bytes: ...
-    @property
-    def is_answered(self) -> bool: ...
-    def finish(self) -> None: ...
-    def requeue(self, delay: float | timedelta | None = None, *, backoff: bool = True) -> None: ...
-    def touch(self) -> None: ...
-    def answer_for(self, error: BaseException | None) -> bool: ...
-
-
-M = TypeVar("M", bound=Answerable)
-
-
-class Batch(Sequence[M], Generic[M]):
+class Batch(Sequence[Message]):
     """Some messages of a consumer, answered together or one by one.
 
     `async with batch:` finishes, when the block ends well, those that were not answered in it. After an exception,
@@ -39,7 +23,7 @@ class Batch(Sequence[M], Generic[M]):
     `with batch:`.
     """
 
-    def __init__(self, messages: Sequence[M]) -> None:
+    def __init__(self, messages: Sequence[Message]) -> None:
         """Made by `Consumer.batches`.
 
         messages: what came, in this order.
@@ -47,16 +31,16 @@ class Batch(Sequence[M], Generic[M]):
         self._messages = messages
 
     @overload
-    def __getitem__(self, index: int) -> M: ...
+    def __getitem__(self, index: int) -> Message: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[M]: ...
-    def __getitem__(self, index: int | slice) -> M | Sequence[M]:
+    def __getitem__(self, index: slice) -> Sequence[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | Sequence[Message]:
         return self._messages[index]
 
     def __len__(self) -> int:
         return len(self._messages)
 
-    def __iter__(self) -> Iterator[M]:
+    def __iter__(self) -> Iterator[Message]:
         return iter(self._messages)
 
     @property
@@ -65,7 +49,7 @@ class Batch(Sequence[M], Generic[M]):
         return [message.body for message in self._messages]
 
     @property
-    def unanswered(self) -> list[M]:
+    def unanswered(self) -> list[Message]:
         """Those that were neither finished nor requeued."""
         return [message for message in self._messages if not message.is_answered]
 
@@ -151,7 +135,7 @@ class Batches:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Batch[Message]:
+    async def __anext__(self) -> Batch:
         first = await self._take(None)
         if first is None:
             raise StopAsyncIteration

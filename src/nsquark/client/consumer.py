@@ -10,9 +10,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self, Unpack
@@ -20,7 +19,8 @@ from typing import Final, Self, Unpack
 from nsquark.client.batches import Batches
 from nsquark.client.checks import check_addresses, check_dedupe, check_name
 from nsquark.client.config import Config, Options
-from nsquark.client.dedupe import Dedupe, DedupeStore, settled
+from nsquark.client.copies import Copies
+from nsquark.client.dedupe import Dedupe, DedupeStore
 from nsquark.client.errors import Closed, ConfigError, NsqError
 from nsquark.client.flow import Flow
 from nsquark.client.giving_up import GivingUp, Hook
@@ -31,33 +31,29 @@ from nsquark.client.logs import NamedLog
 from nsquark.client.lookup import AddressFilter
 from nsquark.client.members import Members
 from nsquark.client.message import Message
+from nsquark.client.stats import Stats
 from nsquark.client.subscription import Subscription
 
 CLOSE_TIMEOUT_S: Final = 30.0
-BUSY_COPY_DELAY_S: Final = 1.0
-"""When a copy comes again whose twin is being worked on."""
 BLOCKED_S_MIN: Final = 0.5
 """A loop that was blocked for less is not worth a word, nor for less than half a heartbeat interval."""
 
 
-@dataclass(frozen=True)
-class Stats:
-    """Totals since the start, and what is now."""
-
-    received: int
-    finished: int
-    requeued: int
-    expired: int
-    """Not handled: they waited here until nsqd had taken them back."""
-    given_up: int
-    duplicates: int
-    connections: int
-    in_flight: int
-    backoff_level: int
-
-
 class Consumer:
-    """Messages of one channel, for an iteration or for the handlers of `run`."""
+    """Messages of one channel, for an iteration or for the handlers of `run`.
+
+    topic: its name.
+    channel: its name; consumers of the same channel share its messages.
+    nsqd: one or several `host:port`.
+    lookupd: HTTP addresses of nsqlookupds, which know the nsqds of the topic.
+    config: options, which `options` override.
+    dedupe: handles copies of a message once: True for the memory of this process, or a store that processes share.
+    envelope: opens envelopes, as `dedupe` does, so that messages have headers.
+    auto_touch: touches messages that are being handled until they are answered.
+    on_give_up: gets a message that failed max_attempts times or cannot be decoded, before it is finished; may be async.
+    address_filter: is given the addresses that nsqlookupds know, and returns those to be used.
+    logger: for this consumer's lines, instead of `nsquark.client`.
+    """
 
     def __init__(
         self,
@@ -84,11 +80,10 @@ class Consumer:
         self.log = NamedLog(logger, f"{topic}/{channel}")
         self._nsqds = check_addresses("nsqd", nsqd)
         self._lookupds = check_addresses("lookupd", lookupd)
-        self._dedupe: DedupeStore | None = Dedupe() if dedupe is True else None if dedupe is False else dedupe
-        self.opens_envelopes = envelope or self._dedupe is not None
+        store: DedupeStore | None = Dedupe() if dedupe is True else None if dedupe is False else dedupe
+        self._copies = None if store is None else Copies(store, topic, channel, self.log)
+        self.opens_envelopes = envelope or store is not None
         """Others see them in front of the body: a body that only looks like one must arrive as it is."""
-        self._key_prefix = f"{topic}/{channel}/".encode()
-        """Every channel gets each key, and two of them may share a store."""
         self._auto_touch = auto_touch
         if on_give_up is not None and not callable(on_give_up):
             raise ConfigError(f"on_give_up is a function that takes a message, not {on_give_up!r}")
@@ -96,15 +91,13 @@ class Consumer:
         self.calls_hook_off_loop = False
         """For `nsquark.sync`, whose hooks may block."""
         self._filter = address_filter
-        self._noting: set[asyncio.Future[None]] = set()
-        """What a store of keys still has to write."""
         self._inbox = Inbox()
         self._handlers = Handlers(lambda executor: self._next(None, executor), topic, self.log)
         self._paused_at: int | None = None
         self._is_started = self._is_stopped = self._is_closing = False
         self._stopping: asyncio.TimerHandle | None = None
         self._closed: asyncio.Future[None] | None = None
-        self._received = self._finished = self._requeued = self._duplicates = 0
+        self._received = self._finished = self._requeued = 0
 
     # -- life --------------------------------------------------------------------------------------------
 
@@ -170,8 +163,10 @@ class Consumer:
         self._inbox.wake_all()
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
-        """Ends in order: handlers of `run` finish the message they have, within `timeout` seconds; what was prefetched,
-        and what an iteration took and did not answer, goes back to nsqd; then the connections are closed.
+        """Ends in order: handlers of `run` finish the message they have; what was prefetched, and what an iteration
+        took and did not answer, goes back to nsqd; then the connections are closed.
+
+        timeout: seconds that handlers have.
         """
         if self._is_closing or not self._is_started:
             self._is_closing = self._is_stopped = True
@@ -201,8 +196,8 @@ class Consumer:
             for subscription in self._members.subscriptions.values():
                 _give_back(subscription.in_flight)
         await self._members.close(reason, timeout_s)
-        if self._noting:
-            await asyncio.wait(self._noting, timeout=timeout_s)
+        if self._copies is not None:
+            await self._copies.end(timeout_s)
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -257,7 +252,7 @@ class Consumer:
                 if self._is_stopped or (deadline_s is not None and self._loop.time() >= deadline_s):
                     return None
                 await self._inbox.wait(deadline_s)
-            elif self._dedupe is not None and not await self._is_first_copy(message, self._dedupe):
+            elif self._copies is not None and not await self._copies.is_first(message):
                 pass  # it is answered
             elif message.attempts < self._giving_up.attempts_max or not self._giving_up.is_due(message):
                 return message
@@ -269,11 +264,10 @@ class Consumer:
     ) -> None:
         """Handles messages until the consumer is closed: finished when the handler returns, requeued when it raises.
 
-        An async handler runs `concurrency` times at once. A plain function runs in the event loop, where it is alone
-        while it runs; one that blocks needs `threads`, in which case that many run at once.
-
-        With `stop_on_signals` SIGTERM and SIGINT end it in order and close the consumer: for programs that are nothing
-        else.
+        handler: async, or a plain function, which runs in the event loop, where it is alone while it runs.
+        concurrency: so often an async handler runs at once.
+        threads: so many threads for a plain function that blocks.
+        stop_on_signals: ends in order on SIGTERM and SIGINT, and closes the consumer: for programs that are only this.
         """
         self._check_started()
         check_handler(handler, concurrency, threads)
@@ -292,37 +286,6 @@ class Consumer:
         else:
             await self._handlers.run(handler, concurrency, threads)
 
-    async def _is_first_copy(self, message: Message, dedupe: DedupeStore) -> bool:
-        key = message.key or f"{message.nsqd_address}/".encode() + message.id
-        message.key = None  # until the claim is ours
-        try:
-            claim = await settled(dedupe.claim(self._key_prefix + key))
-        except BaseException as error:
-            if not message.settle(error):
-                raise
-            return False
-        if claim == "new":
-            message.key = key
-            return True
-        self._duplicates += 1
-        if claim == "seen":
-            message.finish()
-        else:
-            message.give_back(BUSY_COPY_DELAY_S)
-        return False
-
-    def _note(self, outcome: Awaitable[None] | None) -> None:
-        """A store that needs time to write gets it, without holding the message's answer back."""
-        if outcome is not None:
-            noting: asyncio.Future[None] = asyncio.ensure_future(outcome)
-            self._noting.add(noting)
-            noting.add_done_callback(self._noted)
-
-    def _noted(self, noting: asyncio.Future[None]) -> None:
-        self._noting.discard(noting)
-        if not noting.cancelled() and (error := noting.exception()) is not None:
-            self.log.error("the store of keys failed: a copy may be handled again", exc_info=error)
-
     # -- what subscriptions report -----------------------------------------------------------------------
 
     def messages_received(self, messages: list[Message]) -> None:
@@ -334,8 +297,8 @@ class Consumer:
 
     def message_finished(self, message: Message, is_sent: bool) -> None:
         """Not sent means that the connection was lost meanwhile: nsqd will deliver the message again."""
-        if message.key is not None and self._dedupe is not None:
-            self._note(self._dedupe.done(self._key_prefix + message.key))
+        if self._copies is not None:
+            self._copies.finished(message)
         if is_sent:
             self._finished += 1
         self._flow.answered()
@@ -343,8 +306,8 @@ class Consumer:
             self._flow.succeeded()
 
     def message_requeued(self, message: Message, is_sent: bool, backoff: bool) -> None:
-        if message.key is not None and self._dedupe is not None:
-            self._note(self._dedupe.release(self._key_prefix + message.key))
+        if self._copies is not None:
+            self._copies.requeued(message)
         if is_sent:
             self._requeued += 1
         self._flow.answered()
@@ -390,12 +353,18 @@ class Consumer:
     # -- at run time -------------------------------------------------------------------------------------
 
     async def connect_to_nsqd(self, address: str) -> None:
-        """Raises what went wrong; after a later loss the connection is made again."""
+        """Adds an nsqd, or raises what went wrong; after a later loss the connection is made again.
+
+        address: `host:port`.
+        """
         self._check_started()
         await self._members.connect_to_nsqd(address)
 
     async def disconnect_from_nsqd(self, address: str) -> None:
-        """Returns when what is being handled from there is answered; what was prefetched goes back."""
+        """Leaves an nsqd when what is being handled from there is answered; what was prefetched goes back.
+
+        address: as it was given, or found.
+        """
         self._check_started()
         subscription = self._members.subscriptions.get(address)
         if subscription is not None:
@@ -406,16 +375,26 @@ class Consumer:
         await self._members.disconnect_from_nsqd(address, CLOSE_TIMEOUT_S)
 
     def connect_to_nsqlookupd(self, address: str) -> None:
+        """Asks one more nsqlookupd from now on.
+
+        address: of its HTTP port.
+        """
         self._check_started()
         self._members.connect_to_nsqlookupd(address)
 
     def disconnect_from_nsqlookupd(self, address: str) -> None:
-        """The last one cannot be removed."""
+        """Asks an nsqlookupd no more; the last one cannot be removed.
+
+        address: as it was given.
+        """
         self._check_started()
         self._members.disconnect_from_nsqlookupd(address)
 
     def change_max_in_flight(self, count: int) -> None:
-        """0 pauses."""
+        """Lets so many messages be unanswered from now on.
+
+        count: over all connections; 0 pauses.
+        """
         self._check_started()
         if count < 0:
             raise ConfigError(f"invalid max_in_flight ! {count} < 0")
@@ -424,13 +403,14 @@ class Consumer:
             self._flow.change_max_in_flight(count)
 
     def pause(self) -> None:
-        """What is in flight is dealt with, and no more comes until `unpause`."""
+        """Lets what is in flight be dealt with, and no more come until `unpause`."""
         self._check_started()
         if self._paused_at is None:
             self._paused_at = self._flow.wanted
             self._flow.change_max_in_flight(0)
 
     def unpause(self) -> None:
+        """Goes on after `pause`."""
         if self._paused_at is not None:
             count, self._paused_at = self._paused_at, None
             self.change_max_in_flight(count)
@@ -441,28 +421,31 @@ class Consumer:
 
     @property
     def is_paused(self) -> bool:
+        """Whether `pause` was called."""
         return self._paused_at is not None
 
     @property
     def is_starved(self) -> bool:
-        """Some connection waits for answers before it sends more: who gathers messages should work off what it has."""
+        """Whether some connection waits for answers before it sends more: who gathers messages should answer some."""
         return any(subscription.is_starved for subscription in self._subscriptions())
 
     @property
     def connections(self) -> list[str]:
+        """The addresses of the nsqds that are connected."""
         return [subscription.address for subscription in self._subscriptions()]
 
     def _subscriptions(self) -> list[Subscription]:
         return list(self._members.subscriptions.values()) if self._is_started else []
 
     def stats(self) -> Stats:
+        """What it did and has now."""
         return Stats(
             received=self._received,
             finished=self._finished,
             requeued=self._requeued,
             expired=self._inbox.expired_count,
             given_up=self._giving_up.count,
-            duplicates=self._duplicates,
+            duplicates=0 if self._copies is None else self._copies.count,
             connections=len(self._subscriptions()),
             in_flight=sum(len(subscription.in_flight) for subscription in self._subscriptions()),
             backoff_level=self._flow.level if self._is_started else 0,

@@ -21,7 +21,7 @@ class Message:
     """Answered once, by `finish` or `requeue`; what comes after that is ignored. Any thread may call its methods.
 
     `async with message:` finishes it when the block ends well. An exception is logged, and the message requeued with
-    backoff; a cancellation requeues it at once, without backoff, and goes on.
+    backoff; a cancellation requeues it at once, without backoff, and goes on. In `nsquark.sync` it is `with message:`.
     """
 
     __slots__ = (
@@ -141,6 +141,14 @@ class Message:
         return self
 
     async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return self.settle(error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         return self.settle(error)

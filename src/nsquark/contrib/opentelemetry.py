@@ -43,19 +43,6 @@ BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.
 Attributes = dict[str, str | int]
 
 
-class Received(Protocol):
-    """A message of the asyncio or of the blocking client."""
-
-    @property
-    def id(self) -> bytes: ...
-    @property
-    def body(self) -> bytes: ...
-    @property
-    def headers(self) -> Headers: ...
-    @property
-    def nsqd_address(self) -> str: ...
-
-
 class Subscribed(Protocol):
     """A consumer of the asyncio or of the blocking client."""
 
@@ -140,7 +127,7 @@ class Telemetry:
         return Sending(self._tracer, self._propagator, self._sent, self._publish_s, attributes, count)
 
     @contextlib.contextmanager
-    def process(self, consumer: Subscribed, received: Received | Batch[Any]) -> Iterator[Span]:
+    def process(self, consumer: Subscribed, received: Message | Batch) -> Iterator[Span]:
         """A block that handles a message or a batch; it gets the span, for attributes of your own.
 
         consumer: from which the message came.
@@ -148,7 +135,7 @@ class Telemetry:
         """
         attributes = _attributes("process", "process", consumer.topic)
         attributes["messaging.consumer.group.name"] = consumer.channel
-        messages: Sequence[Received] = received if isinstance(received, Batch) else [received]
+        messages: Sequence[Message] = received if isinstance(received, Batch) else [received]
         self._consumed.add(len(messages), attributes)
         started_s = time.perf_counter()
         with self._process_span(received, attributes) as span:
@@ -162,7 +149,7 @@ class Telemetry:
                 self._process_s.record(time.perf_counter() - started_s, attributes)
 
     def _process_span(
-        self, received: Received | Batch[Any], attributes: Attributes
+        self, received: Message | Batch, attributes: Attributes
     ) -> contextlib.AbstractContextManager[Span]:
         start = functools.partial(
             self._tracer.start_as_current_span,
@@ -184,7 +171,7 @@ class Telemetry:
             context=self._propagator.extract(received.headers) if received.headers else None,
         )
 
-    def _span_context(self, message: Received) -> trace.SpanContext:
+    def _span_context(self, message: Message) -> trace.SpanContext:
         context = self._propagator.extract(message.headers, trace.set_span_in_context(trace.INVALID_SPAN))
         return trace.get_current_span(context).get_span_context()
 

@@ -1,0 +1,73 @@
+"""What a consumer does with its store of keys: claims each message, and notes how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Final
+
+from nsquark.client.dedupe import DedupeStore, settled
+from nsquark.client.logs import Log
+from nsquark.client.message import Message
+
+BUSY_COPY_DELAY_S: Final = 1.0
+"""When a copy comes again whose twin is being worked on."""
+
+
+class Copies:
+    """A message has a key exactly while its claim is ours."""
+
+    def __init__(self, store: DedupeStore, topic: str, channel: str, log: Log) -> None:
+        self._store = store
+        self._log = log
+        self._prefix = f"{topic}/{channel}/".encode()
+        """Every channel gets each key, and two of them may share a store."""
+        self._noting: set[asyncio.Future[None]] = set()
+        """What the store still has to write."""
+        self.count = 0
+        """Of those that were found and not handled again."""
+
+    async def is_first(self, message: Message) -> bool:
+        """Whether the message is to be handled; if not, it is answered."""
+        key = message.key or f"{message.nsqd_address}/".encode() + message.id
+        message.key = None
+        try:
+            claim = await settled(self._store.claim(self._prefix + key))
+        except BaseException as error:
+            if not message.settle(error):
+                raise
+            return False
+        if claim == "new":
+            message.key = key
+            return True
+        self.count += 1
+        if claim == "seen":
+            message.finish()
+        else:
+            message.give_back(BUSY_COPY_DELAY_S)
+        return False
+
+    def finished(self, message: Message) -> None:
+        if message.key is not None:
+            self._note(self._store.done(self._prefix + message.key))
+
+    def requeued(self, message: Message) -> None:
+        if message.key is not None:
+            self._note(self._store.release(self._prefix + message.key))
+
+    async def end(self, timeout_s: float) -> None:
+        """Waits for what the store still writes."""
+        if self._noting:
+            await asyncio.wait(self._noting, timeout=timeout_s)
+
+    def _note(self, outcome: Awaitable[None] | None) -> None:
+        """A store that needs time to write gets it, without holding the message's answer back."""
+        if outcome is not None:
+            noting: asyncio.Future[None] = asyncio.ensure_future(outcome)
+            self._noting.add(noting)
+            noting.add_done_callback(self._noted)
+
+    def _noted(self, noting: asyncio.Future[None]) -> None:
+        self._noting.discard(noting)
+        if not noting.cancelled() and (error := noting.exception()) is not None:
+            self._log.error("the store of keys failed: a copy may be handled again", exc_info=error)
