@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import threading
 from collections import deque
@@ -15,6 +16,9 @@ BURST_MAX: Final = 1000
 """So much of what was handed over is done before the event loop has its turn."""
 BURST_S: Final = 0.001
 """The loop waits so long for more: it and those who hand over keep each other from running."""
+
+SIGNAL_WAIT_S: Final = 0.1
+"""Signal handlers run late by so much at the most."""
 
 Result = TypeVar("Result")
 
@@ -41,7 +45,7 @@ class LoopThread:
             raise NsqError("a blocking call on the event loop's own thread: use the asyncio client in callbacks")
         future = asyncio.run_coroutine_threadsafe(self._after_handed(work), self._loop)
         try:
-            return future.result()
+            return _result(future)
         except BaseException:
             future.cancel()
             raise
@@ -69,6 +73,18 @@ class LoopThread:
         if self._handed and not self._is_waking:
             self._is_waking = True
             self._loop.call_soon(self._take_over)
+
+
+def _result(future: concurrent.futures.Future[Result]) -> Result:
+    """Waits in slices: a signal that comes just before the main thread falls asleep does not wake it, and its handler
+    would have to wait for what may never come.
+    """
+    while True:
+        try:
+            return future.result(SIGNAL_WAIT_S)
+        except TimeoutError:
+            if future.done():
+                return future.result()  # the timeout, if it was one, is the work's own
 
 
 class Process:
