@@ -2,9 +2,12 @@
 
 import contextlib
 import resource
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +18,7 @@ pytestmark = [pytest.mark.ours, pytest.mark.timeout(300)]
 
 Make = Callable[..., Nsqd]
 
+NSQUARK = Path(sys.executable).with_name("nsquark")
 MEMORY_MIB_MAX = 200
 """The interpreter, 64 MiB of the newest messages, and what passing through takes."""
 PROBE_P99_S_MAX = 1.0
@@ -166,9 +170,9 @@ def test_one_message_held_while_many_pass(make_nsqd: Make, wires: contextlib.Exi
     assert again.read_message().body == b"held"
 
 
-def test_one_held_message_does_not_keep_all_files(make_nsqd: Make, wires: contextlib.ExitStack) -> None:
+def test_one_held_message_does_not_keep_all_files(make_nsqd: Make, wires: contextlib.ExitStack, tmp_path: Path) -> None:
     """What alone holds a file is copied aside, so that the file can go."""
-    daemon = make_nsqd("--max-bytes-per-file=4194304")
+    daemon, exported = make_nsqd("--max-bytes-per-file=4194304"), tmp_path / "exported"
     holder = wires.enter_context(daemon.connect()).subscribe("t", rdy=1)
     wires.enter_context(daemon.connect()).publish("t", b"held")
     held = holder.read_message()
@@ -186,6 +190,11 @@ def test_one_held_message_does_not_keep_all_files(make_nsqd: Make, wires: contex
     again = wires.enter_context(daemon.connect()).subscribe("t", rdy=1)
     message = again.read_message()
     assert (message.body, message.attempts) == (b"held", 2)
+    assert daemon.stop() == 0
+    subprocess.run([NSQUARK, "export", "--data-path", daemon.data_path, "--to-nsq", exported], check=True)
+    with Nsqd(exported) as taken_over:
+        message = wires.enter_context(taken_over.connect()).subscribe("t", rdy=1).read_message()
+        assert (message.body, message.attempts) == (b"held", 3)
 
 
 def _touch(wire: Wire, message_id: bytes, stopping: threading.Event) -> None:

@@ -371,3 +371,24 @@ def test_changed_node_id_does_not_make_a_backlog_impossible_to_finish(make_nsqd:
     assert _drain(consumer, 3) == [b"1", b"2", b"3"]
     _settle(consumer)
     assert daemon.channel("t")["in_flight_count"] == 0
+
+
+def test_a_stop_just_after_answers_keeps_them_all(make_nsqd: Make, connect: Connect) -> None:
+    """What a channel would have noted a moment later must not disturb what the stop has written."""
+    daemon = make_nsqd()
+    for round_number in range(8):
+        topic = f"t{round_number}"
+        consumer = connect(daemon)
+        consumer.publish(topic, *[b"%d" % number for number in range(500)])
+        consumer.subscribe(topic, rdy=500, msg_timeout=60_000)
+        for number, message in enumerate(consumer.read_messages(500)):
+            if number % 5 == 0:
+                consumer.REQ(message.id, 3_000_000)
+            elif number % 5 < 4:
+                consumer.FIN(message.id)
+        consumer.assert_usable()
+        time.sleep(0.02 * round_number)  # around the time at which finished messages are noted
+        assert daemon.stop() == 0
+        daemon.start()
+        shown = daemon.channel(topic)
+        assert (shown["deferred_count"], shown["depth"]) == (100, 100), f"{topic}: {shown}"

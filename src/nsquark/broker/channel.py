@@ -555,7 +555,7 @@ class Channel:
 
     def close(self) -> None:
         """At a clean stop: keeps attempts, due times and what was finished out of order."""
-        if self._slot is None:
+        if self._slot is None or self.is_deleted:
             return
         self.ledger.settle()
         try:
@@ -564,6 +564,7 @@ class Channel:
                 self._journal.close()
         finally:
             self._write_rest()
+            self.is_deleted = True  # a turn or timer that is still due must not write behind this
 
     def delete(self) -> None:
         self.is_deleted = True

@@ -132,7 +132,7 @@ class Nsqd:
     # -- start and stop ----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        self._load()
+        self.load()
         for warning in tls_warnings(self.options):
             self.logger.warning(warning)
         await self._listen()
@@ -143,7 +143,7 @@ class Nsqd:
         if self.options.statsd_address:
             self.spawn(StatsdPusher(self).run())
 
-    def _load(self) -> None:
+    def load(self) -> None:
         """Opens every topic found, then lets sequence numbers start above all that is there."""
         self.listed_topics = self.data.listed_topics()
         for directory in sorted(self.topics_path.iterdir()):

@@ -159,7 +159,7 @@ def _read_node(path: Path, report: Callable[[str], None]) -> Node | None:
     return node if node.id and node.check in ("", node.checksum()) else None
 
 
-def encode_metadata(topics: Iterable[ListedTopic]) -> bytes:
+def encode_metadata(topics: Iterable[ListedTopic], *, ours: bool = True) -> bytes:
     """nsqd.dat; `nsquark` marks it as ours and `owner` a channel that is read by range, which NSQ both ignores."""
     document: dict[str, Any] = {
         "topics": [
@@ -171,8 +171,9 @@ def encode_metadata(topics: Iterable[ListedTopic]) -> bytes:
             for topic in topics
         ],
         "version": NSQ_VERSION,
-        "nsquark": 1,
     }
+    if ours:
+        document["nsquark"] = 1
     return msgspec.json.encode(document) + b"\n"
 
 

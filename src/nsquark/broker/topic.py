@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -333,6 +333,15 @@ class Topic:
         for channel in self.channels.values():
             channel.deferred_came(zip(numbers, seqs, strict=True), pumped=self._follows)
         self.nsqd.loop.call_soon(self.append_due)
+
+    def deferred_waiting(self) -> Iterator[tuple[int, int, bytes]]:
+        """The messages that wait for their time, as (number, timestamp in ns, body)."""
+        return (message for message in self.deferred.waiting() if not self._is_voided(message[0]))
+
+    @property
+    def own_deferred_from(self) -> int:
+        """Deferred messages with lower numbers are the channels', these and higher ones the topic's own."""
+        return self.deferred.number if self._follows else self._pump_deferred
 
     def _is_voided(self, number: int) -> bool:
         return any(low <= number < high for low, high in self._voided_deferred)

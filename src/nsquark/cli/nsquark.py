@@ -19,6 +19,7 @@ EXIT_INTERRUPTED: Final = 130
 COMMANDS: Final = {
     "up": ("nsquark.cli.up", "run nsqlookupd and nsqds together, for trying out and development"),
     "doctor": ("nsquark.cli.doctor", "check this machine, and the nsqds and nsqlookupds given"),
+    "export": ("nsquark.cli.export", "write the data of a stopped nsqd as the files of NSQ's nsqd, to go back to it"),
     "pipeline": ("nsquark.spark.jobs.pipeline", "run a Spark Declarative Pipeline over topics"),
     "archive": ("nsquark.spark.jobs.archive", "copy topics into files, with Spark"),
     "replay": ("nsquark.spark.jobs.replay", "publish archived messages again, with Spark"),

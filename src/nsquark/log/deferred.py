@@ -10,7 +10,7 @@ Due times are of a clock that is not set while the machine runs. After a boot it
 has its delay: none waits for longer than that from the start on.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from nsquark.log.deferred_bucket import BUCKET_MS, SUFFIX, Bucket, Entry
@@ -206,6 +206,20 @@ class DeferredMessages:
         due.bucket.push(due.entries)
         due.bucket.count += len(due.entries)
         self._refused = due
+
+    def waiting(self) -> Iterator[tuple[int, int, bytes]]:
+        """All that waits, as (number, timestamp in ns, body), by due time; while nothing is added or taken."""
+        for key in sorted(self._buckets):
+            bucket = self._buckets[key]
+            was_loaded = bucket.waiting is not None
+            if not was_loaded:
+                bucket.load(self._appends)
+            for entry in sorted(bucket.waiting or ()):
+                found = bucket.read(entry)
+                if found is not None:
+                    yield (entry[1], *found)
+            if not was_loaded:
+                bucket.unload()
 
     def make_durable(self) -> None:
         """All that waits, here and now, or raises; when no thread uses the files."""

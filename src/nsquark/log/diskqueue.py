@@ -1,4 +1,4 @@
-"""The disk queues of NSQ's nsqd, read only.
+"""The disk queues of NSQ's nsqd: reading what it left, and writing what it is to find.
 
 A queue named `base` is `base.diskqueue.meta.dat`, three lines of text:
 
@@ -19,9 +19,14 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
+
+from nsquark.log.files import FILE_MODE
 
 READ_BYTES = 1 << 20
+WRITE_BYTES = 1 << 20
+FILE_BYTES_MAX = 100 << 20
+"""A file that is written is not made longer than this, as by NSQ's default."""
 
 _FILE_NAME = re.compile(r"(?P<base>.+)\.diskqueue\.(?P<kind>\d{6,}|meta)\.dat(?P<rest>\.bad|\.\d+\.tmp|)", re.DOTALL)
 _META = re.compile(rb"(-?\d+)\n(\d+),(\d+)\n(\d+),(\d+)\n?")
@@ -105,6 +110,61 @@ class DiskQueue:
                 want = max(READ_BYTES, needed)
         finally:
             os.close(fd)
+
+
+class DiskQueueWriter:
+    """Writes a queue anew. A queue without messages has no files.
+
+    NSQ reads a file to its end if that is not the one it writes to, whatever its --max-bytes-per-file. So the meta file
+    says that writing goes on in a file behind the last, which is empty.
+    """
+
+    def __init__(self, directory: Path, base: str) -> None:
+        self.depth = 0
+        self.message_bytes_max = 0
+        self._directory = directory
+        self._base = base
+        self._file: BinaryIO | None = None
+        self._files = 0
+        self._size = 0
+
+    def add(self, timestamp_ns: int, attempts: int, message_id: bytes, body: bytes | memoryview) -> None:
+        size = _RECORD.size + len(body)
+        if self._file is None or self._size + size > FILE_BYTES_MAX:
+            self._file = self._next_file()
+        self._file.write(_RECORD.pack(_ID_AND_BEFORE_BYTES + len(body), timestamp_ns, attempts, message_id))
+        self._file.write(body)
+        self._size += size
+        self.depth += 1
+        self.message_bytes_max = max(self.message_bytes_max, len(body))
+
+    def finish(self) -> None:
+        """Everything is on disk when this returns, but for the names in the directory."""
+        if self._file is None:
+            return
+        self._next_file().close()
+        meta = f"{self.depth}\n0,0\n{self._files - 1},0\n"
+        with self._open("meta") as file:
+            file.write(meta.encode())
+            _sync(file)
+
+    def _next_file(self) -> BinaryIO:
+        if self._file is not None:
+            _sync(self._file)
+            self._file.close()
+        self._files += 1
+        self._size = 0
+        return self._open(f"{self._files - 1:06d}")
+
+    def _open(self, kind: str) -> BinaryIO:
+        path = self._directory / f"{self._base}.diskqueue.{kind}.dat"
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        return os.fdopen(fd, "wb", WRITE_BYTES)
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def find_queues(directory: Path) -> dict[str, DiskQueue]:
