@@ -46,6 +46,8 @@ KINDS = {
     "tokens": "tokens",
     "sequence": "sequence",
     "node": "node.json",
+    "copy of node": "node.json.copy",
+    "clock": "clock",
     "nsqd.dat": "nsqd.dat",
 }
 DAMAGES = ("flip", "flip", "page", "EIO")
@@ -81,6 +83,7 @@ class Sample:
         """A backlog over several files, messages requeued and deferred, finished ones between, a token."""
         consumer = daemon.connect().subscribe(topic, CHANNEL, msg_timeout=60_000)
         self.book.add_channel(topic, CHANNEL)
+        self._pass_some(daemon, consumer, topic)
         with daemon.connect() as publisher:
             for number in range(90):
                 bodies = [f"{topic}/{number}/{index}/".encode().ljust(150, b".") for index in range(number % 4 + 1)]
@@ -93,17 +96,34 @@ class Sample:
                 publisher.DPUB(topic, LATER_MS + self._random.randint(0, 120_000), body)
                 publisher.expect_ok()
                 self.book.acknowledge([body])
-        self._append_once(daemon, topic)
+        self._append_once(daemon, topic, "later")
         consumer.RDY(60)
         self._answer_some(consumer)
         consumer.close()
 
-    def _append_once(self, daemon: Nsqd, topic: str) -> None:
-        bodies = [f"{topic}/staged/{number}/".encode() for number in range(20)]
+    def _pass_some(self, daemon: Nsqd, consumer: Wire, topic: str) -> None:
+        """Messages that are finished, so that their segment goes: its tokens and its end are then in small files."""
+        bodies = self._append_once(daemon, topic, "first")
+        with daemon.connect() as publisher:
+            for number in range(120):
+                bodies.append(f"{topic}/passing/{number}/".encode().ljust(150, b"."))
+                self.book.send(topic, bodies[-1:])
+                publisher.publish(topic, bodies[-1])
+                self.book.acknowledge(bodies[-1:])
+        consumer.RDY(len(bodies))
+        for message in consumer.read_messages(len(bodies)):
+            self.book.release(CHANNEL, message.body)
+            consumer.FIN(message.id)
+        consumer.RDY(0)
+        eventually((self.data_path / "nsquark" / "topics" / f"t.{topic}" / "tokens").exists)
+
+    def _append_once(self, daemon: Nsqd, topic: str, token: str) -> list[bytes]:
+        bodies = [f"{topic}/{token}/{number}/".encode() for number in range(20)]
         self.book.send(topic, bodies)
         for path, body in (("/log/stage", mpub_messages(bodies)), ("/log/append", b"")):
-            assert daemon.post(path, body, topic=topic, token="t", part=0).status == 200
+            assert daemon.post(path, body, topic=topic, token=token, part=0).status == 200
         self.book.acknowledge(bodies, synced=True)
+        return bodies
 
     def _answer_some(self, consumer: Wire) -> None:
         for number, message in enumerate(consumer.read_messages(60)):
