@@ -38,7 +38,7 @@ class Hostile:
 
     def __init__(self, script: Script) -> None:
         self.script = script
-        self.requests: list[str] = []
+        self.requests: list[bytes] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -61,7 +61,7 @@ class Hostile:
                 while b"\r\n\r\n" not in head:
                     head += connection.recv(65536)
                 target = head.split(b" ")[1].decode()
-                self.requests.append(target)
+                self.requests.append(head)
                 for piece in self.script(target):
                     connection.sendall(piece)
             except OSError:
@@ -359,3 +359,15 @@ def test_what_it_says_is_told_in_one_printable_line(hostile: Callable[[Script], 
     text = str(within(5, lambda: Endpoint(server.address, Access()).ask("/log/info")))
     assert text.isprintable()
     assert len(text) < 3000
+
+
+def test_a_secret_is_not_sent_before_it_is_asked_for(hostile: Callable[[Script], Hostile]) -> None:
+    """Such as to the plain port of an nsqd that requires TLS, to which nsqlookupd sends."""
+    server = hostile(lambda target: [answer({"message": "TLS_REQUIRED", "https_port": 1}, 403)])
+    finder = Finder(options(server.address, authSecret="hush-hush"))
+    assert isinstance(within(5, finder.find), WrongAddress)
+    assert server.requests
+    assert not any(b"hush-hush" in head for head in server.requests)
+    server.script = lambda target: [answer({"message": "AUTH_REQUIRED"}, 401)]
+    assert isinstance(within(5, finder.find), Refused)
+    assert [b"Bearer hush-hush" in head for head in server.requests[-2:]] == [False, True]

@@ -171,3 +171,28 @@ def test_https_and_the_way_there_from_an_nsqd_that_requires_it(tmp_path: Path) -
             _, _, body = get(url, method="POST", body=b"abc", ssl_context=trusting)
     seen = stdlib_json.loads(body)
     assert (seen["uri"], seen["method"], seen["body"]) == ("/echo?topic=t", "POST", "abc")
+
+
+def test_a_secret_is_shown_to_who_asks_for_it() -> None:
+    shown: list[bytes | None] = []
+
+    def asking(request: Request) -> Response:
+        shown.append(request.headers.get(b"authorization"))
+        return Response(200 if shown[-1] else 401)
+
+    def wanting_tls(request: Request) -> Response:
+        shown.append(request.headers.get(b"authorization"))
+        return Response(403, b'{"message": "TLS_REQUIRED", "https_port": 1}')
+
+    router = Router()
+    router.add("GET", "/asking", asking)
+    router.add("GET", "/tls", wanting_tls)
+    with ServerThread(router) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        assert get(f"{url}/asking", secret="hush \u00e9")[0] == 200
+        assert shown == [None, "Bearer hush \u00e9".encode()]
+        assert get(f"{url}/asking")[0] == 401
+        shown.clear()
+        with pytest.raises(FetchError):
+            get(f"{url}/tls", secret="hush")
+        assert shown == [None]

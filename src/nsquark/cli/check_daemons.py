@@ -12,7 +12,6 @@ from typing import Final, TypeVar
 import msgspec
 
 from nsquark.cli.findings import Finding, broken, ok, warning
-from nsquark.web.bearer import bearer
 from nsquark.web.fetch import FetchError, fetch
 from nsquark.wire.documents import decode_json
 
@@ -202,7 +201,7 @@ async def _get(address: str, path: str, secret: str = "") -> tuple[dict[str, str
     try:
         status, headers, body = await fetch(
             f"http://{address}{path}",
-            headers=bearer(secret),
+            secret=secret,
             connect_timeout=CONNECT_SECONDS_MAX,
             request_timeout=REQUEST_SECONDS_MAX,
         )

@@ -23,6 +23,7 @@ ANSWER_BYTES_MAX = 64 << 20
 """Of JSON: what an nsqd with hundreds of thousands of topics says of them."""
 READ_BYTES = 64 << 10
 PORT_MAX = 65535
+UNAUTHENTICATED = 401
 TEXT_CHARS_MAX = 500
 """Of what a stranger may add to our errors."""
 _TCP_PORT_ANSWER = "E_BAD_PROTOCOL"
@@ -117,7 +118,8 @@ class Endpoint:
         self.deadline = Deadline()
         """Of the request that is under way; who reads a stream may put it off."""
         self._access = access
-        self._headers = bearer(access.secret)
+        # In clear it is not sent before somebody asks for it, which those who want TLS do only there.
+        self._headers = bearer(access.secret) if address.startswith("https://") else {}
         self._timeout_s = timeout_s
         self._connection: http.client.HTTPConnection | None = None
 
@@ -139,18 +141,30 @@ class Endpoint:
             raise self._explained(error) from None
         if response.status == 200:
             return self._fields(answer)
+        if self._shows_secret_to(response.status):
+            return self.ask(path, method, body, **query)
         raise self._refusal(path, response.status, answer)
 
     def stream(self, path: str, /, **query: Any) -> http.client.HTTPResponse:
         """An answer whose body is still to be read."""
         try:
             response = self._send("GET", path, query, None)
-            if response.status != 200:
-                raise self._refusal(path, response.status, self._read(response))
-            return response
+            if response.status == 200:
+                return response
+            answer = self._read(response)
         except _FAILURES as error:
             self.close()
             raise self._explained(error) from None
+        if self._shows_secret_to(response.status):
+            return self.stream(path, **query)
+        raise self._refusal(path, response.status, answer)
+
+    def _shows_secret_to(self, status: int) -> bool:
+        """Whether the request has to be made again, now with the secret."""
+        if status != UNAUTHENTICATED or self._headers or not self._access.secret:
+            return False
+        self._headers = bearer(self._access.secret)
+        return True
 
     def read_as(self, fields: Any, kind: type[T]) -> T:
         """What was answered, as it has to be."""

@@ -17,6 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
+from nsquark.web.bearer import bearer
 from nsquark.wire.documents import decode_json
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ async def fetch(
     method: str = "GET",
     body: bytes | None = None,
     headers: Mapping[str, str] | None = None,
+    secret: str = "",
     connect_timeout: float,
     request_timeout: float,
     response_bytes_max: int = RESPONSE_BYTES_MAX,
@@ -57,7 +59,8 @@ async def fetch(
 ) -> Fetched:
     """Status, headers by lower-case name, and body. Timeouts in seconds; the second is for the whole request.
 
-    A plain request to an nsqd that requires TLS is repeated at the HTTPS port which the refusal names.
+    A plain request to an nsqd that requires TLS is repeated at the HTTPS port which the refusal names, and one to an
+    nsqd that asks who we are is repeated with the secret: none is sent in clear to who wants TLS.
     """
     deadline = time.monotonic() + request_timeout
     parts = _split(url)
@@ -70,6 +73,8 @@ async def fetch(
             port = decode_json(answer[2], _TlsRequired).https_port
             call = call.over_tls(port)
             answer = await call.run(deadline)
+    if answer[0] == 401 and secret:
+        answer = await call.showing(secret).run(deadline)
     return answer
 
 
@@ -115,6 +120,11 @@ class _Call:
         parts = self._parts._replace(scheme="https", netloc=f"{host}:{port}")
         call = copy.copy(self)
         call._parts = parts
+        return call
+
+    def showing(self, secret: str) -> _Call:
+        call = copy.copy(self)
+        call._headers = {**self._headers, **bearer(secret)}
         return call
 
     async def run(self, deadline: float) -> Fetched:
