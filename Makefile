@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 KERNEL := $(wildcard src/nsquark/kernel/*.py)
 WORKERS ?= 3
 
-.PHONY: build demo test reference lint bench torture soak clean
+.PHONY: build demo test reference lint bench torture fuzz soak clean
 
 build: $(STAMP)
 
@@ -45,6 +45,10 @@ bench: build
 torture: build
 	$(BIN)/python -m tests.faults.torture --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED)) \
 		$(if $(KINDS),--kinds $(KINDS)) $(ARGS)
+
+# Hostile input for everything that listens or parses, with well-behaved clients beside it.
+fuzz: build
+	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # The long forms of tests: bounded memory, faults that go on for half a minute and more.
 soak: build
