@@ -8,11 +8,17 @@ kind can. PEER_NSQD=<path> runs kill -9 under load on that nsqd too, beside ours
 """
 
 import argparse
+import contextlib
+import http.client
+import multiprocessing
 import os
 import random
+import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +27,12 @@ if __name__ == "__main__":  # pytest knows where the harness is, a plain Python 
 
 from faults import damage, failing_calls, histories, real_disks, rebuilt_disks
 from faults.fates import Tally
-from faults.shim import NoCompiler
+from faults.shim import NoCompiler, library
+from harness import StartError
 
 SECONDS = 600
+JOBS = 2
+"""They mostly wait, for processes to start and for syncs."""
 SHOWN_MAX = 1000
 SHOWN_PER_ROUND_MAX = 5
 FAULT_CHARS_MAX = 600
@@ -63,23 +72,52 @@ def all_kinds() -> list[Kind]:
     return [KINDS[0], Kind(PEER, lambda seed: histories.peer_rounds(peer, seed), 1, says), *KINDS[1:]]
 
 
-def run_kind(kind: Kind, seconds: float, seed: int) -> Tally:
-    """Rounds until the time is over, at least one. Faults are printed as they are found."""
+def run_kind(name: str, seconds: float, seed: int) -> Tally | str:
+    """Rounds until the time is over, at least one, or why there are none here. Faults are printed as they are found."""
+    kind = next(kind for kind in all_kinds() if kind.name == name)
     total = Tally()
-    begun = time.monotonic()
-    print(f"{kind.name}: {kind.says}, for {seconds:.0f} s, seed {seed}", flush=True)
-    for tally in kind.rounds(seed):
-        for fault in tally.faults[:SHOWN_PER_ROUND_MAX]:
-            if len(total.faults) < SHOWN_MAX:
-                print(f"  {fault[:FAULT_CHARS_MAX]}", flush=True)
-        total += tally
-        if time.monotonic() - begun > seconds:
-            break
+    ends_s = time.monotonic() + seconds
+    print(f"{name}: {kind.says}, for {seconds:.0f} s, seed {seed}", flush=True)
+    try:
+        while not total.rounds or time.monotonic() < ends_s:
+            for tally in _with_failures(kind, seed + total.rounds):
+                for fault in tally.faults[:SHOWN_PER_ROUND_MAX]:
+                    if len(total.faults) < SHOWN_MAX:
+                        print(f"  {name}: {fault[:FAULT_CHARS_MAX]}", flush=True)
+                total += tally
+                if time.monotonic() > ends_s:
+                    break
+    except (NoCompiler, real_disks.NotHere) as reason:
+        return str(reason)
     return total
+
+
+def _with_failures(kind: Kind, seed: int) -> Iterator[Tally]:
+    """A round that cannot be brought to its end is a fault too; the next begins with another seed."""
+    try:
+        yield from kind.rounds(seed)
+    except (AssertionError, OSError, http.client.HTTPException, subprocess.SubprocessError, StartError) as error:
+        yield Tally(rounds=1, faults=[f"seed {seed}: {type(error).__name__}: {error} ({_place_of(error)})"])
+
+
+def _place_of(error: BaseException) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}"
 
 
 def row(*cells: object) -> str:
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def table(outcomes: dict[Kind, Tally | str]) -> str:
+    lines, skipped = [row(*COLUMNS), "|---" * len(COLUMNS) + "|"], []
+    for kind, tally in outcomes.items():
+        if isinstance(tally, str):
+            skipped.append(f"{kind.name}: not run here: {tally}")
+            continue
+        counts = (tally.rounds, tally.acknowledged, tally.lost, tally.invented, tally.repeated, tally.refused)
+        lines.append(row(kind.says, *counts))
+    return "\n".join([*lines, *skipped])
 
 
 def main() -> int:
@@ -87,24 +125,25 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
     parser.add_argument("--kinds", default=",".join(kind.name for kind in all_kinds()), help="separated by commas")
+    parser.add_argument("--jobs", type=int, default=JOBS, help="how many kinds run at once")
     arguments = parser.parse_args()
     kinds = [kind for kind in all_kinds() if kind.name in arguments.kinds.split(",")]
-    per_weight_s = arguments.seconds / sum(kind.weight for kind in kinds)
-    rows, skipped, is_good = [], [], True
-    print(f"seed {arguments.seed}")
-    for kind in kinds:
-        try:
-            tally = run_kind(kind, kind.weight * per_weight_s, arguments.seed)
-        except (NoCompiler, real_disks.NotHere) as reason:
-            skipped.append(f"{kind.name}: not run here: {reason}")
-            continue
-        is_good &= tally.is_good or kind.name == PEER
-        rows.append(
-            row(kind.says, tally.rounds, tally.acknowledged, tally.lost, tally.invented, tally.repeated, tally.refused)
-        )
-    print("\n" + row(*COLUMNS) + "\n" + "|---" * len(COLUMNS) + "|")
-    print("\n".join(rows + skipped))
-    return 0 if is_good else 1
+    jobs = min(arguments.jobs, len(kinds))
+    per_weight_s = arguments.seconds * jobs / sum(kind.weight for kind in kinds)
+    print(f"seed {arguments.seed}", flush=True)
+    with contextlib.suppress(NoCompiler):
+        library()  # once, for all of them
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+        running = {
+            kind: pool.submit(run_kind, kind.name, min(arguments.seconds, kind.weight * per_weight_s), arguments.seed)
+            for kind in sorted(kinds, key=lambda kind: -kind.weight)
+        }
+        outcomes = {kind: running[kind].result() for kind in kinds}
+    print("\n" + table(outcomes))
+    ours = [tally for kind, tally in outcomes.items() if kind.name != PEER and isinstance(tally, Tally)]
+    faults = sum(len(tally.faults) for tally in ours)
+    print(f"\nbroken promises: {faults}")
+    return 0 if all(tally.is_good for tally in ours) else 1
 
 
 if __name__ == "__main__":
