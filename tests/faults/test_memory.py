@@ -120,7 +120,11 @@ def test_a_topic_in_memory_keeps_what_is_held_and_forgets_the_rest(daemon: Nsqd,
     _check(daemon, probe, "2000000 messages pass a topic in memory")
     holder.REQ(held.id, 0)
     holder.RDY(1)
-    assert holder.read_message().body == b"held"
+    message = holder.read_message()
+    if message.body != b"held":  # new messages and redeliveries take turns
+        holder.FIN(message.id)
+        message = holder.read_message()
+    assert message.body == b"held"
 
 
 def test_idle_channels(daemon: Nsqd, wires: contextlib.ExitStack) -> None:

@@ -231,6 +231,7 @@ class TakeOver:
         self._close(topic)
         stage = self.staging / f"{IMPORT_PREFIX}{name}"
         stage.mkdir(mode=DIRECTORY_MODE, parents=True)
+        sync_directory(self.staging.parent)  # or a power cut takes the plan, and NSQ's files are taken over twice
         placed = self._write_log(stage, self._directory(name), found, log_end)
         if placed.of_channel and pump < log_end:
             self.logger.warning(f"TAKEOVER: topic {name} is paused: what it held back before goes to its channels now")
