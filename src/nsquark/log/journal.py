@@ -15,8 +15,8 @@ from nsquark.log.durable import DurableFile
 from nsquark.log.files import read_surviving, write_atomically
 from nsquark.log.shared import LogShared
 
-COMPACT_BYTES_MIN = 1 << 20
-"""A journal smaller than this is not worth rewriting."""
+COMPACT_BYTES_MIN = 4 << 20
+"""A journal smaller than this is not worth rewriting, for which all clients wait; it is read in some 50 ms."""
 REWRITE_SHARE = 4
 """It is rewritten when it is so many times as long as needed; a message that is parked is noted twice at least."""
 _MAGIC_1 = b"NQJ1"
