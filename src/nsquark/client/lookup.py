@@ -74,6 +74,7 @@ class _Answer(msgspec.Struct):
 
 class _Refusal(msgspec.Struct):
     message: str
+    reason: str = ""
 
 
 async def lookup(address: str, topic: str, config: Config) -> list[Found]:
@@ -173,7 +174,8 @@ def _producers(url: str, body: bytes) -> list[Found]:
 
 def _refusal(body: bytes) -> str:
     with contextlib.suppress(ValueError):
-        return decode_json(body, _Refusal).message[:ERROR_TEXT_LENGTH_MAX]
+        refusal = decode_json(body, _Refusal)
+        return ": ".join(filter(None, (refusal.message, refusal.reason)))[:ERROR_TEXT_LENGTH_MAX]
     return body[:ERROR_TEXT_LENGTH_MAX].decode(errors="replace")
 
 
