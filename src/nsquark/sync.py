@@ -21,7 +21,7 @@ from nsquark.client import consumer as consumers
 from nsquark.client import pool as pools
 from nsquark.client import producer as producers
 from nsquark.client.batches import Batch, Batches
-from nsquark.client.checks import is_async
+from nsquark.client.checks import check_addresses, is_async
 from nsquark.client.config import Config, Options
 from nsquark.client.dedupe import DedupeStore
 from nsquark.client.documented import documented_like
@@ -202,9 +202,15 @@ class Producer(_Publisher[producers.Producer]):
     """
 
     def __init__(
-        self, address: str, config: Config | None = None, *, envelope: bool = False, **options: Unpack[Options]
+        self,
+        address: str,
+        config: Config | None = None,
+        *,
+        envelope: bool = False,
+        logger: logging.Logger | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(lambda: producers.Producer(address, config, envelope=envelope, **options))
+        super().__init__(lambda: producers.Producer(address, config, envelope=envelope, logger=logger, **options))
 
     @property
     def address(self) -> str:
@@ -239,10 +245,11 @@ class ProducerPool(_Publisher[pools.ProducerPool]):
         copies: int = 1,
         envelope: bool = False,
         retry_deadline: float | timedelta = pools.RETRY_DEADLINE_S,
+        logger: logging.Logger | None = None,
         **options: Unpack[Options],
     ) -> None:
-        nsqds = addresses if isinstance(addresses, str) else list(addresses)
-        lookupds = lookupd if isinstance(lookupd, str) else list(lookupd)
+        nsqds = check_addresses("nsqd", addresses)
+        lookupds = check_addresses("lookupd", lookupd)
         super().__init__(
             lambda: pools.ProducerPool(
                 nsqds,
@@ -252,6 +259,7 @@ class ProducerPool(_Publisher[pools.ProducerPool]):
                 copies=copies,
                 envelope=envelope,
                 retry_deadline=retry_deadline,
+                logger=logger,
                 **options,
             )
         )

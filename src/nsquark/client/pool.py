@@ -8,6 +8,7 @@ be there more than once, and order ends where an nsqd fails.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
@@ -15,10 +16,11 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, Unpack
 
-from nsquark.client.checks import check_name, checked_body
+from nsquark.client.checks import check_addresses, check_name, checked_body
 from nsquark.client.config import Config, Options
 from nsquark.client.documented import documented_like
 from nsquark.client.errors import (
+    ANOTHER_LOOP,
     AuthFailed,
     Closed,
     ConfigError,
@@ -27,6 +29,7 @@ from nsquark.client.errors import (
     NsqError,
     TooMuchOutstanding,
 )
+from nsquark.client.logs import NamedLog
 from nsquark.client.members import NSQDS_MAX
 from nsquark.client.packing import Packing, packed, packed_all
 from nsquark.client.pool_discovery import PoolDiscovery
@@ -41,6 +44,12 @@ OUTSTANDING_MAX: Final = 100_000
 CLOSE_TIMEOUT_S: Final = 10.0
 STALL_S_MAX: Final = 10.0
 """An nsqd that owes answers and gives none for so long is taken for dead, long before read_timeout says so."""
+SLOW_TIMES: Final = 2
+SLOW_S_MIN: Final = 0.01
+"""An nsqd is slow that takes so many times as long as the fastest, and so much longer."""
+SLOW_BYTES: Final = 1
+"""A slow nsqd is chosen only where all others have publishes to answer."""
+REMEASURE_S: Final = 5.0
 SWEEP_INTERVAL_S: Final = 0.1
 """How exactly deadlines are kept."""
 
@@ -53,7 +62,7 @@ class NsqdStatus(NamedTuple):
     address: str
     """Where it is."""
     state: str
-    """`"up"`, `"down"`, or `"trial"` when it just came back."""
+    """`"up"`, `"down"`, `"trial"` when it just came back, or `"silent"` when it owes answers for too long."""
     failures: int
     """How often it failed since it was last up."""
     outstanding: int
@@ -86,8 +95,9 @@ class _Publish:
 class ProducerPool:
     """Publishes to the nsqds of a list, or to those that nsqlookupds know, as to one.
 
-    Each publish goes to the nsqd with the fewest bytes unanswered. Where a connection is lost, what had no answer goes
-    to another nsqd until `retry_deadline`; what nsqd refused is not tried again, except when it could not write it.
+    Each publish goes to the nsqd with the fewest bytes unanswered, among equals to a faster one. Where a connection
+    is lost, or an nsqd answers nothing for long, what had no answer goes to another nsqd until `retry_deadline`; what
+    nsqd refused is not tried again, except when it could not write it.
 
     addresses: one or several `host:port` of nsqds.
     lookupd: HTTP addresses of nsqlookupds; all nsqds are used that they know.
@@ -98,6 +108,7 @@ class ProducerPool:
     retry_deadline: seconds after which a publish fails that no nsqd took.
     outstanding_bytes_max: so many bytes of publishes may wait for their answer.
     outstanding_max: so many publishes may wait for their answer.
+    logger: instead of `nsquark.client`.
 
     Invariants: every publish in `_unsettled` is either in `_waiting`, or admitted with each pending copy in the air or
     in `_homeless`; outstanding are the admitted ones that are unsettled or still in the air.
@@ -115,9 +126,11 @@ class ProducerPool:
         retry_deadline: float | timedelta = RETRY_DEADLINE_S,
         outstanding_bytes_max: int = OUTSTANDING_BYTES_MAX,
         outstanding_max: int = OUTSTANDING_MAX,
+        logger: logging.Logger | None = None,
         **options: Unpack[Options],
     ) -> None:
         self.config = Config.merge(config, options)
+        self._log = NamedLog(logger, "pool")
         self.copies = copies
         self.envelope = envelope or copies > 1
         self._retry_s = retry_deadline.total_seconds() if isinstance(retry_deadline, timedelta) else retry_deadline
@@ -131,13 +144,16 @@ class ProducerPool:
         self._homeless: deque[_Publish] = deque()
         self._unsettled: OrderedDict[_Publish, None] = OrderedDict()
         self._sweep: asyncio.TimerHandle | None = None
+        self._fastest_s = 0.0
         self._leaving: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_started = self._is_closed = False
-        for address in _listed(addresses):
+        for address in check_addresses("nsqd", addresses):
             self._add(address, is_fixed=True)
-        lookupds = _listed(lookupd)
-        self._discovery = PoolDiscovery(lookupds, lookupd_topic, self.config, self._found) if lookupds else None
+        lookupds = check_addresses("lookupd", lookupd)
+        self._discovery = (
+            PoolDiscovery(lookupds, lookupd_topic, self.config, self._found, self._log) if lookupds else None
+        )
         self._check_arguments()
 
     def _check_arguments(self) -> None:
@@ -295,7 +311,7 @@ class ProducerPool:
         if self._loop is None:
             self._loop = loop
         elif loop is not self._loop:
-            raise NsqError("this pool belongs to another event loop: make one in each asyncio.run")
+            raise NsqError(f"the pool: {ANOTHER_LOOP}")
         return loop
 
     def _has_room(self, size: int, count: int = 1) -> bool:
@@ -322,6 +338,9 @@ class ProducerPool:
             else:
                 self._fail(publish, type(refusal)(*refusal.args))
             return
+        self._give(publish, member)
+
+    def _give(self, publish: _Publish, member: Member) -> None:
         try:
             answer = publish.send(member.producer)
         except Exception as error:
@@ -330,34 +349,42 @@ class ProducerPool:
         publish.in_air += 1
         publish.takers.append(member)
         member.sent()
-        answer.add_done_callback(lambda answer: self._answered(publish, member, answer.exception()))
+        sent_s = time.monotonic()
+        answer.add_done_callback(lambda answer: self._answered(publish, member, sent_s, answer.exception()))
 
     def _best(self, takers: list[Member]) -> Member | None:
-        """The fewest unanswered bytes; equals take turns, or those who await each publish would use one nsqd only."""
+        """The fewest unanswered bytes; equals take turns, or those who await each publish would use one nsqd only. One
+        that is much slower than others has no turn, but for one publish now and then that measures it anew.
+        """
         best: Member | None = None
+        best_bytes = 0
         self._in_turn.rotate(-1)
+        slow_s = SLOW_S_MIN + SLOW_TIMES * self._fastest_s if self._fastest_s else 0.0
         for member in self._in_turn:
             if not member.is_usable or member in takers:
                 continue
-            if best is None or member.producer.outstanding_bytes < best.producer.outstanding_bytes:
-                best = member
+            waiting_bytes = member.producer.outstanding_bytes
+            if 0 < slow_s < member.latency_s and time.monotonic() - member.measured_at_s < REMEASURE_S:
+                waiting_bytes += SLOW_BYTES
+            if best is None or waiting_bytes < best_bytes:
+                best, best_bytes = member, waiting_bytes
         return best
 
-    def _answered(self, publish: _Publish, member: Member, error: BaseException | None) -> None:
+    def _answered(self, publish: _Publish, member: Member, sent_s: float, error: BaseException | None) -> None:
         publish.in_air -= 1
         if error is None:
-            member.succeeded()
-            publish.pending -= 1
+            member.succeeded(sent_s)
+            publish.pending = max(0, publish.pending - 1)
             if not publish.pending and not publish.future.done():
                 publish.future.set_result(None)
         else:
             member.failed(error)
             publish.error = error
             publish.takers.remove(member)
-            if may_go_elsewhere(error):
-                self._place(publish)
-            else:
+            if not may_go_elsewhere(error):
                 self._fail(publish, error)
+            elif publish.in_air < publish.pending:
+                self._place(publish)
         if publish.future.done():
             self._settled(publish)
 
@@ -397,8 +424,11 @@ class ProducerPool:
     def _sweep_up(self) -> None:
         self._sweep = None
         now_s = time.monotonic()
-        for member in self._in_turn:
-            member.check_stall(now_s)
+        silent = [member for member in self._in_turn if member.falls_silent(now_s)]
+        for member in silent:
+            self._send_elsewhere(member)
+        measured = [member.latency_s for member in self._in_turn if member.is_usable and member.latency_s]
+        self._fastest_s = min(measured, default=0.0)
         while self._unsettled:
             oldest = next(iter(self._unsettled))
             if oldest.deadline_s > now_s:
@@ -407,6 +437,15 @@ class ProducerPool:
             self._fail(oldest, self._too_late(oldest))
         if self._unsettled or self._count:
             self._sweep = asyncio.get_running_loop().call_later(SWEEP_INTERVAL_S, self._sweep_up)
+
+    def _send_elsewhere(self, silent: Member) -> None:
+        """What this nsqd owes goes to another too, if there is one; whichever answers first counts."""
+        for publish in list(self._unsettled):
+            if silent in publish.takers and not publish.future.done():
+                other = self._best(publish.takers)
+                if other is None:
+                    return
+                self._give(publish, other)
 
     def _too_late(self, publish: _Publish) -> NotConnected:
         if not publish.is_admitted:
@@ -436,7 +475,8 @@ class ProducerPool:
 
     def _add(self, address: str, *, is_fixed: bool) -> None:
         try:
-            split_address(address)
+            if not address.startswith("/"):  # a unix socket
+                split_address(address)
         except ValueError as error:
             raise ConfigError(f"nsqd {error}") from None
         if address not in self._members:
@@ -447,6 +487,7 @@ class ProducerPool:
                 stall_s=min(STALL_S_MAX, self._retry_s / 3),
                 on_usable=self._place_homeless,
                 on_down=self._lost_one,
+                log=self._log,
             )
             self._in_turn = deque(self._members.values())
 
@@ -501,7 +542,3 @@ class ProducerPool:
         if self._sweep is not None:
             self._sweep.cancel()
             self._sweep = None
-
-
-def _listed(addresses: str | Iterable[str]) -> list[str]:
-    return [addresses] if isinstance(addresses, str) else list(addresses)

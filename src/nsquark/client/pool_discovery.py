@@ -7,15 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from nsquark.cli.logs import library_log
 from nsquark.client.config import Config
 from nsquark.client.errors import LookupFailed, WrongPort
+from nsquark.client.logs import Log, client_log
 from nsquark.client.lookup import Found, PollLoop, TopicNotFound, lookup, lookup_url, nodes, unique_addresses
 
 ROUNDS_ABSENT_MAX: Final = 2
 """An nsqd that registers anew is missing from one answer now and then."""
-
-log = library_log("nsquark.client")
 
 
 class PoolDiscovery:
@@ -31,7 +29,9 @@ class PoolDiscovery:
         topic: str | None,
         config: Config,
         on_change: Callable[[list[str], list[str]], None],
+        log: Log = client_log,
     ) -> None:
+        self._log = log
         self._addresses = list(dict.fromkeys(addresses))
         for address in self._addresses:
             lookup_url(address, topic or "")
@@ -41,7 +41,7 @@ class PoolDiscovery:
         self._wrong: dict[str, WrongPort] = {}
         self._known: set[str] = set()
         self._rounds_absent: Counter[str] = Counter()
-        self._loop = PollLoop(self._round, config)
+        self._loop = PollLoop(self._round, config, log)
 
     def start(self) -> None:
         self._loop.start()
@@ -74,12 +74,12 @@ class PoolDiscovery:
                 return await nodes(address, self._config)
             return await lookup(address, self._topic, self._config)
         except TopicNotFound:
-            log.debug("nsqlookupd %s knows no nsqd with topic %s yet", address, self._topic)
+            self._log.debug("nsqlookupd %s knows no nsqd with topic %s yet", address, self._topic)
             return None
         except LookupFailed as error:
             if isinstance(error, WrongPort):
                 self._wrong[address] = error
-            log.error("error querying nsqlookupd (%s) - %s", address, error)
+            self._log.error("error querying nsqlookupd (%s) - %s", address, error)
             return None
 
     def _absent(self, present: list[str]) -> list[str]:

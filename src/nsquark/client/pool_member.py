@@ -12,12 +12,17 @@ from typing import Final
 from nsquark.client.backoff import retry_delay_s
 from nsquark.client.config import Config
 from nsquark.client.errors import AuthFailed, Closed, IdentifyFailed, NotConnected, ServerError
+from nsquark.client.logs import Log, NamedLog
 from nsquark.client.producer import Producer
 
 RETRY_S_MIN: Final = 0.2
 RETRY_S_MAX: Final = 15.0
 """A failed nsqd is probed after the first, then after twice as long each time, up to the second."""
 PROBE_TIMEOUT_S: Final = 5.0
+SILENCE_S_MIN: Final = 1.0
+SILENCE_TIMES: Final = 10
+"""An nsqd that owes answers for so many times what it usually takes, and so long, has perhaps vanished."""
+LATENCY_WEIGHT: Final = 0.2
 
 LOST: Final = (OSError, Closed, IdentifyFailed, AuthFailed)
 """A publish that fails so says nothing about the message: another nsqd may take it."""
@@ -30,6 +35,8 @@ class State(enum.Enum):
     """Takes any number of publishes."""
     TRIAL = "trial"
     """Answers again after a failure: one publish at a time until one is taken."""
+    SILENT = "silent"
+    """Owes answers for much longer than it usually takes: none until it answers, or is taken for dead."""
     DOWN = "down"
     """Takes none, until a probe gets through."""
 
@@ -51,6 +58,7 @@ class Member:
         stall_s: float,
         on_usable: Callable[[], None],
         on_down: Callable[[], None],
+        log: Log,
     ) -> None:
         self.address = address
         self.is_fixed = is_fixed
@@ -61,6 +69,10 @@ class Member:
         self._stall_s = stall_s
         self._on_usable = on_usable
         self._on_down = on_down
+        self._log = log
+        self.latency_s = 0.0
+        """How long it takes to answer, lately; 0 before the first answer."""
+        self.measured_at_s = 0.0
         self.producer = self._new_producer()
         self._is_loss_expected = False
         self._is_closed = False
@@ -77,10 +89,14 @@ class Member:
         if self.producer.outstanding == 1:
             self._progress_s = time.monotonic()
 
-    def succeeded(self) -> None:
-        self._progress_s = time.monotonic()
+    def succeeded(self, sent_s: float) -> None:
+        """An answer to what was sent then."""
+        self._progress_s = self.measured_at_s = now_s = time.monotonic()
         self._is_loss_expected = False
-        if self.state is State.TRIAL:
+        took_s = now_s - sent_s
+        self.latency_s = took_s if not self.latency_s else self.latency_s + LATENCY_WEIGHT * (took_s - self.latency_s)
+        if self.state is State.TRIAL or self.state is State.SILENT:
+            self._log.info("nsqd %s is up again", self.address)
             self.state = State.UP
             self.failures = 0
             self._on_usable()
@@ -95,9 +111,18 @@ class Member:
         elif may_go_elsewhere(error) and self.state is not State.DOWN and not self._is_closed:
             self._go_down(error)
 
-    def check_stall(self, now_s: float) -> None:
-        if self.producer.outstanding and now_s - self._progress_s > self._stall_s:
+    def falls_silent(self, now_s: float) -> bool:
+        """True once, when what it owes should go elsewhere too. After longer silence it is taken for dead."""
+        if not self.producer.outstanding:
+            return False
+        silence_s = now_s - self._progress_s
+        if silence_s > self._stall_s:
             self._replace_producer()
+        elif self.state in (State.UP, State.TRIAL) and silence_s > max(SILENCE_S_MIN, SILENCE_TIMES * self.latency_s):
+            self._log.warning("nsqd %s answers nothing for %.1f s: others are asked", self.address, silence_s)
+            self.state = State.SILENT
+            return True
+        return False
 
     async def close(self, timeout_s: float) -> None:
         self._is_closed = True
@@ -113,6 +138,7 @@ class Member:
         self._is_loss_expected = False
 
     def _go_down(self, error: BaseException) -> None:
+        self._log.warning("nsqd %s is down: %s", self.address, error)
         self.state = State.DOWN
         self.failures += 1
         self.error = error
@@ -139,7 +165,13 @@ class Member:
 
     def _new_producer(self) -> Producer:
         # The pool itself bounds what is outstanding, over all its nsqds.
-        return Producer(self.address, self._config, outstanding_bytes_max=sys.maxsize, outstanding_max=sys.maxsize)
+        return Producer(
+            self.address,
+            self._config,
+            outstanding_bytes_max=sys.maxsize,
+            outstanding_max=sys.maxsize,
+            logger=self._log.logger if isinstance(self._log, NamedLog) else self._log,
+        )
 
     def _replace_producer(self) -> None:
         """What the old one still owes fails at once, and goes elsewhere."""

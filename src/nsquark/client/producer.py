@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections import deque
 from collections.abc import Iterable
@@ -10,11 +11,11 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Self, Unpack, cast
 
-from nsquark.cli.logs import library_log
-from nsquark.client.checks import Body, check_name, checked_body
+from nsquark.client.checks import Body, check_address, check_name, checked_body
 from nsquark.client.config import Config, Options
 from nsquark.client.connection import Connection, RawMessage
 from nsquark.client.errors import (
+    ANOTHER_LOOP,
     Closed,
     MessageTooBig,
     NotConnected,
@@ -23,6 +24,7 @@ from nsquark.client.errors import (
     TooMuchOutstanding,
 )
 from nsquark.client.handshake import connect
+from nsquark.client.logs import NamedLog
 from nsquark.client.packing import Packing, packed, packed_all
 from nsquark.wire import commands
 from nsquark.wire.commands import MpubBody
@@ -31,8 +33,6 @@ OUTSTANDING_BYTES_MAX: Final = 16 << 20
 OUTSTANDING_MAX: Final = 100_000
 KNOWN_TOPICS_MAX: Final = 1024
 CLOSE_TIMEOUT_S: Final = 10.0
-
-log = library_log("nsquark.client")
 
 
 class Producer:
@@ -43,6 +43,7 @@ class Producer:
     envelope: puts each message into an envelope, which has room for headers; other clients see it before the body.
     outstanding_bytes_max: so many bytes of publishes may wait for their answer.
     outstanding_max: so many publishes may wait for their answer.
+    logger: instead of `nsquark.client`.
 
     Invariants: `_outstanding` has a future for each publish that has no answer yet, in the order in which they were
     sent, those whose callers have gone included, since nsqd answers them all; what is in `_unsent` is its tail and
@@ -57,10 +58,12 @@ class Producer:
         envelope: bool = False,
         outstanding_bytes_max: int = OUTSTANDING_BYTES_MAX,
         outstanding_max: int = OUTSTANDING_MAX,
+        logger: logging.Logger | None = None,
         **options: Unpack[Options],
     ) -> None:
-        self.address = address
+        self.address = check_address(address)
         self.config = Config.merge(config, options)
+        self._log = NamedLog(logger, "producer")
         self.envelope = envelope
         self._bytes_max = outstanding_bytes_max
         self._count_max = outstanding_max
@@ -241,9 +244,7 @@ class Producer:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             if self._connection is not None or self._connecting is not None or self._outstanding:
-                raise NsqError(
-                    f"{self.address}: this producer belongs to another event loop: make one in each asyncio.run"
-                )
+                raise NsqError(f"{self.address}: {ANOTHER_LOOP}")
             self._loop = loop
         return loop
 
@@ -317,6 +318,7 @@ class Producer:
     async def _open(self) -> None:
         connection, features = await connect(self.address, self.config, self)
         self._connection = connection
+        self._log.info("%s: connected", self.address)
         self._message_bytes_max = features.max_msg_size
         self._body_bytes_max = features.max_body_size
         for command in self._unsent:
@@ -331,8 +333,8 @@ class Producer:
             self._fail_all(error)
 
     def connection_lost(self, reason: NsqError) -> None:
-        if self._outstanding and not isinstance(reason, Closed):
-            log.warning("connection lost with %d publishes unanswered - %s", len(self._outstanding), reason)
+        if not isinstance(reason, Closed):
+            self._log.warning("connection lost with %d publishes unanswered - %s", len(self._outstanding), reason)
         self._connection = None
         self._fail_all(reason)
 
