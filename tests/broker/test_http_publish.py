@@ -210,7 +210,7 @@ def test_http_publisher_is_not_a_producer_in_stats(make_nsqd: Callable[..., Nsqd
     assert daemon.stats()["producers"] is None
 
 
-MANY = 40_000
+MANY = 70_000
 """More than one turn takes."""
 
 

@@ -184,7 +184,7 @@ def test_two_publishers_at_once(connect: Callable[..., Wire], topic: str) -> Non
 
 def test_a_long_mpub_is_answered_once_and_what_follows_after_it(nsqd: Nsqd, client: Wire, topic: str) -> None:
     """It takes several turns, in which neither its own messages nor the commands behind it may be mixed up."""
-    bodies = [b"%d" % number for number in range(40_000)]
+    bodies = [b"%d" % number for number in range(70_000)]
     with nsqd.connect() as consumer:
         consumer.subscribe(topic, rdy=2000)
         client.publish(topic, b"first")
@@ -193,5 +193,5 @@ def test_a_long_mpub_is_answered_once_and_what_follows_after_it(nsqd: Nsqd, clie
         client.NOP()
         client.expect_ok(2)
         client.assert_usable()
-        received = [message.body for message in consumer.read_messages(40_002, finish=True)]
+        received = [message.body for message in consumer.read_messages(70_002, finish=True)]
     assert received == [b"first", *bodies, b"last"]

@@ -134,6 +134,7 @@ FLOODS: dict[str, tuple[Connect, Callable[[], Iterator[bytes]]]] = {
     "IDENTIFY, 5 MB string": (_plain, _identify_of_one_string),
     "/mpub of 2.5M lines": (_http, _lines),
     "MPUB of 1M messages": (_plain, lambda: _forever(b"MPUB many\n" + mpub_body([b"x"] * 1_000_000))),
+    "MPUB of 65,536 messages": (_plain, lambda: _forever(b"MPUB many\n" + mpub_body([b"x"] * 65_536))),
     "PUB to 300 topics": (
         _plain,
         lambda: _repeated(b"".join(b"PUB t%d\n" % number + body_of(b"x") for number in range(TOPICS))),

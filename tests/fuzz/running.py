@@ -103,14 +103,15 @@ def _report(outcomes: Any, work: Callable[..., Row], name: str, target: Any, sec
 
 def _run_target(name: str, target: SocketTarget, seconds: float, seed: int) -> Row:
     random, deadline = Random(seed), time.monotonic() + seconds
+    findings = []
     try:
         target.replay()
         while time.monotonic() < deadline:
             target.run(random)
-    except OSError:  # the daemon is gone, which is reported as a crash
-        pass
+    except OSError as error:
+        findings.append(f"no connection: {error!r}")
     tally = target.tally
-    findings = [f"not ended after {data[:200]!r}: {_keep(name, data)}" for data in tally.hangs]
+    findings += [f"not ended after {data[:200]!r}: {_keep(name, data)}" for data in tally.hangs]
     return Row(name, tally.inputs, tally.connections, findings)
 
 

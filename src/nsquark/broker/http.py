@@ -26,7 +26,7 @@ from nsquark.broker.topic import Buffer, Topic, TopicExiting
 from nsquark.cli.hosts import HOSTNAME
 from nsquark.kernel.arena import MPUB_BAD_SIZE, MPUB_INCOMPLETE, MPUB_TOO_BIG, measure_mpub
 from nsquark.kernel.mpub import measure_lines, size_lines
-from nsquark.kernel.publish import MPUB_TURN_MESSAGES_MAX, HttpIntake, ReplyQueue
+from nsquark.kernel.publish import MPUB_TURN_MESSAGES_MAX, MPUB_WHOLE_MESSAGES_MAX, HttpIntake, ReplyQueue
 from nsquark.kernel.tail import Commit
 from nsquark.web.messages import (
     JSON_TYPE,
@@ -287,7 +287,7 @@ class Api:
         count = measure_lines(body, self.nsqd.options.max_msg_size)
         if count <= 0:
             return MSG_TOO_BIG if count < 0 else OK
-        if count > MPUB_TURN_MESSAGES_MAX:
+        if count > MPUB_WHOLE_MESSAGES_MAX:
             return self._publish_parts(topic, _parts_of_lines(body))
         sized, _, _ = size_lines(body, 0, count)
         return _answered_by(topic.publish_sized(sized, 0, len(sized), count))
@@ -301,7 +301,7 @@ class Api:
         end, _, _, _ = measure_mpub(body, 4, len(body), count, options.max_msg_size)
         if end in (MPUB_INCOMPLETE, MPUB_BAD_SIZE, MPUB_TOO_BIG):
             return BAD_MESSAGE
-        if count > MPUB_TURN_MESSAGES_MAX:
+        if count > MPUB_WHOLE_MESSAGES_MAX:
             return self._publish_parts(topic, _parts_of_sized(body[:end], count, options.max_msg_size))
         return _answered_by(topic.publish_sized(body, 4, end, count))
 

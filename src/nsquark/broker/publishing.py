@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from nsquark.broker.session_state import FOR_COMMIT, INCOMPLETE, UINT64_MAX, SessionState, decimal_of, text_of
 from nsquark.broker.topic import Topic, TopicExiting
 from nsquark.kernel.arena import MPUB_BAD_SIZE, MPUB_TOO_BIG, measure_mpub
-from nsquark.kernel.publish import MPUB_TURN_MESSAGES_MAX, Intake
+from nsquark.kernel.publish import MPUB_TURN_MESSAGES_MAX, MPUB_WHOLE_MESSAGES_MAX, Intake
 from nsquark.kernel.tail import Commit
 from nsquark.wire.errors import FatalClientError
 from nsquark.wire.names import is_valid_name
@@ -75,7 +75,7 @@ class PublishingCommands(SessionState):
                 raise FatalClientError("E_BAD_MESSAGE", "MPUB failed to read message body")
             self._measured_messages, self._measured_bytes = index, reached - pos - 8
             return INCOMPLETE
-        if count > MPUB_TURN_MESSAGES_MAX:
+        if count > MPUB_WHOLE_MESSAGES_MAX:
             self._unpublished = (topic, count)
             return self._publish_more(pos + 8, after)
         self._published(topic, count, lambda: topic.publish_sized(self._data, pos + 8, after, count), "MPUB")

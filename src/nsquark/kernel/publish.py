@@ -21,9 +21,12 @@ else:
 
 MESSAGE_BYTES_MIN = cython.declare(cython.longlong, 5)
 
+MPUB_WHOLE_MESSAGES_MAX = 65_536
+"""So many messages of an MPUB are written all or none. More are spread over several turns, or other clients would wait
+for all of them..."""
 MPUB_TURN_MESSAGES_MAX = 16_384
-"""Publishes of more messages are spread over several turns, so that other clients do not wait for all of them."""
-_MPUB_TURN_MESSAGES_MAX = cython.declare(cython.longlong, MPUB_TURN_MESSAGES_MAX)
+"""...so many in each."""
+_MPUB_WHOLE_MESSAGES_MAX = cython.declare(cython.longlong, MPUB_WHOLE_MESSAGES_MAX)
 
 LETTER_M = cython.declare(cython.int, 77)
 LETTER_P = cython.declare(cython.int, 80)
@@ -226,7 +229,7 @@ class Intake:
         limit: cython.longlong = self._body_bytes_max
         if size == 0 or size > limit or count == 0 or count > (limit - 4) // MESSAGE_BYTES_MIN:
             return pos
-        if count > _MPUB_TURN_MESSAGES_MAX:
+        if count > _MPUB_WHOLE_MESSAGES_MAX:
             return pos
         after: cython.longlong = measure_mpub(data, at + 8, end, count, self._message_bytes_max)[0]
         if after < 0:

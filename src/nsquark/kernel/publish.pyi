@@ -3,6 +3,7 @@ from collections.abc import Callable
 from nsquark.kernel.tail import Commit, Tail
 
 MPUB_TURN_MESSAGES_MAX: int
+MPUB_WHOLE_MESSAGES_MAX: int
 
 class ReplyQueue:
     after: Callable[[], None] | None
