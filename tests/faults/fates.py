@@ -200,17 +200,20 @@ class Book:
             }
             missing = owed - bodies
             tally.excused += len(missing & accident.excused)
-            self._count_lost(tally, channel, missing - accident.excused, len(owed))
+            self._count_lost(tally, channel, missing - accident.excused, len(owed), accident.at_s)
             self._count_others(tally, channel, came, accident)
         return tally
 
-    def _count_lost(self, tally: Tally, channel: Channel, lost: set[bytes], owed: int) -> None:
+    def _count_lost(self, tally: Tally, channel: Channel, lost: set[bytes], owed: int, at_s: float) -> None:
         if not lost:
             return
         tally.lost += len(lost)
         example = min(lost, key=lambda body: self.fates[body].acknowledged_s or 0.0)
+        fate = self.fates[example]
+        age = f", {at_s - (fate.acknowledged_s or 0.0):.2f} s after its OK" if at_s < AFTER_ALL_S else ""
         tally.faults.append(
-            f"{channel.topic}:{channel.name}: {len(lost)} of {owed} acknowledged messages lost, e.g. {example[:50]!r}"
+            f"{channel.topic}:{channel.name}: {len(lost)} of {owed} acknowledged messages lost, e.g."
+            f" {example[:30]!r}{', deferred' * fate.is_deferred}{age}"
         )
 
     def _count_others(self, tally: Tally, channel: Channel, came: list[Received], accident: Accident) -> None:

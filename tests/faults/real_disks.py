@@ -95,8 +95,9 @@ def check_shutdown(kind: str, mode: str, seed: int, steps: int) -> Tally:
                 daemon.kill()
                 script.close()
         with mounted(str(image), directory, "-o", "loop") as disk:
-            grace_s = 0.0 if mode == "sync-every=1" else UNSYNCED_S
-            accident = Accident(at_s, grace_s, UNSYNCED_S, may_double_deferred=True)
+            unsynced_s = UNSYNCED_S + script.slowest_answer_s
+            grace_s = 0.0 if mode == "sync-every=1" else unsynced_s
+            accident = Accident(at_s, grace_s, unsynced_s, may_double_deferred=True)
             tally = start_and_judge(Nsqd(disk / "data", *flags), book, accident)
     tally.faults = [f"{kind}, {mode}, seed {seed}, {steps} steps: {fault}" for fault in tally.faults]
     return tally

@@ -37,6 +37,8 @@ class Script:
         self.book = book
         self.random = random.Random(seed)
         self.refusals: list[str] = []
+        self.slowest_answer_s = 0.0
+        """Tells how busy the machine is: what nsqd does in the background may be as late."""
         self._body_bytes = body_bytes
         self._orders, self._held, self._scratch = (prefix + name for name in ("orders", "held", "scratch"))
         self._name = f"s{seed % 10**6}"
@@ -150,8 +152,10 @@ class Script:
         if self._publisher is None:
             self._publisher = self.daemon.connect()
             self._publisher.identify(heartbeat_interval=NO_HEARTBEATS)
+        begun = time.monotonic()
         send(self._publisher, topic, bodies)
         answer = self._publisher.read_frame()
+        self.slowest_answer_s = max(self.slowest_answer_s, time.monotonic() - begun)
         if answer.data != OK:
             raise Refused(answer.data.decode())
         self.book.acknowledge(bodies)
