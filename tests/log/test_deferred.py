@@ -279,6 +279,25 @@ class TestDamage:
         path.write_bytes(raw)
         assert take_bodies(opened(directory, second.append_number), NOW_MS) == [b"a", b"b"]
 
+    def test_on_a_full_disk_a_doubtful_note_stays_doubtful(
+        self, directory: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        waiting = opened(directory)
+        add(waiting, b"a", 1, NOW_MS)
+        take(waiting, NOW_MS)
+        waiting.close()
+        (path,) = directory.iterdir()
+        path.write_bytes(path.read_bytes() + b"torn")
+
+        def full(*_args: object) -> None:
+            raise OSError(28, "no space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(durable, "write_all", full)
+            assert opened(directory, 1).count == 1
+        assert opened(directory, 1).count == 1
+        assert take_bodies(opened(directory, 1), NOW_MS) == [b"a"]
+
     def test_a_message_damaged_while_it_waits_is_left_out(self, directory: Path) -> None:
         reports: list[str] = []
         waiting = opened(directory, reports=reports)

@@ -259,3 +259,20 @@ def test_a_failed_sync_writes_it_anew_and_whoever_waits_is_told_then(
     journal.append(record(2))
     journal.close()
     assert loaded(path) == record(1) + record(2)
+
+
+def test_after_a_rewrite_whose_name_was_not_synced_the_new_file_is_written_to(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(path)
+    journal.append(record(1))
+
+    def fail(_path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nsquark.log.files.sync_directory", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            journal.rewrite(record(2))
+    journal.append(record(3))
+    assert loaded(path) == record(2) + record(3)

@@ -81,6 +81,8 @@ class Topic:
         self._is_keeping = False
         self._cursors = CursorFile(nsqd.logs, self.directory / "cursors") if self.directory is not None else None
         self._slot: Slot | None = None
+        self._unfreed: list[Slot] = []
+        """Of deleted channels that are still in the file."""
         self._tokens: Tokens | None = None
         self._collect_error = ""
         self._load()
@@ -109,6 +111,7 @@ class Topic:
             segments.before_remove = self._note_removed
             self.deferred.when_log_synced = segments.when_synced
         if cursors is not None:
+            cursors.file.on_mended = self._cursors_mended
             self._restore(cursors, slot, rest, slots)
         self.deferred.found.clear()
 
@@ -210,8 +213,24 @@ class Topic:
         self._cursors.write(slot)
 
     def free(self, slot: Slot) -> None:
+        """A channel is gone; if the disk does not take that now, it is tried again."""
         assert self._cursors is not None
-        self._cursors.free(slot)
+        try:
+            self._cursors.free(slot)
+        except OSError as error:
+            self._unfreed.append(slot)
+            self.nsqd.logs.disk.failed(error)
+
+    def _free_again(self) -> None:
+        unfreed, self._unfreed = self._unfreed, []
+        for slot in unfreed:
+            self.free(slot)
+
+    def _cursors_mended(self) -> None:
+        """They can be written to again after a failed sync: what was not stored meanwhile is."""
+        self._free_again()
+        for channel in self.channels.values():
+            channel.wake()
 
     def make_durable(self) -> None:
         """Syncs what it and its channels are, here and now, or raises; when no thread uses its files."""
@@ -434,8 +453,7 @@ class Topic:
             self.store(slot)
         except OSError as error:
             self.nsqd.logs.disk.failed(error)
-            with contextlib.suppress(OSError):
-                self.free(slot)
+            self.free(slot)
             raise
 
     def delete_channel(self, name: str) -> bool:
@@ -458,6 +476,7 @@ class Topic:
 
     def collect(self, *, newest_too: bool = False, keep_none: bool = False) -> None:
         """Removes what nobody needs any more; the newest file too, and what retention holds, if that is asked for."""
+        self._free_again()
         if isinstance(self.kept, KeptInMemory):
             self._collect_memory(self.kept)
         elif self.log.segments is not None:
@@ -555,6 +574,7 @@ class Topic:
 
     def _close_files(self) -> None:
         try:
+            self._free_again()
             self._store_topic()
             self.deferred.make_durable()
             self.make_durable()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from nsquark.log.deferred_bucket import BUCKET_MS, SUFFIX, Bucket, Entry
+from nsquark.log.durable import ANEW_SUFFIX
 from nsquark.log.files import DIRECTORY_MODE
 from nsquark.log.shared import LogShared
 
@@ -71,6 +72,8 @@ class DeferredMessages:
             self._open_existing(directory, now_ms)
 
     def _open_existing(self, directory: Path, now_ms: int) -> None:
+        for leftover in (*directory.glob("*.tmp"), *directory.glob(f"*{ANEW_SUFFIX}")):
+            leftover.unlink(missing_ok=True)
         for path in sorted(directory.glob(f"*{SUFFIX}")):
             if path.stem.isdigit():
                 try:

@@ -270,7 +270,7 @@ class Bucket:
     def _mend(self) -> None:
         """Cuts a torn end; if there is other damage, what is intact is written to a new file."""
         damages, unreadable = self._found.damages, self._found.unreadable
-        if damages and damages[-1].end == self._size and not unreadable:
+        if damages and damages[-1].end == self._size and not unreadable and not self._found.doubtful:
             torn = damages.pop()
             self._shared.report(f"DEFERRED({self.path}): bytes {torn.offset} to {torn.end} cut off: torn end")
             os.ftruncate(self.fd, torn.offset)
@@ -284,16 +284,18 @@ class Bucket:
                     " the messages in them are lost"
                 )
             self._salvage(damages)
-        for append_number in self._found.doubtful:
-            self.note_append(append_number, [])
 
     def _salvage(self, damages: list[_Damage]) -> None:
+        """Without the damage nothing would tell that notes are doubtful: so they are taken back before."""
         assert self.path is not None
         temporary = self.path.with_suffix(".tmp")
-        ends = [0, *(damage.end for damage in damages)]
-        starts = [*(damage.offset for damage in damages), self._size]
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+        fd = -1
         try:
+            for append_number in self._found.doubtful:
+                self.note_append(append_number, [])
+            ends = [0, *(damage.end for damage in damages)]
+            starts = [*(damage.offset for damage in damages), self._size]
+            fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
             size = 0
             for low, high in zip(ends, starts, strict=True):
                 for at in range(low, high, READ_BYTES):
@@ -308,7 +310,8 @@ class Bucket:
             self._shared.report(f"DEFERRED({self.path}): could not be written anew: {error}")
             return
         finally:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
         assert self.file is not None
         self.file.close()
         self._open(self.path)

@@ -83,12 +83,17 @@ class Journal:
 
     def rewrite(self, records: bytes | bytearray) -> None:
         """Replaces everything by `records`, durably: parked messages rely on it."""
-        if records:
-            write_atomically(self.path, records)
-        else:
-            self.path.unlink(missing_ok=True)
-        self._close_file()
-        self._resize(len(records))
+        before = _inode(self.path)
+        try:
+            if records:
+                write_atomically(self.path, records)
+            else:
+                self.path.unlink(missing_ok=True)
+        finally:
+            # It may have been replaced although its name could not be synced: the old one is not to be written to.
+            if _inode(self.path) != before:
+                self._close_file()
+                self._resize(len(records))
 
     def when_synced(self, callback: Callable[[], None]) -> None:
         """Calls back once all that was appended is durable, as soon as possible; not if it is rewritten meanwhile."""
@@ -119,6 +124,14 @@ class Journal:
     def _resize(self, size: int) -> None:
         self._shared.disk_bytes += size - self.size
         self.size = size
+
+
+def _inode(path: Path) -> int:
+    """Which file a name stands for; 0 if none."""
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0
 
 
 def _records_of_format_1(raw: bytearray) -> tuple[bytes, str] | None:
