@@ -142,7 +142,7 @@ def test_batches_without_asyncio(nsqd: Nsqd, topic: str) -> None:
     publish(nsqd, topic, *numbered(20))
     seen: set[bytes] = set()
     with sync.Consumer(topic, "ch", nsqd=address_of(nsqd), max_in_flight=10, backoff_multiplier="10ms") as consumer:
-        for batch in consumer.batches(10, LONG_S):
+        for batch in consumer.batches(10, 0.5):
             with batch:
                 if not seen:
                     batch[0].requeue(0, backoff=False)

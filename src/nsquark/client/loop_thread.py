@@ -12,7 +12,6 @@ from typing import Any, Final, TypeVar
 
 from nsquark.client.errors import NsqError
 
-SIGNAL_S: Final = 1.0
 BURST_MAX: Final = 1000
 """So much of what was handed over is done before the event loop has its turn."""
 BURST_S: Final = 0.001
@@ -86,16 +85,6 @@ def _result(future: concurrent.futures.Future[Result]) -> Result:
         except TimeoutError:
             if future.done():
                 return future.result()  # the timeout, if it was one, is the work's own
-
-
-def _result_of(future: concurrent.futures.Future[Result]) -> Result:
-    """Looks up every second: a signal that comes just before a thread begins to wait is seen only when it wakes."""
-    while True:
-        try:
-            return future.result(SIGNAL_S)
-        except TimeoutError:
-            if future.done():
-                return future.result()
 
 
 class Process:
