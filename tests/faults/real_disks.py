@@ -84,9 +84,9 @@ def check_shutdown(kind: str, mode: str, seed: int, steps: int) -> Tally:
             daemon = Nsqd(disk / "data", *flags)
             daemon.data_path.mkdir()
             _sync_directory(disk)
+            script = Script(daemon, book, seed)
             try:
                 daemon.start()
-                script = Script(daemon, book, seed)
                 script.set_up()
                 script.run(steps, STEP_S)
                 at_s = time.time()

@@ -9,11 +9,9 @@ kind can. PEER_NSQD=<path> runs kill -9 under load on that nsqd too, beside ours
 
 import argparse
 import contextlib
-import http.client
 import multiprocessing
 import os
 import random
-import subprocess
 import sys
 import time
 import traceback
@@ -28,7 +26,6 @@ if __name__ == "__main__":  # pytest knows where the harness is, a plain Python 
 from faults import damage, failing_calls, histories, real_disks, rebuilt_disks
 from faults.fates import Tally
 from faults.shim import NoCompiler, library
-from harness import StartError
 
 SECONDS = 600
 JOBS = 2
@@ -96,8 +93,10 @@ def _with_failures(kind: Kind, seed: int) -> Iterator[Tally]:
     """A round that cannot be brought to its end is a fault too; the next begins with another seed."""
     try:
         yield from kind.rounds(seed)
-    except (AssertionError, OSError, http.client.HTTPException, subprocess.SubprocessError, StartError) as error:
-        yield Tally(rounds=1, faults=[f"seed {seed}: {type(error).__name__}: {error} ({_place_of(error)})"])
+    except (NoCompiler, real_disks.NotHere):
+        raise
+    except Exception as error:
+        yield Tally(rounds=1, faults=[f"seed {seed}: {type(error).__name__} at {_place_of(error)}: {error}"])
 
 
 def _place_of(error: BaseException) -> str:
