@@ -22,6 +22,7 @@ from hypothesis_profiles import examples
 from nsquark.log import deferred as deferred_module
 from nsquark.log import durable
 from nsquark.log.deferred import DeferredMessages, Due
+from nsquark.log.deferred_appends import Appends
 from nsquark.log.deferred_bucket import BUCKET_MS
 
 NOW_MS = 10 * BUCKET_MS
@@ -40,7 +41,7 @@ def opened(
     reports: list[str] | None = None,
 ) -> DeferredMessages:
     shared = make_shared(reports.append if reports is not None else lambda text: None)
-    return DeferredMessages(shared, directory, last_append, number_floor, now_ms)
+    return DeferredMessages(shared, directory, Appends(last_append), number_floor, now_ms)
 
 
 def add(waiting: DeferredMessages, body: bytes, timestamp_ns: int, due_ms: int) -> None:
@@ -522,3 +523,16 @@ class DeferredModel(RuleBasedStateMachine):
 def test_every_deferred_message_is_appended_once(tmp_path_factory: pytest.TempPathFactory) -> None:
     machine = type("Machine", (DeferredModel,), {"make_directory": lambda _: tmp_path_factory.mktemp("deferred")})
     run_state_machine_as_test(machine, settings=settings(max_examples=examples(2)))
+
+
+def test_an_append_that_was_lost_although_a_later_one_was_not(tmp_path: Path) -> None:
+    """Pages reach the disk in any order: the bucket, which has the messages, is believed."""
+    appends = Appends(durable=3, later=[5])
+    assert [appends.happened(number) for number in (3, 4, 5, 6)] == [True, False, True, False]
+    assert appends.last == 5
+    again = Appends()
+    again.take_token(appends.token(6))
+    assert (again.durable, again.later) == (3, {6})
+    again.take_all(appends)
+    again.note_durable(5)
+    assert (again.durable, again.later) == (5, {6})

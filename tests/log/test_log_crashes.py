@@ -12,6 +12,7 @@ from nsquark.kernel.extents import Extents
 from nsquark.log.batches import DEFERRED, MORE_FOLLOWS, scan
 from nsquark.log.cursors import CursorFile
 from nsquark.log.deferred import DeferredMessages, Due
+from nsquark.log.deferred_appends import Appends
 
 MakeRig = Callable[..., Rig]
 
@@ -52,7 +53,7 @@ def test_a_cut_run_takes_its_append_number_along(make_rig: MakeRig, tmp_path: Pa
     again = make_rig()
     assert again.bodies() == [b"before"]
     assert again.log.segments is not None
-    assert again.log.segments.last_deferred_append == 0
+    assert again.log.segments.deferred_appends.last == 0
 
 
 def test_a_failed_sync_and_a_crash_double_nothing(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,18 +157,18 @@ def take(waiting: DeferredMessages, now_ms: int) -> Due:
 
 
 def test_a_deferred_number_is_not_used_twice(tmp_path: Path) -> None:
-    first = DeferredMessages(make_shared(), tmp_path / "deferred", 0, 1, 0)
+    first = DeferredMessages(make_shared(), tmp_path / "deferred", Appends(), 1, 0)
     first.add(b"one", 1, 0, 1000)
     first.confirm(take(first, 2000))
     first.close()
-    second = DeferredMessages(make_shared(), tmp_path / "deferred", 1, 1, 0)
+    second = DeferredMessages(make_shared(), tmp_path / "deferred", Appends(1), 1, 0)
     second.add(b"two", 1, 0, 3000)
     second.close()
-    assert DeferredMessages(make_shared(), tmp_path / "deferred", 1, 1, 0).count == 1
+    assert DeferredMessages(make_shared(), tmp_path / "deferred", Appends(1), 1, 0).count == 1
 
 
 def test_what_was_put_back_is_not_confirmed_with_another_minute(tmp_path: Path) -> None:
-    waiting = DeferredMessages(make_shared(), tmp_path / "deferred", 0, 1, 0)
+    waiting = DeferredMessages(make_shared(), tmp_path / "deferred", Appends(), 1, 0)
     waiting.add(b"late", 1, 0, 61_000)
     waiting.put_back(take(waiting, 62_000))
     waiting.add(b"early", 1, 0, 59_000)  # the clock went back
@@ -175,11 +176,11 @@ def test_what_was_put_back_is_not_confirmed_with_another_minute(tmp_path: Path) 
     assert [message[2] for message in due.messages] == [b"early"]
     waiting.confirm(due)
     waiting.close()
-    assert DeferredMessages(make_shared(), tmp_path / "deferred", due.append_number, 1, 0).count == 1
+    assert DeferredMessages(make_shared(), tmp_path / "deferred", Appends(due.append_number), 1, 0).count == 1
 
 
 def test_a_deferred_message_that_cannot_be_read_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting = DeferredMessages(make_shared(), tmp_path / "deferred", 0, 1, 0)
+    waiting = DeferredMessages(make_shared(), tmp_path / "deferred", Appends(), 1, 0)
     waiting.add(b"one", 1, 0, 1000)
     waiting.next_due_ms(2000)
     with monkeypatch.context() as patch:

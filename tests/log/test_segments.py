@@ -187,7 +187,7 @@ class TestTornEnd:
         whole = make_rig()
         assert whole.log.extents.count == 21
         assert whole.log.segments is not None
-        assert whole.log.segments.last_deferred_append == 5
+        assert whole.log.segments.deferred_appends.last == 5
 
 
 class TestDamage:

@@ -18,6 +18,7 @@ from nsquark.kernel.tail import Commit
 from nsquark.log.batches import DEFERRED
 from nsquark.log.cursors import ChannelRest, CursorFile, Slot, TopicRest, encode_rest
 from nsquark.log.deferred import DeferredMessages, Due
+from nsquark.log.deferred_appends import Appends
 from nsquark.log.kept import KEPT_MESSAGES_MAX, Generation, KeptInMemory, KeptMessages
 from nsquark.log.log import TopicLog
 from nsquark.log.segment import Segment
@@ -100,10 +101,12 @@ class Topic:
         self._voided_deferred = list(rest.voided_deferred)
         self._removed_append = rest.deferred_append
         positions = [found.deferred for found in (*slots, slot) if found is not None]
+        appends = segments.deferred_appends if segments is not None else Appends()
+        appends.note_durable(rest.deferred_append)
         self.deferred = DeferredMessages(
             self.nsqd.logs,
             self.directory / "deferred" if self.directory is not None else None,
-            max(rest.deferred_append, segments.last_deferred_append if segments is not None else 0),
+            appends,
             max([1, *positions, *(high for _, high in rest.voided_deferred)]),
             self.nsqd.clock.now_ms(),
         )
@@ -204,8 +207,8 @@ class Topic:
         """
         if segment.tokens:
             self.tokens.store_of(segment)
-        if segment.deferred_append > self._removed_append:
-            self._removed_append = segment.deferred_append
+        if segment.deferred.last > self._removed_append:
+            self._removed_append = segment.deferred.last
             self._store_topic()
 
     def store(self, slot: Slot) -> None:
@@ -326,7 +329,7 @@ class Topic:
             self.deferred.confirm(due)
             self.nsqd.loop.call_soon(self.append_due)
             return
-        token = due.append_number.to_bytes(16, "little")
+        token = self.deferred.appends.token(due.append_number)
         try:
             commit, seqs = self.log.append_apart([message[1:] for message in messages], DEFERRED, token)
         except OSError as error:

@@ -21,6 +21,10 @@ APPEND_ONCE = 4
 Bytes = bytes | bytearray | memoryview
 
 
+HEADER_BYTES_EVER = 512
+"""No version has a longer header."""
+
+
 class UnknownVersion(Exception):
     """A file was written by a later version of this program; the text says what to do."""
 
@@ -75,12 +79,14 @@ def read_header(data: Bytes, pos: int, offset: int) -> tuple[Batch, int] | None:
 def require_known_version(head: Bytes, path: Path) -> None:
     """Tells a file of a later version from a damaged one, by the header it begins with.
 
-    A version that differs from ours in one bit is taken for a flipped bit: versions are chosen so that none does.
+    Magic, version, size and check of a header stay where they are in every version. A version that differs from ours
+    in one bit is taken for a flipped bit: versions are chosen so that none does.
     """
-    if len(head) < HEADER_BYTES or bytes(head[: len(MAGIC)]) != MAGIC:
+    if len(head) < HEADER_BYTES:
         return
-    version = kernel.HEAD.unpack_from(head, 0)[1]
-    if (version ^ VERSION).bit_count() > 1:
+    magic, version, flags, header_bytes, check = kernel.HEAD.unpack_from(head, 0)
+    is_header = magic == MAGIC and xxh32_intdigest(head[kernel.HEAD.size : header_bytes], flags) == check
+    if is_header and (version ^ VERSION).bit_count() > 1:
         raise UnknownVersion(
             f"{path} has batches of version {version}, this nsqd knows version {VERSION}: start the nsqd that wrote it,"
             " or a later one; nothing was changed"

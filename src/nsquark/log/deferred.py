@@ -13,6 +13,7 @@ has its delay: none waits for longer than that from the start on.
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from nsquark.log.deferred_appends import Appends
 from nsquark.log.deferred_bucket import BUCKET_MS, SUFFIX, Bucket, Entry
 from nsquark.log.durable import ANEW_SUFFIX
 from nsquark.log.files import DIRECTORY_MODE
@@ -56,12 +57,12 @@ class DeferredMessages:
     """What waits of one topic. `number` is the next message's; it only grows, since channels remember it."""
 
     def __init__(
-        self, shared: LogShared, directory: Path | None, last_append: int, number_floor: int, now_ms: int
+        self, shared: LogShared, directory: Path | None, appends: Appends, number_floor: int, now_ms: int
     ) -> None:
         self.number = number_floor
         self._shared = shared
         self._directory = directory
-        self._appends = last_append
+        self.appends = appends
         self._buckets: dict[int, Bucket] = {}
         self._refused: Due | None = None
         self.when_log_synced: Callable[[Callable[[], None]], None] = lambda callback: callback()
@@ -78,7 +79,7 @@ class DeferredMessages:
             if path.stem.isdigit():
                 try:
                     bucket = Bucket(self._shared, int(path.stem), path)
-                    self.number = max(self.number, bucket.load(self._appends) + 1)
+                    self.number = max(self.number, bucket.load(self.appends) + 1)
                 except OSError as error:
                     self._shared.report(f"DEFERRED({path}): cannot be read, its messages are not delivered: {error}")
                     continue
@@ -137,7 +138,7 @@ class DeferredMessages:
                 self._shared.syncer.directory(self._directory.parent).changed()
             path = self._directory / f"{key}{SUFFIX}"
         bucket = self._buckets[key] = Bucket(self._shared, key, path)
-        bucket.load(self._appends)
+        bucket.load(self.appends)
         return bucket
 
     def next_due_ms(self, now_ms: int) -> int | None:
@@ -145,7 +146,7 @@ class DeferredMessages:
         soonest: int | None = None
         for bucket in self._buckets.values():
             if bucket.waiting is None and bucket.starts_ms <= now_ms + BUCKET_MS:
-                bucket.load_some(self._appends, LOAD_RECORDS_MAX)
+                bucket.load_some(self.appends, LOAD_RECORDS_MAX)
             if bucket.is_loading:
                 due_ms = now_ms
             elif bucket.waiting is None:
@@ -185,7 +186,7 @@ class DeferredMessages:
 
     def _take(self, bucket: Bucket, now_ms: int) -> Due | None:
         entries = bucket.pop_due(now_ms, DUE_MESSAGES_MAX)
-        due = Due(bucket, self._appends + 1, entries)
+        due = Due(bucket, self.appends.last + 1, entries)
         if due.unreadable:
             self._shared.report(f"DEFERRED({bucket.path}): reading failed: {due.error}; trying again")
             bucket.push([(now_ms + READ_RETRY_MS, *entry[1:]) for entry in due.unreadable])
@@ -201,7 +202,9 @@ class DeferredMessages:
 
     def confirm(self, due: Due) -> None:
         """The log has them."""
-        self._appends = due.append_number
+        number = due.append_number
+        self.appends.add(number)
+        self.when_log_synced(lambda: self.appends.note_durable(number))
         due.bucket.forget(due.entries)
 
     def put_back(self, due: Due) -> None:
@@ -216,7 +219,7 @@ class DeferredMessages:
             bucket = self._buckets[key]
             was_loaded = bucket.waiting is not None
             if not was_loaded:
-                bucket.load(self._appends)
+                bucket.load(self.appends)
             for entry in sorted(bucket.waiting or ()):
                 found = bucket.read(entry)
                 if found is not None:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from nsquark.log.deferred_appends import Appends
 from nsquark.log.durable import DurableFile
 from nsquark.log.files import FILE_MODE, read_readable, set_aside, sync_directory, write_all
 from nsquark.log.shared import LogShared
@@ -87,9 +88,14 @@ class _Found:
             self._last_note = item.number
             self.doubtful.discard(item.number)
 
-    def waiting(self, last_append: int) -> list[Entry]:
+    def doubt(self, appends: Appends) -> None:
+        """An append that was lost although later ones were not: its note must not count when its time seems over."""
+        lost = (number for number in self.left if number != _MOVED and number <= appends.last)
+        self.doubtful.update(number for number in lost if not appends.happened(number))
+
+    def waiting(self, appends: Appends) -> list[Entry]:
         for append_number, numbers in self.left.items():
-            if append_number <= last_append:
+            if append_number == _MOVED or appends.happened(append_number):
                 for start in range(0, len(numbers), 8):
                     self.entries.pop(int.from_bytes(numbers[start : start + 8], "little"), None)
         return list(self.entries.values())
@@ -238,16 +244,16 @@ class Bucket:
     def is_loading(self) -> bool:
         return self._loading is not None
 
-    def load(self, last_append: int) -> int:
+    def load(self, appends: Appends) -> int:
         """Builds the index from the file; the highest number of a message in it, whether it still waits or not."""
         if self.path is None:
             return 0
-        while not self.load_some(last_append, READ_BYTES):
+        while not self.load_some(appends, READ_BYTES):
             pass
         self._mend()
         return self._found.highest
 
-    def load_some(self, last_append: int, records: int) -> bool:
+    def load_some(self, appends: Appends, records: int) -> bool:
         """Looks at so many records, and makes the index when these were the last; whether they were."""
         if self._loading is None:
             self._found = _Found()
@@ -256,14 +262,15 @@ class Bucket:
             item = next(self._loading, None)
             if item is None:
                 self._loading = None
-                self._loaded(last_append)
+                self._loaded(appends)
                 return True
             self._found.take(item)
         return False
 
-    def _loaded(self, last_append: int) -> None:
+    def _loaded(self, appends: Appends) -> None:
         self._delays = self._found.delays
-        self.waiting = self._found.waiting(last_append)
+        self.waiting = self._found.waiting(appends)
+        self._found.doubt(appends)
         heapq.heapify(self.waiting)
         self.count = len(self.waiting)
 

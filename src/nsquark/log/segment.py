@@ -19,13 +19,14 @@ from nsquark.kernel.batch import BatchFile
 from nsquark.log.batches import (
     APPEND_ONCE,
     DEFERRED,
-    HEADER_BYTES,
+    HEADER_BYTES_EVER,
     MORE_FOLLOWS,
     Batch,
     Damage,
     require_known_version,
     scan,
 )
+from nsquark.log.deferred_appends import Appends
 from nsquark.log.durable import DurableFile
 from nsquark.log.files import read_readable, write_atomically
 from nsquark.log.syncer import Syncer
@@ -50,13 +51,14 @@ class _Index(msgspec.Struct, array_like=True):
     times: bytes
     deferred_append: int
     tokens: list[bytes]
+    deferred_later: list[int] = []
 
 
 class Segment(BatchFile):
     """Batches in order of sequence number; all below `size` are intact unless reported otherwise."""
 
     sealed: bool
-    deferred_append: int
+    deferred: Appends
     tokens: list[bytes]
 
     def __init__(self, syncer: Syncer, directory: Path, base_seq: int) -> None:
@@ -99,7 +101,7 @@ class Segment(BatchFile):
             batch.offset, batch.first_seq, batch.messages, batch.payload_bytes, batch.time_min_ns, batch.time_max_ns
         )
         if batch.flags & DEFERRED:
-            self.deferred_append = max(self.deferred_append, int.from_bytes(batch.token[:8], "little"))
+            self.deferred.take_token(batch.token)
         elif batch.flags & APPEND_ONCE and not batch.flags & MORE_FOLLOWS:
             self.tokens.append(batch.token)  # only the last batch makes the append complete
 
@@ -120,8 +122,9 @@ class Segment(BatchFile):
                 seqs=self.seqs.tobytes(),
                 offsets=self.offsets.tobytes(),
                 times=self.times.tobytes(),
-                deferred_append=self.deferred_append,
+                deferred_append=self.deferred.durable,
                 tokens=self.tokens,
+                deferred_later=sorted(self.deferred.later),
             )
         )
         return _INDEX_MAGIC + xxh3_64_intdigest(content).to_bytes(8, "little") + content
@@ -155,7 +158,7 @@ class Segment(BatchFile):
             self.forget()
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            require_known_version(read_readable(fd, HEADER_BYTES, 0)[0], self.path)
+            require_known_version(read_readable(fd, HEADER_BYTES_EVER, 0)[0], self.path)
             damages, unreadable = self._read_on(fd, self.size if self.sealed else file_bytes)
             if self.size < file_bytes:
                 damages = [damage for damage in damages if damage.offset < self.size]
@@ -197,7 +200,7 @@ class Segment(BatchFile):
     def forget(self) -> None:
         super().forget()
         self.sealed = False
-        self.deferred_append = 0
+        self.deferred = Appends()
         self.tokens = []
 
     def _load_index(self) -> None:
@@ -224,7 +227,7 @@ class Segment(BatchFile):
         self.offsets.frombytes(index.offsets)
         self.times.frombytes(index.times)
         self.reindex()
-        self.deferred_append = index.deferred_append
+        self.deferred = Appends(index.deferred_append, index.deferred_later)
         self.tokens = index.tokens
 
     # -- finding -----------------------------------------------------------------------------------------

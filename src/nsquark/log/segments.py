@@ -11,6 +11,7 @@ from typing import NamedTuple
 from nsquark.kernel.arena import Chunk
 from nsquark.kernel.extents import Extents
 from nsquark.log.batches import HEADER_BYTES, Batch, Damage, scan
+from nsquark.log.deferred_appends import Appends
 from nsquark.log.durable import SyncFailed
 from nsquark.log.files import DIRECTORY_MODE, read_readable
 from nsquark.log.recovery import REMOVED_SUFFIX, open_segments
@@ -95,8 +96,12 @@ class Segments:
         return self._segments[0].time_min_ns if self._segments else 0
 
     @property
-    def last_deferred_append(self) -> int:
-        return max((segment.deferred_append for segment in self._segments), default=0)
+    def deferred_appends(self) -> Appends:
+        """Those whose batches are here."""
+        appends = Appends()
+        for segment in self._segments:
+            appends.take_all(segment.deferred)
+        return appends
 
     @property
     def tokens(self) -> list[bytes]:

@@ -1,0 +1,44 @@
+"""Which appends of deferred messages a log has: what tells the messages that still wait from those that came."""
+
+from collections.abc import Iterable
+
+
+class Appends:
+    """Numbers of appends: all up to `durable` are in the log, and of those above just the ones in `later`.
+
+    The highest number alone would not do: pages of a file reach the disk in any order, so after a power cut an append
+    can be there and the one before it not.
+    """
+
+    def __init__(self, durable: int = 0, later: Iterable[int] = ()) -> None:
+        self.durable = durable
+        self.later = {number for number in later if number > durable}
+
+    @property
+    def last(self) -> int:
+        return max(self.later, default=self.durable)
+
+    def happened(self, number: int) -> bool:
+        return number <= self.durable or number in self.later
+
+    def add(self, number: int) -> None:
+        self.later.add(number)
+
+    def note_durable(self, number: int) -> None:
+        """All appends up to this one are on the disk."""
+        if number > self.durable:
+            self.durable = number
+            self.later = {later for later in self.later if later > number}
+
+    def token(self, number: int) -> bytes:
+        """What a batch with the append carries: its number, and which were durable by then."""
+        return number.to_bytes(8, "little") + self.durable.to_bytes(8, "little")
+
+    def take_token(self, token: bytes) -> None:
+        """A batch with this token is in the log."""
+        self.add(int.from_bytes(token[:8], "little"))
+        self.note_durable(int.from_bytes(token[8:], "little"))
+
+    def take_all(self, others: "Appends") -> None:
+        self.later |= others.later
+        self.note_durable(others.durable)
