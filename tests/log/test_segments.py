@@ -10,7 +10,7 @@ import xxhash
 from rig import Rig
 
 from nsquark.log import segment as segment_module
-from nsquark.log.batches import DEFERRED, HEADER_BYTES, MORE_FOLLOWS, Batch, UnknownVersion, scan
+from nsquark.log.batches import DEFERRED, HEADER_BYTES_EVER, MORE_FOLLOWS, Batch, UnknownVersion, scan
 from nsquark.log.segment import Segment
 
 MakeRig = Callable[..., Rig]
@@ -53,7 +53,7 @@ class TestIndex:
 
         def unwanted(fd: int, size: int, offset: int) -> bytes:
             is_data = os.readlink(f"/proc/self/fd/{fd}").endswith(".log")
-            assert not is_data or (size, offset) == (HEADER_BYTES, 0), "data was read although the index tells all"
+            assert not is_data or (size, offset) == (HEADER_BYTES_EVER, 0), "data was read although the index tells all"
             return real_pread(fd, size, offset)  # which version it is
 
         with monkeypatch.context() as patch:
