@@ -199,6 +199,7 @@ class Producer(_Publisher[producers.Producer]):
     address: `host:port` of nsqd's TCP port, or the path of a unix socket.
     config: options, which `options` override.
     envelope: puts each message into an envelope, which has room for headers.
+    logger: instead of `nsquark.client`.
     """
 
     def __init__(
@@ -233,6 +234,7 @@ class ProducerPool(_Publisher[pools.ProducerPool]):
     copies: on so many different nsqds each message must be before its publish returns.
     envelope: puts each message into an envelope, which has room for headers.
     retry_deadline: seconds after which a publish fails that no nsqd took.
+    logger: instead of `nsquark.client`.
     """
 
     def __init__(
