@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from faults.data_files import topic_directory
-from faults.shim import Rule, Shim
+from faults.shim import Call, Rule, Shim
 from harness import Nsqd, Wire, eventually
 from harness.wire import ERROR
 
@@ -148,16 +148,19 @@ def test_a_file_goes_only_after_a_sync_of_the_log_that_has_its_messages(
         consumer = connect(daemon).subscribe("t", rdy=COUNT)
         _defer(daemon, connect, _bodies(), 1000)
         assert len(consumer.read_messages(COUNT)) == COUNT
-        deferred = topic_directory(data_path, "t") / "deferred"
-        eventually(lambda: not list(deferred.glob("*.deferred")), 90)
+        eventually(lambda: any(_removes_bucket(call) for call in shim.trace()), 90, 0.2)
         calls = list(shim.trace())
         log = {call.inode for call in calls if call.kind == "create" and call.path.endswith(".log")}
-        gone = next(at for at, call in enumerate(calls) if call.kind == "unlink" and ".deferred" in call.path)
+        gone = next(at for at, call in enumerate(calls) if _removes_bucket(call))
         logged = max(at for at, call in enumerate(calls) if call.kind == "write" and call.inode in log)
         synced = [call for call in calls[logged:gone] if call.kind == "sync begins" and call.inode in log]
         assert synced, "the file was removed before the log was synced"
     finally:
         daemon.kill()
+
+
+def _removes_bucket(call: Call) -> bool:
+    return call.kind == "unlink" and call.path.endswith(".deferred")
 
 
 def test_what_waits_counts_in_max_disk_bytes_and_comes_in_time_all_the_same(make_nsqd: Make, connect: Connect) -> None:
