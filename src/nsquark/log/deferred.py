@@ -19,7 +19,7 @@ from nsquark.log.durable import ANEW_SUFFIX
 from nsquark.log.files import DIRECTORY_MODE
 from nsquark.log.shared import LogShared
 
-DUE_MESSAGES_MAX = 256
+DUE_MESSAGES_MAX = 128
 """How many are moved into the log at once: a few milliseconds of work."""
 READ_RETRY_MS = 1000
 LOAD_RECORDS_MAX = 4096

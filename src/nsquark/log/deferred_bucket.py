@@ -24,8 +24,8 @@ from nsquark.log.shared import LogShared
 BUCKET_MS = 60_000
 SUFFIX = ".deferred"
 READ_BYTES = 1 << 20
-SMALL_RECORD_BYTES = 4096
-"""A record up to this size is read at once."""
+WINDOW_BYTES = 64 << 10
+"""How much is read at once of what is due."""
 _HEAD = struct.Struct("<QIIqqqQ")  # checksum, kind, body bytes, due ms, delay ms, timestamp ns, number
 _HEAD_1 = struct.Struct("<QIIqqQ")  # without the delay
 _KIND_AT = 8
@@ -116,6 +116,8 @@ class Bucket:
         self._memory: dict[int, tuple[int, bytes]] = {}
         self._delays: dict[int, int] = {}
         self._size = 0
+        self._window = bytearray()
+        self._window_at = 0
         self._undurable: dict[Callable[[Exception | None], None], None] = {}
         self._loading: Iterator[_Record | _Damage] | None = None
         self._found = _Found()
@@ -202,15 +204,27 @@ class Bucket:
         if self.path is None:
             return self._memory[entry[1]]
         offset = entry[2]
-        data = bytearray(os.pread(self.fd, SMALL_RECORD_BYTES, offset))
-        wanted = _wants_bytes(data, 0, self._size - offset)
-        if wanted > len(data):
-            data += os.pread(self.fd, wanted - len(data), offset + len(data))
-        record = _read_record(data, 0, offset)
+        record = (
+            _read_record(self._window, offset - self._window_at, self._window_at) if self._is_near(offset) else None
+        )
+        if record is None:
+            record = self._read_at(offset)
         if record is None or record.number != entry[1]:
             self._shared.report(f"DEFERRED({self.path}): the message at {offset} is damaged and lost")
             return None
         return record.timestamp_ns, record.body
+
+    def _is_near(self, offset: int) -> bool:
+        return self._window_at <= offset < self._window_at + len(self._window)
+
+    def _read_at(self, offset: int) -> _Record | None:
+        """A record, with those behind it, which are mostly due next."""
+        window = bytearray(os.pread(self.fd, WINDOW_BYTES, offset))
+        wanted = _wants_bytes(window, 0, self._size - offset)
+        if wanted > len(window):
+            return _read_record(window + os.pread(self.fd, wanted - len(window), offset + len(window)), 0, offset)
+        self._window, self._window_at = window, offset
+        return _read_record(window, 0, offset)
 
     def forget(self, entries: list[Entry]) -> None:
         for entry in entries:
@@ -324,6 +338,7 @@ class Bucket:
         self._open(self.path)
         self._shared.disk_bytes += size - self._size
         self._size = size
+        self._window = bytearray()
         self._offsets_moved(damages)
 
     def _offsets_moved(self, damages: list[_Damage]) -> None:
@@ -336,6 +351,7 @@ class Bucket:
     def unload(self) -> None:
         self._found = _Found()
         self._delays = {}
+        self._window = bytearray()
         if self.path is not None:
             self.waiting = None
 
