@@ -36,6 +36,7 @@ WITHOUT_LOG = 2
 SMALL_DISK = "4m"
 WELL_AGAIN_S = 20.0
 FILL_STEPS = 400
+UNMOUNT_TIMEOUT_S = 20.0
 FILE_SIZES: tuple[tuple[str, ...], ...] = ((), ("--max-bytes-per-file=104857600",))
 
 
@@ -59,8 +60,17 @@ def mounted(what: str, directory: Path, *options: object) -> Iterator[Path]:
     try:
         yield target
     finally:
-        subprocess.run(["umount", str(target)], capture_output=True)
-        subprocess.run(["umount", "--lazy", str(target)], capture_output=True)
+        _unmount(target)
+
+
+def _unmount(target: Path) -> None:
+    """A process that has just ended may hold it for a moment; one that is only detached could not be mounted anew."""
+    deadline = time.monotonic() + UNMOUNT_TIMEOUT_S
+    while subprocess.run(["umount", str(target)], capture_output=True).returncode:
+        if time.monotonic() > deadline:
+            subprocess.run(["umount", "--lazy", str(target)], capture_output=True)
+            raise OSError(f"{target} cannot be unmounted")
+        time.sleep(0.05)
 
 
 def make_disk(directory: Path, kind: str) -> Path:

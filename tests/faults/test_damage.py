@@ -10,7 +10,9 @@ from faults.shim import NoCompiler, library
 
 pytestmark = pytest.mark.ours
 
-CASES = [(kind, damage) for kind in KINDS if kind != "kept" for damage in ("flip", "page", "EIO")]
+LONGER_THAN_A_PAGE = ("segment", "index", "cursors", "journal", "deferred")
+CASES = [(kind, damage) for kind in KINDS if kind != "kept" for damage in ("flip", "EIO")]
+CASES += [(kind, "page") for kind in LONGER_THAN_A_PAGE]
 
 
 @pytest.fixture(scope="module")

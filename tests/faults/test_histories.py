@@ -11,7 +11,7 @@ pytestmark = pytest.mark.ours
 
 @pytest.mark.parametrize(
     ("plan", "rounds"),
-    [(Plan(), 3), (Plan(freezes=True, sets_clock=True, round_s=(0.4, 1.0)), 2)],
+    [(Plan(), 2), (Plan(freezes=True, sets_clock=True, round_s=(0.4, 1.0)), 1)],
     ids=["killed", "frozen and with the clock set"],
 )
 def test_nothing_that_was_acknowledged_is_lost_under_load(tmp_path: Path, plan: Plan, rounds: int) -> None:
@@ -19,4 +19,4 @@ def test_nothing_that_was_acknowledged_is_lost_under_load(tmp_path: Path, plan: 
     tally = history.run(rounds)
     print(summary(history))
     assert tally.is_good, summary(history)
-    assert tally.acknowledged > 1000, "hardly anything was published"
+    assert tally.acknowledged > 500, "hardly anything was published"

@@ -12,8 +12,8 @@ from faults.shim import NoCompiler, library
 
 pytestmark = pytest.mark.ours
 
-STEPS = 90
-CUTS = 2
+STEPS = 80
+CUTS = 1
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -29,4 +29,4 @@ def test_a_power_cut_costs_no_more_than_is_promised(tmp_path: Path, mode: str) -
         total += tally
     assert total.is_good, total
     assert total.rounds == len(set(cuts)) * len(MODELS)
-    assert total.acknowledged > 1000, "hardly anything was published"
+    assert total.acknowledged > 300, "hardly anything was published"
