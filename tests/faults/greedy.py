@@ -200,6 +200,11 @@ def loop_cpu_ms(nsqd: Nsqd) -> float:
     return int(Path(f"/proc/{nsqd.pid}/task/{nsqd.pid}/schedstat").read_text().split()[0]) / 1e6
 
 
+def own_wait_ms() -> float:
+    """How long this thread was ready to run and had no CPU: what nsqd did meanwhile, the client did not wait for."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e6
+
+
 def measure(nsqd: Nsqd, name: str, seconds: float, samples_min: int = 5) -> list[float]:
     """The loop's CPU time for each PUB of the other client, sorted."""
     taken: list[float] = []
@@ -212,12 +217,13 @@ def measure(nsqd: Nsqd, name: str, seconds: float, samples_min: int = 5) -> list
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline or len(taken) < samples_min:
                 time.sleep(PAUSE_S)
-                before = loop_cpu_ms(nsqd)
+                before, kept_waiting_ms = loop_cpu_ms(nsqd), own_wait_ms()
                 try:
                     other.publish("other", b"x")
                 except TimeoutError:  # no answer at all: what it took so far has to do
                     deadline, samples_min = 0.0, 0
-                taken.append(loop_cpu_ms(nsqd) - before)
+                kept_waiting_ms = own_wait_ms() - kept_waiting_ms
+                taken.append(max(0.0, loop_cpu_ms(nsqd) - before - kept_waiting_ms))
     return sorted(taken)
 
 
