@@ -164,8 +164,7 @@ class Channel(Delivery):
             if self._skips and self._skips[0][1] <= ledger.floor and self._drop_skips():
                 self._write_rest()
             elif ledger.floor != self._slot.position:
-                self._slot.position = ledger.floor
-                self.topic.store(self._slot)
+                self.topic.move_on(self._slot, ledger.floor)
             if ledger.blocks_open > PARK_BLOCKS and not self._is_parking:
                 self._park()
             if ledger.has_news and not self._note_timer:

@@ -215,6 +215,10 @@ class Topic:
         assert self._cursors is not None
         self._cursors.write(slot)
 
+    def move_on(self, slot: Slot, position: int) -> None:
+        assert self._cursors is not None
+        self._cursors.move_on(slot, position)
+
     def free(self, slot: Slot) -> None:
         """A channel is gone; if the disk does not take that now, it is tried again."""
         assert self._cursors is not None

@@ -81,8 +81,9 @@ class Slot:
     generation: int = 0
     state_number: int = 0
     """Of the file that holds `rest`, counted up with each that is written; 0 if it fits."""
-    stored: tuple[int, int, bytes, bool] | None = None
-    """Position, deferred, rest and whether in use, as written last."""
+    stored: tuple[int, bytes, bool] | None = None
+    """Deferred, rest and whether in use, as written last."""
+    stored_position: int = 0
     rest_written: list[bytes] = field(default_factory=lambda: [b"", b""])
 
 
@@ -150,7 +151,7 @@ class CursorFile:
                 self._report(f"CURSORS({self.path}): one of the two copies of slot {index} is damaged; it has another")
             if slot.state_number and in_use:
                 self._load_state(slot)
-            slot.stored = (slot.position, slot.deferred, slot.rest, in_use)
+            slot.stored, slot.stored_position = (slot.deferred, slot.rest, in_use), slot.position
             found[index] = (slot, in_use)
         # The first slot of each pair of pages was written when the file grew by them.
         for index in range(0, pairs * SLOTS_PER_PAGE, SLOTS_PER_PAGE):
@@ -217,15 +218,28 @@ class CursorFile:
         """
         if self._image is not None:
             self._replace()
-        now = (slot.position, slot.deferred, slot.rest, used)
-        moved_on = slot.stored is not None and now[1:] == slot.stored[1:] and now[0] >= slot.stored[0]
+        now = (slot.deferred, slot.rest, used)
+        moved_on = now == slot.stored and slot.position >= slot.stored_position
         if not moved_on:
             slot.stored = None
             self._store_state(slot)
         for _ in range(1 if moved_on else 2):
             self._write_place(slot, used)
-        slot.stored = now
+        slot.stored, slot.stored_position = now, slot.position
         self._damaged.pop(slot.index, None)
+
+    def move_on(self, slot: Slot, position: int) -> None:
+        """Stores that a slot in use moved on: the short way, once a turn for each busy channel."""
+        slot.position = position
+        generation = slot.generation + 1
+        place = generation & 1
+        inline = slot.brief if slot.state_number else slot.rest
+        is_plain = slot.stored is not None and position >= slot.stored_position
+        if not is_plain or self._damaged or self._image is not None or slot.rest_written[place] != inline:
+            self.write(slot)
+            return
+        self.file.write(_head(slot, generation, True, inline), _offset(slot.index, place))
+        slot.generation, slot.stored_position = generation, position
 
     def _write_place(self, slot: Slot, used: bool) -> None:
         generation = slot.generation + 1
@@ -272,7 +286,7 @@ class CursorFile:
             if slot is None:
                 self.write(Slot(index), used=False)
             else:
-                used = slot.stored is None or slot.stored[3]
+                used = slot.stored is None or slot.stored[2]
                 slot.stored = None
                 self.write(slot, used=used)
 
@@ -349,5 +363,5 @@ def _image(found: dict[int, tuple[Slot, bool]]) -> bytearray:
             piece = _head(slot, slot.generation, used, inline) + inline
             offset = _offset(index, slot.generation & 1)
             image[offset : offset + len(piece)] = piece
-        slot.stored = (slot.position, slot.deferred, slot.rest, used)
+        slot.stored, slot.stored_position = (slot.deferred, slot.rest, used), slot.position
     return image

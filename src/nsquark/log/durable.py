@@ -113,9 +113,11 @@ class DurableFile:
 
     def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         """Writes all of it, or raises."""
-        self.require_sound()
+        if self.held_by is not None:
+            self.require_sound()
         write_all(self.fd, data, offset)
-        self.changed()
+        if not self.is_changed:
+            self.changed()
 
     def require_sound(self) -> None:
         if self.held_by is not None:

@@ -45,7 +45,9 @@ def write_atomically(path: Path, data: bytes | bytearray, *, sync: bool = True) 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int | None = None) -> None:
     """Writes everything, or raises: a short write means that the disk is full."""
-    written = 0
+    written = os.write(fd, data) if offset is None else os.pwrite(fd, data, offset)
+    if written == len(data):
+        return
     # Released also if the write fails: an error that is kept would hold on to it, and `data` could not grow.
     with memoryview(data) as view:
         while written < len(view):
