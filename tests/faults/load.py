@@ -152,6 +152,8 @@ class Answer:
     id: bytes
     requeue_ms: int | None = None
     confirmed: bool = False
+    refused: bool = False
+    """It came too late: the message had timed out."""
 
 
 @dataclass
@@ -180,7 +182,8 @@ class Consumer(Client):
         """From now on everything is finished at once."""
         self.events: list[Delivery | Answer] = []
         self.answers: list[Answer] = []
-        self.refused: set[bytes] = set()
+        self.lag_s = 0.0
+        """The longest it took to look at what came, or for a round trip to be over: how busy the machine is."""
         self.confirmed = 0
         self._held: list[bytes] = []
         self._barrier = _Barrier()
@@ -196,7 +199,9 @@ class Consumer(Client):
             wire.subscribe(self.topic, self.channel, rdy=rdy, msg_timeout=timeout_ms)
             wire.socket.settimeout(POLL_S)
             scanner, rest = FrameScanner(), wire.take_pending()
+            turn = time.monotonic()
             while not self.stopping.is_set():
+                self.lag_s, turn = max(self.lag_s, time.monotonic() - turn), time.monotonic()
                 data = rest
                 with contextlib.suppress(TimeoutError):
                     data = rest + wire.receive()
@@ -217,13 +222,21 @@ class Consumer(Client):
             wire.send(BARRIER)
         elif text == OK:
             barrier.stage = 0
+            self.lag_s = max(self.lag_s, time.monotonic() - barrier.last)
             for answer in self.answers[self.confirmed : barrier.answers]:
                 answer.confirmed = True
             self.confirmed = barrier.answers
         elif not self.steady and text.startswith((b"E_FIN_FAILED", b"E_REQ_FAILED")):
-            self.refused.add(text.split(b" ")[2])  # it had timed out meanwhile
+            self._refuse(text.split(b" ")[2])
         else:
             self.faults.append((time.time(), f"{self.name}: frame {kind} {text!r}"))
+
+    def _refuse(self, message_id: bytes) -> None:
+        """nsqd says so in the order of the answers, so it means the first of that message that it has not refused."""
+        for answer in self.answers:
+            if answer.id == message_id and not answer.refused:
+                answer.refused = True
+                return
 
     def _answer(self, wire: Wire, messages: list[tuple[int, int, bytes, bytes]]) -> None:
         now = time.time()

@@ -28,14 +28,19 @@ class _Message:
     last: Delivery
     last_round: int
     answer: Answer | None = None
-    answer_refused: bool = False
     answer_round: int = 0
     requeued_attempts: int = 0
     """A later delivery must count more attempts than this: its REQ is known to have been carried out."""
 
     def is_finished_in(self, number: int) -> bool:
         answer = self.answer
-        return answer is not None and answer.requeue_ms is None and answer.confirmed and self.answer_round == number
+        if answer is None or answer.refused or answer.requeue_ms is not None:
+            return False
+        return answer.confirmed and self.answer_round == number
+
+    @property
+    def is_answered(self) -> bool:
+        return self.answer is not None and not self.answer.refused
 
 
 class ChannelJudge:
@@ -50,6 +55,7 @@ class ChannelJudge:
         self.channel = channel
         self.faults: list[str] = []
         self.invented = 0
+        self._slack_s = TIMEOUT_SLACK_S
         self.clock_is_set = False
         """nsqd's clock is not ours: when something is due cannot be judged."""
         self.reasons: Counter[str] = Counter()
@@ -61,20 +67,21 @@ class ChannelJudge:
         self._floor_at_least: dict[int, int] = {}
 
     def judge_round(self, number: int, consumers: list[Consumer], published: dict[bytes, Sent]) -> None:
-        refused = set[bytes]().union(*(consumer.refused for consumer in consumers))
+        self._slack_s = TIMEOUT_SLACK_S + 2 * max((consumer.lag_s for consumer in consumers), default=0.0)
         events = [event for consumer in consumers for event in consumer.events]
         for event in sorted(events, key=lambda event: event.time):
             if isinstance(event, Answer):
-                self._answered(number, event, refused)
+                self._answered(number, event)
             else:
                 self._delivered(number, event, published)
         self._end_round(number)
 
-    def _answered(self, number: int, answer: Answer, refused: set[bytes]) -> None:
+    def _answered(self, number: int, answer: Answer) -> None:
         message = self._messages[answer.id]
+        if answer.refused and message.is_answered:
+            return  # one connection is told that another was faster
         message.answer, message.answer_round = answer, number
-        message.answer_refused = answer.id in refused
-        if answer.requeue_ms is not None and answer.confirmed and not message.answer_refused:
+        if answer.requeue_ms is not None and answer.confirmed and not answer.refused:
             message.requeued_attempts = message.last.attempts
 
     def _delivered(self, number: int, delivery: Delivery, published: dict[bytes, Sent]) -> None:
@@ -115,15 +122,15 @@ class ChannelJudge:
 
     def _reason_within_round(self, message: _Message, delivery: Delivery) -> str | None:
         answer, since = message.answer, delivery.time - message.last.time
-        if answer is not None and answer.requeue_ms is not None and not message.answer_refused:
+        if answer is not None and answer.requeue_ms is not None and not answer.refused:
             self._check_due(message, answer, answer.requeue_ms, delivery)
             return REQUEUED
-        has_timed_out = since >= UNSTEADY_MSG_TIMEOUT_MS / 1000 - TIMEOUT_SLACK_S
+        has_timed_out = since >= UNSTEADY_MSG_TIMEOUT_MS / 1000 - self._slack_s
         return TIMED_OUT if has_timed_out and self.channel != "steady" else None
 
     def _reason_after_kill(self, message: _Message, delivery: Delivery) -> str | None:
         answer = message.answer
-        if answer is None or message.answer_refused:
+        if answer is None or answer.refused:
             return IN_FLIGHT
         if answer.requeue_ms is not None:
             if answer.confirmed:
@@ -157,7 +164,7 @@ class ChannelJudge:
         return [
             one.last.body
             for one in self._messages.values()
-            if one.answer is None or one.answer.requeue_ms is not None or one.answer_refused
+            if one.answer is None or one.answer.requeue_ms is not None or one.answer.refused
         ]
 
 
