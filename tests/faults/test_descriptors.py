@@ -1,12 +1,14 @@
 """A storm of idle connections: nsqd keeps descriptors for its own files, and loses nothing."""
 
 import contextlib
+import errno
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from faults.shim import NoCompiler, Rule, Shim
 from harness import Nsqd, Wire, eventually, nsqd_program
 
 pytestmark = pytest.mark.ours
@@ -59,3 +61,29 @@ def _drain(daemon: Nsqd, topic: str) -> int:
         assert isinstance(wire, Wire)
         wire.subscribe(topic, "ch", rdy=100)
         return len(wire.read_messages(20, finish=True))
+
+
+def test_a_topic_that_cannot_be_opened_at_the_start_is_opened_later(tmp_path: Path) -> None:
+    """Its messages are passed over neither now nor later."""
+    data_path = tmp_path / "data"
+    data_path.mkdir()
+    try:
+        shim = Shim(tmp_path, data_path)
+    except NoCompiler as error:
+        pytest.skip(str(error))
+    with Nsqd(data_path, environment=shim.environment) as daemon:
+        with daemon.connect() as publisher:
+            for topic in ("bad", "good"):
+                daemon.post("/topic/create", topic=topic)
+                daemon.post("/channel/create", topic=topic, channel="ch")
+                for _ in range(20):
+                    publisher.publish(topic, b"body")
+        daemon.kill()
+        shim.set_rules(Rule("open", "*/t.bad/*.log", errno.EMFILE))
+        daemon.start()
+        assert "TOPIC(bad): cannot be opened" in daemon.log
+        assert daemon.post("/pub", b"more", topic="bad").status == 503
+        assert _drain(daemon, "good") == 20
+        shim.set_rules()
+        daemon.wait_for_log("TOPIC(bad): opened")
+        assert _drain(daemon, "bad") == 20

@@ -45,6 +45,7 @@ COLLECT_S = 1.0
 PROBE_BYTES = 64 << 10
 METADATA_DELAY_S = 0.05
 DESCRIPTORS_SAID_EVERY_S = 10.0
+OPEN_AGAIN_S = 5.0
 ROOM_EVERY_S = 0.1
 """How often all topics are searched for files that can go, at the most, while the disk is full."""
 
@@ -73,7 +74,7 @@ class Nsqd:
         self.listed_topics: dict[str, ListedTopic] = {}
         """What nsqd.dat named, while the topics are loaded: to make again what their own files have lost."""
         self.descriptors = Descriptors()
-        self._descriptors_said_s = self._made_room_s = float("-inf")
+        self._descriptors_said_s = self._made_room_s = self._opened_again_s = float("-inf")
         self.sessions: set[Session] = set()
         self.sessions_admitted = 0
         self.producers: dict[Session, None] = {}
@@ -154,21 +155,40 @@ class Nsqd:
             if directory.name.startswith(DIRECTORY_PREFIX) and is_valid_name(name):
                 self._load_topic(name)
         highest = max((topic.highest_named for topic in self.topics.values()), default=0)
-        self.logs.sequences = Sequences(self.data.own / "sequence", highest + 1, self.logs.report)
-        self.listed_topics = {}
+        try:
+            self.logs.sequences = Sequences(self.data.own / "sequence", highest + 1, self.logs.report)
+        except OSError as error:
+            raise StartError(f"{self.data.own / 'sequence'} cannot be read - {error}") from None
+        self.listed_topics = self.unopened_topics
         take_over(self)
 
     def _load_topic(self, name: str) -> None:
-        """One that cannot be opened is left alone; the others are served, and the next use of it tries again."""
+        """One that cannot be opened is left alone; the others are served, and it is tried again."""
+        counted = self.logs.disk_bytes
         try:
             topic = self.topics[name] = Topic(self, name)
         except UnknownVersion as error:
             raise StartError(str(error)) from None
         except Exception as error:  # whatever is wrong with one must not stop the others
+            self.logs.disk_bytes = counted
             self.unopened_topics[name] = self.listed_topics.get(name) or ListedTopic(name)
             self.logger.error(f"TOPIC({name}): cannot be opened, it is not served - {type(error).__name__}: {error}")
             return
         self.deferring[topic] = None
+        self.unopened_topics.pop(name, None)
+
+    def _open_again(self) -> None:
+        """What kept a topic from being opened may be over."""
+        now = self.loop.time()
+        if not self.unopened_topics or now - self._opened_again_s < OPEN_AGAIN_S:
+            return
+        self._opened_again_s = now
+        for name in list(self.unopened_topics):
+            self._load_topic(name)
+            if name in self.topics:
+                self.logger.info(f"TOPIC({name}): opened")
+                for registration in [(name, None), *((name, channel) for channel in self.topics[name].channels)]:
+                    self.lookup.register(*registration)
 
     async def _listen(self) -> None:
         options = self.options
@@ -261,6 +281,7 @@ class Nsqd:
         except OSError as error:
             self.logs.disk.failed(error)
             raise
+        self.unopened_topics.pop(name, None)
         self.logger.info(f"TOPIC({name}): created")
         self.lookup.register(name, None)
         self.metadata_changed(topic.ephemeral)
@@ -391,6 +412,7 @@ class Nsqd:
                 self._guard(self._follow_clock)
                 self._guard(self._collect)
                 self._guard(self._probe_disk)
+                self._guard(self._open_again)
 
     def _guard(self, work) -> None:  # type: ignore[no-untyped-def]
         try:

@@ -10,6 +10,7 @@ Due times are of a clock that is not set while the machine runs. After a boot it
 has its delay: none waits for longer than that from the start on.
 """
 
+import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -81,6 +82,8 @@ class DeferredMessages:
                     bucket = Bucket(self._shared, int(path.stem), path)
                     self.number = max(self.number, bucket.load(self.appends) + 1)
                 except OSError as error:
+                    if error.errno != errno.EIO:
+                        raise
                     self._shared.report(f"DEFERRED({path}): cannot be read, its messages are not delivered: {error}")
                     continue
                 self._buckets[bucket.key] = bucket

@@ -59,13 +59,13 @@ def read_surviving(path: Path, report: Callable[[str], None]) -> tuple[bytearray
     """What can be read of a file, with zeros for pages that cannot, and whether all of it could.
 
     A file that cannot be read as a whole is reported and set aside, so that nothing overwrites it: the caller checks
-    what it got by its checksums, and writes a new file. FileNotFoundError is raised as it is.
+    what it got by its checksums, and writes a new file. Any other error than of the disk is raised.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise
     except OSError as error:
+        if error.errno != errno.EIO:
+            raise  # the file is well, or not there
         report(f"FILE({path}): cannot be read: {error}; {_set_aside_text(path)}")
         return bytearray(), False
     try:

@@ -3,6 +3,7 @@
 A segment is never deleted here, whatever is wrong with it: what cannot be used is set aside under another name.
 """
 
+import errno
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -46,6 +47,8 @@ def _open_all(shared: LogShared, directory: Path) -> list[Segment]:
         try:
             damages = segment.open_existing(last=base == bases[-1])
         except OSError as error:
+            if error.errno != errno.EIO:
+                raise  # it can be read another time: going on without it would pass its messages over
             shared.report(f"LOG({segment.path}): cannot be read, its messages are left out: {error}")
             continue
         for damage in damages:
