@@ -22,7 +22,9 @@ async def stream(
         async for chunk in response.chunks:
             # An empty chunk would be the end of the body.
             if len(chunk):
-                transport.writelines([b"%x\r\n" % len(chunk), chunk, b"\r\n"] if chunked else [chunk])
+                # Not `writelines`: asyncio's own, in Python 3.12 and 3.13.0, never tells when its buffer is full.
+                for part in (b"%x\r\n" % len(chunk), chunk, b"\r\n") if chunked else (chunk,):
+                    transport.write(part)
                 await wait_writable()
             # A source that never waits, read by a fast peer, must not keep the loop from everybody else.
             await asyncio.sleep(0)
