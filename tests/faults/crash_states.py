@@ -199,8 +199,8 @@ class Disk:
 
     def _sync(self, call: Call) -> None:
         before = self._sync_begun.pop(call.size)
-        if call.error == errno.EINTR:  # nothing was tried, so nothing is lost by it
-            return
+        if call.error == errno.EINTR or (call.error and not call.inode):
+            return  # nothing was tried; or some file failed, and its own next sync will tell which
         for node in [self._by_inode[call.inode]] if call.inode else self._by_inode.values():
             if call.error:
                 node.fail_sync(before)
