@@ -92,7 +92,7 @@ class Consumer:
         """For `nsquark.sync`, whose hooks may block."""
         self._filter = address_filter
         self._inbox = Inbox()
-        self._handlers = Handlers(lambda executor: self._next(None, executor), topic, self.log)
+        self._handlers = Handlers(self._next, self._take_now, topic, self.log)
         self._paused_at: int | None = None
         self._is_started = self._is_stopped = self._is_closing = False
         self._stopping: asyncio.TimerHandle | None = None
@@ -213,7 +213,7 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Message:
-        message = await self._next()
+        message = self._take_now() or await self._next()
         if message is None:
             raise StopAsyncIteration
         return message
@@ -224,7 +224,7 @@ class Consumer:
         timeout: seconds to wait; 0 takes what is here already, None waits for ever.
         """
         self._check_started()
-        return await self._next(None if timeout is None else self._loop.time() + timeout)
+        return await self._next(None, None if timeout is None else self._loop.time() + timeout)
 
     def batches(self, max_messages: int = 500, max_wait: float | timedelta = 0.2) -> Batches:
         """An iteration that brings a `Batch` each time: `async for batch in consumer.batches():`.
@@ -232,13 +232,24 @@ class Consumer:
         max_messages: at most so many in a batch. As many must be allowed by max_in_flight to come together.
         max_wait: seconds that the first message of a batch waits for others.
         """
-        return Batches(self._next, self._has_all, max_messages, max_wait)
+        return Batches(lambda deadline_s: self._next(None, deadline_s), self._has_all, max_messages, max_wait)
 
     def _has_all(self) -> bool:
         """No more can come before something is answered."""
         return not self._inbox.ready and all(len(nsqd.in_flight) >= nsqd.rdy for nsqd in self._subscriptions())
 
-    async def _next(self, deadline_s: float | None = None, executor: Executor | None = None) -> Message | None:
+    def _take_now(self) -> Message | None:
+        """The next message if it is here and nothing has to be awaited before it is handled, as is mostly so."""
+        inbox = self._inbox
+        if self._copies is not None or time.monotonic() - inbox.loop_turn_at_s > LOOP_TURN_S or not inbox.ready:
+            return None
+        message = inbox.take(self._loop.time())
+        if message is not None and message.attempts >= self._giving_up.attempts_max:
+            inbox.put_back(message)
+            return None
+        return message
+
+    async def _next(self, executor: Executor | None = None, deadline_s: float | None = None) -> Message | None:
         """The next message, for whom the loop's clock does not reach the deadline; None then, and at the end.
 
         Those that failed too often are given up on the way; with `executor`, that is where the hook is called.
@@ -303,9 +314,11 @@ class Consumer:
             self._copies.finished(message)
         if is_sent:
             self._finished += 1
-        self._flow.answered()
-        if self._flow.level:
-            self._flow.succeeded()
+        flow = self._flow
+        if flow.is_owing:
+            flow.answered()
+        if flow.level:
+            flow.succeeded()
 
     def message_requeued(self, message: Message, is_sent: bool, backoff: bool) -> None:
         if self._copies is not None:

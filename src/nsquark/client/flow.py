@@ -56,7 +56,9 @@ class Flow:
         self._loop = asyncio.get_running_loop()
         self._wait: asyncio.TimerHandle | None = None
         self._settling: asyncio.TimerHandle | None = None
-        self._is_share_due = self._is_owing = self._is_closed = False
+        self._is_share_due = self._is_closed = False
+        self.is_owing = False
+        """Some connection has less than its share until something is answered."""
         self._wanted = config.max_in_flight
         self._limit: int | None = None
         self._lowered: dict[Window, tuple[int, float]] = {}
@@ -122,15 +124,15 @@ class Flow:
         self._share()
 
     def answered(self) -> None:
-        """A message is no longer in flight: there may be room for what could not be given yet."""
-        if self._is_owing and not self._is_share_due:
+        """A message is no longer in flight: if something is owed, there may be room for it."""
+        if self.is_owing and not self._is_share_due:
             self._is_share_due = True
             self._loop.call_soon(self._share_again)
 
     def close(self) -> None:
         """Messages may be answered later still: that moves nothing any more."""
         self._is_closed = True
-        self._is_owing = False
+        self.is_owing = False
         self._tick.cancel()
         for timer in (self._wait, self._settling):
             if timer is not None:
@@ -146,7 +148,7 @@ class Flow:
 
     def _share(self) -> None:
         """Every connection its part: first those that have too much, so that there is something for the others."""
-        self._is_owing = False
+        self.is_owing = False
         if self.level:
             if not self.is_waiting and not any(window.rdy for window in self.windows):
                 self._test()  # the one that was asked has gone, or was paused
@@ -179,7 +181,7 @@ class Flow:
                 unasked -= count - window.rdy
                 self._set(window, count)
             if count < wanted:
-                self._is_owing = True
+                self.is_owing = True
                 break
 
     def _left(self) -> int:
@@ -214,7 +216,7 @@ class Flow:
         if self._lowered:
             next_s = min(until_s for _, until_s in self._lowered.values())
             self._settling = self._loop.call_at(next_s, self._settle)
-        if self._is_owing:
+        if self.is_owing:
             self._share()
 
     def _redistribute_regularly(self, interval_s: float) -> None:
@@ -276,7 +278,7 @@ class Flow:
         if self._left():
             self._set(min(self.windows, key=_turn), 1)
         else:
-            self._is_owing = True
+            self.is_owing = True
 
 
 def _turn(window: Window) -> tuple[float, float]:

@@ -45,6 +45,11 @@ class Inbox:
             self.expire(message)
         return None
 
+    def put_back(self, message: Message) -> None:
+        """It was only looked at."""
+        self.taken_count -= 1
+        self.ready.appendleft(message)
+
     def expire(self, message: Message) -> None:
         """nsqd has taken it back: it is never handled here."""
         self.expired_count += 1
