@@ -68,7 +68,7 @@ async def test_those_who_await_each_publish_use_every_nsqd(trio: list[Nsqd], top
         assert pool.outstanding == pool.outstanding_bytes == 0
     counts = [len(messages_of(daemon, topic)) for daemon in trio]
     assert sum(counts) == 30
-    assert min(counts) >= 2  # on a busy machine one may be slower than the others, and gets less
+    assert min(counts) >= 1  # on a busy machine one may be slower than the others, and gets less
 
 
 async def test_every_way_of_publishing_arrives(trio: list[Nsqd], topic: str) -> None:

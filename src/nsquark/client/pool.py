@@ -341,6 +341,7 @@ class ProducerPool:
         self._give(publish, member)
 
     def _give(self, publish: _Publish, member: Member) -> None:
+        sent_s = time.monotonic() if member.producer.is_connected else None  # to connect is not to answer
         try:
             answer = publish.send(member.producer)
         except Exception as error:
@@ -349,7 +350,6 @@ class ProducerPool:
         publish.in_air += 1
         publish.takers.append(member)
         member.sent()
-        sent_s = time.monotonic()
         answer.add_done_callback(lambda answer: self._answered(publish, member, sent_s, answer.exception()))
 
     def _best(self, takers: list[Member]) -> Member | None:
@@ -370,7 +370,7 @@ class ProducerPool:
                 best, best_bytes = member, waiting_bytes
         return best
 
-    def _answered(self, publish: _Publish, member: Member, sent_s: float, error: BaseException | None) -> None:
+    def _answered(self, publish: _Publish, member: Member, sent_s: float | None, error: BaseException | None) -> None:
         publish.in_air -= 1
         if error is None:
             member.succeeded(sent_s)

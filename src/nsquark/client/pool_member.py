@@ -89,12 +89,14 @@ class Member:
         if self.producer.outstanding == 1:
             self._progress_s = time.monotonic()
 
-    def succeeded(self, sent_s: float) -> None:
-        """An answer to what was sent then."""
-        self._progress_s = self.measured_at_s = now_s = time.monotonic()
+    def succeeded(self, sent_s: float | None) -> None:
+        """An answer to what was sent then; None says nothing about how long it takes."""
+        self._progress_s = now_s = time.monotonic()
         self._is_loss_expected = False
-        took_s = now_s - sent_s
-        self.latency_s = took_s if not self.latency_s else self.latency_s + LATENCY_WEIGHT * (took_s - self.latency_s)
+        if sent_s is not None:
+            self.measured_at_s = now_s
+            weight = LATENCY_WEIGHT if self.latency_s else 1.0
+            self.latency_s += weight * (now_s - sent_s - self.latency_s)
         if self.state is State.TRIAL or self.state is State.SILENT:
             self._log.info("nsqd %s is up again", self.address)
             self.state = State.UP
