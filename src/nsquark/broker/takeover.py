@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from xxhash import xxh3_64_intdigest
 
 from nsquark.broker.store import METADATA_FILE, DataPathError, ListedTopic, Metadata
 from nsquark.broker.topic import DIRECTORY_PREFIX, Topic
@@ -36,6 +37,7 @@ from nsquark.wire.names import is_ephemeral, is_valid_name
 if TYPE_CHECKING:
     from nsquark.broker.daemon import Nsqd
 
+MARKED_BYTES = 64 << 10
 ASIDE_DIRECTORY = "nsq-before-nsquark"
 STAGING_DIRECTORY = "takeover"
 IMPORT_PREFIX = "import."
@@ -317,7 +319,7 @@ class TakeOver:
         """Moves what is ready into the closed topic and NSQ's files aside, then opens the topic."""
         directory = self._directory(name)
         plan_file = ready / PLAN_FILE
-        if plan_file.exists():  # else all was done but for removing what is empty
+        if plan_file.exists():  # else all was done but for removing what is left, which the topic has too
             plan = msgspec.json.decode(plan_file.read_bytes(), type=Plan)
             staged = [path for path in ready.iterdir() if path != plan_file]
             for path in sorted(staged, key=lambda path: (path.name == CURSORS_FILE, path.suffix != ".log", path.name)):
@@ -327,7 +329,7 @@ class TakeOver:
             left = [self.data_path / file for file, mark in plan.files.items() if _mark(self.data_path / file) == mark]
             self._set_aside(left)
             plan_file.unlink()
-        ready.rmdir()
+        shutil.rmtree(ready)
         self.nsqd.topics[name] = Topic(self.nsqd, name)
         if self.nsqd.topics[name].deferred.count:
             self.nsqd.deferring[self.nsqd.topics[name]] = None
@@ -424,11 +426,14 @@ def _split(base: str) -> tuple[str, str]:
 
 
 def _mark(path: Path) -> tuple[int, int] | None:
+    """What tells whether NSQ has used a file since: its size and its end. Times change when files are copied."""
     try:
-        status = path.stat()
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - MARKED_BYTES))
+            return size, xxh3_64_intdigest(file.read(MARKED_BYTES))
     except FileNotFoundError:
         return None
-    return status.st_size, status.st_mtime_ns
 
 
 def _free_name(path: Path) -> Path:
