@@ -17,7 +17,7 @@ from pathlib import Path
 from nsquark.log.deferred_appends import Appends
 from nsquark.log.deferred_bucket import BUCKET_MS, SUFFIX, Bucket, Entry
 from nsquark.log.durable import ANEW_SUFFIX
-from nsquark.log.files import DIRECTORY_MODE
+from nsquark.log.files import DIRECTORY_MODE, patiently
 from nsquark.log.shared import LogShared
 
 DUE_MESSAGES_MAX = 128
@@ -79,7 +79,7 @@ class DeferredMessages:
         for path in sorted(directory.glob(f"*{SUFFIX}")):
             if path.stem.isdigit():
                 try:
-                    bucket = Bucket(self._shared, int(path.stem), path)
+                    bucket = patiently(lambda: Bucket(self._shared, int(path.stem), path))  # noqa: B023  (called at once)
                     self.number = max(self.number, bucket.load(self.appends) + 1)
                 except OSError as error:
                     if error.errno != errno.EIO:

@@ -3,14 +3,21 @@
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 PAGE_BYTES = 4096
 """What a disk fails to read is told apart in pieces of this size."""
 READ_BYTES = 1 << 20
+READ_TRIES = 3
+READ_PAUSE_S = 0.02
+"""So often, and so long apart, a page or a file is tried that the disk fails to read."""
 BAD_SUFFIX = ".bad"
 """Of files and bytes that could not be used, kept for a look at them."""
 
@@ -55,6 +62,18 @@ def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int | None 
                 written += os.write(fd, rest) if offset is None else os.pwrite(fd, rest, offset + written)
 
 
+def patiently(read: Callable[[], T]) -> T:
+    """Reads or opens something; a disk that fails to read is asked again, since what is left out may not come back."""
+    for _ in range(READ_TRIES - 1):
+        try:
+            return read()
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+        time.sleep(READ_PAUSE_S)
+    return read()
+
+
 def read_surviving(path: Path, report: Callable[[str], None]) -> tuple[bytearray, bool]:
     """What can be read of a file, with zeros for pages that cannot, and whether all of it could.
 
@@ -62,7 +81,7 @@ def read_surviving(path: Path, report: Callable[[str], None]) -> tuple[bytearray
     what it got by its checksums, and writes a new file. Any other error than of the disk is raised.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = patiently(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
         if error.errno != errno.EIO:
             raise  # the file is well, or not there
@@ -115,7 +134,7 @@ def read_readable(fd: int, size: int, offset: int) -> tuple[bytes, int]:
     while offset < end:
         wanted = min(PAGE_BYTES - offset % PAGE_BYTES, end - offset)
         try:
-            piece = os.pread(fd, wanted, offset)
+            piece = patiently(lambda: os.pread(fd, wanted, offset))  # noqa: B023  (called at once)
         except OSError as error:
             if error.errno != errno.EIO:
                 raise

@@ -28,7 +28,7 @@ from nsquark.log.batches import (
 )
 from nsquark.log.deferred_appends import Appends
 from nsquark.log.durable import DurableFile
-from nsquark.log.files import read_readable, write_atomically
+from nsquark.log.files import patiently, read_readable, write_atomically
 from nsquark.log.syncer import Syncer
 
 CHECKPOINT_BYTES = 16 << 20
@@ -156,7 +156,7 @@ class Segment(BatchFile):
         file_bytes = os.stat(self.path).st_size
         if self.size > file_bytes:  # the file is shorter than it was: trust only what can be read
             self.forget()
-        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        fd = patiently(lambda: os.open(self.path, os.O_RDWR | os.O_CLOEXEC))
         try:
             require_known_version(read_readable(fd, HEADER_BYTES_EVER, 0)[0], self.path)
             damages, unreadable = self._read_on(fd, self.size if self.sealed else file_bytes)
