@@ -446,7 +446,7 @@ class Nsqd:
     def _probe_disk(self) -> None:
         """After a failed write, finds out by itself when there is space again: /ping decides whether clients come."""
         limit = self.options.max_disk_bytes
-        if self.logs.disk.error is None or (limit and self.logs.disk_bytes >= limit):
+        if self.logs.disk.error is None or (limit and self.logs.disk_bytes + PROBE_BYTES > limit):
             return
         try:
             probe = self.data.own / "probe"
