@@ -88,3 +88,28 @@ def test_leftovers_of_every_topic_are_removed(tmp_path: Path) -> None:
 
 def test_bytes_in_the_log_are_counted_with_each_record_s_head() -> None:
     assert log_bytes_of(len(b"\0\0\0\2\0\0\0\1a\0\0\0\3abc"), 2) == 2 * 34 + 4
+
+
+def _begin(area: Staging, directory: Path, token: int, size: int, peer: str) -> None:
+    stage, part = area.begin_part("topic", directory, _token(token), 0, 1, size, peer)
+    area.end_part(stage, 0, part, written=True)
+
+
+def test_one_peer_has_a_half_of_the_stages_and_leaves_the_rest_to_others(tmp_path: Path) -> None:
+    area = Staging()
+    share = staging.STAGES_MAX // staging.PEER_SHARE
+    for token in range(share):
+        _begin(area, tmp_path, token, 1, "10.0.0.1")
+    with pytest.raises(StagingFull, match=r"10\.0\.0\.1 has staged"):
+        _begin(area, tmp_path, share, 1, "10.0.0.1")
+    _begin(area, tmp_path, share, 1, "10.0.0.2")
+
+
+def test_one_peer_has_a_half_of_the_bytes_and_leaves_the_rest_to_others(tmp_path: Path) -> None:
+    area = Staging()
+    count = staging.STAGED_BYTES_MAX // staging.PEER_SHARE // staging.STAGE_BYTES_MAX
+    for token in range(count):
+        _begin(area, tmp_path, token, staging.STAGE_BYTES_MAX, "10.0.0.1")
+    with pytest.raises(StagingFull, match=r"10\.0\.0\.1 has staged"):
+        _begin(area, tmp_path, count, 1, "10.0.0.1")
+    _begin(area, tmp_path, count, 1, "10.0.0.2")
