@@ -33,7 +33,7 @@ from nsquark.client.logs import NamedLog
 from nsquark.client.members import NSQDS_MAX
 from nsquark.client.packing import Packing, packed, packed_all
 from nsquark.client.pool_discovery import PoolDiscovery
-from nsquark.client.pool_member import Member, may_go_elsewhere
+from nsquark.client.pool_member import LATENCY_STALE_S, Member, may_go_elsewhere
 from nsquark.client.producer import Producer
 from nsquark.web.addresses import split_address
 from nsquark.wire.commands import MpubBody
@@ -49,7 +49,6 @@ SLOW_S_MIN: Final = 0.01
 """An nsqd is slow that takes so many times as long as the fastest, and so much longer."""
 SLOW_BYTES: Final = 1
 """A slow nsqd is chosen only where all others have publishes to answer."""
-REMEASURE_S: Final = 5.0
 SWEEP_INTERVAL_S: Final = 0.1
 """How exactly deadlines are kept."""
 
@@ -364,7 +363,7 @@ class ProducerPool:
             if not member.is_usable or member in takers:
                 continue
             waiting_bytes = member.producer.outstanding_bytes
-            if 0 < slow_s < member.latency_s and time.monotonic() - member.measured_at_s < REMEASURE_S:
+            if 0 < slow_s < member.latency_s and time.monotonic() - member.measured_at_s < LATENCY_STALE_S:
                 waiting_bytes += SLOW_BYTES
             if best is None or waiting_bytes < best_bytes:
                 best, best_bytes = member, waiting_bytes

@@ -22,6 +22,8 @@ PROBE_TIMEOUT_S: Final = 5.0
 SILENCE_S_MIN: Final = 1.0
 SILENCE_TIMES: Final = 10
 """An nsqd that owes answers for so many times what it usually takes, and so long, has perhaps vanished."""
+LATENCY_STALE_S: Final = 5.0
+"""A measurement that is older says nothing of today: the next one counts alone."""
 LATENCY_WEIGHT: Final = 0.2
 
 LOST: Final = (OSError, Closed, IdentifyFailed, AuthFailed)
@@ -94,8 +96,9 @@ class Member:
         self._progress_s = now_s = time.monotonic()
         self._is_loss_expected = False
         if sent_s is not None:
+            is_fresh = now_s - self.measured_at_s < LATENCY_STALE_S
+            weight = LATENCY_WEIGHT if self.latency_s and is_fresh else 1.0
             self.measured_at_s = now_s
-            weight = LATENCY_WEIGHT if self.latency_s else 1.0
             self.latency_s += weight * (now_s - sent_s - self.latency_s)
         if self.state is State.TRIAL or self.state is State.SILENT:
             self._log.info("nsqd %s is up again", self.address)
