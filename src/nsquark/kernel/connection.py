@@ -6,6 +6,8 @@ import cython
 REFILL_RDY_MIN = cython.declare(cython.longlong, 8)
 READ_BYTES_MAX = cython.declare(cython.longlong, 256 << 10)
 """Of one read: a connection that fills it lets the others have their turn."""
+GIVE_WAY_BYTES_MIN = cython.declare(cython.longlong, 64 << 10)
+"""A smaller read that fills its buffer is the rest of a command that is held: a turn for each would cost too much."""
 
 
 @cython.cclass
@@ -73,7 +75,7 @@ class Connection:
                 pos = self.take(0, end)
         if pos < end:  # not for nearly all publishes
             self.received(pos, end)
-        if nbytes == self._offered:
+        if nbytes == self._offered and nbytes >= GIVE_WAY_BYTES_MIN:
             self.give_way()
 
     @cython.ccall
