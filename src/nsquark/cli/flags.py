@@ -76,7 +76,7 @@ def table(options: type[Any]) -> tuple[Option, ...]:
         factory = field.default_factory
         default = field.default if factory is dataclasses.MISSING else factory()
         key = (declared.key or field.name) if declared.in_config else None
-        flag = field.name.replace("_", "-")
+        flag = field.name.rstrip("_").replace("_", "-")  # a Python keyword has a `_` behind it
         rows.append(Option(field.name, flag, key, declared.kind, default, declared.help))
     return tuple(rows)
 
@@ -86,21 +86,30 @@ def parse(program: str, options: type[OptionsT], argv: Sequence[str], version: s
 
     The flags `version` and `config`, where the table has them, are acted upon here.
     """
+    return parse_with_rest(program, options, argv, version)[0]
+
+
+def parse_with_rest(
+    program: str, options: type[OptionsT], argv: Sequence[str], version: str = "", example: str = ""
+) -> tuple[OptionsT, list[str]]:
+    """As `parse`, with the arguments behind the flags; the usage text ends with the example."""
     spec = table(options)
-    given = _read_flags(program, spec, argv)
+    given, rest = _read_flags(program, spec, argv, example)
     if version and given.get("version"):
         print(version, flush=True)
         raise SystemExit(0)
     values = _read_config(program, spec, given["config"]) if given.get("config") else {}
-    return options(**{**values, **given})
+    return options(**{**values, **given}), rest
 
 
-def usage(program: str, spec: Sequence[Option]) -> str:
+def usage(program: str, spec: Sequence[Option], example: str = "") -> str:
     lines = [f"Usage of {program}:"]
     for row in sorted(spec, key=lambda row: row.flag):
         lines.append(f"  -{row.flag} {row.kind.word}".rstrip())
         default = row.kind.show_default(row.default)
         lines.append(f"    \t{row.help}" + (f" (default {default})" if default else ""))
+    if example:
+        lines += ["", "Example:", f"  {example}"]
     return "\n".join(lines) + "\n"
 
 
@@ -112,8 +121,11 @@ def exit_fatal(program: str, text: str) -> NoReturn:
     raise SystemExit(EXIT_FATAL)
 
 
-def _read_flags(program: str, spec: Sequence[Option], argv: Sequence[str]) -> dict[str, Any]:
+def _read_flags(
+    program: str, spec: Sequence[Option], argv: Sequence[str], example: str
+) -> tuple[dict[str, Any], list[str]]:
     by_flag = {row.flag: row for row in spec}
+    text = usage(program, spec, example)
     given: dict[str, Any] = {}
     arguments = list(reversed(argv))
     while arguments and arguments[-1].startswith("-") and arguments[-1] != "-":
@@ -122,28 +134,28 @@ def _read_flags(program: str, spec: Sequence[Option], argv: Sequence[str]) -> di
             break
         name, equals, value = argument.removeprefix("-").removeprefix("-").partition("=")
         if not name or name.startswith("-"):
-            _exit_usage(program, spec, f"bad flag syntax: {_shown(argument)}")
+            _exit_usage(text, f"bad flag syntax: {_shown(argument)}")
         row = by_flag.get(name)
         if row is None:
             if name in _HELP_FLAGS:
-                sys.stderr.write(usage(program, spec))
+                sys.stderr.write(text)
                 raise SystemExit(0)
-            _exit_usage(program, spec, f"flag provided but not defined: -{_shown(name)}")
+            _exit_usage(text, f"flag provided but not defined: -{_shown(name)}")
         if not equals:
             if row.kind.boolean:
                 value = "true"
             elif arguments:
                 value = arguments.pop()
             else:
-                _exit_usage(program, spec, f"flag needs an argument: -{name}")
+                _exit_usage(text, f"flag needs an argument: -{name}")
         try:
             given[row.attribute] = _with(given.get(row.attribute), row.kind, value)
         except FatalValueError as error:
             exit_fatal(program, str(error))
         except ValueError as error:
             before, after = ("boolean ", "") if row.kind.boolean else ("", "flag ")
-            _exit_usage(program, spec, f'invalid {before}value "{_shown(value)}" for {after}-{name}: {error}')
-    return given
+            _exit_usage(text, f'invalid {before}value "{_shown(value)}" for {after}-{name}: {error}')
+    return given, arguments[::-1]
 
 
 def _with(before: list[object] | None, kind: Kind[Any], value: str) -> object:
@@ -172,8 +184,8 @@ def _read_config(program: str, spec: Sequence[Option], path: str) -> dict[str, A
     return values
 
 
-def _exit_usage(program: str, spec: Sequence[Option], text: str) -> NoReturn:
-    sys.stderr.write(f"{text}\n{usage(program, spec)}")
+def _exit_usage(usage_text: str, mistake: str) -> NoReturn:
+    sys.stderr.write(f"{mistake}\n{usage_text}")
     raise SystemExit(EXIT_USAGE)
 
 

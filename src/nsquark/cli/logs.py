@@ -130,7 +130,7 @@ class LineWriter:
                 return
 
 
-_stderr = LineWriter(STDERR_FD)
+stderr = LineWriter(STDERR_FD)
 
 
 class Logger:
@@ -139,7 +139,7 @@ class Logger:
     A text is one line, whatever peers have put into it: see `printable`.
     """
 
-    def __init__(self, prefix: str, level: Level, writer: LineWriter = _stderr) -> None:
+    def __init__(self, prefix: str, level: Level, writer: LineWriter = stderr) -> None:
         self.prefix = prefix
         self.level = level
         self._writer = writer

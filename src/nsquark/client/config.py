@@ -324,9 +324,15 @@ class Config:
 
 
 def parse_option(argument: str) -> tuple[str, str | bool]:
-    """`key,value` of a command line, as a pair for `Config.from_options`; a `key` alone is true."""
-    name, comma, value = argument.partition(",")
-    return name, value if comma else True
+    """`key,value` of a command line, as a pair for `Config.from_options`; a `key` alone is true.
+
+    ConfigError for an option that does not exist or cannot have this value; what must fit together is checked later.
+    """
+    given, comma, text = argument.partition(",")
+    name, value = given.replace("-", "_"), text if comma else True
+    kind = _kind_of(name)
+    read(name, value, kind.loose, kind)
+    return name, value
 
 
 _KINDS: Final[dict[str, Kind[Any]]] = {field.name: field.metadata[_KIND] for field in dataclasses.fields(Config)}

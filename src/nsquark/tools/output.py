@@ -1,0 +1,34 @@
+"""A tool's stdout, written by a thread: a reader who pauses must not keep the event loop from answering heartbeats."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from nsquark.tools.program import Fatal
+
+STDOUT_FD: Final = 1
+
+
+class Output:
+    """Writes to stdout in the order of the calls."""
+
+    def __init__(self, fd: int = STDOUT_FD) -> None:
+        self._fd = fd
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="stdout")
+
+    async def write(self, data: bytes) -> None:
+        """Returns when all of it is written. BrokenPipeError if nobody reads any more, Fatal for other failures."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._write, data)
+
+    def _write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[os.write(self._fd, rest) :]
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                raise Fatal(f"ERROR: failed to write to os.Stdout - {error.strerror}") from None

@@ -1,0 +1,132 @@
+"""What makes a tool a program: its flags, its lines on stderr, its signals, and how it ends.
+
+    @option_table
+    class Options(SourceOptions):
+        topic: list[str] = option(STRINGS, [], "...")
+
+    def main(argv: Sequence[str] | None = None) -> NoReturn:
+        options = parse_options("nsq_tail", Options, argv, example="nsq_tail --topic=orders ...")
+        run(work(options))
+
+A tool says what went wrong by `raise Fatal(text)`, wherever it is: one line on stderr, exit code 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, NoReturn, TypeVar
+
+from nsquark import NSQ_VERSION
+from nsquark.cli import logs
+from nsquark.cli.flags import EXIT_FATAL, parse_with_rest
+from nsquark.client.errors import NsqError
+from nsquark.client.logs import client_log
+from nsquark.wire.printable import printable
+
+OptionsT = TypeVar("OptionsT")
+
+EXIT_INTERRUPTED: Final = 130
+_LEVEL_WORDS: Final = {
+    logging.DEBUG: "DBG",
+    logging.INFO: "INF",
+    logging.WARNING: "WRN",
+    logging.ERROR: "ERR",
+    logging.CRITICAL: "ERR",
+}
+
+
+class Fatal(Exception):
+    """Ends the program with exit code 1 after its text was said."""
+
+
+def parse_options(program: str, options: type[OptionsT], argv: Sequence[str] | None, example: str) -> OptionsT:
+    """The options of a tool. As in NSQ, arguments behind the flags are ignored."""
+    return parse_options_and_rest(program, options, argv, example)[0]
+
+
+def parse_options_and_rest(
+    program: str, options: type[OptionsT], argv: Sequence[str] | None, example: str
+) -> tuple[OptionsT, list[str]]:
+    """As `parse_options`, for a tool that minds arguments behind the flags."""
+    version = f"{program} v{NSQ_VERSION}"
+    return parse_with_rest(program, options, sys.argv[1:] if argv is None else argv, version, example)
+
+
+def say(text: str) -> None:
+    """A line on stderr as Go's log package writes it."""
+    now = time.strftime("%Y/%m/%d %H:%M:%S")
+    logs.stderr.put(f"{now} {printable(text)}\n".encode("utf-8", "backslashreplace"))
+
+
+class _ClientLines(logging.Handler):
+    """The client's lines, with the words for levels that go-nsq uses."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(f"{_LEVEL_WORDS.get(record.levelno, record.levelname)} {record.getMessage()}")
+
+
+def show_client_lines(level: int = logging.INFO) -> None:
+    """From now on the client's lines from this level up are on stderr."""
+    client_log.setLevel(level)
+    client_log.propagate = False
+    client_log.handlers[:] = [_ClientLines()]
+
+
+def run(work: Coroutine[Any, Any, int | None], *, says_client_lines: bool = True) -> NoReturn:
+    """Runs a tool to its end, on uvloop where it is installed; what it returns is the exit code (None is 0).
+
+    `Fatal`, an error of the client and a full disk are a line and exit code 1. When nobody reads stdout any more the
+    program ends by SIGPIPE, as programs do.
+    """
+    if says_client_lines:
+        show_client_lines()
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    with contextlib.suppress(ImportError):
+        from uvloop import new_event_loop as loop_factory
+    try:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            code = runner.run(work) or 0
+    except BrokenPipeError:
+        _end_by(signal.SIGPIPE)
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except (Fatal, NsqError, OSError) as error:
+        say(str(error))
+        code = EXIT_FATAL
+    _end(code)
+
+
+def _end(code: int) -> NoReturn:
+    """Ends the process at once; threads that wait, for a terminal or a disk, do not keep it alive."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    logs.stderr.flush(logs.FLUSH_AT_EXIT_SECONDS_MAX)
+    os._exit(code)
+
+
+def _end_by(number: signal.Signals) -> NoReturn:
+    logs.stderr.flush(logs.FLUSH_AT_EXIT_SECONDS_MAX)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    os._exit(EXIT_FATAL)  # where the signal is blocked
+
+
+def on_stop(stop: Callable[[], None]) -> None:
+    """SIGINT and SIGTERM call `stop` in the event loop; a second one ends the program as without a handler."""
+    loop = asyncio.get_running_loop()
+
+    def first(number: signal.Signals) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(each)
+            signal.signal(each, signal.SIG_DFL)
+        stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, first, number)

@@ -1,0 +1,73 @@
+"""Where a tool consumes from: nsqds or nsqlookupds, and options for the client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from nsquark import NSQ_VERSION, __version__
+from nsquark.cli.flags import option, option_table
+from nsquark.cli.kinds import BOOLEAN, INTEGER, STRINGS, Kind
+from nsquark.client.config import Config, parse_option
+from nsquark.client.consumer import Consumer
+from nsquark.tools.program import Fatal, on_stop
+
+ClientOption = tuple[str, str | bool]
+
+
+def _never_in_a_file(value: object) -> Any:
+    raise ValueError("the tools have no config file")
+
+
+CLIENT_OPTIONS: Final[Kind[list[ClientOption]]] = Kind(
+    "value", lambda text: [parse_option(text)], _never_in_a_file, lambda value: "", repeated=True
+)
+"""`key,value` or `key`, as go-nsq names them. A mistake in one is a mistake in the flag: exit code 2."""
+
+
+@option_table
+class SourceOptions:
+    """The flags of every tool that consumes."""
+
+    version: bool = option(BOOLEAN, False, "print the version and exit")
+    nsqd_tcp_address: list[str] = option(STRINGS, [], "nsqd TCP address, repeatable")
+    lookupd_http_address: list[str] = option(STRINGS, [], "nsqlookupd HTTP address, repeatable")
+    consumer_opt: list[ClientOption] = option(
+        CLIENT_OPTIONS, [], "option for the consumer as key,value or key, repeatable (docs/client-reference.md)"
+    )
+    max_in_flight: int = option(INTEGER, 200, "messages that may be in flight")
+
+
+def check_sources(options: SourceOptions, end: str = "") -> None:
+    """Raises Fatal unless there are nsqds or nsqlookupds, and not both; `end` is what ends the first sentence."""
+    if not options.nsqd_tcp_address and not options.lookupd_http_address:
+        raise Fatal(f"--nsqd-tcp-address or --lookupd-http-address required{end}")
+    if options.nsqd_tcp_address and options.lookupd_http_address:
+        raise Fatal("use --nsqd-tcp-address or --lookupd-http-address not both")
+
+
+def client_config(program: str, given: Sequence[ClientOption]) -> Config:
+    """The client's options of a command line; the tool names itself to nsqd."""
+    return Config.from_options(dict(given)).replace(user_agent=f"{program}/{NSQ_VERSION} nsquark/{__version__}")
+
+
+def make_consumer(program: str, options: SourceOptions, topic: str, channel: str, max_in_flight: int = 0) -> Consumer:
+    """A consumer of the tool's sources, not started yet; its flag max-in-flight wins over the option for the client."""
+    config = client_config(program, options.consumer_opt)
+    return Consumer(
+        topic,
+        channel,
+        nsqd=options.nsqd_tcp_address,
+        lookupd=options.lookupd_http_address,
+        config=config.replace(max_in_flight=max_in_flight or options.max_in_flight),
+    )
+
+
+def stop_on_signals(consumers: Sequence[Consumer]) -> None:
+    """SIGINT and SIGTERM let the consumers' iterations and handlers end when they have dealt with what they have."""
+
+    def stop() -> None:
+        for consumer in consumers:
+            consumer.stop()
+
+    on_stop(stop)
