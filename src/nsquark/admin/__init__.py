@@ -1,0 +1,1 @@
+"""nsqadmin: the cluster seen live, and acted on."""

@@ -1,0 +1,89 @@
+"""Sessions in signed cookies: nothing is kept here of who is logged in, but for those who logged out before the end."""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets
+import time
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+import msgspec
+
+SESSION_S_MAX: Final = 12 * 3600
+CLOCK_SKEW_S_MAX: Final = 60
+"""Of nsqadmins that share a key."""
+COOKIE_CHARS_MAX: Final = 1024
+LOGGED_OUT_MAX: Final = 10_000
+ID_BYTES: Final = 16
+
+
+class Session(NamedTuple):
+    """One browser's visit, of nobody in particular until they log in, which begins another one."""
+
+    id: bytes
+    user: str
+    fingerprint: bytes
+    issued_s: int
+
+    @property
+    def is_logged_in(self) -> bool:
+        return bool(self.user)
+
+
+_decoder: Final = msgspec.msgpack.Decoder(tuple[bytes, str, bytes, int])
+
+
+class Sessions:
+    """Makes and reads the cookies. A cookie is `<payload>.<signature>`, both in URL-safe base64."""
+
+    def __init__(self) -> None:
+        self._logged_out: OrderedDict[bytes, None] = OrderedDict()
+
+    def begin(self, user: str = "", fingerprint: bytes = b"") -> Session:
+        """Always with a new id: one that somebody planted in the browser before the login is worth nothing after it."""
+        return Session(secrets.token_bytes(ID_BYTES), user, fingerprint, int(time.time()))
+
+    def end(self, session: Session) -> None:
+        """No copy of the cookie is good any more. The oldest of very many are forgotten first."""
+        self._logged_out[session.id] = None
+        while len(self._logged_out) > LOGGED_OUT_MAX:
+            self._logged_out.popitem(last=False)
+
+    def encode(self, session: Session, key: bytes) -> str:
+        payload = _base64(msgspec.msgpack.encode(tuple(session)))
+        return f"{payload}.{_sign(key, 'session', payload.encode())}"
+
+    def decode(self, cookie: str, key: bytes) -> Session | None:
+        """The session of a cookie that we signed with this key, and that has not ended."""
+        if len(cookie) > COOKIE_CHARS_MAX or not cookie.isascii():
+            return None
+        payload, _, signature = cookie.partition(".")
+        if not hmac.compare_digest(signature, _sign(key, "session", payload.encode())):
+            return None
+        try:
+            session = Session(*_decoder.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))))
+        except (binascii.Error, msgspec.MsgspecError):  # of another version
+            return None
+        age_s = time.time() - session.issued_s
+        if not -CLOCK_SKEW_S_MAX <= age_s <= SESSION_S_MAX or session.id in self._logged_out:
+            return None
+        return session
+
+
+def csrf_token(session: Session, key: bytes) -> str:
+    """What a page of ours says with each change, and a page of another site cannot know."""
+    return _sign(key, "csrf", session.id)
+
+
+def is_csrf_token(token: str, session: Session, key: bytes) -> bool:
+    return token.isascii() and hmac.compare_digest(token, csrf_token(session, key))
+
+
+def _sign(key: bytes, purpose: str, data: bytes) -> str:
+    return _base64(hmac.digest(key, purpose.encode() + b"\0" + data, hashlib.sha256))
+
+
+def _base64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

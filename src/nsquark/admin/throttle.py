@@ -1,0 +1,88 @@
+"""How often a password may be tried: after some failures each further one makes the next wait for twice as long."""
+
+import ipaddress
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+FREE_FAILURES: Final = 5
+"""Of one user from one place."""
+FREE_FAILURES_SHARED: Final = 50
+"""Of a place whoever it tries, which may be a proxy with many behind it; and of a user wherever they are tried from."""
+WAIT_S_MAX: Final = 300.0
+SHARED_WAIT_S_MAX: Final = 30.0
+"""Short, or strangers would keep a user out by guessing, or all who come by the same proxy."""
+FORGET_S: Final = 900.0
+COUNTS_MAX: Final = 20_000
+
+
+class _Rule(NamedTuple):
+    key: tuple[str, str]
+    free: int
+    wait_s_max: float
+
+
+class _Count(NamedTuple):
+    failures: int
+    seen_s: float
+    next_s: float
+
+
+class Throttle:
+    """Counts failed logins by place and user. Always: at most `COUNTS_MAX` counts, the latest ones."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._counts: OrderedDict[tuple[str, str], _Count] = OrderedDict()
+
+    def wait_s(self, address: str, user: str) -> float:
+        """For how long this user cannot be tried from this address; 0 if now."""
+        now = self._clock()
+        return max(0.0, *(self._count(rule.key, now).next_s - now for rule in _rules(address, user)))
+
+    def failed(self, address: str, user: str) -> None:
+        """Call it before the password is looked at, and `succeeded` after, so that many at once count as many."""
+        now = self._clock()
+        for rule in _rules(address, user):
+            failures = self._count(rule.key, now).failures + 1
+            beyond = failures - rule.free
+            wait_s = min(rule.wait_s_max, 2.0 ** min(beyond, 20)) if beyond >= 0 else 0.0
+            self._counts[rule.key] = _Count(failures, now, now + wait_s)
+            self._counts.move_to_end(rule.key)
+        while len(self._counts) > COUNTS_MAX:
+            self._counts.popitem(last=False)
+
+    def succeeded(self, address: str, user: str) -> None:
+        """Forgets this user's failures here; of the shared counts only the one that was no failure."""
+        own, *shared = _rules(address, user)
+        self._counts.pop(own.key, None)
+        for rule in shared:
+            count = self._counts.get(rule.key)
+            if count is not None:
+                self._counts[rule.key] = count._replace(failures=max(0, count.failures - 1), next_s=0.0)
+
+    def _count(self, key: tuple[str, str], now: float) -> _Count:
+        count = self._counts.get(key)
+        return count if count is not None and now - count.seen_s < FORGET_S else _Count(0, now, 0.0)
+
+
+def _rules(address: str, user: str) -> tuple[_Rule, _Rule, _Rule]:
+    place, user = _place(address), user[:64]
+    return (
+        _Rule((place, user), FREE_FAILURES, WAIT_S_MAX),
+        _Rule((place, "\0"), FREE_FAILURES_SHARED, SHARED_WAIT_S_MAX),
+        _Rule(("", user), FREE_FAILURES_SHARED, SHARED_WAIT_S_MAX),
+    )
+
+
+def _place(address: str) -> str:
+    """One customer of a provider has all of an IPv6 network of 64 bits."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv6Address):
+        mapped = parsed.ipv4_mapped
+        return str(mapped) if mapped else str(ipaddress.ip_network((int(parsed), 64), strict=False))
+    return str(parsed)
