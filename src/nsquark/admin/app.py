@@ -1,0 +1,92 @@
+"""The application: routes of all parts under the base path, and what surrounds every request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final
+
+from aiohttp import web
+
+from nsquark.admin import access, api, assets, events, messages, pages
+from nsquark.admin.access import Access
+from nsquark.admin.audit import Audit
+from nsquark.admin.cluster import Cluster
+from nsquark.admin.events import Streams
+from nsquark.admin.history import History
+from nsquark.admin.options import Options, normal_base_path
+from nsquark.admin.poller import Poller
+from nsquark.admin.state import STATE, State
+from nsquark.cli.durations import Duration
+from nsquark.cli.logs import Logger
+
+REQUEST_BYTES_MAX: Final = 8 << 20
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+# Each has `routes`, with paths as they are below the base path. The first that fits a request takes it.
+PARTS: Final = (api, assets, access, events, messages, pages)
+
+
+def make_state(options: Options, logger: Logger) -> State:
+    """OptionsError if a file that an option names cannot be used."""
+    cluster = Cluster(options)
+    history = History()
+    patience_s = options.http_client_request_timeout.seconds
+    return State(
+        options=options,
+        logger=logger,
+        base_path=normal_base_path(options.base_path),
+        cluster=cluster,
+        history=history,
+        poller=Poller(cluster, history, logger, options.poll_interval.seconds, patience_s),
+        streams=Streams(pages.live),
+        access=Access(options, logger),
+        audit=Audit(options, cluster, logger),
+    )
+
+
+def make_app(state: State) -> web.Application:
+    app = web.Application(
+        middlewares=[log_requests, *access.middlewares(state.access)],
+        client_max_size=REQUEST_BYTES_MAX,
+    )
+    app[STATE] = state
+    for part in PARTS:
+        for route in part.routes:
+            app.router.add_route(route.method, state.url(route.path), route.handler)
+    app.cleanup_ctx.append(_running)
+    app.on_shutdown.append(_end_streams)
+    return app
+
+
+async def _running(app: web.Application) -> AsyncIterator[None]:
+    state = app[STATE]
+    state.poller.start()
+    state.audit.start()
+    yield
+    await state.audit.stop()
+    await state.poller.stop()
+    await state.cluster.close()
+
+
+async def _end_streams(app: web.Application) -> None:
+    """Before the server waits for open requests to end: a stream never does by itself."""
+    app[STATE].streams.close()
+
+
+@web.middleware
+async def log_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Writes NSQ's access line, with the status that was really sent."""
+    began_ns = time.monotonic_ns()
+    status = 500
+    try:
+        response = await handler(request)
+        status = response.status
+        return response
+    except web.HTTPException as answer:
+        status = answer.status
+        raise
+    finally:
+        took = Duration(time.monotonic_ns() - began_ns)
+        request.app[STATE].logger.info(f"{status} {request.method} {request.path_qs} ({request.remote}) {took}")

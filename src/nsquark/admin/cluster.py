@@ -1,0 +1,239 @@
+"""Asking nsqds and nsqlookupds over HTTP: with limits on time, size and how many at once.
+
+Errors are worded as Go's HTTP client words them, since NSQ's /api shows them and scripts look for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from typing import Final, TypeVar
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from nsquark.admin.errors import UpstreamError
+from nsquark.admin.options import Options, OptionsError
+from nsquark.cli.secrets import read_secret
+from nsquark.wire.printable import escaped
+
+T = TypeVar("T")
+
+ACCEPT: Final = "application/vnd.nsq; version=1.0"
+RESPONSE_BYTES_MAX: Final = 64 << 20
+ERROR_BODY_BYTES_SHOWN_MAX: Final = 4096
+CONNECTIONS_MAX: Final = 128
+CONNECTIONS_PER_HOST_MAX: Final = 6
+READ_BYTES: Final = 64 << 10
+
+_REASONS: Final = {
+    errno.ECONNREFUSED: "connection refused",
+    errno.ECONNRESET: "connection reset by peer",
+    errno.EHOSTUNREACH: "no route to host",
+    errno.ENETUNREACH: "network is unreachable",
+    errno.ETIMEDOUT: "connection timed out",
+}
+
+
+class _TlsRequired(msgspec.Struct):
+    """The body with which an nsqd that requires TLS refuses plain HTTP."""
+
+    https_port: int
+
+
+class Cluster:
+    """One HTTP client for all that nsqadmin asks. `close` ends its connections."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._secret = _secret(options)
+        self._tls = _tls(options)
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def lookupds(self) -> list[str]:
+        return self._options.lookupd_http_address
+
+    @property
+    def nsqds(self) -> list[str]:
+        return self._options.nsqd_http_address
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def get(self, address: str, target: str, kind: type[T], *, timeout_s: float | None = None) -> T:
+        """The JSON answer to a GET as a value of this type. UpstreamError is everything that can go wrong."""
+        body = await self.ask("GET", f"http://{address}{target}", timeout_s=timeout_s)
+        return decode(body, kind)
+
+    async def post(self, address: str, target: str, body: bytes | None = None) -> bytes:
+        return await self.ask("POST", f"http://{address}{target}", body=body)
+
+    async def ask(
+        self,
+        method: str,
+        url: str,
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> bytes:
+        """The body of a 200; any other status is an UpstreamError too."""
+        async with self.request(method, url, data=body, headers=headers, timeout_s=timeout_s) as answer:
+            received = await _read(answer)
+        if answer.status != 200:
+            shown = quoted(received[:ERROR_BODY_BYTES_SHOWN_MAX].decode("utf-8", "surrogateescape"))
+            raise UpstreamError(f"got response {answer.status} {answer.reason} {shown}", answer.status, received)
+        return received
+
+    @contextlib.asynccontextmanager
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        data: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer of any status, to be read inside; the time is for all of it.
+
+        An nsqd that wants TLS or a secret is asked once more, with it.
+        """
+        try:
+            async with asyncio.timeout(timeout_s or self._options.http_client_request_timeout.seconds):
+                answer = await self._send(method, url, data, headers)
+                try:
+                    if answer.status == 403 and url.startswith("http://"):
+                        with contextlib.suppress(msgspec.DecodeError):
+                            port = msgspec.json.decode(await _read(answer), type=_TlsRequired).https_port
+                            url = str(URL(url, encoded=True).with_scheme("https").with_port(port))
+                            answer.release()
+                            answer = await self._send(method, url, data, headers)
+                    if answer.status == 401 and self._secret:
+                        answer.release()
+                        shown = {**(headers or {}), "Authorization": f"Bearer {self._secret}"}
+                        answer = await self._send(method, url, data, shown)
+                    yield answer
+                finally:
+                    answer.release()
+        except TimeoutError:
+            text = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)"
+            raise UpstreamError(f'{method.capitalize()} "{url}": {text}') from None
+        except (aiohttp.ClientError, ValueError) as error:
+            raise UpstreamError(f'{method.capitalize()} "{url}": {_explained(error)}') from None
+
+    async def _send(
+        self, method: str, url: str, data: bytes | None, headers: Mapping[str, str] | None
+    ) -> aiohttp.ClientResponse:
+        if self._session is None:
+            self._session = self._new_session()
+        target = URL(url, encoded=True)
+        return await self._session.request(method, target, data=data, headers=headers, allow_redirects=False)
+
+    def _new_session(self) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(
+            limit=CONNECTIONS_MAX, limit_per_host=CONNECTIONS_PER_HOST_MAX, ssl=self._tls, ttl_dns_cache=10
+        )
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._options.http_client_connect_timeout.seconds)
+        return aiohttp.ClientSession(
+            connector=connector,
+            timeout=timeout,
+            headers={"Accept": ACCEPT, "Accept-Encoding": "identity", "User-Agent": "nsqadmin"},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+        )
+
+
+async def _read(answer: aiohttp.ClientResponse) -> bytes:
+    """The body, which is kept in the answer as well."""
+    if answer._body is None:
+        received = bytearray()
+        async for piece in answer.content.iter_chunked(READ_BYTES):
+            received += piece
+            if len(received) > RESPONSE_BYTES_MAX:
+                raise ValueError(f"the answer has more than {RESPONSE_BYTES_MAX} bytes")
+        answer._body = bytes(received)
+    return answer._body
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UpstreamError(_json_trouble(body, str(error))) from None
+
+
+def _json_trouble(body: bytes, otherwise: str) -> str:
+    """As Go's JSON reader says it, for what is no JSON at all."""
+    text = body.strip()
+    if not text:
+        return "unexpected end of JSON input"
+    try:
+        json.loads(text[:ERROR_BODY_BYTES_SHOWN_MAX])
+    except (ValueError, RecursionError) as error:
+        at = getattr(error, "pos", None)
+        if at == 0:
+            char = text[:4].decode("utf-8", "replace")[0]
+            return f"invalid character {_go_char(char)} looking for beginning of value"
+    return otherwise
+
+
+def _go_char(char: str) -> str:
+    return "'\\''" if char == "'" else "'\"'" if char == '"' else f"'{escaped(char)}'"
+
+
+def quoted(text: str) -> str:
+    """As Go's %q writes it."""
+    inner = "".join({'"': '\\"', "\\": "\\\\"}.get(char) or escaped(char) for char in text)
+    return f'"{inner}"'
+
+
+def _explained(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno
+        reason = _REASONS.get(number or 0) or (os.strerror(number) if number else str(error.os_error))
+        return f"dial tcp {error.host}:{error.port}: connect: {reason}"
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "EOF"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"net/http: HTTP/1.x transport connection broken: malformed HTTP response ({error.message})"
+    return str(error) or type(error).__name__
+
+
+def _secret(options: Options) -> str:
+    if not options.auth_secret_file:
+        return ""
+    try:
+        return read_secret(options.auth_secret_file)
+    except ValueError as error:
+        raise OptionsError(f"--auth-secret-file {error}") from None
+
+
+def _tls(options: Options) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if options.http_client_tls_insecure_skip_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if options.http_client_tls_cert:
+        cert, key = options.http_client_tls_cert, options.http_client_tls_key
+        try:
+            context.load_cert_chain(cert, key)
+        except (OSError, ssl.SSLError) as error:
+            raise OptionsError(f"failed to LoadX509KeyPair {cert}, {key} - {error}") from None
+    if options.http_client_tls_root_ca_file:
+        path = options.http_client_tls_root_ca_file
+        try:
+            context.load_verify_locations(path)
+        except ssl.SSLError:
+            raise OptionsError(f"failed to AppendCertsFromPEM {path}") from None
+        except OSError as error:
+            raise OptionsError(f"failed to read TLS root CA file {path} - {error.strerror}") from None
+    return context

@@ -1,0 +1,24 @@
+"""What goes wrong between nsqadmin and those it asks."""
+
+from collections.abc import Iterable
+
+
+class UpstreamError(Exception):
+    """An nsqd or nsqlookupd gave no usable answer. The text is what NSQ's nsqadmin would say of it."""
+
+    def __init__(self, text: str, status: int = 0, body: bytes = b"") -> None:
+        super().__init__(text)
+        self.status = status
+        """Of the answer, 0 if there was none."""
+        self.body = body
+
+
+class AllFailed(Exception):
+    """Nobody that was asked gave an answer, so there is nothing to show."""
+
+    def __init__(self, kind: str, errors: Iterable[UpstreamError]) -> None:
+        super().__init__(f"failed to query any {kind}: " + joined(errors))
+
+
+def joined(errors: Iterable[UpstreamError]) -> str:
+    return "\n".join(map(str, errors))

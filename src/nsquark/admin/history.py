@@ -1,0 +1,279 @@
+"""The last hour of what can be drawn, in memory: rings of numbers that are all written at the same moments.
+
+Its size is bounded by the number of series. A subject (the cluster, a node, a topic, a channel) has a few series; while
+there is room every subject is kept, and when there is none the busiest are, and those that somebody looks at.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from nsquark.admin.snapshot import Channel, Node, Percentile, Snapshot, Topic
+
+SPAN_S: Final = 3600.0
+STEP_S_MIN: Final = 2.0
+"""Closer moments are not recorded: at this pace the rings hold an hour."""
+POINTS_MAX: Final = int(SPAN_S / STEP_S_MIN)
+SERIES_MAX: Final = 6000
+"""Of 4 bytes a point: 43 MB when all are in use."""
+WATCHED_S: Final = 60.0
+"""How long after somebody looked a subject keeps its place."""
+RERANK_INTERVAL_S: Final = 30.0
+REPLACED_MAX: Final = 200
+"""Subjects that change places at once: a cluster whose load moves must not rebuild all rings in one turn."""
+SERIES_PER_SUBJECT_MAX: Final = 16
+NS_PER_S: Final = 1e9
+
+Key = tuple[str, ...]
+"""A subject and the name of one of its figures: ("cluster", "in"), ("channel", "orders", "archive", "depth")."""
+Values = dict[str, float | None]
+
+
+class Track:
+    """The rings of one subject, by name of the figure."""
+
+    __slots__ = ("rings", "seen_at", "watched_at")
+
+    def __init__(self, at: float) -> None:
+        self.rings: dict[str, array[float]] = {}
+        self.seen_at = at
+        self.watched_at = 0.0
+
+
+class History:
+    """`record` is called after each poll. Always: the rings of all tracks together are at most `series_max`."""
+
+    def __init__(self, series_max: int = SERIES_MAX, points_max: int = POINTS_MAX) -> None:
+        self._series_max = series_max
+        self._points_max = points_max
+        self._times = array("d", [0.0]) * points_max
+        self._recorded = 0
+        self._tracks: dict[Key, Track] = {}
+        self._series = 0
+        self._ranked_at = 0.0
+        self._latest: Snapshot | None = None
+
+    @property
+    def series_count(self) -> int:
+        return self._series
+
+    def record(self, snapshot: Snapshot) -> None:
+        self._latest = snapshot
+        if self._recorded and 0 <= snapshot.at - self._last_time < STEP_S_MIN * 0.9:
+            return
+        self._make_room(snapshot)
+        slot = self._recorded % self._points_max
+        self._times[slot] = snapshot.at
+        for subject, track in self._tracks.items():
+            values = _values(snapshot, subject)
+            for ring in track.rings.values():
+                ring[slot] = math.nan
+            if values is not None:
+                track.seen_at = snapshot.at
+                self._write(track, values, slot)
+        self._recorded += 1
+
+    def watch(self, keys: Iterable[Key]) -> None:
+        """Somebody looks at these series: they are kept from now on, and not given up while that goes on."""
+        snapshot = self._latest
+        if snapshot is None:
+            return
+        for subject in {key[:-1] for key in keys}:
+            if subject not in self._tracks and _values(snapshot, subject) is not None:
+                self._track(subject, snapshot)
+            if (track := self._tracks.get(subject)) is not None:
+                track.watched_at = snapshot.at
+
+    def points(self, key: Key, since: float = 0.0, points_max: int = 0) -> tuple[list[float], list[float | None]]:
+        """Times in unix seconds and values, oldest first, of moments after `since`; None where there was no value.
+
+        With `points_max` neighbouring moments are taken together, each group by its largest value: a peak is not lost.
+        """
+        track = self._tracks.get(key[:-1])
+        ring = track.rings.get(key[-1]) if track is not None else None
+        slots = list(self._slots(max(since, self._last_time - SPAN_S)))
+        if ring is None or not slots:
+            return [], []
+        size = -(-len(slots) // points_max) if points_max else 1
+        # Groups are counted from the beginning of the recording, so that they stay the same as time passes.
+        groups: dict[int, list[int]] = {}
+        first = self._recorded - len(slots)
+        for place, slot in enumerate(slots):
+            groups.setdefault((first + place) // size, []).append(slot)
+        times = [self._times[group[-1]] for group in groups.values()]
+        values = [_largest([ring[slot] for slot in group]) for group in groups.values()]
+        return times, values
+
+    def last(self, key: Key) -> float | None:
+        """The newest value, None if there is none."""
+        track = self._tracks.get(key[:-1])
+        ring = track.rings.get(key[-1]) if track is not None else None
+        if ring is None or not self._recorded:
+            return None
+        return _largest([ring[(self._recorded - 1) % self._points_max]])
+
+    @property
+    def _last_time(self) -> float:
+        return self._times[(self._recorded - 1) % self._points_max] if self._recorded else 0.0
+
+    def _slots(self, since: float) -> Iterator[int]:
+        """Of the moments after `since`, oldest first."""
+        for number in range(max(0, self._recorded - self._points_max), self._recorded):
+            slot = number % self._points_max
+            if self._times[slot] > since:
+                yield slot
+
+    def _write(self, track: Track, values: Mapping[str, float | None], slot: int) -> None:
+        for name, value in values.items():
+            ring = track.rings.get(name)
+            if ring is None:
+                if self._series >= self._series_max or len(track.rings) >= SERIES_PER_SUBJECT_MAX:
+                    continue
+                ring = track.rings[name] = array("f", [math.nan]) * self._points_max
+                self._series += 1
+            ring[slot] = math.nan if value is None else value
+
+    # Who is kept
+
+    def _make_room(self, snapshot: Snapshot) -> None:
+        """New subjects come in while there is room; now and then the busiest replace the idlest."""
+        for subject in _subjects(snapshot):
+            if self._series >= self._series_max:
+                break
+            if subject not in self._tracks:
+                self._track(subject, snapshot)
+        if snapshot.at - self._ranked_at < RERANK_INTERVAL_S and self._ranked_at <= snapshot.at:
+            return
+        self._ranked_at = snapshot.at
+        for subject in [each for each, track in self._tracks.items() if snapshot.at - track.seen_at > SPAN_S]:
+            self._drop(subject)
+        if self._series >= self._series_max:
+            self._replace_idle(snapshot)
+
+    def _replace_idle(self, snapshot: Snapshot) -> None:
+        busiest = heapq.nlargest(
+            REPLACED_MAX,
+            ((_business(snapshot, each), each) for each in _subjects(snapshot) if each not in self._tracks),
+        )
+        replaceable = [each for each, track in self._tracks.items() if snapshot.at - track.watched_at > WATCHED_S]
+        idlest = heapq.nsmallest(REPLACED_MAX, ((_business(snapshot, each), each) for each in replaceable))
+        for (rate, subject), (idle_rate, idle) in zip(busiest, idlest, strict=False):
+            # Twice as busy, or two that are alike would change places for ever.
+            if rate <= 2 * idle_rate:
+                break
+            self._drop(idle)
+            self._track(subject, snapshot)
+
+    def _track(self, subject: Key, snapshot: Snapshot) -> None:
+        values = _values(snapshot, subject)
+        if values is None:
+            return
+        while self._tracks and self._series + len(values) > self._series_max:
+            idle = [each for each, track in self._tracks.items() if snapshot.at - track.watched_at > WATCHED_S]
+            if not idle:
+                return
+            self._drop(min(idle, key=lambda each: _business(snapshot, each)))
+        track = self._tracks[subject] = Track(snapshot.at)
+        for name in list(values)[:SERIES_PER_SUBJECT_MAX]:
+            track.rings[name] = array("f", [math.nan]) * self._points_max
+            self._series += 1
+
+    def _drop(self, subject: Key) -> None:
+        self._series -= len(self._tracks.pop(subject).rings)
+
+
+# What is recorded of a snapshot
+
+
+def _subjects(snapshot: Snapshot) -> Iterator[Key]:
+    yield ("cluster",)
+    for address in snapshot.nodes:
+        yield ("node", address)
+    for topic in snapshot.topics:
+        yield ("topic", topic)
+    for topic, found in snapshot.topics.items():
+        for channel in found.channels:
+            yield ("channel", topic, channel)
+
+
+def _values(snapshot: Snapshot, subject: Key) -> Values | None:
+    """The figures of a subject, None if the snapshot does not have it."""
+    match subject:
+        case ("cluster",):
+            return _cluster_values(snapshot)
+        case ("node", address):
+            node = snapshot.nodes.get(address)
+            return _node_values(node) if node is not None and node.answered else None
+        case ("topic", name):
+            topic = snapshot.topics.get(name)
+            return _topic_values(topic) if topic is not None else None
+        case ("channel", name, channel_name):
+            channel = snapshot.channel(name, channel_name)
+            return _channel_values(channel) if channel is not None else None
+    return None
+
+
+def _cluster_values(snapshot: Snapshot) -> Values:
+    totals = snapshot.totals
+    return {
+        "in": totals.rate_in,
+        "out": totals.rate_out,
+        "depth": totals.depth,
+        "in_flight": totals.in_flight,
+        "requeued": totals.rate_requeued,
+        "timed_out": totals.rate_timed_out,
+    }
+
+
+def _node_values(node: Node) -> Values:
+    return {"in": node.rate_in, "out": node.rate_out, "depth": node.depth, "in_flight": node.in_flight}
+
+
+def _topic_values(topic: Topic) -> Values:
+    return {
+        "in": topic.rate_in,
+        "out": topic.rate_out,
+        "depth": topic.total_depth,
+        "in_flight": topic.in_flight,
+        **_latency_values(topic.latency),
+    }
+
+
+def _channel_values(channel: Channel) -> Values:
+    return {
+        "out": channel.rate_out,
+        "depth": channel.depth,
+        "in_flight": channel.in_flight,
+        "deferred": channel.deferred,
+        "requeued": channel.rate_requeued,
+        "timed_out": channel.rate_timed_out,
+        **_latency_values(channel.latency),
+    }
+
+
+def _latency_values(percentiles: tuple[Percentile, ...]) -> Values:
+    """In seconds."""
+    return {percentile.name: percentile.value / NS_PER_S for percentile in percentiles}
+
+
+def _business(snapshot: Snapshot, subject: Key) -> float:
+    """Messages per second; the cluster and its nodes are always more worth than a topic."""
+    match subject:
+        case ("cluster",) | ("node", _):
+            return math.inf
+        case ("topic", name):
+            topic = snapshot.topics.get(name)
+            return 1 + (topic.rate_in or 0.0) + (topic.rate_out or 0.0) if topic is not None else 0.0
+        case ("channel", name, channel_name):
+            channel = snapshot.channel(name, channel_name)
+            return (channel.rate_out or 0.0) + (channel.rate_requeued or 0.0) if channel is not None else 0.0
+    return 0.0
+
+
+def _largest(values: list[float]) -> float | None:
+    known = [value for value in values if not math.isnan(value)]
+    return max(known) if known else None

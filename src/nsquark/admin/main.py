@@ -1,0 +1,80 @@
+"""The program nsqadmin: options, listen, serve until a signal, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import socket
+import sys
+from typing import Final
+
+from aiohttp import web
+
+from nsquark.admin.app import make_app, make_state
+from nsquark.admin.options import Options, OptionsError, check_options, parse_options
+from nsquark.cli.logs import Logger
+from nsquark.cli.version import version_line
+from nsquark.web.addresses import listen, show_address
+
+EXIT_FATAL: Final = 1
+STOP_S_MAX: Final = 5.0
+"""For requests that are being answered when nsqadmin is told to stop."""
+LINE_BYTES_MAX: Final = 32 << 10
+GC_THRESHOLD: Final = 50_000
+
+
+def main() -> None:
+    options = parse_options(sys.argv[1:])
+    logger = Logger(options.log_prefix, options.log_level)
+    logger.info(version_line("nsqadmin"))
+    # Snapshots are large and short-lived, and free of cycles: looking through them for garbage finds none.
+    gc.set_threshold(GC_THRESHOLD)
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        uvloop.install()
+    sys.exit(asyncio.run(serve(options, logger)))
+
+
+async def serve(options: Options, logger: Logger) -> int:
+    """Until SIGINT or SIGTERM; the exit code."""
+    loop = asyncio.get_running_loop()
+    logger.report_failures(loop)
+    stopping = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
+    try:
+        check_options(options)
+        state = make_state(options, logger)
+        bound = _listen(options.http_address)
+    except OptionsError as error:
+        logger.fatal(f"failed to instantiate nsqadmin - {error}")
+        return EXIT_FATAL
+    runner = web.AppRunner(
+        make_app(state),
+        access_log=None,
+        shutdown_timeout=STOP_S_MAX,
+        handler_cancellation=True,
+        max_line_size=LINE_BYTES_MAX,
+    )
+    await runner.setup()
+    await web.SockSite(runner, bound).start()
+    address = show_address(bound.getsockname())
+    logger.info(f"HTTP: listening on {address}")
+    await stopping.wait()
+    logger.info(f"HTTP: closing {address}")
+    await runner.cleanup()
+    return 0
+
+
+def _listen(address: str) -> socket.socket:
+    try:
+        return listen(address)
+    except (OSError, ValueError) as error:
+        raise OptionsError(f"listen ({address}) failed - {error}") from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""The message browser."""
+
+from aiohttp import web
+
+routes: list[web.RouteDef] = []

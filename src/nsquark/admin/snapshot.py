@@ -1,0 +1,398 @@
+"""The cluster at one moment, as pages, history and the attention list read it. Nothing here waits or asks anybody.
+
+The rows of one nsqd (`TopicOnNode`, `ChannelOnNode`) are decoded right out of its `/stats`, so field names are mapped
+here and nowhere else. `assembly.build` puts a snapshot together; after it has returned, nothing of it changes any more.
+
+Rates are per second and None where they are not known: at the first sight, or since the nsqd was started anew.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+
+class Percentile(msgspec.Struct, frozen=True, gc=False):
+    quantile: float
+    value: float
+    """Nanoseconds."""
+
+    @property
+    def name(self) -> str:
+        """p50, p99, p99.9: as series and columns are named."""
+        return f"p{self.quantile * 100:g}"
+
+
+class Latency(msgspec.Struct, frozen=True, gc=False):
+    """From publish to FIN; no percentiles where nsqd does not measure it."""
+
+    count: int = 0
+    percentiles: tuple[Percentile, ...] | None = None
+
+
+NO_LATENCY: Final = Latency()
+
+
+class ClientInfo(msgspec.Struct, kw_only=True, gc=False, rename={"in_flight": "in_flight_count"}):
+    """A consumer of a channel, or a producer, on one nsqd."""
+
+    node: str = ""
+    client_id: str = ""
+    hostname: str = ""
+    version: str = ""
+    remote_address: str = ""
+    state: int = 0
+    ready_count: int = 0
+    in_flight: int = 0
+    message_count: int = 0
+    finish_count: int = 0
+    requeue_count: int = 0
+    connect_ts: int = 0
+    sample_rate: int = 0
+    deflate: bool = False
+    snappy: bool = False
+    user_agent: str = ""
+    authed: bool = False
+    auth_identity: str = ""
+    auth_identity_url: str = ""
+    topology_zone: str = ""
+    topology_region: str = ""
+    tls: bool = False
+    tls_cipher_suite: str = ""
+    tls_version: str = ""
+    tls_negotiated_protocol: str = ""
+    tls_negotiated_protocol_is_mutual: bool = False
+
+
+class ChannelOnNode(
+    msgspec.Struct,
+    kw_only=True,
+    gc=False,
+    rename={
+        "name": "channel_name",
+        "in_flight": "in_flight_count",
+        "deferred": "deferred_count",
+        "messages": "message_count",
+        "requeued": "requeue_count",
+        "timed_out": "timeout_count",
+        "client_count": "client_count",
+        "latency": "e2e_processing_latency",
+    },
+):
+    """A channel on one nsqd."""
+
+    name: str
+    depth: int
+    backend_depth: int = 0
+    in_flight: int = 0
+    deferred: int = 0
+    messages: int = 0
+    """Counters (this, requeued, timed_out) are since the start of nsqd."""
+    requeued: int = 0
+    timed_out: int = 0
+    client_count: int = 0
+    clients: tuple[ClientInfo, ...] | None = None
+    """None unless they were asked for."""
+    paused: bool = False
+    latency: Latency = NO_LATENCY
+
+    node: str = ""
+    rate_out: float | None = None
+    """Messages that left it: finished, or emptied."""
+    rate_requeued: float | None = None
+    rate_timed_out: float | None = None
+
+    @property
+    def waiting(self) -> int:
+        """All that it still has to see finished."""
+        return self.depth + self.in_flight + self.deferred
+
+
+class TopicOnNode(
+    msgspec.Struct,
+    kw_only=True,
+    gc=False,
+    rename={
+        "name": "topic_name",
+        "messages": "message_count",
+        "bytes": "message_bytes",
+        "latency": "e2e_processing_latency",
+    },
+):
+    """A topic on one nsqd."""
+
+    name: str
+    channels: tuple[ChannelOnNode, ...] = ()
+    depth: int
+    backend_depth: int = 0
+    messages: int = 0
+    bytes: int = 0
+    paused: bool = False
+    latency: Latency = NO_LATENCY
+
+    node: str = ""
+    is_tombstoned: bool = False
+    rate_in: float | None = None
+    rate_bytes_in: float | None = None
+    log: LogHead | None = None
+    """Of our nsqds only."""
+
+
+class Memory(msgspec.Struct, kw_only=True, gc=False):
+    heap_objects: int = 0
+    heap_in_use_bytes: int = 0
+    gc_pause_usec_99: int = 0
+    gc_total_runs: int = 0
+
+
+class Stats(msgspec.Struct, kw_only=True, gc=False):
+    """The answer of /stats, as far as it is used."""
+
+    version: str = ""
+    health: str = "OK"
+    start_time: int = 0
+    topics: tuple[TopicOnNode, ...] | None = None
+    memory: Memory | None = None
+    producers: tuple[ClientInfo, ...] | None = None
+
+
+class RangeChannel(msgspec.Struct, kw_only=True, frozen=True, gc=False):
+    """A channel that is read by range and committed, as Spark queries do."""
+
+    channel: str
+    owner: str
+    position: int = 0
+    ttl_s: float = 0.0
+    idle_s: float = 0.0
+    """Since its owner last committed or said that it lives."""
+
+
+class LogHead(msgspec.Struct, kw_only=True, frozen=True, gc=False):
+    """A topic's log on one of our nsqds; the first message there is, the number after the last, and how many."""
+
+    topic: str
+    first: int = 0
+    next: int = 0
+    count: int = 0
+    owned: tuple[RangeChannel, ...] = ()
+
+
+class Disk(msgspec.Struct, kw_only=True, frozen=True, gc=False):
+    """The disk below an nsqd's data path, and its share of it; `limit_bytes` is --max-disk-bytes, 0 for none."""
+
+    free_bytes: int
+    total_bytes: int
+    used_bytes: int = 0
+    limit_bytes: int = 0
+
+    @property
+    def fullness(self) -> float:
+        """From 0 to 1: of the disk or of the limit, whichever is closer to its end."""
+        of_disk = 1 - self.free_bytes / self.total_bytes if self.total_bytes > 0 else 0.0
+        return max(of_disk, self.used_bytes / self.limit_bytes if self.limit_bytes > 0 else 0.0)
+
+
+class LogHeads(msgspec.Struct, kw_only=True, gc=False):
+    """The answer of our nsqds' /log/info without a topic."""
+
+    topics: tuple[LogHead, ...] = ()
+    nsqd_id: str = ""
+    disk: Disk | None = None
+
+
+class Producer(msgspec.Struct, kw_only=True, frozen=True):
+    """An nsqd as an nsqlookupd, or the nsqd itself, describes it."""
+
+    address: str
+    """`broadcast_address:http_port`, by which everything else names it."""
+    hostname: str = ""
+    broadcast_address: str = ""
+    tcp_port: int = 0
+    http_port: int = 0
+    version: str = ""
+    remote_addresses: tuple[str, ...] = ()
+    """`nsqlookupd/address of nsqd there`, one for each nsqlookupd that knows it."""
+    topics: tuple[str, ...] = ()
+    tombstones: frozenset[str] = frozenset()
+
+
+class Node(msgspec.Struct, kw_only=True, frozen=True):
+    """An nsqd: what is known of it, and what it said last, if it did."""
+
+    producer: Producer
+    failure: str = ""
+    """Why its figures are missing or old; empty if they are neither."""
+    answered: bool = False
+    """Whether the figures below are there."""
+    health: str = ""
+    start_time: int = 0
+    version: str = ""
+    is_out_of_date: bool = False
+    is_ours: bool = False
+    nsqd_id: str = ""
+    disk: Disk | None = None
+    memory: Memory | None = None
+    topics: tuple[TopicOnNode, ...] = ()
+    depth: int = 0
+    in_flight: int = 0
+    messages: int = 0
+    client_count: int = 0
+    channel_count: int = 0
+    rate_in: float | None = None
+    rate_out: float | None = None
+
+    @property
+    def address(self) -> str:
+        return self.producer.address
+
+    @property
+    def hostname(self) -> str:
+        return self.producer.hostname
+
+
+class Channel(msgspec.Struct, kw_only=True, frozen=True, gc=False):
+    """A channel on all nsqds together."""
+
+    topic: str
+    name: str
+    nodes: tuple[ChannelOnNode, ...]
+    depth: int
+    backend_depth: int
+    in_flight: int
+    deferred: int
+    messages: int
+    requeued: int
+    timed_out: int
+    client_count: int
+    paused: bool
+    rate_out: float | None
+    rate_requeued: float | None
+    rate_timed_out: float | None
+    latency: tuple[Percentile, ...]
+    """The worst of the nsqds for each quantile."""
+    owner: str = ""
+    """Of a channel that is read by range."""
+
+    @property
+    def waiting(self) -> int:
+        return self.depth + self.in_flight + self.deferred
+
+
+class Topic(msgspec.Struct, kw_only=True, frozen=True, gc=False):
+    """A topic on all nsqds together."""
+
+    name: str
+    nodes: tuple[TopicOnNode, ...]
+    channels: dict[str, Channel]
+    depth: int
+    backend_depth: int
+    total_depth: int
+    """With that of its channels: how much there is to do."""
+    in_flight: int
+    messages: int
+    bytes: int
+    client_count: int
+    paused: bool
+    rate_in: float | None
+    rate_bytes_in: float | None
+    rate_out: float | None
+    """Of all its channels."""
+    latency: tuple[Percentile, ...]
+
+    @property
+    def has_log(self) -> bool:
+        """Whether some nsqd has it as a log that can be read."""
+        return any(node.log is not None for node in self.nodes)
+
+
+class SparkQuery(msgspec.Struct, kw_only=True, frozen=True, gc=False):
+    """A reader by range: what a Spark query is to its topic."""
+
+    topic: str
+    channel: str
+    owner: str
+    lag: int
+    rate: float | None
+    """Messages committed per second."""
+    rate_in: float | None
+    """Messages published to its topic per second."""
+    last_commit: float
+    """Unix seconds, the oldest of its nsqds."""
+    nodes: tuple[str, ...]
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Until the backlog is read, if both rates stay; None if it never is, or not known."""
+        if self.rate is None or self.rate_in is None:
+            return None
+        gain = self.rate - self.rate_in
+        if self.lag == 0:
+            return 0.0
+        return self.lag / gain if gain > 0 else None
+
+
+class Failure(msgspec.Struct, kw_only=True, frozen=True, gc=False):
+    """Something that could not be asked: an nsqd or an nsqlookupd."""
+
+    kind: str
+    """nsqd or nsqlookupd."""
+    address: str
+    text: str
+    since: float
+    """Unix seconds."""
+
+
+class Lookupd(msgspec.Struct, kw_only=True, frozen=True, gc=False):
+    address: str
+    failure: str = ""
+    node_count: int = 0
+
+
+class Totals(msgspec.Struct, kw_only=True, frozen=True, gc=False):
+    """The whole cluster."""
+
+    topics: int = 0
+    channels: int = 0
+    nodes: int = 0
+    nodes_answering: int = 0
+    depth: int = 0
+    in_flight: int = 0
+    deferred: int = 0
+    messages: int = 0
+    client_count: int = 0
+    rate_in: float | None = None
+    rate_bytes_in: float | None = None
+    rate_out: float | None = None
+    rate_requeued: float | None = None
+    rate_timed_out: float | None = None
+
+
+class Snapshot(msgspec.Struct, kw_only=True, frozen=True):
+    at: float = 0.0
+    """Unix seconds; 0 before the first poll."""
+    nodes: dict[str, Node] = {}
+    """By address, in the order of host names."""
+    topics: dict[str, Topic] = {}
+    """By name, in the order of names."""
+    lookupds: tuple[Lookupd, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    queries: tuple[SparkQuery, ...] = ()
+    totals: Totals = Totals()
+
+    def channel(self, topic: str, channel: str) -> Channel | None:
+        found = self.topics.get(topic)
+        return found.channels.get(channel) if found is not None else None
+
+
+EMPTY: Final = Snapshot()
+
+
+class NodeAnswer(msgspec.Struct, kw_only=True, frozen=True):
+    """What a poll got from one nsqd. `stats` may be an older answer while a newer one is awaited."""
+
+    producer: Producer
+    stats: Stats | None = None
+    heads: LogHeads | None = None
+    stats_at: float = 0.0
+    failure: str = ""

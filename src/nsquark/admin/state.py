@@ -1,0 +1,74 @@
+"""What all parts of nsqadmin share, in one object of the application."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from nsquark.admin.access import Access
+    from nsquark.admin.attention import Attention
+    from nsquark.admin.audit import Audit
+    from nsquark.admin.cluster import Cluster
+    from nsquark.admin.events import Streams
+    from nsquark.admin.history import History, Key
+    from nsquark.admin.options import Options
+    from nsquark.admin.poller import Poller
+    from nsquark.admin.snapshot import Failure, Snapshot
+    from nsquark.cli.logs import Logger
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What a page shows that changes: texts by the name of their place, and series to be drawn."""
+
+    figures: dict[str, str] = field(default_factory=dict)
+    series: tuple[Key, ...] = ()
+    """Drawn as charts: every recorded point."""
+    sparks: tuple[Key, ...] = ()
+    """Drawn as sparklines: a few points are enough."""
+
+
+@dataclass(slots=True)
+class State:
+    """`snapshot` is replaced at every poll and never changed; take it once and read all from it."""
+
+    options: Options
+    logger: Logger
+    base_path: str
+    """"" or "/a/b": what stands before every path of ours."""
+    cluster: Cluster
+    history: History
+    poller: Poller
+    streams: Streams
+    access: Access
+    audit: Audit
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self.poller.snapshot
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        return self.poller.snapshot.failures
+
+    def attention(self) -> tuple[Attention, ...]:
+        """What needs a person, worst first, as of the last poll."""
+        return self.poller.attention
+
+    async def snapshot_after_change(self) -> Snapshot:
+        """A snapshot that was asked for after this call: for who has just changed something."""
+        return await self.poller.again()
+
+    async def fresh_snapshot(self) -> Snapshot:
+        """A snapshot of now, give or take a poll; asks the cluster if nobody looked for a while."""
+        return await self.poller.fresh()
+
+    def url(self, path: str) -> str:
+        """A path of ours as a browser must ask for it."""
+        return f"{self.base_path}{path}" if path != "/" or not self.base_path else self.base_path
+
+
+STATE: web.AppKey[State] = web.AppKey("STATE", State)
