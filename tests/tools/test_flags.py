@@ -6,7 +6,7 @@ import pytest
 
 from tools.rig import run_tool
 
-ALL = ["nsq_tail"]
+ALL = ["nsq_tail", "to_nsq"]
 STAMP = re.compile(r"^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d ")
 BOTH = ("--nsqd-tcp-address=127.0.0.1:1", "--lookupd-http-address=127.0.0.1:1")
 
@@ -39,6 +39,10 @@ def test_version_is_that_of_nsq(tool: str) -> None:
         ("nsq_tail", [], "--nsqd-tcp-address or --lookupd-http-address required"),
         ("nsq_tail", ["--topic=x", *BOTH], "use --nsqd-tcp-address or --lookupd-http-address not both"),
         ("nsq_tail", [BOTH[0]], "--topic required"),
+        ("to_nsq", [], "--topic required"),
+        ("to_nsq", ["--topic=x"], "--nsqd-tcp-address required"),
+        ("to_nsq", ["--topic=x", "--delimiter=ab"], "--delimiter must be a single byte"),
+        ("to_nsq", ["--topic=x", "--delimiter="], "--delimiter must be a single byte"),
     ],
 )
 def test_flags_that_do_not_fit_end_with_1(tool: str, flags: list[str], line: str) -> None:

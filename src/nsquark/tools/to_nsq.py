@@ -1,0 +1,313 @@
+"""The program to_nsq: publishes what it reads on stdin, a message for each line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NoReturn
+
+from nsquark.cli.flags import option, option_table
+from nsquark.cli.kinds import INTEGER, STRING, STRINGS
+from nsquark.client.errors import MessageTooBig
+from nsquark.client.producer import Producer
+from nsquark.tools.program import Fatal, on_stop, parse_options, run, say
+from nsquark.tools.sources import CLIENT_OPTIONS, ClientOption, client_config
+
+EXAMPLE = "tail -F access.log | to_nsq --topic=hits --nsqd-tcp-address=127.0.0.1:4150"
+
+STDIN_FD: Final = 0
+READ_BYTES_MAX: Final = 1 << 20
+"""Of one look at stdin; so much a MPUB has at most, unless one line is longer."""
+LINE_BYTES_MAX: Final = 256 << 20
+PIPELINE_MESSAGES_MAX: Final = 1000
+"""Of single publishes that are sent together."""
+OUTSTANDING_RUNS_MAX: Final = 8
+"""More without an answer, and reading waits."""
+PROGRESS_S: Final = 0.25
+
+
+@option_table
+class Options:
+    topic: str = option(STRING, "", "topic to publish to")
+    nsqd_tcp_address: list[str] = option(STRINGS, [], "nsqd TCP address, repeatable: each gets every message")
+    delimiter: str = option(STRING, "\n", "byte that ends a message")
+    rate: int = option(INTEGER, 0, "messages per second at most; 0 = no limit")
+    batch: int = option(INTEGER, 0, "messages to publish by one MPUB at most; 0 = one by one")
+    producer_opt: list[ClientOption] = option(
+        CLIENT_OPTIONS, [], "option for the producer as key,value or key, repeatable (docs/client-reference.md)"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    run(_publish_stdin(parse_options("to_nsq", Options, argv, EXAMPLE)))
+
+
+async def _publish_stdin(options: Options) -> None:
+    delimiter = os.fsencode(options.delimiter)
+    if not options.topic:
+        raise Fatal("--topic required")
+    if len(delimiter) != 1:
+        raise Fatal("--delimiter must be a single byte")
+    if not options.nsqd_tcp_address:
+        raise Fatal("--nsqd-tcp-address required")
+    destinations = [Destination(address, options) for address in dict.fromkeys(options.nsqd_tcp_address)]
+    feeding = _feed(Stdin(delimiter), destinations, options)
+    works = [asyncio.create_task(work) for work in (feeding, *(each.take_answers() for each in destinations))]
+    progress = asyncio.create_task(_show_progress(destinations)) if _is_watched() else None
+    try:
+        done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+        for work in done:
+            work.result()
+    except Exception:
+        say(f"{_published(destinations)} messages were published before this:")
+        raise
+    finally:
+        for work in filter(None, (*works, progress)):
+            work.cancel()
+        await asyncio.wait([*works, *filter(None, [progress])])
+        for destination in destinations:
+            await destination.close()
+
+
+async def _feed(stdin: Stdin, destinations: Sequence[Destination], options: Options) -> None:
+    """Returns when all of stdin is published."""
+    on_stop(stdin.stop)
+    throttle = Throttle(options.rate)
+    async for messages in stdin:
+        for run_of_messages in _runs(messages, options.batch or PIPELINE_MESSAGES_MAX):
+            await _publish(destinations, run_of_messages, throttle)
+    for destination in destinations:
+        await destination.all_answered()
+
+
+async def _publish(destinations: Sequence[Destination], messages: list[bytes], throttle: Throttle) -> None:
+    while messages:
+        count = await throttle.take(len(messages))
+        now, messages = messages[:count], messages[count:]
+        await asyncio.gather(*(destination.send(now) for destination in destinations))
+
+
+def _published(destinations: Sequence[Destination]) -> int:
+    """How many messages every nsqd has."""
+    return min(destination.published for destination in destinations)
+
+
+def _runs(messages: list[bytes], count_max: int) -> Iterator[list[bytes]]:
+    """Messages in runs of at most so many; one that is longer than all that is usually read has a run of its own."""
+    start = 0
+    if messages and len(messages[0]) > READ_BYTES_MAX:
+        yield messages[:1]
+        start = 1
+    for at in range(start, len(messages), count_max):
+        yield messages[at : at + count_max]
+
+
+class Destination:
+    """An nsqd that gets every message, in the order of stdin: one connection, on which nsqd answers in order.
+
+    Always: `published` counts messages whose publish nsqd has acknowledged, and they are the first of stdin.
+    """
+
+    def __init__(self, address: str, options: Options) -> None:
+        config = client_config("to_nsq", options.producer_opt)
+        self._producer = Producer(address, config, outstanding_bytes_max=sys.maxsize)
+        self._topic = options.topic
+        self._is_batched = options.batch > 0
+        self._unanswered: asyncio.Queue[tuple[list[asyncio.Future[None]], int]] = asyncio.Queue(OUTSTANDING_RUNS_MAX)
+        """Of each run, the answers to come and how many messages they are for."""
+        self._has_connected = False
+        self.published = 0
+
+    async def send(self, messages: list[bytes]) -> None:
+        """Returns when the messages are on their way and there is room for more."""
+        if not self._has_connected:
+            await self._producer.ping()  # from then on the size that nsqd takes is known
+            self._has_connected = True
+        if self._is_batched:
+            await self._send_batch(messages)
+        else:
+            await self._send_singly(messages)
+        if len(messages[0]) > READ_BYTES_MAX:
+            await self.all_answered()  # one of these at a time
+
+    async def _send_singly(self, messages: list[bytes]) -> None:
+        answers: list[asyncio.Future[None]] = []
+        try:
+            for message in messages:
+                answers.append(self._producer.publish_nowait(self._topic, message))
+        except MessageTooBig:
+            await self._unanswered.put((answers, len(answers)))
+            await self.all_answered()
+            raise
+        await self._unanswered.put((answers, len(answers)))
+
+    async def _send_batch(self, messages: list[bytes]) -> None:
+        """What is too much for one MPUB is halved, so that all before a message that is too big alone is published."""
+        try:
+            answer = self._producer.multi_publish_nowait(self._topic, messages)
+        except MessageTooBig:
+            if len(messages) == 1:
+                await self.all_answered()
+                raise
+            middle = len(messages) // 2
+            await self._send_batch(messages[:middle])
+            await self._send_batch(messages[middle:])
+        else:
+            await self._unanswered.put(([answer], len(messages)))
+
+    async def take_answers(self) -> NoReturn:
+        """Counts what nsqd acknowledges, and raises the first failure as soon as it is known."""
+        while True:
+            answers, count = await self._unanswered.get()
+            try:
+                for answer in answers:
+                    await answer
+            except Exception:
+                self.published += sum(1 for answer in answers if answer.done() and answer.exception() is None)
+                raise
+            self.published += count
+            self._unanswered.task_done()
+
+    async def all_answered(self) -> None:
+        await self._unanswered.join()
+
+    async def close(self) -> None:
+        await self._producer.close()
+        while not self._unanswered.empty():
+            for answer in self._unanswered.get_nowait()[0]:
+                answer.exception()  # what failed first was told
+
+
+class Stdin:
+    """Messages of stdin, as many at a time as there are to be had, until its end or `stop`.
+
+    The next piece is read, in a thread, while the last one is being published. What follows the last delimiter is a
+    message too.
+    """
+
+    def __init__(self, delimiter: bytes, fd: int = STDIN_FD) -> None:
+        self._fd = fd
+        self._delimiter = delimiter
+        self._rest: list[bytes] = []
+        self._rest_bytes = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="stdin")
+        self._stopped = asyncio.get_running_loop().create_future()
+        self._reading: asyncio.Future[bytes] | None = None
+        self._is_at_end = False
+
+    def stop(self) -> None:
+        """Whole messages that were read are still to be had; a piece of one is not."""
+        if not self._stopped.done():
+            self._stopped.set_result(None)
+
+    def __aiter__(self) -> Stdin:
+        return self
+
+    async def __anext__(self) -> list[bytes]:
+        while not self._is_at_end:
+            messages = self._split(await self._piece())
+            if messages:
+                return messages
+        raise StopAsyncIteration
+
+    async def _piece(self) -> bytes:
+        """Of stdin; at its end nothing, and at a stop nothing more than was read."""
+        loop = asyncio.get_running_loop()
+        reading = self._reading or loop.run_in_executor(self._thread, self._read)
+        self._reading = None
+        await asyncio.wait([reading, self._stopped], return_when=asyncio.FIRST_COMPLETED)
+        if not reading.done():
+            self._is_at_end = True
+            self._rest.clear()
+            return b""
+        piece = reading.result()
+        self._is_at_end = not piece
+        if self._stopped.done():
+            self._is_at_end = True
+            piece = piece[: piece.rfind(self._delimiter) + 1]
+            if not piece:
+                self._rest.clear()
+            return piece
+        if piece:
+            self._reading = loop.run_in_executor(self._thread, self._read)
+        return piece
+
+    def _read(self) -> bytes:
+        """Waits for something, and then takes what is there."""
+        try:
+            pieces = [os.read(self._fd, READ_BYTES_MAX)]
+            size = len(pieces[0])
+            while pieces[-1] and size < READ_BYTES_MAX and select.select([self._fd], [], [], 0)[0]:
+                pieces.append(os.read(self._fd, READ_BYTES_MAX - size))
+                size += len(pieces[-1])
+        except OSError as error:
+            raise Fatal(f"failed to read from stdin - {error.strerror}") from None
+        return b"".join(pieces)
+
+    def _split(self, piece: bytes) -> list[bytes]:
+        """The messages that end in this piece; at the end of stdin, what is left. Empty ones are skipped, as in NSQ."""
+        if self._delimiter not in piece and not self._is_at_end:
+            self._rest.append(piece)
+            self._rest_bytes += len(piece)
+            if self._rest_bytes > LINE_BYTES_MAX:
+                raise Fatal(f"a message on stdin is longer than {LINE_BYTES_MAX} bytes: is --delimiter right?")
+            return []
+        messages = b"".join([*self._rest, piece]).split(self._delimiter)
+        self._rest = [messages.pop()] if not self._is_at_end else []
+        self._rest_bytes = sum(map(len, self._rest))
+        return list(filter(None, messages))
+
+
+class Throttle:
+    """NSQ's token bucket: a token each 1/rate seconds, one at the start, at most `rate` saved."""
+
+    def __init__(self, rate: int) -> None:
+        self._rate = rate
+        self._tokens = 1.0
+        self._at_s = time.monotonic()
+
+    async def take(self, wanted: int) -> int:
+        """How many may go now: at least one, after waiting for it, and at most those wanted."""
+        if self._rate < 1:
+            return wanted
+        while True:
+            now_s = time.monotonic()
+            self._tokens = min(float(self._rate), self._tokens + (now_s - self._at_s) * self._rate)
+            self._at_s = now_s
+            if self._tokens >= 1:
+                count = min(wanted, int(self._tokens))
+                self._tokens -= count
+                return count
+            await asyncio.sleep((1 - self._tokens) / self._rate)
+
+
+def _is_watched() -> bool:
+    """Whether progress is of use: somebody sees stderr, and does not type the messages there."""
+    return os.isatty(2) and not os.isatty(STDIN_FD)
+
+
+async def _show_progress(destinations: Sequence[Destination]) -> None:
+    started_s = time.monotonic()
+
+    def show(end: str) -> None:
+        count = _published(destinations)
+        rate = count / max(time.monotonic() - started_s, 0.001)
+        with contextlib.suppress(OSError):
+            os.write(2, f"\r\x1b[K{count:,} messages published, {rate:,.0f}/s{end}".encode())
+
+    try:
+        while True:
+            await asyncio.sleep(PROGRESS_S)
+            show("")
+    finally:
+        show("\n")
+
+
+if __name__ == "__main__":
+    main()
