@@ -141,6 +141,19 @@ def parse_float(text: str) -> float:
     return number
 
 
+def _parse_one_float(text: str) -> float:
+    try:
+        return parse_float(text)
+    except ValueError:
+        raise ValueError(PARSE_ERROR) from None
+
+
+def _float_of(value: object) -> float:
+    if type(value) in (float, int):
+        return float(value)  # type: ignore[arg-type]
+    raise ValueError("expected a number")
+
+
 def _parse_floats(text: str) -> list[float]:
     try:
         return [parse_float(piece.strip()) for piece in text.split(",")]
@@ -166,6 +179,7 @@ INTEGER: Final = Kind("int", parse_integer, _integer_of)
 BOOLEAN: Final = Kind("", parse_boolean, _boolean_of, lambda value: "true" if value else "", boolean=True)
 DURATION: Final = Kind("duration", _parse_duration, _duration_of)
 STRINGS: Final[Kind[list[str]]] = Kind("value", lambda text: [text], _strings_of, show_list, repeated=True)
+FLOAT: Final = Kind("float", _parse_one_float, _float_of, lambda value: f"{value:g}" if value else "")
 FLOATS: Final[Kind[list[float]]] = Kind(
     "value", _parse_floats, _floats_of, show_list, repeated=True, arrange=_arrange_floats
 )

@@ -1,0 +1,67 @@
+"""What nsq_to_http and nsq_to_nsq share: how long requests took, and what becomes of a message that was not taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from nsquark.client.logs import shown_id
+from nsquark.client.message import Message
+from nsquark.tools.program import say
+from nsquark.tools.sources import SourceOptions
+from nsquark.tools.timings import Timings
+
+REFUSALS_MAX: Final = 5
+"""go-nsq's default for max_attempts."""
+
+
+class NotTaken(Exception):
+    """The destination did not take a message. `is_refused` says that it answered, and found fault with the message."""
+
+    def __init__(self, text: str, *, is_refused: bool = False) -> None:
+        super().__init__(text)
+        self.is_refused = is_refused
+
+
+class Failures:
+    """Requeues what was not taken, and gives up what is refused again and again.
+
+    go-nsq gives up after five attempts whatever went wrong, so that an outage of the destination loses messages. Here
+    only refusals lead to that, unless `--consumer-opt=max_attempts,N` asks for go-nsq's rule.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        is_asked_for = any(name.replace("-", "_") == "max_attempts" for name, _ in options.consumer_opt)
+        self._refusals_max = 0 if is_asked_for else REFUSALS_MAX
+        if not is_asked_for:
+            options.consumer_opt = [*options.consumer_opt, ("max_attempts", "0")]
+
+    def settle(self, messages: Sequence[Message], error: NotTaken) -> None:
+        """Answers messages that failed together; for the consumer's backoff they are one failure."""
+        first = messages[0]
+        others = f" and {len(messages) - 1} others" if len(messages) > 1 else ""
+        say(f"ERROR: message {shown_id(first.id)}{others} (attempt {first.attempts}) was not taken - {error}")
+        for message in messages:
+            if error.is_refused and 0 < self._refusals_max <= message.attempts:
+                say(f"ERROR: message {shown_id(message.id)} was refused {message.attempts} times, giving up")
+                message.finish()
+            else:
+                message.requeue()
+
+
+class StatusLines:
+    """The status lines of all destinations together and, where there are several, of each."""
+
+    def __init__(self, every: int, addresses: Sequence[str]) -> None:
+        several = addresses if len(addresses) > 1 else ()
+        self._each = {address: Timings(every, f"[{address}]:", say) for address in several}
+        self._all = Timings(every, "[aggregate]:", say)
+
+    def took(self, address: str, seconds: float, count: int = 1) -> None:
+        """So many requests to this address took this long."""
+        if address in self._each:
+            self._each[address].took(seconds, count)
+
+    def took_in_all(self, seconds: float, count: int = 1) -> None:
+        """So many messages took this long."""
+        self._all.took(seconds, count)

@@ -1,0 +1,109 @@
+"""The requests of nsq_to_http, on connections that are kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Final, Self
+from urllib.parse import quote, quote_plus
+
+import aiohttp
+from yarl import URL
+
+from nsquark import NSQ_VERSION
+from nsquark.cli.durations import Duration
+from nsquark.tools.forwarding import NotTaken
+from nsquark.tools.program import Fatal
+
+USER_AGENT: Final = f"nsq_to_http v{NSQ_VERSION}"
+REFUSED: Final = range(400, 500)
+NOT_THE_MESSAGE: Final = frozenset((401, 403, 404, 408, 421, 425, 429))
+"""Answers in that range which say something about the endpoint, or about the moment."""
+ASCII: Final = bytes(range(33, 127)).decode()
+
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+class HttpSender:
+    """Sends bodies by POST, or by GET as part of the URL. NotTaken tells why one was not taken."""
+
+    def __init__(
+        self, *, headers: Mapping[str, str], content_type: str, connect_timeout: Duration, request_timeout: Duration
+    ) -> None:
+        # What Go sends: an endpoint that looks at headers sees no difference.
+        sent = {"User-Agent": USER_AGENT, "Accept-Encoding": "gzip"}
+        if content_type:
+            sent["Content-Type"] = content_type
+        self._is_post = bool(content_type)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),  # there are as many as handlers
+            headers={**sent, **headers},
+            skip_auto_headers=("Accept",),
+            timeout=aiohttp.ClientTimeout(total=request_timeout.seconds, sock_connect=connect_timeout.seconds),
+            auto_decompress=False,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def send(self, address: str, body: bytes) -> None:
+        try:
+            if self._is_post:
+                status = await self._status("POST", address, body)
+                is_taken = 200 <= status < 300
+            else:
+                status = await self._status("GET", filled_in(address, body), None)
+                is_taken = status == 200
+        except TimeoutError as error:
+            raise NotTaken(f"{address}: {str(error) or 'no answer in time'}") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise NotTaken(f"{address}: {str(error) or type(error).__name__}") from None
+        if not is_taken:
+            is_refused = status in REFUSED and status not in NOT_THE_MESSAGE
+            raise NotTaken(f"{address}: got status code {status}", is_refused=is_refused)
+
+    async def _status(self, method: str, url: str, body: bytes | None) -> int:
+        async with self._session.request(method, _url(url), data=body) as answer:
+            async for _ in answer.content.iter_any():
+                pass  # read to its end, so that the connection can be used again
+            return answer.status
+
+
+def filled_in(address: str, body: bytes) -> str:
+    """The address of a GET with the body in the place of %s; as in NSQ's, which formats it, %% is a percent sign."""
+    before, _, after = address.partition("%s")
+    return before.replace("%%", "%") + quote_plus(body) + after.replace("%%", "%")
+
+
+def _url(text: str) -> URL:
+    """What is ASCII stays as it was given."""
+    return URL(quote(text, safe=ASCII), encoded=True)
+
+
+def check_urls(flag: str, addresses: Sequence[str]) -> None:
+    """A URL that cannot work would cost every message its attempts."""
+    for address in addresses:
+        try:
+            url = _url(address.replace("%s", ""))
+            is_good = url.scheme in ("http", "https") and bool(url.host)
+        except ValueError:
+            is_good = False
+        if not is_good:
+            raise Fatal(f"--{flag} {address}: expected http://host:port/path or https://host:port/path")
+
+
+def parse_headers(given: Sequence[str]) -> dict[str, str]:
+    """`Name: value`, the name written as Go writes it."""
+    headers = {}
+    for text in given:
+        name, _, value = (part.strip() for part in text.partition(":"))
+        if not _TOKEN.fullmatch(name) or not value or not value.isprintable():
+            raise Fatal("--header value format should be 'Name: value'")
+        headers["-".join(part.capitalize() for part in name.split("-"))] = value
+    return headers

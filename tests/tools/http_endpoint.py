@@ -1,0 +1,99 @@
+"""A real HTTP server that remembers what it was asked, and answers as it is told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Self
+
+
+@dataclass(frozen=True)
+class Request:
+    method: str
+    target: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    def header(self, name: str) -> str:
+        return next((value for key, value in self.headers if key == name), "")
+
+
+Answer = Callable[[Request], int]
+"""Returns a status; it may take its time."""
+
+
+class HttpEndpoint:
+    """Listens on a free port of the loopback interface, or on the one given."""
+
+    def __init__(self, answer: Answer = lambda _: 200, port: int = 0) -> None:
+        self.answer = answer
+        self.requests: list[Request] = []
+        """Those that were answered with success come into `taken`, too."""
+        self.taken: list[Request] = []
+        endpoint = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def do_GET(self) -> None:
+                length = int(self.headers.get("Content-Length", 0))
+                request = Request(self.command, self.path, self.headers.items(), self.rfile.read(length))
+                endpoint.requests.append(request)
+                status = endpoint.answer(request)
+                if status == 200:
+                    endpoint.taken.append(request)
+                body = b"" if status == 204 else b"OK"
+                self.send_response(status)
+                if body:
+                    self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            do_POST = do_GET  # noqa: N815
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Says nothing."""
+
+        self._server = _Server(("127.0.0.1", port), Handler)
+        self.port = self._server.server_port
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that goes away is no news."""
+
+
+def free_port() -> int:
+    """Of an endpoint that nobody serves, for now."""
+    with _Server(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        return server.server_port
+
+
+def slowly(seconds: float) -> Answer:
+    def answer(_: Request) -> int:
+        time.sleep(seconds)
+        return 200
+
+    return answer
