@@ -234,8 +234,8 @@ def seconds_of(action: Callable[[], None], rounds: int = ROUNDS) -> float:
 
 def overhead_ms(nsqd: str) -> float:
     """All that Spark asks of the source for a micro-batch, as Spark asks it, but without Spark."""
-    from nsquark.spark.fetch import SCHEMA
-    from nsquark.spark.source import NsqDataSource
+    from nsquark.spark.source.datasource import NsqDataSource
+    from nsquark.spark.source.range_rows import SCHEMA
 
     source = NsqDataSource({"nsqd": nsqd, "topic": "overhead", "channel": "spark", "maxMessagesPerTrigger": "100000"})
     reader = source.streamReader(schema=SCHEMA)

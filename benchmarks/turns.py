@@ -16,12 +16,12 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.wire import MAGIC_V2, http_pub, mpub, pub
-from nsquark.broker.daemon import Nsqd
+from nsquark.base.logs import Logger
+from nsquark.broker.data_path import DataPath
+from nsquark.broker.nsqd import Nsqd
 from nsquark.broker.options import parse_options
-from nsquark.broker.session import Session
-from nsquark.broker.store import DataPath
-from nsquark.cli.logs import Logger
-from nsquark.log.log import TopicLog
+from nsquark.broker.tcp.session import Session
+from nsquark.log.topic_log import TopicLog
 from nsquark.web.connection import HttpConnection
 
 ROUNDS = 40

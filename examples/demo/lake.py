@@ -48,7 +48,7 @@ class Lake:
     async def update(self) -> float:
         """One update of the pipeline against the running server; gives the seconds it took."""
         started = time.monotonic()
-        command = [sys.executable, "-m", "nsquark.cli.nsquark", "pipeline", "run", "--spec", str(PIPELINE)]
+        command = [sys.executable, "-m", "nsquark.tool.main", "pipeline", "run", "--spec", str(PIPELINE)]
         command += ["--remote", self._platform.spark.url, "--dir", str(self._platform.spark.home.directory)]
         command += ["--conf", f"events.nsqd={','.join(self._platform.nsqds('http'))}"]
         process = await asyncio.create_subprocess_exec(

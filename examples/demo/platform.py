@@ -31,7 +31,7 @@ class Platform:
         self.spark = ConnectServer(directory / "lake", settings={"spark.ui.port": str(ui_port), **SHORT_RUN})
 
     async def __aenter__(self) -> Self:
-        command = [sys.executable, "-m", "nsquark.cli.nsquark", "up", f"--nsqd={NSQDS}", "--base-port=0"]
+        command = [sys.executable, "-m", "nsquark.tool.main", "up", f"--nsqd={NSQDS}", "--base-port=0"]
         command += [f"--dir={self._directory / 'nsqd'}", f"--ports-file={self._ports}"]
         with self._log.open("wb") as log:
             # A group of its own: Ctrl-C is for the demo, which stops its parts in order.

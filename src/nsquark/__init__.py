@@ -3,6 +3,8 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from nsquark.base.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from nsquark import errors, sync
     from nsquark.client.batches import Batch
@@ -14,11 +16,6 @@ if TYPE_CHECKING:
     from nsquark.client.producer import Producer
 
 __all__ = ["Batch", "Config", "Consumer", "Dedupe", "Message", "Producer", "ProducerPool", "errors", "sync"]
-
-__version__ = "0.1.0"
-
-# What nsqd, nsqlookupd and nsqadmin say of themselves: clients decide by it which features to expect.
-NSQ_VERSION = "1.3.0"
 
 _HOMES = {
     "Batch": "nsquark.client.batches",

@@ -27,7 +27,7 @@ from nsquark.client.dedupe import DedupeStore
 from nsquark.client.documented import documented_like
 from nsquark.client.errors import Closed, ConfigError, NsqError, WrongHandler
 from nsquark.client.handlers import check_handler, stopped_by_signals
-from nsquark.client.lookup import AddressFilter
+from nsquark.client.lookupd import AddressFilter
 from nsquark.client.loop_thread import process
 from nsquark.client.message import Message
 from nsquark.client.packing import Packing

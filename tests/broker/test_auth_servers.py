@@ -16,10 +16,10 @@ import pytest
 from harness import AuthServer, Nsqd, Wire, body_of, eventually
 from harness.auth import GRANT_ALL, granting
 from harness.upgrades import make_certificate, use_snappy
+from nsquark.base.logs import Level, Logger
 from nsquark.broker.auth import Asker, AuthServers
 from nsquark.broker.grants import Grant
 from nsquark.broker.options import Options
-from nsquark.cli.logs import Level, Logger
 
 GRANTED = b'{"identity":"kay","identity_url":"http://kay","permission_count":1}'
 SECRET = "hush-hush"

@@ -10,7 +10,7 @@ import pytest
 
 from harness import Nsqd
 from harness.lookupd import Nsqlookupd
-from nsquark.cli.hosts import HOSTNAME
+from nsquark.base.hosts import HOSTNAME
 
 pytestmark = pytest.mark.ours
 

@@ -13,7 +13,7 @@ import pytest
 from broker.nsq_files import Stored, write_messages, write_metadata
 from harness import Nsqd, Wire, eventually
 from nsquark.broker.export import without
-from nsquark.log import diskqueue
+from nsquark.log.nsq_import import diskqueue
 
 pytestmark = pytest.mark.ours
 

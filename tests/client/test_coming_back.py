@@ -16,7 +16,7 @@ from harness import FaultProxy, Nsqd
 from harness.lookupd import Nsqlookupd
 from nsquark import Consumer, Producer, ProducerPool, sync
 from nsquark.client.config import Config
-from nsquark.client.lookup import lookup
+from nsquark.client.lookupd import lookup
 from nsquark.errors import ConfigError, NsqError, WrongPort
 
 

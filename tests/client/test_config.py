@@ -13,7 +13,7 @@ import pytest
 
 import nsquark
 from harness.upgrades import make_certificate
-from nsquark.cli.durations import Duration
+from nsquark.base.durations import Duration
 from nsquark.client.config import Config, Options, parse_option
 from nsquark.client.errors import ConfigError
 

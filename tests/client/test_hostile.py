@@ -17,9 +17,9 @@ from client.pool_rig import address_of
 from client.scripted import HEARTBEAT, OK, Peer, ScriptedNsqd, error_frame, frame, message_frame, say_ok
 from harness import Nsqd
 from nsquark import Consumer, Message, Producer
-from nsquark.client import lookup as lookups
+from nsquark.client import lookupd as lookups
 from nsquark.client.config import Config
-from nsquark.client.lookup import lookup
+from nsquark.client.lookupd import lookup
 from nsquark.errors import IdentifyFailed, LookupFailed, NotConnected, NsqError
 
 QUICK: dict[str, Any] = {"lookupd_poll_interval": "50ms", "max_in_flight": 10}

@@ -15,7 +15,7 @@ from client.pool_rig import address_of
 from harness import FaultProxy, Nsqd, eventually
 from nsquark import Config, Consumer, Message, Producer
 from nsquark.client.errors import ConfigError, NsqError
-from nsquark.client.lookup import PollLoop
+from nsquark.client.lookupd import PollLoop
 
 Scenario = Callable[[Nsqd, FaultProxy, str], Coroutine[Any, Any, None]]
 NOBODY = "127.0.0.1:1"

@@ -24,7 +24,7 @@ from nsquark.client.errors import (
     TooMuchOutstanding,
     WrongHandler,
 )
-from nsquark.wire.commands import MpubBody
+from nsquark.client.packing import mpub_body
 
 WAIT_S = 15.0
 
@@ -56,7 +56,7 @@ def test_every_way_of_publishing_arrives(nsqd: Nsqd, producer: sync.Producer, to
     producer.multi_publish(topic, (body for body in (b"two", b"three")))
     producer.deferred_publish(topic, 0.0, b"four")
     producer.publish_nowait(topic, b"five").result(WAIT_S)
-    producer.multi_publish_nowait(topic, MpubBody.of([b"six"])).result(WAIT_S)
+    producer.multi_publish_nowait(topic, mpub_body([b"six"])).result(WAIT_S)
     producer.deferred_publish_nowait(topic, 0.0, b"seven").result(WAIT_S)
     assert producer.outstanding == producer.outstanding_bytes == 0
     assert sorted(messages_of(nsqd, topic)) == sorted([b"one", b"two", b"three", b"four", b"five", b"six", b"seven"])

@@ -77,9 +77,7 @@ class Runner:
     def run(self, blocks: list[Block]) -> None:
         if not any(block.starts_daemons for block in blocks):
             self._start(
-                Block(
-                    0, "sh", f"exec {sys.executable} -m nsquark.cli.nsquark up --dir {self._data}", in_background=True
-                )
+                Block(0, "sh", f"exec {sys.executable} -m nsquark.tool.main up --dir {self._data}", in_background=True)
             )
         for place, block in enumerate(blocks):
             if block.file:

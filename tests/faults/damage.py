@@ -20,7 +20,7 @@ from faults.fates import NOT_COUNTED, Accident, Book, Tally, evidence_directory
 from faults.flood import finish_many
 from faults.shim import Rule, Shim
 from harness import Nsqd, StartError, Wire, eventually, mpub_messages
-from nsquark.log.batches import Batch, scan
+from nsquark.wire.batch_format import Batch, scan
 
 FLAGS = ("--max-bytes-per-file=16384", "--sync-timeout=100ms")
 PAGE_BYTES = 4096

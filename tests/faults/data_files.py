@@ -4,7 +4,7 @@ from pathlib import Path
 
 from nsquark.log.cache import ChunkCache
 from nsquark.log.cursors import CursorFile, Slot
-from nsquark.log.shared import LogSettings, LogShared
+from nsquark.log.services import LogSettings, LogShared
 
 
 def topic_directory(data_path: Path, topic: str) -> Path:

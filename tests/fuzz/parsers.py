@@ -10,9 +10,9 @@ from random import Random
 from typing import Any
 
 from fuzz import grammar
-from nsquark.broker.identify import read_fields
-from nsquark.broker.session_state import decimal_of
-from nsquark.discovery.peer import BadJsonError, read_peer_info
+from nsquark.broker.tcp.identify import read_fields
+from nsquark.broker.tcp.session_state import decimal_of
+from nsquark.lookupd.peer import BadJsonError, read_peer_info
 from nsquark.web.query import parse_query
 from nsquark.wire.compression import CorruptStream, Decoder, DeflateDecoder, SnappyDecoder
 from nsquark.wire.errors import FatalClientError

@@ -83,7 +83,7 @@ class LookupWire:
         self.send(data)
         return self.reply()
 
-    def rest(self) -> bytes:
+    def state(self) -> bytes:
         """All until the server closes."""
         received = b""
         while data := self.socket.recv(65536):

@@ -18,7 +18,7 @@ LONGEST_FIRST = (
     "tests/faults/",
     "tests/broker/",
     "tests/client/",
-    "tests/cli/",
+    "tests/tool/",
 )
 """Beginnings of test ids; those that have none of them come last."""
 

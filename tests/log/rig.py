@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nsquark.kernel.tail import Commit
-from nsquark.log.batches import NO_TOKEN
 from nsquark.log.cache import ChunkCache
-from nsquark.log.log import TopicLog
 from nsquark.log.sequences import Sequences
-from nsquark.log.shared import LogSettings, LogShared
+from nsquark.log.services import LogSettings, LogShared
+from nsquark.log.topic_log import TopicLog
+from nsquark.wire.batch_format import NO_TOKEN
 
 NODE_ID = 7
 CACHE_BYTES = 64 << 20

@@ -1,6 +1,6 @@
 """One budget of memory over all logs."""
 
-from nsquark.kernel.arena import Chunk
+from nsquark.kernel.records import Chunk
 from nsquark.log.cache import ChunkCache
 
 

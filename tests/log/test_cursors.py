@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from rig import make_shared
 from xxhash import xxh3_64_intdigest
 
-from nsquark.log.cursors import REST_BYTES_MAX, SLOT_BYTES, SLOTS_PER_PAGE, CursorFile, Slot
+from nsquark.log.cursors import SLOT_BYTES, SLOTS_PER_PAGE, STATE_BYTES_MAX, CursorFile, Slot
 from nsquark.log.files import PAGE_BYTES
 
 Stored = dict[int, tuple[int, int, bytes]]
@@ -35,7 +35,7 @@ def loaded(path: Path) -> Iterator[tuple[CursorFile, Stored, list[str]]]:
     reports: list[str] = []
     cursors = CursorFile(make_shared(reports.append), path)
     try:
-        yield cursors, {slot.index: (slot.position, slot.deferred, slot.rest) for slot in cursors.load()}, reports
+        yield cursors, {slot.index: (slot.position, slot.deferred, slot.state) for slot in cursors.load()}, reports
     finally:
         cursors.close()
 
@@ -49,7 +49,7 @@ def write(cursors: CursorFile, slot: Slot, position: int, rest: bytes | None = N
     slot.position = position
     slot.deferred = 7
     if rest is not None:
-        slot.rest, slot.brief = rest, rest[:10]
+        slot.state, slot.brief = rest, rest[:10]
     cursors.write(slot)
 
 
@@ -314,7 +314,7 @@ class TestLongState:
         slot = cursors.topic_slot()
         for position, rest in ((1, self.LONG), (2, None), (3, self.LONG + b"longer"), (4, None), (5, b"short")):
             write(cursors, slot, position, rest)
-            assert stored(path)[0] == (position, 7, slot.rest)
+            assert stored(path)[0] == (position, 7, slot.state)
 
     def test_is_kept_over_restarts(self, path: Path) -> None:
         cursors = opened(path)
@@ -322,17 +322,17 @@ class TestLongState:
         for position in range(2, 6):
             cursors = CursorFile(make_shared(), path)
             (slot,) = cursors.load()
-            assert slot.rest.startswith(self.LONG)
-            write(cursors, slot, position, slot.rest + b"+")
+            assert slot.state.startswith(self.LONG)
+            write(cursors, slot, position, slot.state + b"+")
             assert stored(path)[0] == (position, 7, self.LONG + b"+" * (position - 1))
 
     def test_fits_to_the_last_byte(self, path: Path) -> None:
         cursors = opened(path)
         slots = [cursors.topic_slot(), cursors.new_slot()]
         for slot in slots:
-            write(cursors, slot, 1, b"x" * REST_BYTES_MAX)
+            write(cursors, slot, 1, b"x" * STATE_BYTES_MAX)
         assert not list(path.parent.glob("cursors.*"))
-        assert [rest for _, _, rest in stored(path).values()] == [b"x" * REST_BYTES_MAX] * 2
+        assert [rest for _, _, rest in stored(path).values()] == [b"x" * STATE_BYTES_MAX] * 2
 
     def test_a_crash_before_the_slot_names_it_leaves_the_older_one(
         self, path: Path, monkeypatch: pytest.MonkeyPatch

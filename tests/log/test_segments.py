@@ -10,8 +10,8 @@ import xxhash
 from rig import Rig
 
 from nsquark.log import segment as segment_module
-from nsquark.log.batches import DEFERRED, HEADER_BYTES_EVER, MORE_FOLLOWS, Batch, UnknownVersion, scan
 from nsquark.log.segment import Segment
+from nsquark.wire.batch_format import DEFERRED, HEADER_BYTES_EVER, MORE_FOLLOWS, Batch, UnknownVersion, scan
 
 MakeRig = Callable[..., Rig]
 

@@ -18,8 +18,8 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, WriterCommitMessage
 
-from nsquark.spark.sink import BatchWriter, StreamWriter
-from nsquark.spark.sink_options import SinkOptions
+from nsquark.spark.sink.options import SinkOptions
+from nsquark.spark.sink.writer import BatchWriter, StreamWriter
 
 ROWS = 5000
 PARTITIONS = 4

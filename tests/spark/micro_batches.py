@@ -10,8 +10,8 @@ from typing import Any
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from harness import Nsqd
-from nsquark.spark.source import NsqDataSource
-from nsquark.spark.stream import NsqStreamReader
+from nsquark.spark.source.datasource import NsqDataSource
+from nsquark.spark.source.stream import NsqStreamReader
 from spark.source_rig import addresses
 
 
@@ -59,7 +59,7 @@ class MicroBatches:
         """What the next batch reads; nothing if there is none."""
         return self.run() if self.plan(limit) else []
 
-    def rest(self) -> list[bytes]:
+    def state(self) -> list[bytes]:
         """All batches until there is none."""
         found: list[bytes] = []
         while self.plan():

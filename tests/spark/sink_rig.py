@@ -5,7 +5,7 @@ from typing import Any
 
 from harness import Nsqd
 from nsquark.kernel.frames import FrameScanner
-from nsquark.log.batches import HEADER_BYTES, Batch, scan
+from nsquark.wire.batch_format import HEADER_BYTES, Batch, scan
 
 
 def log_bodies(nsqd: Nsqd, topic: str) -> list[bytes]:

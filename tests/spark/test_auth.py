@@ -10,17 +10,17 @@ from pyspark.sql.types import StructField, StructType
 
 from harness import AuthServer, Nsqd
 from harness.auth import granting
-from nsquark.spark.append import Appenders, AppendFailed
-from nsquark.spark.batch import plan_batch
-from nsquark.spark.channel import ChannelHold
 from nsquark.spark.endpoint import NsqdError, Refused
-from nsquark.spark.fetch import COLUMNS, RangeReader
-from nsquark.spark.nsqds import identify
-from nsquark.spark.offsets import Key
+from nsquark.spark.nsqd_http import identify
 from nsquark.spark.options import OptionError, SourceOptions
-from nsquark.spark.publisher import tcp_addresses
-from nsquark.spark.sink_options import SinkOptions
-from nsquark.spark.sink_rows import Bodies
+from nsquark.spark.sink.append import Appenders, AppendFailed
+from nsquark.spark.sink.options import SinkOptions
+from nsquark.spark.sink.publisher import tcp_addresses
+from nsquark.spark.sink.rows import Bodies
+from nsquark.spark.source.batch import plan_batch
+from nsquark.spark.source.channel import ChannelHold
+from nsquark.spark.source.offsets import Key
+from nsquark.spark.source.range_rows import COLUMNS, RangeReader
 
 from .source_rig import address, bodies
 

@@ -24,7 +24,7 @@ pytest.importorskip("pyspark", reason="Spark is not installed: pip install 'nsqu
 import pyarrow as pa
 import pyarrow.dataset
 
-from nsquark.cli.errors import UserError
+from nsquark.base.errors import UserError
 from nsquark.spark.jobs import archive, replay, report
 from nsquark.spark.jobs.session import moment, read_messages, reason_of
 

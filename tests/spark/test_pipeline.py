@@ -23,7 +23,7 @@ pytest.importorskip("pyspark", reason="Spark is not installed: pip install 'nsqu
 
 import pyarrow.dataset
 
-from nsquark.cli.errors import UserError
+from nsquark.base.errors import UserError
 from nsquark.spark.jobs import pipeline
 from nsquark.spark.jobs.progress import Progress, Terminal, reports_in
 from nsquark.spark.jobs.server import ConnectServer

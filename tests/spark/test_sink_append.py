@@ -13,10 +13,10 @@ from harness import FaultProxy, Nsqd, eventually
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
-from nsquark.spark import append  # noqa: E402
-from nsquark.spark.append import Appenders, AppendFailed, Collected, choose_nsqd, pieces  # noqa: E402
-from nsquark.spark.sink_options import SinkOptions  # noqa: E402
-from nsquark.spark.sink_rows import Bodies  # noqa: E402
+from nsquark.spark.sink import append  # noqa: E402
+from nsquark.spark.sink.append import Appenders, AppendFailed, Collected, choose_nsqd, pieces  # noqa: E402
+from nsquark.spark.sink.options import SinkOptions  # noqa: E402
+from nsquark.spark.sink.rows import Bodies  # noqa: E402
 
 from .sink_rig import differences, http_address, log_bodies  # noqa: E402
 

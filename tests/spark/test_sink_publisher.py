@@ -12,9 +12,9 @@ from harness.upgrades import make_certificate
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
-from nsquark.spark.publisher import Publisher, PublishFailed  # noqa: E402
-from nsquark.spark.sink_options import SinkOptions  # noqa: E402
-from nsquark.spark.sink_rows import Bodies, Deferred  # noqa: E402
+from nsquark.spark.sink.options import SinkOptions  # noqa: E402
+from nsquark.spark.sink.publisher import Publisher, PublishFailed  # noqa: E402
+from nsquark.spark.sink.rows import Bodies, Deferred  # noqa: E402
 
 from .sink_rig import differences, http_address, log_bodies  # noqa: E402
 

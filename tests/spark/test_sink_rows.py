@@ -10,8 +10,8 @@ pytest.importorskip("pyspark")
 from pyspark.sql import types  # noqa: E402
 
 from nsquark.spark.options import OptionError  # noqa: E402
-from nsquark.spark.sink_options import SinkOptions  # noqa: E402
-from nsquark.spark.sink_rows import BadRow, RowReader, check_schema  # noqa: E402
+from nsquark.spark.sink.options import SinkOptions  # noqa: E402
+from nsquark.spark.sink.rows import BadRow, RowReader, check_schema  # noqa: E402
 
 MESSAGE_BYTES_MAX = 1000
 

@@ -14,17 +14,18 @@ from pyspark.sql.types import StructField, StructType
 from xxhash import xxh32_intdigest
 
 from nsquark.kernel.batch import HEAD, HEADER_BYTES, MAGIC, TAIL, VERSION
-from nsquark.log.batches import Batch, encode_header
+from nsquark.log.writer import encode_header
 from nsquark.spark import endpoint
-from nsquark.spark.channel import ChannelHold
 from nsquark.spark.endpoint import Endpoint, NsqdError, Refused, Unreachable, WrongAddress
-from nsquark.spark.fetch import COLUMNS, RangeReader
-from nsquark.spark.nsqds import Finder, Nsqd, identify
-from nsquark.spark.offsets import Key
+from nsquark.spark.nsqd_http import Finder, Nsqd, identify
 from nsquark.spark.options import Access, SourceOptions
-from nsquark.spark.plan import DataLost, Planner, RangePartition
-from nsquark.spark.publisher import tcp_addresses
-from nsquark.spark.sink_options import SinkOptions
+from nsquark.spark.sink.options import SinkOptions
+from nsquark.spark.sink.publisher import tcp_addresses
+from nsquark.spark.source.channel import ChannelHold
+from nsquark.spark.source.offsets import Key
+from nsquark.spark.source.plan import DataLost, Planner, RangePartition
+from nsquark.spark.source.range_rows import COLUMNS, RangeReader
+from nsquark.wire.batch_format import Batch
 
 ID = "11111111-2222-3333-4444-555555555555"
 READ_TIMEOUT_S = 1.0

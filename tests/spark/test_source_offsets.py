@@ -13,7 +13,7 @@ from spark.source_rig import address, addresses, bodies, info, nsqd_id, on_fixed
 pytest.importorskip("pyspark", reason="Spark is not installed: pip install 'nsquark[spark]'")
 
 from nsquark.spark.endpoint import NsqdError, Unreachable
-from nsquark.spark.plan import DataLost
+from nsquark.spark.source.plan import DataLost
 from spark.micro_batches import MicroBatches, query
 
 pytestmark = pytest.mark.ours
@@ -135,7 +135,7 @@ def test_limits_are_shared_by_backlog_and_starve_nobody(pair: tuple[Nsqd, Nsqd],
     taken = one.next()
     assert len(taken) <= 91
     assert set(taken) & set(bodies(0, 900)) and set(taken) & set(bodies(900, 910))
-    assert sorted(taken + one.rest()) == bodies(0, 910)
+    assert sorted(taken + one.state()) == bodies(0, 910)
 
 
 def test_max_bytes_per_trigger(nsqd: Nsqd, topic: str, start: MakeQuery) -> None:
@@ -168,7 +168,7 @@ def test_available_now_ends_at_what_was_there_and_ignores_the_minimum(nsqd: Nsqd
     one.reader.prepareForTriggerAvailableNow()
     publish(nsqd, topic, bodies(25, 30))
     publish(nsqd, topic + "_new", bodies(30, 35))
-    assert one.rest() == bodies(0, 25)
+    assert one.state() == bodies(0, 25)
 
 
 def test_partitions_are_at_least_as_many_as_asked_for(pair: tuple[Nsqd, Nsqd], start: MakeQuery) -> None:
@@ -203,7 +203,7 @@ def test_several_topics(nsqd: Nsqd, topic: str, start: MakeQuery) -> None:
     one = start(nsqd, topic=",".join(names))
     for number, name in enumerate(names):
         publish(nsqd, name, bodies(number, number + 1))
-    assert one.rest() == bodies(0, 6)
+    assert one.state() == bodies(0, 6)
 
 
 def test_a_new_nsqd_is_found_and_with_latest_enters_at_the_start_of_the_query(
@@ -239,9 +239,9 @@ def test_lookupd_tells_where(make_nsqd: Callable[..., Nsqd], tmp_path: Path, sta
         assert one.run() == bodies(5, 10)
         first.restart()  # on another port, which nsqlookupd knows
         publish(first, "t", bodies(10, 12))
-        eventually(lambda: one.rest() == bodies(10, 12), 30)
+        eventually(lambda: one.state() == bodies(10, 12), 30)
         pattern = start(lookupd=lookupd.http_address, topicPattern="t+")
-        assert pattern.rest() == bodies(0, 12)
+        assert pattern.state() == bodies(0, 12)
 
 
 # -- unreachable, replaced, removed ------------------------------------------------------------------------
@@ -324,7 +324,7 @@ def test_what_retention_removed_is_an_error_or_a_warning(
     with pytest.raises(DataLost, match="give the query a channel"):
         one.read(planned)
     again = one.restarted(failOnDataLoss="false")
-    assert again.rest() == bodies(left, 1000)
+    assert again.state() == bodies(left, 1000)
     assert "are gone from nsqd" in caplog.text
     again.stop()
 
@@ -378,7 +378,7 @@ def test_a_channel_holds_what_was_not_read_and_shows_the_lag(make_nsqd: Callable
         f"t@{nsqd_id(daemon)}": {"next": info(daemon, "t")["next"], "behind": 200}
     }
     assert one.run() == bodies(400, 800)
-    assert one.rest() == bodies(800, 1000)
+    assert one.state() == bodies(800, 1000)
     assert daemon.channel("t", "spark")["depth"] == 0
     eventually(lambda: info(daemon, "t")["segments"] == 1)
 
@@ -386,7 +386,7 @@ def test_a_channel_holds_what_was_not_read_and_shows_the_lag(make_nsqd: Callable
 def test_a_channel_has_one_owner(nsqd: Nsqd, topic: str, start: MakeQuery) -> None:
     publish(nsqd, topic, bodies(0, 5))
     one, other = (start(nsqd, topic=topic, channel="spark") for _ in range(2))
-    assert one.rest() == bodies(0, 5)
+    assert one.state() == bodies(0, 5)
     assert other.next() == []
     with pytest.raises(NsqdError) as refused:
         other.plan()
@@ -411,7 +411,7 @@ def test_a_channel_of_subscribers_is_refused(nsqd: Nsqd, topic: str, start: Make
 def test_a_channel_goes_when_its_query_is_gone_for_its_ttl(nsqd: Nsqd, topic: str, start: MakeQuery) -> None:
     publish(nsqd, topic, bodies(0, 5))
     one = start(nsqd, topic=topic, channel="spark", channelTtl="10s")
-    assert one.rest() == bodies(0, 5)
+    assert one.state() == bodies(0, 5)
     assert nsqd.channel(topic, "spark")["depth"] == 0
     one.stop()
     eventually(lambda: nsqd.topic(topic)["channels"] == [], 30)

@@ -12,7 +12,7 @@ pytest.importorskip("pyspark", reason="Spark is not installed: pip install 'nsqu
 from pyspark.errors import PySparkException
 
 from nsquark.spark.options import OptionError, SourceOptions
-from nsquark.spark.source import NsqDataSource
+from nsquark.spark.source.datasource import NsqDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,8 +11,8 @@ hypothesis_profiles.load()
 
 
 @pytest.fixture(params=kernel_forms.FORMS)
-def arena(request: pytest.FixtureRequest) -> ModuleType:
-    return kernel_forms.load("arena", request.param)
+def records(request: pytest.FixtureRequest) -> ModuleType:
+    return kernel_forms.load("records", request.param)
 
 
 @pytest.fixture(params=kernel_forms.FORMS)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsquark.cli.durations import DURATION_NS_MAX, Duration
+from nsquark.base.durations import DURATION_NS_MAX, Duration
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from nsquark.base.durations import Duration
+from nsquark.base.logs import Level
 from nsquark.broker.options import (
     SPEC,
     Options,
@@ -16,9 +18,7 @@ from nsquark.broker.options import (
     parse_options,
     validate,
 )
-from nsquark.cli.durations import Duration
-from nsquark.cli.logs import Level
-from nsquark.discovery.options import parse_options as parse_lookupd_options
+from nsquark.lookupd.options import parse_options as parse_lookupd_options
 
 
 def from_config(tmp_path: Path, text: str, *argv: str) -> Options:

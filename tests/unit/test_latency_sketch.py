@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger_rig import BLOCK, join, make_ledger
 
-from nsquark.broker.latency import BUCKETS_MAX, RELATIVE_ERROR, LatencyWindow, Sketch
+from nsquark.broker.observe.latency import BUCKETS_MAX, RELATIVE_ERROR, LatencyWindow, Sketch
 
 QUANTILES = [1.0, 0.999, 0.99, 0.9, 0.5, 0.1]
 latencies = st.lists(st.integers(1, 2**62), min_size=1, max_size=300)

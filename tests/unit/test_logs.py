@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from nsquark.cli.logs import Level, LineWriter, Logger, library_log
-from nsquark.wire.printable import TEXT_CHARS_MAX
+from nsquark.base.logs import Level, LineWriter, Logger, library_log
+from nsquark.base.printable import TEXT_CHARS_MAX
 
 LINE = re.compile(r"\[nsqd\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} (DEBUG|INFO|WARNING|ERROR|FATAL): (.*)")
 
@@ -152,7 +152,7 @@ def test_a_closed_reader_does_not_stop_the_program() -> None:
 
 def test_last_lines_are_written_at_exit() -> None:
     script = (
-        "from nsquark.cli.logs import Level, Logger\n"
+        "from nsquark.base.logs import Level, Logger\n"
         "logger = Logger('', Level.INFO)\n"
         "for n in range(500): logger.info(f'line {n}')\n"
     )
@@ -162,7 +162,7 @@ def test_last_lines_are_written_at_exit() -> None:
 
 def test_exit_does_not_wait_long_for_a_reader_that_never_reads() -> None:
     script = (
-        "from nsquark.cli.logs import Level, Logger\n"
+        "from nsquark.base.logs import Level, Logger\n"
         "logger = Logger('', Level.INFO)\n"
         "for n in range(5000): logger.info('x' * 100)\n"
     )

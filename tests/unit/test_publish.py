@@ -26,7 +26,7 @@ commands = st.lists(
 
 @pytest.fixture(params=kernel_forms.FORMS)
 def publish(request: pytest.FixtureRequest) -> SimpleNamespace:
-    modules = [kernel_forms.load(name, request.param) for name in ("arena", "tail", "publish")]
+    modules = [kernel_forms.load(name, request.param) for name in ("records", "tail", "publish")]
     return SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nsquark.web.unix import is_unix_address
+from nsquark.base.addresses import is_unix_address
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 import uvloop
 
-from nsquark.cli.logs import Level, LineWriter, Logger
+from nsquark.base.logs import Level, LineWriter, Logger
 from nsquark.web.browsers import BrowserGuard
 from nsquark.web.server import HttpServer, Limits, Router
 
@@ -142,10 +142,10 @@ class Client:
         elif status == 100:
             body = b""
         else:
-            body = self.rest()
+            body = self.state()
         return Reply(status, headers, body, head)
 
-    def rest(self) -> bytes:
+    def state(self) -> bytes:
         """All until the server closes."""
         while piece := self.sock.recv(1 << 16):
             self.buffer += piece

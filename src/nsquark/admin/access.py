@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from nsquark.admin.options import Options
-from nsquark.cli.logs import Logger
+from nsquark.base.logs import Logger
 
 routes: list[web.RouteDef] = []
 

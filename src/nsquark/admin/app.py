@@ -17,8 +17,8 @@ from nsquark.admin.history import History
 from nsquark.admin.options import Options, normal_base_path
 from nsquark.admin.poller import Poller
 from nsquark.admin.state import STATE, State
-from nsquark.cli.durations import Duration
-from nsquark.cli.logs import Logger
+from nsquark.base.durations import Duration
+from nsquark.base.logs import Logger
 
 REQUEST_BYTES_MAX: Final = 8 << 20
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from nsquark.admin.options import Options
-from nsquark.cli.logs import Logger
+from nsquark.base.logs import Logger
 
 if TYPE_CHECKING:
     from nsquark.admin.cluster import Cluster

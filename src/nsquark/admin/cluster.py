@@ -20,8 +20,8 @@ from yarl import URL
 
 from nsquark.admin.errors import UpstreamError
 from nsquark.admin.options import Options, OptionsError
-from nsquark.cli.secrets import read_secret
-from nsquark.wire.printable import escaped
+from nsquark.base.printable import escaped
+from nsquark.base.secrets import read_secret
 
 T = TypeVar("T")
 

@@ -14,9 +14,9 @@ from aiohttp import web
 
 from nsquark.admin.app import make_app, make_state
 from nsquark.admin.options import Options, OptionsError, check_options, parse_options
-from nsquark.cli.logs import Logger
-from nsquark.cli.version import version_line
-from nsquark.web.addresses import listen, show_address
+from nsquark.base.addresses import listen, show_address
+from nsquark.base.logs import Logger
+from nsquark.base.version import version_line
 
 EXIT_FATAL: Final = 1
 STOP_S_MAX: Final = 5.0

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from nsquark.cli.durations import Duration
-from nsquark.cli.flags import Option, option, option_table, parse, table
-from nsquark.cli.kinds import BOOLEAN, DURATION, INTEGER, LOG_LEVEL, STRING, STRINGS
-from nsquark.cli.logs import Level
-from nsquark.cli.version import version_line
-from nsquark.web.addresses import split_address
+from nsquark.base.addresses import split_address
+from nsquark.base.durations import Duration
+from nsquark.base.flags import Option, option, option_table, parse, table
+from nsquark.base.kinds import BOOLEAN, DURATION, INTEGER, LOG_LEVEL, STRING, STRINGS
+from nsquark.base.logs import Level
+from nsquark.base.version import version_line
 
 POLL_INTERVAL_NS_MIN: Final = 100_000_000
 

@@ -20,8 +20,8 @@ from nsquark.admin.cluster import Cluster
 from nsquark.admin.errors import UpstreamError
 from nsquark.admin.history import History
 from nsquark.admin.snapshot import EMPTY, Failure, LogHeads, Lookupd, NodeAnswer, Producer, Snapshot, Stats
-from nsquark.cli.logs import Logger
-from nsquark.web.addresses import join_address
+from nsquark.base.addresses import join_address
+from nsquark.base.logs import Logger
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nsquark.admin.options import Options
     from nsquark.admin.poller import Poller
     from nsquark.admin.snapshot import Failure, Snapshot
-    from nsquark.cli.logs import Logger
+    from nsquark.base.logs import Logger
 
 
 @dataclass(frozen=True, slots=True)

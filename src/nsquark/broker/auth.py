@@ -13,15 +13,15 @@ import msgspec
 
 from nsquark.broker.grants import AuthError, Grant, Question
 from nsquark.broker.options import Options
-from nsquark.broker.session_state import FOR_AUTH
-from nsquark.broker.tls import client_context
+from nsquark.broker.tcp.session_state import FOR_AUTH
+from nsquark.broker.tcp.tls import client_context
 from nsquark.web.fetch import FetchError, fetch
 from nsquark.wire.errors import FatalClientError
 from nsquark.wire.quote import quote
 
 if TYPE_CHECKING:
-    from nsquark.broker.session import Session
-    from nsquark.cli.logs import Logger
+    from nsquark.base.logs import Logger
+    from nsquark.broker.tcp.session import Session
 
 QUERIES_AT_ONCE_MAX: Final = 64
 """Each query has a thread while it lasts."""

@@ -7,17 +7,17 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from nsquark.broker.clock import now_ms
+from nsquark.base.clock import now_ms
 from nsquark.broker.delivery import Delivery
-from nsquark.broker.latency import LatencyWindow
+from nsquark.broker.observe.latency import LatencyWindow
 from nsquark.broker.topology import TopologyCounts, is_aware
 from nsquark.kernel.ledger import Ledger
-from nsquark.log.cursors import ChannelRest, Slot, encode_rest
+from nsquark.log.cursors import ChannelState, Slot, encode_state
 from nsquark.log.journal import Journal
 from nsquark.wire.names import is_ephemeral
 
 if TYPE_CHECKING:
-    from nsquark.broker.session import Session
+    from nsquark.broker.tcp.session import Session
     from nsquark.broker.topic import Topic
 
 PARK_BLOCKS = 64
@@ -38,7 +38,7 @@ class Channel(Delivery):
     """
 
     def __init__(
-        self, topic: Topic, name: str, slot: Slot | None, rest: ChannelRest, position: int, deferred: int
+        self, topic: Topic, name: str, slot: Slot | None, state: ChannelState, position: int, deferred: int
     ) -> None:
         super().__init__()
         options = topic.nsqd.options
@@ -47,15 +47,15 @@ class Channel(Delivery):
         self.ephemeral = is_ephemeral(name)
         self.is_trimmed = self.ephemeral or topic.directory is None
         """What it holds back lies in memory only, so it is bounded."""
-        self.paused = rest.paused
-        self.owner = rest.owner
-        self.owner_ttl_ms = rest.owner_ttl_ms
+        self.paused = state.paused
+        self.owner = state.owner
+        self.owner_ttl_ms = state.owner_ttl_ms
         self._owner_seen_ms = now_ms()
         """By the monotonic clock; while nsqd was down nobody could be heard of."""
         self.deferred_from = deferred
         """Deferred messages with lower numbers are not for this channel."""
         self.sessions: list[Session] = []
-        self.had_subscribers = rest.had_subscribers
+        self.had_subscribers = state.had_subscribers
         self.is_deleted = False
         self.ledger = Ledger(position, options.max_msg_timeout.ms, options.max_req_timeout.ms)
         self.ledger.wall_offset_ms = topic.nsqd.clock.offset_ms()
@@ -68,7 +68,7 @@ class Channel(Delivery):
         self._joined_at = topic.pumped
         self._counted_ahead = 0
         """Deferred messages in the log that the topic has yet to count."""
-        self._skips = list(rest.skips)
+        self._skips = list(state.skips)
         self._slot = slot
         self._journal: Journal | None = None
         self._is_parking = False
@@ -227,14 +227,14 @@ class Channel(Delivery):
         """Below this one only parked messages are needed; an ephemeral channel holds nothing back."""
         return self.topic.log.head if self.ephemeral else self.ledger.floor
 
-    def rest(self) -> ChannelRest:
-        return ChannelRest(
+    def state(self) -> ChannelState:
+        return ChannelState(
             self.name, self.paused, self.owner, self.owner_ttl_ms, 0, tuple(self._skips), self.had_subscribers
         )
 
     def _write_rest(self) -> None:
         if self._slot is not None:
-            self._slot.rest, self._slot.brief = encode_rest(self.rest())
+            self._slot.state, self._slot.brief = encode_state(self.state())
             self._slot.deferred = self.deferred_from
             self._slot.position = self.ledger.floor
             self.topic.store(self._slot)

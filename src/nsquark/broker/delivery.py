@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsquark.broker.clock import now_ms
+from nsquark.base.clock import now_ms
 from nsquark.broker.topology import Closeness, TopologyCounts
 
 if TYPE_CHECKING:
-    from nsquark.broker.latency import LatencyWindow
-    from nsquark.broker.session import Session
+    from nsquark.broker.observe.latency import LatencyWindow
+    from nsquark.broker.tcp.session import Session
     from nsquark.broker.topic import Topic
     from nsquark.kernel.ledger import Ledger
 

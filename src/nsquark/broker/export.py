@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from nsquark.broker.store import METADATA_FILE, ListedTopic, encode_metadata
+from nsquark.broker.data_path import METADATA_FILE, ListedTopic, encode_metadata
 from nsquark.kernel.journal import JOURNAL_FINISHED, JOURNAL_RECORD
-from nsquark.log.diskqueue import DiskQueueWriter
 from nsquark.log.files import DIRECTORY_MODE, sync_directory, write_atomically
+from nsquark.log.nsq_import.diskqueue import DiskQueueWriter
 from nsquark.log.sequences import LEASE_SEQS_MIN
 
 if TYPE_CHECKING:
     from nsquark.broker.channel import Channel
-    from nsquark.broker.daemon import Nsqd
+    from nsquark.broker.nsqd import Nsqd
     from nsquark.broker.topic import Topic
 
 SEQ_BITS = 53
@@ -93,7 +93,7 @@ class NsqExport:
                 yield from self._from_log(topic, [(seq, seq + 1)], attempts[seq])
         existing = [(first, first + count) for first, count in topic.log.extents.ranges()]
         between = [(max(low, channel.ledger.next), min(high, topic.pump)) for low, high in existing]
-        passed_over = [*finished, *channel.rest().skips, *((seq, seq + 1) for seq in attempts)]
+        passed_over = [*finished, *channel.state().skips, *((seq, seq + 1) for seq in attempts)]
         yield from self._from_log(topic, without(between, passed_over), 0)
         yield from self._deferred(topic, channel.deferred_from, topic.own_deferred_from)
 

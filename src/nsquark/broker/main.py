@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from nsquark import kernel
-from nsquark.broker.daemon import Nsqd, StartError
+from nsquark.base.logs import Logger
+from nsquark.base.version import version_line
+from nsquark.broker.data_path import DataPath, DataPathError
+from nsquark.broker.nsqd import Nsqd, StartError
 from nsquark.broker.options import Options, OptionsError, parse_options, validate
-from nsquark.broker.store import DataPath, DataPathError
-from nsquark.cli.logs import Logger
-from nsquark.cli.version import version_line
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final, Self
 
-from nsquark.cli.durations import Duration
-from nsquark.cli.flags import Option, option, option_table, parse, table
-from nsquark.cli.hosts import HOSTNAME
-from nsquark.cli.kinds import (
+from nsquark.base.durations import Duration
+from nsquark.base.flags import Option, option, option_table, parse, table
+from nsquark.base.hosts import HOSTNAME
+from nsquark.base.kinds import (
     BOOLEAN,
     DURATION,
     FLOATS,
@@ -21,8 +21,8 @@ from nsquark.cli.kinds import (
     parse_boolean,
     word_kind,
 )
-from nsquark.cli.logs import Level
-from nsquark.cli.version import version_line
+from nsquark.base.logs import Level
+from nsquark.base.version import version_line
 
 NODE_ID_COUNT: Final = 1024
 DEFLATE_LEVEL_MAX: Final = 9

@@ -23,19 +23,19 @@ from typing import TYPE_CHECKING
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from nsquark.broker.store import METADATA_FILE, DataPathError, ListedTopic, Metadata
+from nsquark.broker.data_path import METADATA_FILE, DataPathError, ListedTopic, Metadata
 from nsquark.broker.topic import DIRECTORY_PREFIX, Topic
 from nsquark.kernel.journal import JOURNAL_REQUEUED, record
-from nsquark.log.cursors import ChannelRest, CursorFile, TopicRest, encode_rest
-from nsquark.log.diskqueue import DiskQueue, find_queues
+from nsquark.log.cursors import ChannelState, CursorFile, TopicState, encode_state
 from nsquark.log.files import DIRECTORY_MODE, set_aside, sync_directory, write_atomically
-from nsquark.log.importing import LogImport
 from nsquark.log.journal import Journal
-from nsquark.log.shared import LogShared
+from nsquark.log.nsq_import.diskqueue import DiskQueue, find_queues
+from nsquark.log.nsq_import.import_log import LogImport
+from nsquark.log.services import LogShared
 from nsquark.wire.names import is_ephemeral, is_valid_name
 
 if TYPE_CHECKING:
-    from nsquark.broker.daemon import Nsqd
+    from nsquark.broker.nsqd import Nsqd
 
 MARKED_BYTES = 64 << 10
 ASIDE_DIRECTORY = "nsq-before-nsquark"
@@ -390,20 +390,20 @@ def _write_cursors(shared: LogShared, directory: Path, stage: Path, placed: Plac
     try:
         for slot in cursors.load():
             if slot.index == 0:
-                topic = msgspec.msgpack.decode(slot.rest, type=TopicRest)
+                topic = msgspec.msgpack.decode(slot.state, type=TopicState)
                 slot.position = placed.own_from
-                slot.rest, slot.brief = encode_rest(msgspec.structs.replace(topic, follows=False))
+                slot.state, slot.brief = encode_state(msgspec.structs.replace(topic, follows=False))
             else:
-                channel = msgspec.msgpack.decode(slot.rest, type=ChannelRest)
+                channel = msgspec.msgpack.decode(slot.state, type=ChannelState)
                 slot.position, skips = _channel_range(slot.position, channel, placed)
-                slot.rest, slot.brief = encode_rest(msgspec.structs.replace(channel, skips=skips))
+                slot.state, slot.brief = encode_state(msgspec.structs.replace(channel, skips=skips))
             cursors.write(slot)
         cursors.make_durable()
     finally:
         cursors.close()
 
 
-def _channel_range(position: int, channel: ChannelRest, placed: Placed) -> tuple[int, tuple[tuple[int, int], ...]]:
+def _channel_range(position: int, channel: ChannelState, placed: Placed) -> tuple[int, tuple[tuple[int, int], ...]]:
     """Where a channel stands and what it skips, so that of the import it gets its own and the topic's messages."""
     channels_end = max((high for _, high in placed.of_channel.values()), default=placed.first)
     low, high = placed.of_channel.get(channel.name, (channels_end, channels_end))

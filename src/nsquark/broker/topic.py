@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nsquark.broker.channel import Channel
-from nsquark.broker.store import ListedChannel
+from nsquark.broker.data_path import ListedChannel
 from nsquark.kernel.tail import Commit
-from nsquark.log.batches import DEFERRED
-from nsquark.log.cursors import ChannelRest, CursorFile, Slot, TopicRest, encode_rest
+from nsquark.log.cursors import ChannelState, CursorFile, Slot, TopicState, encode_state
 from nsquark.log.deferred import DeferredMessages, Due
 from nsquark.log.deferred_appends import Appends
-from nsquark.log.kept import KEPT_MESSAGES_MAX, Generation, KeptInMemory, KeptMessages
-from nsquark.log.log import TopicLog
+from nsquark.log.outliving import KEPT_MESSAGES_MAX, Generation, KeptInMemory, KeptMessages
 from nsquark.log.segment import Segment
 from nsquark.log.segments import Segments, read_records
 from nsquark.log.tokens import Tokens
+from nsquark.log.topic_log import TopicLog
+from nsquark.wire.batch_format import DEFERRED
 from nsquark.wire.names import is_ephemeral, is_valid_name
 
 if TYPE_CHECKING:
-    from nsquark.broker.daemon import Nsqd
+    from nsquark.broker.nsqd import Nsqd
 
 DIRECTORY_PREFIX = "t."
 """`.` and `..` are valid topic names."""
@@ -94,20 +94,20 @@ class Topic:
         cursors, segments = self._cursors, self.log.segments
         slots = cursors.load() if cursors is not None else []
         slot = slots.pop(0) if slots and slots[0].index == 0 else None
-        rest = TopicRest(self.name)
+        state = TopicState(self.name)
         if slot is not None and cursors is not None:
-            rest = msgspec.msgpack.decode(slot.rest, type=TopicRest)
-            cursors.expect(rest.slots)
-        self._voided_deferred = list(rest.voided_deferred)
-        self._removed_append = rest.deferred_append
+            state = msgspec.msgpack.decode(slot.state, type=TopicState)
+            cursors.expect(state.slots)
+        self._voided_deferred = list(state.voided_deferred)
+        self._removed_append = state.deferred_append
         positions = [found.deferred for found in (*slots, slot) if found is not None]
         appends = segments.deferred_appends if segments is not None else Appends()
-        appends.note_durable(rest.deferred_append)
+        appends.note_durable(state.deferred_append)
         self.deferred = DeferredMessages(
             self.nsqd.logs,
             self.directory / "deferred" if self.directory is not None else None,
             appends,
-            max([1, *positions, *(high for _, high in rest.voided_deferred)]),
+            max([1, *positions, *(high for _, high in state.voided_deferred)]),
             self.nsqd.clock.now_ms(),
         )
         if segments is not None:
@@ -115,31 +115,31 @@ class Topic:
             self.deferred.when_log_synced = segments.when_synced
         if cursors is not None:
             cursors.file.on_mended = self._cursors_mended
-            self._restore(cursors, slot, rest, slots)
+            self._restore(cursors, slot, state, slots)
         self.deferred.found.clear()
 
-    def _restore(self, cursors: CursorFile, slot: Slot | None, rest: TopicRest, channel_slots: list[Slot]) -> None:
+    def _restore(self, cursors: CursorFile, slot: Slot | None, state: TopicState, channel_slots: list[Slot]) -> None:
         head, first = self.log.head, self.log.extents.first
         listed = self.nsqd.listed_topics.get(self.name)
-        self.paused = rest.paused if slot is not None or listed is None else listed.paused
+        self.paused = state.paused if slot is not None or listed is None else listed.paused
         for channel_slot in channel_slots:
-            channel_rest = msgspec.msgpack.decode(channel_slot.rest, type=ChannelRest)
+            channel_state = msgspec.msgpack.decode(channel_slot.state, type=ChannelState)
             position = min(channel_slot.position, head)
-            channel = Channel(self, channel_rest.name, channel_slot, channel_rest, position, channel_slot.deferred)
+            channel = Channel(self, channel_state.name, channel_slot, channel_state, position, channel_slot.deferred)
             self.channels[channel.name] = channel
         if (cursors.lost or cursors.is_new) and listed is not None:
             self._make_again(listed.channels or [])
         if slot is None:
             # Nothing may be lost: the channels know themselves how far they are, and without one all is the topic's.
-            rest = TopicRest(self.name, follows=bool(self.channels))
+            state = TopicState(self.name, follows=bool(self.channels))
             slot = cursors.topic_slot()
             slot.position = head if self.channels else first
             slot.deferred = self.deferred.number if self.channels else 0
         self._slot = slot
         self._pump_deferred = slot.deferred
-        self._own_deferred = 0 if rest.follows else self.deferred_found(slot.deferred)
+        self._own_deferred = 0 if state.follows else self.deferred_found(slot.deferred)
         # A cursor may be ahead of a log that lost its end with the power; new messages come above both.
-        self.pump = head if rest.follows else max(first, min(slot.position, head))
+        self.pump = head if state.follows else max(first, min(slot.position, head))
         try:
             self._follow()
             cursors.repair()
@@ -155,20 +155,20 @@ class Topic:
                 f"TOPIC({self.name}): the position of channel {entry.name} is lost: it is made again at the oldest"
                 " message, so messages that were finished come again"
             )
-            rest = ChannelRest(entry.name, entry.paused, entry.owner, had_subscribers=not entry.owner)
-            slot = self._new_slot(rest, self.log.extents.first, 0)
-            self.channels[entry.name] = Channel(self, entry.name, slot, rest, self.log.extents.first, 0)
+            state = ChannelState(entry.name, entry.paused, entry.owner, had_subscribers=not entry.owner)
+            slot = self._new_slot(state, self.log.extents.first, 0)
+            self.channels[entry.name] = Channel(self, entry.name, slot, state, self.log.extents.first, 0)
             if slot is not None:
                 with contextlib.suppress(OSError):  # on a full disk it is stored with the next thing to note
                     self.store(slot)
 
-    def _new_slot(self, rest: ChannelRest, position: int, deferred_from: int) -> Slot | None:
+    def _new_slot(self, state: ChannelState, position: int, deferred_from: int) -> Slot | None:
         """For a channel that is to be stored."""
-        if self._cursors is None or is_ephemeral(rest.name):
+        if self._cursors is None or is_ephemeral(state.name):
             return None
         slot = self._cursors.new_slot()
         slot.position, slot.deferred = position, deferred_from
-        slot.rest, slot.brief = encode_rest(rest)
+        slot.state, slot.brief = encode_state(state)
         return slot
 
     @property
@@ -188,8 +188,8 @@ class Topic:
             self._slot.position = self.pump
             self._slot.deferred = self._pump_deferred
             voided, slots = tuple(self._voided_deferred), self._cursors.slots if self._cursors is not None else 0
-            rest = TopicRest(self.name, self.paused, self._follows, voided, self._removed_append, slots)
-            self._slot.rest, self._slot.brief = encode_rest(rest)
+            state = TopicState(self.name, self.paused, self._follows, voided, self._removed_append, slots)
+            self._slot.state, self._slot.brief = encode_state(state)
             self.store(self._slot)
 
     @property
@@ -442,11 +442,11 @@ class Topic:
             raise TopicExiting
         deferred_from = self.deferred.number if self._follows else self._pump_deferred
         position = self.pump if start is None else min(start, self.log.head)
-        rest = ChannelRest(name)
-        slot = self._new_slot(rest, position, deferred_from)
+        state = ChannelState(name)
+        slot = self._new_slot(state, position, deferred_from)
         if slot is not None:
             self._store_new(slot)
-        channel = self.channels[name] = Channel(self, name, slot, rest, position, deferred_from)
+        channel = self.channels[name] = Channel(self, name, slot, state, position, deferred_from)
         channel.deferred_pending = 0 if self._follows else self._own_deferred
         if channel.is_trimmed:
             self.listening[channel] = None

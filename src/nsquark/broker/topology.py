@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from nsquark.broker.options import Options
 
 if TYPE_CHECKING:
-    from nsquark.broker.identify import ClientSettings
+    from nsquark.broker.tcp.identify import ClientSettings
 
 AWARE_CONSUMPTION: Final = "topology-aware-consumption"
 """For --enable-experiment."""

@@ -8,7 +8,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Self, overload
 
-from nsquark.cli.logs import library_log
+from nsquark.base.logs import library_log
 from nsquark.client.errors import ConfigError
 from nsquark.client.message import Message, OrRaise
 

@@ -14,9 +14,9 @@ from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
 
 import msgspec
 
-from nsquark import __version__
-from nsquark.cli.durations import Duration
-from nsquark.cli.hosts import HOSTNAME
+from nsquark.base.durations import Duration
+from nsquark.base.hosts import HOSTNAME
+from nsquark.base.version import __version__
 from nsquark.client.errors import ConfigError
 from nsquark.client.options import (
     DISABLED,

@@ -11,10 +11,10 @@ import ssl
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
+from nsquark.base.addresses import split_address
 from nsquark.client.config import Config
 from nsquark.client.errors import NotConnected, NsqError
 from nsquark.kernel.frames import FRAME_SIZE_MAX_BYTES, FrameError, FrameScanner
-from nsquark.web.addresses import split_address
 from nsquark.wire import commands
 from nsquark.wire.compression import CorruptStream, Decoder, Encoder
 from nsquark.wire.frames import FrameType

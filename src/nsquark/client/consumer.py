@@ -22,15 +22,15 @@ from nsquark.client.config import Config, Options
 from nsquark.client.copies import Copies
 from nsquark.client.dedupe import Dedupe, DedupeStore
 from nsquark.client.errors import ANOTHER_LOOP, Closed, ConfigError, NsqError
-from nsquark.client.flow import Flow
 from nsquark.client.giving_up import GivingUp, Hook
 from nsquark.client.handlers import Handler, Handlers, check_handler, stopped_by_signals
 from nsquark.client.inbox import LOOP_TURN_S, Inbox
 from nsquark.client.keepalive import KeepAlive, Pace, Rounds
 from nsquark.client.logs import NamedLog
-from nsquark.client.lookup import AddressFilter
-from nsquark.client.members import Members
+from nsquark.client.lookupd import AddressFilter
 from nsquark.client.message import Message
+from nsquark.client.nsqds import Members
+from nsquark.client.rdy import Flow
 from nsquark.client.stats import Stats
 from nsquark.client.subscription import Subscription
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable
 from datetime import timedelta
 from typing import Final, Literal, Protocol, TypeVar, cast
 
-from nsquark.cli.durations import Duration
+from nsquark.base.durations import Duration
 from nsquark.client.documented import documented_like
 from nsquark.client.errors import ConfigError
 from nsquark.client.options import Span

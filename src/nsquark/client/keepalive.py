@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from nsquark.client.flow import Flow
 from nsquark.client.inbox import Inbox
 from nsquark.client.logs import Log
 from nsquark.client.message import Message
+from nsquark.client.rdy import Flow
 
 if TYPE_CHECKING:
     from nsquark.client.subscription import Subscription

@@ -6,7 +6,7 @@ import logging
 from collections.abc import MutableMapping
 from typing import Any, Final
 
-from nsquark.cli.logs import library_log, make_printable
+from nsquark.base.logs import library_log, make_printable
 
 client_log: Final = library_log("nsquark.client")
 

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
 
-from nsquark.cli.durations import Duration
+from nsquark.base.addresses import split_address
+from nsquark.base.durations import Duration
 from nsquark.client.errors import ConfigError
-from nsquark.web.addresses import split_address
 
 DISABLED: Final = Duration(-1)
 """Of a duration that can be switched off."""

@@ -9,6 +9,7 @@ from nsquark.client.checks import Body, checked_body
 from nsquark.client.envelope import NO_HEADERS, Headers, new_key, wrap
 from nsquark.client.errors import ConfigError
 from nsquark.client.typed import Encode, encoded
+from nsquark.kernel.mpub import pack_bodies
 from nsquark.wire.commands import MpubBody
 
 
@@ -36,3 +37,9 @@ def packed_all(in_envelope: bool, values: Iterable[Any] | MpubBody, **packing: U
     if isinstance(values, MpubBody):
         raise ConfigError("these messages are packed already: give the bodies one by one to encode or envelope them")
     return [packed(in_envelope, value, **packing) for value in values]
+
+
+def mpub_body(bodies: Iterable[bytes]) -> MpubBody:
+    """Lays out checked bodies as one MPUB wants them."""
+    listed = bodies if isinstance(bodies, list) else list(bodies)
+    return MpubBody(pack_bodies(listed), len(listed))

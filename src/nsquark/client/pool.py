@@ -16,6 +16,8 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, Unpack
 
+from nsquark.base.addresses import split_address
+from nsquark.client.breaker import LATENCY_STALE_S, Member, may_go_elsewhere
 from nsquark.client.checks import check_addresses, check_name, checked_body
 from nsquark.client.config import Config, Options
 from nsquark.client.documented import documented_like
@@ -30,12 +32,10 @@ from nsquark.client.errors import (
     TooMuchOutstanding,
 )
 from nsquark.client.logs import NamedLog
-from nsquark.client.members import NSQDS_MAX
-from nsquark.client.packing import Packing, packed, packed_all
+from nsquark.client.nsqds import NSQDS_MAX
+from nsquark.client.packing import Packing, mpub_body, packed, packed_all
 from nsquark.client.pool_discovery import PoolDiscovery
-from nsquark.client.pool_member import LATENCY_STALE_S, Member, may_go_elsewhere
 from nsquark.client.producer import Producer
-from nsquark.web.addresses import split_address
 from nsquark.wire.commands import MpubBody
 
 RETRY_DEADLINE_S: Final = 30.0
@@ -250,7 +250,7 @@ class ProducerPool:
         check_name("topic", topic)
         if packing or self.envelope:
             bodies = packed_all(self.envelope, bodies, **packing)
-        ready = bodies if isinstance(bodies, MpubBody) else MpubBody.of(map(checked_body, bodies))
+        ready = bodies if isinstance(bodies, MpubBody) else mpub_body(map(checked_body, bodies))
         if not ready.count:
             raise ValueError("multi_publish needs at least one message")
         return lambda producer: producer.multi_publish_nowait(topic, ready), len(ready.data)

@@ -25,7 +25,7 @@ from nsquark.client.errors import (
 )
 from nsquark.client.handshake import connect
 from nsquark.client.logs import NamedLog
-from nsquark.client.packing import Packing, packed, packed_all
+from nsquark.client.packing import Packing, mpub_body, packed, packed_all
 from nsquark.wire import commands
 from nsquark.wire.commands import MpubBody
 
@@ -191,7 +191,7 @@ class Producer:
             limit = self._message_bytes_max
             if set(map(type, listed)) != {bytes} or (limit and max(map(len, listed)) > limit):
                 listed = [self._checked(body) for body in listed]
-            bodies = MpubBody.of(cast("list[bytes]", listed))
+            bodies = mpub_body(cast("list[bytes]", listed))
         if not bodies.count:
             raise ValueError("multi_publish needs at least one message")
         if len(bodies.data) > self._body_bytes_max > 0:

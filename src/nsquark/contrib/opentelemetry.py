@@ -23,7 +23,8 @@ from opentelemetry import metrics, propagate, trace
 from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 
-from nsquark import __version__
+from nsquark.base.addresses import split_address
+from nsquark.base.version import __version__
 from nsquark.client.batches import Batch
 from nsquark.client.checks import is_async
 from nsquark.client.documented import documented_like
@@ -33,7 +34,6 @@ from nsquark.client.message import Message
 from nsquark.client.packing import Packing
 from nsquark.client.pool import ProducerPool
 from nsquark.client.producer import Producer
-from nsquark.web.addresses import split_address
 
 SCOPE: Final = "nsquark"
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.37.0"

@@ -1,4 +1,4 @@
-from nsquark.kernel.arena cimport Chunk
+from nsquark.kernel.records cimport Chunk
 from nsquark.kernel.extents cimport Extents
 
 

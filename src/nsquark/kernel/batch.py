@@ -1,34 +1,24 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""A batch: what one turn of the event loop appends to a log, behind one header, and how it gets into a file.
+"""A batch is what one turn of the event loop appends to a log, behind one header (`wire/batch_format.py`).
 
-    magic u32 | version u8 | flags u8 | header bytes u16 | header check u32 | count u32 | payload bytes u32 |
-    unused u32 | first sequence u64 | earliest and latest publish time i64 | payload check u64 | token 16 bytes
-
-The header has its own check, so that a damaged payload can be stepped over, and a damaged header be told from
-one. Payload: records in wire format (arena.py) of consecutive sequence numbers.
+Here its header is encoded and it is appended to its file.
 """
 
 import errno
 import os
-import struct
 from array import array
 
 import cython
 from xxhash import xxh3_64_intdigest, xxh32_intdigest
 
-if cython.compiled:
-    from cython.cimports.nsquark.kernel.arena import Chunk
-    from cython.cimports.nsquark.kernel.extents import Extents
-else:
-    from nsquark.kernel.arena import Chunk
-    from nsquark.kernel.extents import Extents
+from nsquark.wire.batch_format import HEAD, HEADER_BYTES, MAGIC, NO_TOKEN, TAIL, VERSION
 
-MAGIC = b"NQB1"
-VERSION = 1
-HEAD = struct.Struct("<4sBBHI")  # magic, version, flags, header bytes, check of what follows in the header
-TAIL = struct.Struct("<IIIQqqQ16s")
-HEADER_BYTES = HEAD.size + TAIL.size
-NO_TOKEN = bytes(16)
+if cython.compiled:
+    from cython.cimports.nsquark.kernel.extents import Extents
+    from cython.cimports.nsquark.kernel.records import Chunk
+else:
+    from nsquark.kernel.extents import Extents
+    from nsquark.kernel.records import Chunk
 
 _HEADER_BYTES = cython.declare(cython.longlong, HEAD.size + TAIL.size)
 INDEX_EVERY_BYTES = cython.declare(cython.longlong, 32 << 10)

@@ -1,15 +1,7 @@
 from array import array
-from struct import Struct
 
-from nsquark.kernel.arena import Chunk
 from nsquark.kernel.extents import Extents
-
-MAGIC: bytes
-VERSION: int
-HEAD: Struct
-TAIL: Struct
-HEADER_BYTES: int
-NO_TOKEN: bytes
+from nsquark.kernel.records import Chunk
 
 def encode_header(
     payload: bytes | bytearray | memoryview,

@@ -13,10 +13,10 @@ from time import time_ns
 import cython
 
 if cython.compiled:
-    from cython.cimports.nsquark.kernel.arena import Chunk, measure_mpub
+    from cython.cimports.nsquark.kernel.records import Chunk, measure_mpub
     from cython.cimports.nsquark.kernel.tail import Commit, Tail
 else:
-    from nsquark.kernel.arena import Chunk, measure_mpub
+    from nsquark.kernel.records import Chunk, measure_mpub
     from nsquark.kernel.tail import Commit, Tail
 
 MESSAGE_BYTES_MIN = cython.declare(cython.longlong, 5)

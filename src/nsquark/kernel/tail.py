@@ -16,13 +16,13 @@ import cython
 from nsquark.kernel.batch import HEADER_BYTES as _HEADER_BYTES
 
 if cython.compiled:
-    from cython.cimports.nsquark.kernel.arena import Chunk
     from cython.cimports.nsquark.kernel.batch import BatchFile
     from cython.cimports.nsquark.kernel.extents import Extents
+    from cython.cimports.nsquark.kernel.records import Chunk
 else:
-    from nsquark.kernel.arena import Chunk
     from nsquark.kernel.batch import BatchFile
     from nsquark.kernel.extents import Extents
+    from nsquark.kernel.records import Chunk
 
 HEADER_BYTES = cython.declare(cython.longlong, _HEADER_BYTES)
 UNCOMMITTED_BYTES_MAX = cython.declare(cython.longlong, 8 << 20)

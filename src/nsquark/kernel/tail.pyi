@@ -2,8 +2,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from nsquark.kernel.arena import Chunk
 from nsquark.kernel.extents import Extents
+from nsquark.kernel.records import Chunk
 from nsquark.log.segments import Segments
 
 Buffer = bytes | bytearray | memoryview

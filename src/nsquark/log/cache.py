@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from typing import Protocol
 
-from nsquark.kernel.arena import Chunk
+from nsquark.kernel.records import Chunk
 
 CHUNK_BYTES_MIN = 16 << 10
 CHUNK_BYTES_MAX = 1 << 20

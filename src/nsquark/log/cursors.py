@@ -4,7 +4,7 @@ A slot is written alternately to its two places, with a generation and a checksu
 one. (A mapped page was considered: a full disk kills the process, and a crash can tear it.) Slot 0 is the topic's, the
 others belong to channels. The two places lie in different pages of the file, and what may not get lost is written to
 both: losing a page loses neither a channel nor its state, only how far it came lately. The head of a slot, which
-changes with every FIN, is 40 bytes and is written alone as long as the rest has not changed. A rest that does not fit
+changes with every FIN, is 40 bytes and is written alone as long as the state has not changed. A state that does not fit
 is in a file of its own beside, and the slot has a brief one.
 
 Pages 2k and 2k + 1 of the file hold the first and the second places of slots 4k to 4k + 3. In format 1 the two places
@@ -22,20 +22,20 @@ from xxhash import xxh3_64_intdigest
 
 from nsquark.log.durable import DurableFile
 from nsquark.log.files import PAGE_BYTES, read_surviving, write_atomically
-from nsquark.log.shared import LogShared
+from nsquark.log.services import LogShared
 
 SLOT_BYTES = 1024
 SLOTS_PER_PAGE = PAGE_BYTES // SLOT_BYTES
 _HEAD = struct.Struct("<QQQQIHBx")
-"""Checksum, generation, position, deferred position, number of the file with the rest, bytes of the rest, in use."""
-REST_BYTES_MAX = SLOT_BYTES - _HEAD.size
+"""Checksum, generation, position, deferred position, number of the file with the state, bytes of the state, in use."""
+STATE_BYTES_MAX = SLOT_BYTES - _HEAD.size
 _SEED = 2
 """Of the checksums, so that a slot of one layout is never taken for one of the other."""
-_HEAD_1 = struct.Struct("<QQQQII")  # checksum, generation, position, deferred position, bytes of the rest, in use
+_HEAD_1 = struct.Struct("<QQQQII")  # checksum, generation, position, deferred position, bytes of the state, in use
 _STATE_HEAD = struct.Struct("<QQ")  # checksum, number
 
 
-class ChannelRest(msgspec.Struct, array_like=True, frozen=True):
+class ChannelState(msgspec.Struct, array_like=True, frozen=True):
     """What of a channel changes rarely."""
 
     name: str
@@ -47,7 +47,7 @@ class ChannelRest(msgspec.Struct, array_like=True, frozen=True):
     had_subscribers: bool = False  # so it is never read by range
 
 
-class TopicRest(msgspec.Struct, array_like=True, frozen=True):
+class TopicState(msgspec.Struct, array_like=True, frozen=True):
     """What of a topic changes rarely."""
 
     name: str
@@ -58,14 +58,14 @@ class TopicRest(msgspec.Struct, array_like=True, frozen=True):
     slots: int = 0  # in the file, so that one that was cut is noticed
 
 
-def encode_rest(rest: ChannelRest | TopicRest) -> tuple[bytes, bytes]:
+def encode_state(state: ChannelState | TopicState) -> tuple[bytes, bytes]:
     """All of it, and without what may grow: losing that brings messages back that were emptied, and loses none."""
     brief = (
-        msgspec.structs.replace(rest, skips=())
-        if isinstance(rest, ChannelRest)
-        else msgspec.structs.replace(rest, voided_deferred=())
+        msgspec.structs.replace(state, skips=())
+        if isinstance(state, ChannelState)
+        else msgspec.structs.replace(state, voided_deferred=())
     )
-    return msgspec.msgpack.encode(rest), msgspec.msgpack.encode(brief)
+    return msgspec.msgpack.encode(state), msgspec.msgpack.encode(brief)
 
 
 @dataclass(slots=True)
@@ -75,14 +75,14 @@ class Slot:
     index: int
     position: int = 0
     deferred: int = 0
-    rest: bytes = b""
+    state: bytes = b""
     brief: bytes = b""
-    """What is left of `rest` if that does not fit and its file is lost."""
+    """What is left of `state` if that does not fit and its file is lost."""
     generation: int = 0
     state_number: int = 0
-    """Of the file that holds `rest`, counted up with each that is written; 0 if it fits."""
+    """Of the file that holds `state`, counted up with each that is written; 0 if it fits."""
     stored: tuple[int, bytes, bool] | None = None
-    """Deferred, rest and whether in use, as written last."""
+    """Deferred, state and whether in use, as written last."""
     stored_position: int = 0
     rest_written: list[bytes] = field(default_factory=lambda: [b"", b""])
 
@@ -151,7 +151,7 @@ class CursorFile:
                 self._report(f"CURSORS({self.path}): one of the two copies of slot {index} is damaged; it has another")
             if slot.state_number and in_use:
                 self._load_state(slot)
-            slot.stored, slot.stored_position = (slot.deferred, slot.rest, in_use), slot.position
+            slot.stored, slot.stored_position = (slot.deferred, slot.state, in_use), slot.position
             found[index] = (slot, in_use)
         # The first slot of each pair of pages was written when the file grew by them.
         for index in range(0, pairs * SLOTS_PER_PAGE, SLOTS_PER_PAGE):
@@ -176,11 +176,11 @@ class CursorFile:
         self.slots = max(self.slots, slots)
 
     def _load_state(self, slot: Slot) -> None:
-        """The rest from the file that the slot names, or if that is gone, from one written later."""
-        slot.brief = slot.rest
-        fitting = {number: rest for number, rest in self._states(slot.index).values() if number >= slot.state_number}
+        """The state from the file that the slot names, or if that is gone, from one written later."""
+        slot.brief = slot.state
+        fitting = {number: state for number, state in self._states(slot.index).values() if number >= slot.state_number}
         if fitting:
-            slot.rest = fitting[min(fitting)]
+            slot.state = fitting[min(fitting)]
         else:
             self._report(
                 f"CURSORS({self.path}): the file with the state of slot {slot.index} is lost;"
@@ -188,7 +188,7 @@ class CursorFile:
             )
 
     def _states(self, index: int) -> dict[int, tuple[int, bytes]]:
-        """The files with the rest of a slot that are intact: which of the two, to number and rest."""
+        """The files with the state of a slot that are intact: which of the two, to number and state."""
         found: dict[int, tuple[int, bytes]] = {}
         for place in (0, 1):
             try:
@@ -218,7 +218,7 @@ class CursorFile:
         """
         if self._image is not None:
             self._replace()
-        now = (slot.deferred, slot.rest, used)
+        now = (slot.deferred, slot.state, used)
         moved_on = now == slot.stored and slot.position >= slot.stored_position
         if not moved_on:
             slot.stored = None
@@ -233,7 +233,7 @@ class CursorFile:
         slot.position = position
         generation = slot.generation + 1
         place = generation & 1
-        inline = slot.brief if slot.state_number else slot.rest
+        inline = slot.brief if slot.state_number else slot.state
         is_plain = slot.stored is not None and position >= slot.stored_position
         if not is_plain or self._damaged or self._image is not None or slot.rest_written[place] != inline:
             self.write(slot)
@@ -244,7 +244,7 @@ class CursorFile:
     def _write_place(self, slot: Slot, used: bool) -> None:
         generation = slot.generation + 1
         place = generation & 1
-        inline = slot.brief if slot.state_number else slot.rest
+        inline = slot.brief if slot.state_number else slot.state
         head = _head(slot, generation, used, inline)
         offset = _offset(slot.index, place)
         if slot.rest_written[place] == inline:
@@ -256,16 +256,16 @@ class CursorFile:
         slot.generation = generation
 
     def _store_state(self, slot: Slot) -> None:
-        """Writes the rest to a file of its own if it does not fit; alternately to two, as a slot has two places."""
-        if len(slot.rest) <= REST_BYTES_MAX:
+        """Writes the state to a file of its own if it does not fit; alternately to two, as a slot has two places."""
+        if len(slot.state) <= STATE_BYTES_MAX:
             slot.state_number = 0
             return
-        if len(slot.brief) > REST_BYTES_MAX:
-            raise OSError(errno.EFBIG, f"{len(slot.brief)} bytes of a slot's state, {REST_BYTES_MAX} at most")
+        if len(slot.brief) > STATE_BYTES_MAX:
+            raise OSError(errno.EFBIG, f"{len(slot.brief)} bytes of a slot's state, {STATE_BYTES_MAX} at most")
         numbers = {place: number for place, (number, _) in self._states(slot.index).items()}
         place = min((0, 1), key=lambda place: numbers.get(place, 0))
         number = max(numbers.values(), default=0) + 1
-        body = number.to_bytes(8, "little") + slot.rest
+        body = number.to_bytes(8, "little") + slot.state
         write_atomically(self._state_path(slot.index, place), xxh3_64_intdigest(body).to_bytes(8, "little") + body)
         slot.state_number = number
 
@@ -274,7 +274,7 @@ class CursorFile:
 
     def free(self, slot: Slot) -> None:
         """Both places are cleared, so that no older generation comes back."""
-        slot.rest, slot.stored = b"", None
+        slot.state, slot.stored = b"", None
         self.write(slot, used=False)
         self._free[slot.index] = slot.generation
         for place in (0, 1):
@@ -319,8 +319,8 @@ def _head(slot: Slot, generation: int, used: bool, inline: bytes) -> bytes:
     return _checksum(head, inline, _SEED).to_bytes(8, "little") + head[8:]
 
 
-def _checksum(head: bytes, rest: bytes, seed: int) -> int:
-    return xxh3_64_intdigest(rest, seed=xxh3_64_intdigest(head[8:], seed=seed))
+def _checksum(head: bytes, state: bytes, seed: int) -> int:
+    return xxh3_64_intdigest(state, seed=xxh3_64_intdigest(head[8:], seed=seed))
 
 
 def _read_place(raw: bytearray, offset: int) -> tuple[Slot, bool] | None:
@@ -329,10 +329,10 @@ def _read_place(raw: bytearray, offset: int) -> tuple[Slot, bool] | None:
     if len(piece) < _HEAD.size:
         return None
     check, generation, position, deferred, state_number, size, used = _HEAD.unpack_from(piece)
-    rest = piece[_HEAD.size : _HEAD.size + size]
-    if _checksum(piece[: _HEAD.size], rest, _SEED) != check:
+    state = piece[_HEAD.size : _HEAD.size + size]
+    if _checksum(piece[: _HEAD.size], state, _SEED) != check:
         return None
-    return Slot(0, position, deferred, rest, b"", generation, state_number), bool(used)
+    return Slot(0, position, deferred, state, b"", generation, state_number), bool(used)
 
 
 def _read_format_1(raw: bytearray) -> dict[int, tuple[Slot, bool]]:
@@ -343,12 +343,12 @@ def _read_format_1(raw: bytearray) -> dict[int, tuple[Slot, bool]]:
         if len(piece) < _HEAD_1.size:
             continue
         check, generation, position, deferred, size, used = _HEAD_1.unpack_from(piece)
-        rest = piece[_HEAD_1.size : _HEAD_1.size + size]
+        state = piece[_HEAD_1.size : _HEAD_1.size + size]
         index = number // 2
-        if _checksum(piece[: _HEAD_1.size], rest, 0) != check:
+        if _checksum(piece[: _HEAD_1.size], state, 0) != check:
             continue
         if index not in found or generation > found[index][0].generation:
-            found[index] = (Slot(index, position, deferred, rest, b"", generation), bool(used))
+            found[index] = (Slot(index, position, deferred, state, b"", generation), bool(used))
     return found
 
 
@@ -357,11 +357,11 @@ def _image(found: dict[int, tuple[Slot, bool]]) -> bytearray:
     slots = max([1, *(index + 1 for index in found)])
     image = bytearray(-(-slots // SLOTS_PER_PAGE) * 2 * PAGE_BYTES)
     for index, (slot, used) in found.items():
-        inline = slot.brief if slot.state_number else slot.rest
+        inline = slot.brief if slot.state_number else slot.state
         for _ in (0, 1):
             slot.generation += 1
             piece = _head(slot, slot.generation, used, inline) + inline
             offset = _offset(index, slot.generation & 1)
             image[offset : offset + len(piece)] = piece
-        slot.stored, slot.stored_position = (slot.deferred, slot.rest, used), slot.position
+        slot.stored, slot.stored_position = (slot.deferred, slot.state, used), slot.position
     return image

@@ -18,7 +18,7 @@ from nsquark.log.deferred_appends import Appends
 from nsquark.log.deferred_bucket import BUCKET_MS, SUFFIX, Bucket, Entry
 from nsquark.log.durable import ANEW_SUFFIX
 from nsquark.log.files import DIRECTORY_MODE, patiently
-from nsquark.log.shared import LogShared
+from nsquark.log.services import LogShared
 
 DUE_MESSAGES_MAX = 128
 """How many are moved into the log at once: a few milliseconds of work."""

@@ -19,7 +19,7 @@ from xxhash import xxh3_64_intdigest
 from nsquark.log.deferred_appends import Appends
 from nsquark.log.durable import DurableFile
 from nsquark.log.files import FILE_MODE, read_readable, set_aside, sync_directory, write_all
-from nsquark.log.shared import LogShared
+from nsquark.log.services import LogShared
 
 BUCKET_MS = 60_000
 SUFFIX = ".deferred"

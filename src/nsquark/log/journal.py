@@ -13,7 +13,7 @@ from xxhash import xxh32_intdigest
 from nsquark.kernel.journal import JOURNAL_RECORD, from_format_1, keep_intact
 from nsquark.log.durable import DurableFile
 from nsquark.log.files import read_surviving, write_atomically
-from nsquark.log.shared import LogShared
+from nsquark.log.services import LogShared
 
 COMPACT_BYTES_MIN = 4 << 20
 """A journal smaller than this is not worth rewriting, for which all clients wait; it is read in some 50 ms."""

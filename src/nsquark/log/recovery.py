@@ -8,11 +8,11 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from nsquark.log.batches import Batch
 from nsquark.log.durable import ANEW_SUFFIX
 from nsquark.log.files import FILE_MODE, sync_directory, write_all
 from nsquark.log.segment import SEGMENT_SUFFIX, Segment, scan_file
-from nsquark.log.shared import LogShared
+from nsquark.log.services import LogShared
+from nsquark.wire.batch_format import Batch
 
 REMOVED_SUFFIX = ".removed"
 """Of segments that nobody needs, until they are deleted."""

@@ -16,7 +16,11 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from nsquark.kernel.batch import BatchFile
-from nsquark.log.batches import (
+from nsquark.log.deferred_appends import Appends
+from nsquark.log.durable import DurableFile
+from nsquark.log.files import patiently, read_readable, write_atomically
+from nsquark.log.syncer import Syncer
+from nsquark.wire.batch_format import (
     APPEND_ONCE,
     DEFERRED,
     HEADER_BYTES_EVER,
@@ -26,10 +30,6 @@ from nsquark.log.batches import (
     require_known_version,
     scan,
 )
-from nsquark.log.deferred_appends import Appends
-from nsquark.log.durable import DurableFile
-from nsquark.log.files import patiently, read_readable, write_atomically
-from nsquark.log.syncer import Syncer
 
 CHECKPOINT_BYTES = 16 << 20
 SCAN_BYTES = 4 << 20

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from nsquark.kernel.arena import Chunk
 from nsquark.kernel.extents import Extents
-from nsquark.log.batches import HEADER_BYTES, Batch, Damage, scan
+from nsquark.kernel.records import Chunk
 from nsquark.log.deferred_appends import Appends
 from nsquark.log.durable import SyncFailed
 from nsquark.log.files import DIRECTORY_MODE, read_readable
 from nsquark.log.recovery import REMOVED_SUFFIX, open_segments
-from nsquark.log.removed import Removed
+from nsquark.log.removal_mark import Removed
 from nsquark.log.segment import Segment
-from nsquark.log.shared import LogShared
+from nsquark.log.services import LogShared
+from nsquark.wire.batch_format import HEADER_BYTES, Batch, Damage, scan
 
 READ_BYTES = 256 << 10
 """How much of a file one cold read brings in, unless a single batch is larger."""

@@ -13,12 +13,13 @@ from pathlib import Path
 
 from xxhash import xxh3_128_digest
 
-from nsquark.kernel.arena import Chunk
-from nsquark.log.batches import APPEND_ONCE, HEADER_BYTES, MORE_FOLLOWS, Batch, encode_header
+from nsquark.kernel.records import Chunk
 from nsquark.log.durable import sync_data
 from nsquark.log.files import DIRECTORY_MODE, FILE_MODE, write_all
-from nsquark.log.log import RECORD_BYTES
 from nsquark.log.sequences import Sequences
+from nsquark.log.topic_log import RECORD_BYTES
+from nsquark.log.writer import encode_header
+from nsquark.wire.batch_format import APPEND_ONCE, HEADER_BYTES, MORE_FOLLOWS, Batch
 
 STAGE_BYTES_MAX = 64 << 20
 """Of one append, as it will be in the log: each message counts its body and 34 bytes."""

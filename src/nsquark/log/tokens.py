@@ -14,10 +14,10 @@ from pathlib import Path
 
 from xxhash import xxh3_64_digest
 
-from nsquark.log.batches import NO_TOKEN
 from nsquark.log.files import read_surviving, write_atomically
 from nsquark.log.segment import Segment
-from nsquark.log.shared import LogShared
+from nsquark.log.services import LogShared
+from nsquark.wire.batch_format import NO_TOKEN
 
 TOKENS_MAX = 100_000
 """Of a topic; the oldest are forgotten first."""

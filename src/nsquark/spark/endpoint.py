@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from nsquark.base.printable import printable
 from nsquark.spark.options import Access, Tls
 from nsquark.web.bearer import bearer
 from nsquark.wire.documents import decode_json
-from nsquark.wire.printable import printable
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from nsquark.cli.errors import UserError
+from nsquark.base.errors import UserError
 
 JAVA_VERSION_MIN = 17
 VERSION_TIMEOUT_S = 30.0

@@ -18,8 +18,8 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from nsquark.cli.logs import library_log
-from nsquark.spark.offsets import Key
+from nsquark.base.logs import library_log
+from nsquark.spark.source.offsets import Key
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

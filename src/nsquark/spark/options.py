@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from nsquark.cli.durations import Duration
-from nsquark.cli.secrets import read_secret
+from nsquark.base.durations import Duration
+from nsquark.base.secrets import read_secret
 from nsquark.wire.names import is_ephemeral, is_valid_name
 
 NAMES = (

@@ -309,7 +309,7 @@ class Nsqd(Daemon):
 class Nsqlookupd(Daemon):
     """An nsqlookupd, for nsqds started with `--lookupd-tcp-address=` and clients with `lookupd=`."""
 
-    MODULE = "nsquark.discovery.main"
+    MODULE = "nsquark.lookupd.main"
 
 
 def _collect(process: subprocess.Popen[str], lines: list[str]) -> None:

@@ -12,7 +12,7 @@ import aiohttp
 from yarl import URL
 
 from nsquark import NSQ_VERSION
-from nsquark.cli.durations import Duration
+from nsquark.base.durations import Duration
 from nsquark.tools.forwarding import NotTaken
 from nsquark.tools.program import Fatal
 

@@ -7,8 +7,8 @@ import random
 from collections.abc import Sequence
 from typing import NoReturn
 
-from nsquark.cli.flags import option, option_table
-from nsquark.cli.kinds import BOOLEAN, INTEGER, STRING, STRINGS
+from nsquark.base.flags import option, option_table
+from nsquark.base.kinds import BOOLEAN, INTEGER, STRING, STRINGS
 from nsquark.client.consumer import Consumer
 from nsquark.tools.output import Output
 from nsquark.tools.program import Fatal, parse_options, run, say

@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from nsquark.cli.durations import Duration
-from nsquark.cli.flags import option, option_table
-from nsquark.cli.kinds import DURATION, FLOAT, INTEGER, STRING, STRINGS
+from nsquark.base.durations import Duration
+from nsquark.base.flags import option, option_table
+from nsquark.base.kinds import DURATION, FLOAT, INTEGER, STRING, STRINGS
 from nsquark.client.message import Message
 from nsquark.tools.forwarding import Failures, NotTaken, StatusLines
 from nsquark.tools.hostpool import make_pool

@@ -24,11 +24,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
 from nsquark import NSQ_VERSION
-from nsquark.cli import logs
-from nsquark.cli.flags import EXIT_FATAL, parse_with_rest
+from nsquark.base import logs
+from nsquark.base.flags import EXIT_FATAL, parse_with_rest
+from nsquark.base.printable import printable
 from nsquark.client.errors import NsqError
 from nsquark.client.logs import client_log
-from nsquark.wire.printable import printable
 
 OptionsT = TypeVar("OptionsT")
 

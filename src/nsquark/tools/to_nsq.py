@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NoReturn
 
-from nsquark.cli.flags import option, option_table
-from nsquark.cli.kinds import INTEGER, STRING, STRINGS
+from nsquark.base.flags import option, option_table
+from nsquark.base.kinds import INTEGER, STRING, STRINGS
 from nsquark.client.errors import MessageTooBig
 from nsquark.client.producer import Producer
 from nsquark.tools.program import Fatal, on_stop, parse_options, run, say

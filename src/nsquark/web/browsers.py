@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from nsquark.cli.hosts import HOSTNAME
+from nsquark.base.hosts import HOSTNAME
 from nsquark.web.messages import Response, error, json
 
 KNOWN_HOSTS_MAX: Final = 1024

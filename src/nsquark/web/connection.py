@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
-from nsquark.cli.durations import Duration
-from nsquark.cli.logs import Level
-from nsquark.web.addresses import show_address
+from nsquark.base.addresses import show_address
+from nsquark.base.durations import Duration
+from nsquark.base.logs import Level
 from nsquark.web.certificates import common_name
 from nsquark.web.fairness import TURN_NS_MAX
 from nsquark.web.messages import Answer, Lane, LaneMaker, Pending, Request, Response, StreamResponse, error, plain

@@ -6,7 +6,7 @@ from typing import Final
 
 import httptools
 
-from nsquark.cli.logs import Logger
+from nsquark.base.logs import Logger
 from nsquark.web.browsers import BrowserGuard
 from nsquark.web.limits import Limits
 from nsquark.web.messages import Request, Response, error, plain

@@ -10,8 +10,8 @@ import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from nsquark.cli.logs import Logger
-from nsquark.web.addresses import BACKLOG
+from nsquark.base.addresses import BACKLOG, listen_unix, remove_socket
+from nsquark.base.logs import Logger
 from nsquark.web.browsers import BrowserGuard
 from nsquark.web.connection import HttpConnection
 from nsquark.web.descriptors import Descriptors
@@ -31,7 +31,6 @@ from nsquark.web.messages import (
 )
 from nsquark.web.reader import INTERNAL_ERROR
 from nsquark.web.router import Router
-from nsquark.web.unix import listen_unix, remove_socket
 
 __all__ = [
     "Answer",

@@ -1,12 +1,9 @@
 """Commands from a client to nsqd: bytes, no I/O."""
 
 import struct
-from collections.abc import Iterable
 from typing import Final
 
 import msgspec
-
-from nsquark.kernel.mpub import pack_bodies
 
 NOP: Final = b"NOP\n"
 CLS: Final = b"CLS\n"
@@ -20,11 +17,6 @@ class MpubBody(msgspec.Struct, frozen=True):
 
     data: bytes
     count: int
-
-    @classmethod
-    def of(cls, bodies: Iterable[bytes]) -> "MpubBody":
-        listed = bodies if isinstance(bodies, list) else list(bodies)
-        return cls(pack_bodies(listed), len(listed))
 
 
 def identify(body: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """Go's %q, in which NSQ shows names inside its error texts."""
 
-from nsquark.wire.printable import escaped
+from nsquark.base.printable import escaped
 
 _QUOTED = {'"': '\\"', "\\": "\\\\"}
 

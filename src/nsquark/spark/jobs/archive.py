@@ -8,8 +8,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import date_format, to_date
 from pyspark.sql.streaming.query import StreamingQuery
 
-from nsquark.cli.durations import Duration
-from nsquark.cli.errors import UserError
+from nsquark.base.durations import Duration
+from nsquark.base.errors import UserError
 from nsquark.spark.jobs.progress import Progress, Terminal
 from nsquark.spark.jobs.session import (
     add_nsq_arguments,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyspark
 
-from nsquark.cli.errors import UserError
+from nsquark.base.errors import UserError
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
-from nsquark.cli.errors import UserError
+from nsquark.base.errors import UserError
+from nsquark.base.printable import printable_lines
 from nsquark.spark.jobs.home import PipelineHome
 from nsquark.spark.jobs.progress import Progress, Terminal, reports_in
 from nsquark.spark.jobs.server import ConnectServer
 from nsquark.spark.jobs.session import settings_of
-from nsquark.wire.printable import printable_lines
 
 SPEC_NAMES = ("spark-pipeline.yml", "spark-pipeline.yaml")
 OUTPUT_LINES_KEPT = 400

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from nsquark.wire.printable import printable
+from nsquark.base.printable import printable
 
 MARKER = "Streaming query made progress: {"
 

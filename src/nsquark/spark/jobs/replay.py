@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from nsquark.cli.errors import UserError
+from nsquark.base.errors import UserError
 from nsquark.spark.jobs.progress import Terminal
 from nsquark.spark.jobs.session import (
     access_options,
@@ -19,10 +19,10 @@ from nsquark.spark.jobs.session import (
     read_messages,
     spark_session,
 )
-from nsquark.spark.publisher import Publisher
-from nsquark.spark.sink import REQUEST_MESSAGES_MAX
-from nsquark.spark.sink_options import SinkOptions
-from nsquark.spark.sink_rows import RowReader
+from nsquark.spark.sink.options import SinkOptions
+from nsquark.spark.sink.publisher import Publisher
+from nsquark.spark.sink.rows import RowReader
+from nsquark.spark.sink.writer import REQUEST_MESSAGES_MAX
 
 RATE_DEFAULT = 1000
 #: A burst is what the rate allows in this time.

@@ -10,7 +10,8 @@ from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as spark_functions
 from pyspark.sql.functions import col, expr
 
-from nsquark.cli.errors import UserError
+from nsquark.base.errors import UserError
+from nsquark.base.printable import printable
 from nsquark.spark.jobs.session import (
     add_nsq_arguments,
     add_range_arguments,
@@ -19,7 +20,6 @@ from nsquark.spark.jobs.session import (
     read_messages,
     spark_session,
 )
-from nsquark.wire.printable import printable
 
 #: Points of a line in the picture.
 BUCKETS_MAX = 240

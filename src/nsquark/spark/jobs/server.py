@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from nsquark.cli.errors import UserError
+from nsquark.base.errors import UserError
 from nsquark.spark.java import spark_environment
 from nsquark.spark.jobs.home import PipelineHome, spark_program
 

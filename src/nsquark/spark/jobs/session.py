@@ -15,8 +15,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, lit
 
-from nsquark.cli.durations import Duration
-from nsquark.cli.errors import UserError
+from nsquark.base.durations import Duration
+from nsquark.base.errors import UserError
 from nsquark.spark.java import spark_environment
 
 #: For a Spark of our own; a user's --conf goes before.

@@ -1,0 +1,228 @@
+"""Log lines on stderr, in NSQ's form, that can never hold the daemon up.
+
+A line is handed to a thread that writes it. When nobody reads stderr (a full pipe, a stopped terminal) the
+thread waits, the queue fills, and further lines are dropped and counted; the event loop goes on serving.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import select
+import threading
+import time
+import traceback
+from collections import deque
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from nsquark.base.printable import printable, printable_lines
+
+if TYPE_CHECKING:
+    import asyncio
+
+# What may wait for stderr: a few seconds of heavy logging, too little to matter for the daemon's memory.
+QUEUE_BYTES_MAX: Final = 4 * 1024 * 1024
+# One write takes at most this much, so that a slow reader gets lines while others still wait.
+WRITE_BYTES_MAX: Final = 64 * 1024
+# At exit the last lines are worth a short wait, but a reader that is gone must not keep the process alive.
+FLUSH_AT_EXIT_SECONDS_MAX: Final = 1.0
+STDERR_FD: Final = 2
+
+
+class Level(IntEnum):
+    """Numbered as `/config/log_level` shows them."""
+
+    DEBUG = 1
+    INFO = 2
+    WARNING = 3
+    ERROR = 4
+    FATAL = 5
+
+    @property
+    def word(self) -> str:
+        """The word of the `--log-level` option; the printed one is the member's name."""
+        return "warn" if self is Level.WARNING else self.name.lower()
+
+    @classmethod
+    def parse(cls, word: str) -> Self:
+        for level in cls:
+            if level.word == word.lower():
+                return level
+        raise ValueError(f"invalid log level '{word}' (debug, info, warn, error, fatal)")
+
+
+class LineWriter:
+    """Writes lines to a file descriptor from its own thread; the queue in between is bounded in bytes.
+
+    Always: `dropped` counts the lines lost and not yet announced; lines keep their order.
+    """
+
+    def __init__(self, fd: int, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
+        self._fd = fd
+        self._queue_bytes_max = queue_bytes_max
+        self._lines: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._writing = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self.dropped = 0
+
+    def put(self, line: bytes) -> None:
+        with self._changed:
+            if self._queued_bytes + len(line) > self._queue_bytes_max:
+                self.dropped += 1
+                return
+            self._lines.append(line)
+            self._queued_bytes += len(line)
+            if self._thread is None:
+                self._start()
+            self._changed.notify_all()
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Wait until all lines are written; False if that took too long."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._lines and not self._writing, timeout_seconds)
+
+    def take_dropped(self) -> int:
+        """The number of lines lost since last asked, if a note about it now fits in the queue; else 0."""
+        with self._changed:
+            if self._queued_bytes > self._queue_bytes_max // 2:
+                return 0
+            dropped, self.dropped = self.dropped, 0
+            return dropped
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+        self._thread.start()
+        atexit.register(self.flush, FLUSH_AT_EXIT_SECONDS_MAX)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._lines)
+                data = self._take()
+                self._writing = True
+            self._write(data)
+
+    def _take(self) -> bytes:
+        taken = [self._lines.popleft()]
+        size = len(taken[0])
+        while self._lines and size + len(self._lines[0]) <= WRITE_BYTES_MAX:
+            taken.append(self._lines.popleft())
+            size += len(taken[-1])
+        self._queued_bytes -= size
+        return b"".join(taken)
+
+    def _write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[os.write(self._fd, rest) :]
+            except BlockingIOError:
+                # Somebody sharing the terminal made it non-blocking.
+                select.select([], [self._fd], [], 1.0)
+            except OSError:
+                # The reader is gone: there is nobody to tell.
+                return
+
+
+stderr = LineWriter(STDERR_FD)
+
+
+class Logger:
+    """`<prefix>YYYY/MM/DD HH:MM:SS.micros LEVEL: text`, in local time. `level` may be changed at any time.
+
+    A text is one line, whatever peers have put into it: see `printable`.
+    """
+
+    def __init__(self, prefix: str, level: Level, writer: LineWriter = stderr) -> None:
+        self.prefix = prefix
+        self.level = level
+        self._writer = writer
+        self._second = -1
+        self._second_text = ""
+
+    def debug(self, text: str) -> None:
+        self._log(Level.DEBUG, text)
+
+    def info(self, text: str) -> None:
+        self._log(Level.INFO, text)
+
+    def warning(self, text: str) -> None:
+        self._log(Level.WARNING, text)
+
+    def error(self, text: str) -> None:
+        self._log(Level.ERROR, text)
+
+    def fatal(self, text: str) -> None:
+        """A last word: the caller ends the program after it."""
+        self._log(Level.FATAL, text)
+
+    def failure(self, text: str, error: BaseException) -> None:
+        """An unexpected error with its traceback, which is indented: no line of it can be taken for one of ours."""
+        self.trace(f"{printable(text)}\n{''.join(traceback.format_exception(error))}")
+
+    def trace(self, text: str) -> None:
+        """An error of several lines, of which the first is a text like others and the rest is indented."""
+        if self.level <= Level.ERROR:
+            first, *others = text.rstrip().split("\n")
+            self.error(first)
+            for line in others:
+                self._writer.put(_encoded(f"    {printable(line.expandtabs())}\n"))
+
+    def report_failures(self, loop: asyncio.AbstractEventLoop) -> None:
+        """From now on what fails in the loop with nobody to tell is told here."""
+
+        def report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            error = context.get("exception")
+            if isinstance(error, BaseException):
+                self.failure(f"LOOP: {context['message']}", error)
+            else:
+                self.error(f"LOOP: {context['message']}")
+
+        loop.set_exception_handler(report)
+
+    def flush(self, timeout_seconds: float = FLUSH_AT_EXIT_SECONDS_MAX) -> bool:
+        return self._writer.flush(timeout_seconds)
+
+    def _log(self, level: Level, text: str) -> None:
+        if level < self.level:
+            return
+        if self._writer.dropped and (dropped := self._writer.take_dropped()):
+            self._put(Level.WARNING, f"LOG: {dropped} lines dropped because stderr was not read")
+        self._put(level, text)
+
+    def _put(self, level: Level, text: str) -> None:
+        second, ns = divmod(time.time_ns(), 1_000_000_000)
+        if second != self._second:
+            self._second_text = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(second))
+            self._second = second
+        line = f"{self.prefix}{self._second_text}.{ns // 1000:06d} {level.name}: {printable(text)}\n"
+        self._writer.put(_encoded(line))
+
+
+def _encoded(line: str) -> bytes:
+    return line.encode("utf-8", "backslashreplace")
+
+
+def library_log(name: str) -> logging.Logger:
+    """The logger of a part that runs in other programs: what it says is printable, wherever they let it be written."""
+    log = logging.getLogger(name)
+    if make_printable not in log.filters:
+        log.addFilter(make_printable)
+    return log
+
+
+def make_printable(record: logging.LogRecord) -> bool:
+    """A filter that lets every record through, with what peers have put into it made printable."""
+    said = record.getMessage()
+    shown = printable(said)
+    if shown != said:
+        record.msg, record.args = shown, ()
+    if record.exc_info and record.exc_info[0] is not None:
+        record.exc_text = printable_lines(logging.Formatter().formatException(record.exc_info))
+    return True

@@ -1,0 +1,271 @@
+"""The Log API: topics as what they are, files that can be read by range, and channels as positions in them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from nsquark.broker.http.arguments import INT64_MAX, Arguments, Refusal, extra_headers, invalid
+from nsquark.broker.http.auth import HttpAuth, Rule
+from nsquark.broker.http.log_append import AppendApi
+from nsquark.broker.http.log_positions import ChannelPositions
+from nsquark.broker.places import NoPlace, Places
+from nsquark.broker.topic import Topic
+from nsquark.log.range_plan import Part, plan
+from nsquark.log.range_read import RangeReader, TimeSearch
+from nsquark.web.messages import JSON_TYPE, Answer, Handler, Pending, Request, Response, StreamResponse, encode_json
+from nsquark.web.router import Router
+
+if TYPE_CHECKING:
+    from nsquark.broker.nsqd import Nsqd
+
+INFO_WAIT_S_MAX = 60.0
+INFO_WAITERS_MAX = 1024
+INFO_WAITERS_PER_PEER_MAX = 512
+"""One more in all, and the one that waits longest is answered early."""
+READ_PIECE_BYTES = 512 << 10
+READS_MAX = 128
+"""Ranges being streamed at once: each takes a piece and the connection's buffer in memory."""
+READS_PER_PEER_MAX = 64
+READ_PATIENCE_S = 1.0
+"""A reader that took nothing for so long is cut off when its place is needed."""
+READ_THREADS_MAX = 2
+PLAN_PARTS_MAX = 4096
+NS_PER_MS = 1_000_000
+OCTETS = "application/octet-stream"
+
+READ = Rule("subscribe", is_ours=True)
+MOVE = Rule("subscribe", of_channel=True, is_ours=True)
+APPEND = Rule("publish", is_ours=True)
+
+JsonHandler = Callable[[Arguments, Request], Awaitable[dict[str, Any]]]
+
+
+class LogApi:
+    """Reads in threads of its own, so that neither the event loop nor the log's syncs wait for it."""
+
+    def __init__(self, nsqd: Nsqd, auth: HttpAuth) -> None:
+        self.nsqd = nsqd
+        self._auth = auth
+        self.threads = ThreadPoolExecutor(READ_THREADS_MAX, thread_name_prefix="read")
+        self.channels = ChannelPositions(self)
+        self._append = AppendApi(self)
+        self._waiters = Places(INFO_WAITERS_MAX, INFO_WAITERS_PER_PEER_MAX, 0.0)
+        self._reads = Places(READS_MAX, READS_PER_PEER_MAX, READ_PATIENCE_S)
+
+    def add_routes(self, router: Router) -> None:
+        body_bytes = self.nsqd.options.max_body_size
+        router.add("GET", "/log/info", self._info_or_list(), log=False)
+        router.add("GET", "/log/at", self._json(self.at, READ))
+        router.add("GET", "/log/plan", self._json(self.plan, READ))
+        router.add("GET", "/log/read", self._guarded(self.read, READ))
+        router.add("POST", "/channel/seek", self._json(self.channels.seek, MOVE))
+        router.add("POST", "/channel/commit", self._json(self.channels.commit, MOVE), log=False)
+        router.add("POST", "/log/stage", self._json(self._append.stage, APPEND), log=False, max_body_bytes=body_bytes)
+        router.add("POST", "/log/append", self._json(self._append.append, APPEND))
+        router.add("POST", "/log/abort", self._json(self._append.abort, APPEND))
+
+    # -- answers -----------------------------------------------------------------------------------------
+
+    def _guarded(self, handler: Handler, rule: Rule) -> Handler:
+        return self._auth.guarded(handler, rule, self.refuse)
+
+    def _json(self, handler: JsonHandler, rule: Rule) -> Handler:
+        return self._guarded(self._answering(handler), rule)
+
+    def _answering(self, handler: JsonHandler) -> Handler:
+        async def answer(request: Request) -> Answer:
+            try:
+                return self.answer(await handler(Arguments(self.nsqd, request), request))
+            except Refusal as refusal:
+                return self.refuse(refusal)
+            except OSError as error:
+                return self.refuse(Refusal(503, "DISK_ERROR", reason=str(error)))
+
+        return answer
+
+    def answer(self, fields: dict[str, Any], status: int = 200) -> Response:
+        node = self.nsqd.node.id
+        return Response(status, encode_json({**fields, "nsqd_id": node}), JSON_TYPE, extra_headers(node, status))
+
+    def refuse(self, refusal: Refusal) -> Response:
+        return self.answer({"message": refusal.code, **refusal.fields}, refusal.status)
+
+    async def in_thread(self, work: Callable[[], Any]) -> Any:
+        return await self.nsqd.loop.run_in_executor(self.threads, work)
+
+    # -- /log/info ---------------------------------------------------------------------------------------
+
+    def _info_or_list(self) -> Handler:
+        """The list is for everybody; each sees in it what they may read."""
+        info, listing = self._json(self.info, READ), self._answering(self.list)
+
+        def answer(request: Request) -> Answer | Pending | Coroutine[Any, Any, Answer]:
+            return (info if "topic" in request.query else listing)(request)
+
+        return answer
+
+    async def list(self, arguments: Arguments, request: Request) -> dict[str, Any]:
+        allowed = await self._auth.among(self.nsqd.topics, request, READ)
+        return {"topics": [_heads(topic) for topic in self.nsqd.topics.values() if topic.name in allowed]}
+
+    async def info(self, arguments: Arguments, request: Request) -> dict[str, Any]:
+        topic = arguments.topic()
+        wait_s = arguments.seconds("wait", INFO_WAIT_S_MAX)
+        after = arguments.number("after", 0, INT64_MAX, topic.log.head)
+        if wait_s and topic.log.head <= after:
+            await self._wait_beyond(topic, after, wait_s, request)
+        if topic.is_exiting:
+            raise Refusal(404, "TOPIC_NOT_FOUND")
+        return _info(topic)
+
+    async def _wait_beyond(self, topic: Topic, after: int, wait_s: float, request: Request) -> None:
+        ended = asyncio.Event()
+        try:
+            place = self._waiters.take(request.peer, ended.set)
+        except NoPlace as full:
+            raise Refusal(503, "TOO_MANY_WAITERS", reason=f"{full}; try again later") from None
+        request.on_left = ended.set
+        # As nsqd's own task, which ends when nsqd is told to stop; this request is then answered at once.
+        waiting = self.nsqd.spawn(_until_beyond(topic, after, wait_s, ended))
+        try:
+            await ended.wait()
+        finally:
+            place.free()
+            waiting.cancel()
+
+    # -- /log/at -----------------------------------------------------------------------------------------
+
+    async def at(self, arguments: Arguments, request: Request) -> dict[str, Any]:
+        topic = arguments.stored_topic()
+        if "ts_ms" in arguments:
+            time_ns = arguments.number("ts_ms", 0, INT64_MAX // NS_PER_MS) * NS_PER_MS
+        else:
+            time_ns = arguments.number("ts", 0, INT64_MAX)
+        seq = await self.first_at_time(topic, time_ns)
+        return {"topic": topic.name, "seq": seq, "first": topic.log.extents.first, "next": topic.log.head}
+
+    async def first_at_time(self, topic: Topic, time_ns: int) -> int:
+        """The first message, in the order of the log, published at this time or later; the head if there is none."""
+        assert topic.log.segments is not None
+        head = topic.log.head
+        found: int | None = await self.in_thread(TimeSearch(topic.log.segments, time_ns).find)
+        return head if found is None else found
+
+    # -- /log/plan ---------------------------------------------------------------------------------------
+
+    async def plan(self, arguments: Arguments, request: Request) -> dict[str, Any]:
+        topic = arguments.stored_topic()
+        segments = topic.log.segments
+        assert segments is not None
+        low, high = _range(arguments, topic)
+        messages_max = arguments.number("max_messages", 1, INT64_MAX, 0)
+        bytes_max = arguments.number("max_bytes", 1, INT64_MAX, 0)
+        parts = arguments.number("parts", 1, PLAN_PARTS_MAX, 1)
+        removed_to = min(segments.removed.to, high)
+        removed = {"from": low, "to": removed_to} if low < removed_to else None
+        found = plan(segments, max(low, removed_to), high, messages_max=messages_max, bytes_max=bytes_max, parts=parts)
+        return {
+            "topic": topic.name,
+            **_part(found),
+            "parts": [_part(part) for part in found.parts],
+            "removed": removed,
+            "first": topic.log.extents.first,
+            "next": topic.log.head,
+        }
+
+    # -- /log/read ---------------------------------------------------------------------------------------
+
+    def read(self, request: Request) -> Answer:
+        try:
+            arguments = Arguments(self.nsqd, request)
+            topic = arguments.stored_topic()
+            low, high = _range(arguments, topic)
+            segments = topic.log.segments
+            assert segments is not None
+            if low < segments.removed.to:
+                raise Refusal(410, "REMOVED", first=topic.log.extents.first, removed_to=segments.removed.to)
+            self._reads.check(request.peer)
+        except NoPlace as full:
+            return self.refuse(Refusal(503, "TOO_MANY_READS", reason=f"{full}; try again later"))
+        except Refusal as refusal:
+            return self.refuse(refusal)
+        pieces = self._pieces(RangeReader(segments, low, min(high, topic.log.head)), request.peer)
+        return StreamResponse(200, OCTETS, extra_headers(self.nsqd.node.id, 200), pieces)
+
+    async def _pieces(self, reader: RangeReader, peer: str) -> AsyncIterator[bytes]:
+        """The next piece is read while the last one is being sent."""
+        sending = asyncio.current_task()
+        assert sending is not None
+        place = self._reads.take(peer, sending.cancel)
+        following: asyncio.Future[bytes] | None = None
+        try:
+            reader.open()
+            following = self._next_piece(reader)
+            while piece := await following:
+                following = self._next_piece(reader)
+                yield piece
+                place.got_on()
+        finally:
+            place.free()
+            if following is not None:
+                following.cancel()
+            self.threads.submit(reader.close)
+
+    def _next_piece(self, reader: RangeReader) -> asyncio.Future[bytes]:
+        return self.nsqd.loop.run_in_executor(self.threads, reader.read, READ_PIECE_BYTES)
+
+
+async def _until_beyond(topic: Topic, after: int, wait_s: float, ended: asyncio.Event) -> None:
+    try:
+        async with asyncio.timeout(wait_s):
+            while topic.log.head <= after and not topic.is_exiting:
+                moved = asyncio.Event()
+                topic.head_waiters.append(moved.set)
+                try:
+                    await moved.wait()
+                finally:
+                    with contextlib.suppress(ValueError):
+                        topic.head_waiters.remove(moved.set)
+    except TimeoutError:
+        pass
+    finally:
+        ended.set()
+
+
+def _heads(topic: Topic) -> dict[str, Any]:
+    extents = topic.log.extents
+    return {"topic": topic.name, "first": extents.first, "next": topic.log.head, "count": extents.count}
+
+
+def _info(topic: Topic) -> dict[str, Any]:
+    segments = topic.log.segments
+    files = list(segments) if segments is not None else []
+    return {
+        **_heads(topic),
+        "pump": topic.pump,
+        "removed_to": segments.removed.to if segments is not None else 0,
+        "bytes": sum(segment.size for segment in files),
+        "segments": len(files),
+        "oldest_ns": min((segment.time_min_ns for segment in files if segment.size), default=None),
+        "newest_ns": max((segment.time_max_ns for segment in files if segment.size), default=None),
+        "is_stored": segments is not None,
+    }
+
+
+def _range(arguments: Arguments, topic: Topic) -> tuple[int, int]:
+    low = arguments.number("from", 0, INT64_MAX)
+    high = arguments.number("to", 0, INT64_MAX)
+    head = topic.log.head
+    if low > head:
+        raise Refusal(400, "BEYOND_HEAD", next=head, reason=f"the log ends at {head}; from={low} is beyond it")
+    if high < low:
+        raise invalid("to", f"a number from {low} on")
+    return low, high
+
+
+def _part(part: Part) -> dict[str, int]:
+    return {"from": part.low, "to": part.high, "count": part.count, "bytes": part.size}

@@ -1,0 +1,507 @@
+"""nsqd itself: it owns topics, clients, clocks and listeners. The story of a message starts in session.py."""
+
+import asyncio
+import os
+import shutil
+import ssl
+import uuid
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from nsquark.base.addresses import (
+    BACKLOG,
+    host_to_bind,
+    is_unix_address,
+    listen,
+    listen_unix,
+    remove_socket,
+    show_address,
+    split_address,
+)
+from nsquark.base.clock import now_ms, wall_ms
+from nsquark.base.hosts import HOSTNAME
+from nsquark.base.logs import Logger
+from nsquark.base.version import NSQ_VERSION
+from nsquark.broker.auth import AuthServers
+from nsquark.broker.data_path import DOOMED_PREFIX, METADATA_FILE, DataPath, ListedTopic, encode_metadata
+from nsquark.broker.http.api import Api
+from nsquark.broker.lookup_peers import LookupPeers
+from nsquark.broker.observe.loop_delay import LoopDelay
+from nsquark.broker.observe.statsd import StatsdPusher
+from nsquark.broker.options import Options, TlsRequired
+from nsquark.broker.steady_clock import SteadyClock
+from nsquark.broker.takeover import take_over
+from nsquark.broker.tcp.session import LINE_BYTES_MAX, Session
+from nsquark.broker.tcp.tls import TlsRequiredRouter, server_context, tls_warnings
+from nsquark.broker.topic import DIRECTORY_PREFIX, Topic
+from nsquark.broker.topology import is_shown
+from nsquark.kernel.turn import Turn
+from nsquark.log.cache import ChunkCache
+from nsquark.log.files import write_atomically
+from nsquark.log.sequences import Sequences
+from nsquark.log.services import LogSettings, LogShared
+from nsquark.web.browsers import BrowserGuard
+from nsquark.web.descriptors import Descriptors
+from nsquark.web.server import HttpServer, Limits
+from nsquark.wire.batch_format import UnknownVersion
+from nsquark.wire.names import is_ephemeral, is_valid_name
+
+READ_BUFFER_BYTES = 256 << 10
+TICK_S = 0.1
+"""How often timeouts and delays are looked at, as in NSQ."""
+COLLECT_S = 1.0
+PROBE_BYTES = 64 << 10
+METADATA_DELAY_S = 0.05
+DESCRIPTORS_SAID_EVERY_S = 10.0
+OPEN_AGAIN_S = 5.0
+ROOM_EVERY_S = 0.1
+"""How often all topics are searched for files that can go, at the most, while the disk is full."""
+
+
+class StartError(Exception):
+    """nsqd cannot start; the text says why."""
+
+
+class Nsqd:
+    """One broker. All of it but the log's threads runs in one event loop."""
+
+    def __init__(self, options: Options, logger: Logger, data: DataPath) -> None:
+        self.options = options
+        self.logger = logger
+        self.data = data
+        self.topics_path: Path = data.topics
+        self.loop = asyncio.get_running_loop()
+        # On a single core, what is looked for could not come.
+        poll_ns = options.busy_poll if len(os.sched_getaffinity(0)) > 1 else 0
+        self.turn = Turn(self.loop.call_soon, logger.trace, poll_ns)
+        self.loop_delay = LoopDelay(self.loop)
+        self.node = data.prepare(logger.warning)
+        self.start_time = int(wall_ms() // 1000)
+        self.clock = SteadyClock(data.own / "clock")
+        self.topics: dict[str, Topic] = {}
+        self.listed_topics: dict[str, ListedTopic] = {}
+        """What nsqd.dat named, while the topics are loaded: to make again what their own files have lost."""
+        self.descriptors = Descriptors()
+        self._descriptors_said_s = self._made_room_s = self._opened_again_s = float("-inf")
+        self.sessions: set[Session] = set()
+        self.sessions_admitted = 0
+        self.producers: dict[Session, None] = {}
+        self.unopened_topics: dict[str, ListedTopic] = {}
+        """Topics whose files could not be opened at the start; nsqd.dat goes on naming them."""
+        self.deferring: dict[Topic, None] = {}
+        """Topics with messages that wait for their time."""
+        self.read_buffer = bytearray(READ_BUFFER_BYTES)
+        self.read_view = memoryview(self.read_buffer)
+        self.held_bytes_max = LINE_BYTES_MAX + 8 + max(options.max_body_size, options.max_msg_size)
+        self.is_exiting = False
+        self.may_write_metadata = False
+        """Not before all is loaded: until then nsqd.dat may be NSQ's, with what is not taken over yet."""
+        self.tcp_port = 0
+        self.http_port = 0
+        self.https_port = 0
+        """A port is 0 while nothing listens, -1 with a unix socket."""
+        self.tls_context = server_context(options)
+        self.auth = AuthServers(options, logger) if options.auth_http_address else None
+        self.logs = LogShared(
+            LogSettings(
+                options.max_bytes_per_file,
+                options.sync_every,
+                int(options.retention_time),
+                options.retention_bytes,
+                options.max_disk_bytes,
+                options.sync_timeout.seconds,
+            ),
+            options.node_id,
+            ChunkCache(options.cache_bytes),
+            self.loop.call_soon_threadsafe,
+            self.loop.call_later,
+            logger.warning,
+        )
+        self.logs.make_room = self._make_room
+        self.logs.syncer.on_behind = self._choose_ways
+        self.turn.jobs = self.logs.running
+        self.lookup = LookupPeers(
+            logger,
+            self._identity,
+            self._registrations,
+            connect_timeout=options.http_client_connect_timeout.seconds,
+            request_timeout=options.http_client_request_timeout.seconds,
+            max_body_bytes=options.max_body_size,
+        )
+        router, limits = Api(self).router(), Limits(connections=options.max_connections)
+        browsers = BrowserGuard("nsqd", (options.broadcast_address, *options.http_allowed_hosts))
+        self.https = HttpServer(router, browsers, limits, logger)
+        refused = options.tls_required is TlsRequired.YES
+        self.http = HttpServer(TlsRequiredRouter(self) if refused else router, browsers, limits, logger)
+        self._tcp: asyncio.AbstractServer | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._metadata_timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- start and stop ----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        self.load()
+        for warning in tls_warnings(self.options):
+            self.logger.warning(warning)
+        await self._listen()
+        self.write_metadata(sync=True)  # an empty one, left by a power cut, would refuse the next start
+        self.lookup.start(self.options.lookupd_tcp_address)
+        self._ticker = self.loop.create_task(self._tick())
+        self.loop_delay.start()
+        if self.options.statsd_address:
+            self.spawn(StatsdPusher(self).run())
+
+    def load(self) -> None:
+        """Opens every topic found, then lets sequence numbers start above all that is there."""
+        self.listed_topics = self.data.listed_topics()
+        for directory in sorted(self.topics_path.iterdir()):
+            if directory.name.startswith(DOOMED_PREFIX):
+                shutil.rmtree(directory, ignore_errors=True)
+                continue
+            name = directory.name.removeprefix(DIRECTORY_PREFIX)
+            if directory.name.startswith(DIRECTORY_PREFIX) and is_valid_name(name):
+                self._load_topic(name)
+        highest = max((topic.highest_named for topic in self.topics.values()), default=0)
+        try:
+            self.logs.sequences = Sequences(self.data.own / "sequence", highest + 1, self.logs.report)
+        except OSError as error:
+            raise StartError(f"{self.data.own / 'sequence'} cannot be read - {error}") from None
+        self.listed_topics = self.unopened_topics
+        take_over(self)
+
+    def _load_topic(self, name: str) -> None:
+        """One that cannot be opened is left alone; the others are served, and it is tried again."""
+        counted = self.logs.disk_bytes
+        try:
+            topic = self.topics[name] = Topic(self, name)
+        except UnknownVersion as error:
+            raise StartError(str(error)) from None
+        except Exception as error:  # whatever is wrong with one must not stop the others
+            self.logs.disk_bytes = counted
+            self.unopened_topics[name] = self.listed_topics.get(name) or ListedTopic(name)
+            self.logger.error(f"TOPIC({name}): cannot be opened, it is not served - {type(error).__name__}: {error}")
+            return
+        self.deferring[topic] = None
+        self.unopened_topics.pop(name, None)
+
+    def _open_again(self) -> None:
+        """What kept a topic from being opened may be over."""
+        now = self.loop.time()
+        if not self.unopened_topics or now - self._opened_again_s < OPEN_AGAIN_S:
+            return
+        self._opened_again_s = now
+        for name in list(self.unopened_topics):
+            self._load_topic(name)
+            if name in self.topics:
+                self.logger.info(f"TOPIC({name}): opened")
+                for registration in [(name, None), *((name, channel) for channel in self.topics[name].channels)]:
+                    self.lookup.register(*registration)
+
+    async def _listen(self) -> None:
+        options = self.options
+        try:
+            await self._listen_tcp(address := options.tcp_address)
+            if self.tls_context is not None and (address := options.https_address):
+                self.https_port, shown = await _listen_http(self.https, address, self.tls_context)
+                self.logger.info(f"HTTPS: listening on {shown}")
+            if address := options.http_address:
+                self.http_port, shown = await _listen_http(self.http, address, None)
+                self.logger.info(f"HTTP: listening on {shown}")
+        except (OSError, ValueError) as error:
+            raise StartError(f"listen ({address}) failed - {error}") from None
+
+    async def _listen_tcp(self, address: str) -> None:
+        if is_unix_address(address):
+            bound, shown, self.tcp_port = listen_unix(address), address, -1
+        else:
+            bound = listen(address)
+            shown, self.tcp_port = show_address(bound.getsockname()), int(bound.getsockname()[1])
+        make = self.loop.create_unix_server if self.tcp_port == -1 else self.loop.create_server
+        self._tcp = await make(lambda: Session(self), sock=bound, backlog=BACKLOG)
+        self.logger.info(f"TCP: listening on {shown}")
+
+    async def stop(self) -> None:
+        """Answers what was received, closes all connections, and leaves nothing unsaved."""
+        self.is_exiting = True
+        self.loop_delay.stop()
+        if self._tcp is not None:
+            self._tcp.close()
+            if is_unix_address(self.options.tcp_address):
+                remove_socket(self.options.tcp_address)
+        for task in [*self._tasks, self._ticker]:
+            if task is not None:
+                task.cancel()
+        await asyncio.gather(self.http.close(), self.https.close())
+        await self.lookup.stop()
+        self.turn.run()
+        for session in list(self.sessions):
+            session.shut_down()
+        await asyncio.sleep(0)
+        self.write_metadata()
+        self.logger.info("NSQ: closing topics")
+        self._guard(self.logs.flush)  # all at once takes less time than one topic after another
+        for topic in list(self.topics.values()):
+            try:
+                topic.close()
+            except Exception as error:  # the next start finds what is written, as after a crash
+                self.logger.error(f"TOPIC({topic.name}): failed to close - {error}")
+        if hasattr(self.logs, "sequences"):
+            self.logs.close()
+        self.data.unlock()
+        self.logger.info("NSQ: bye")
+
+    # -- clients -----------------------------------------------------------------------------------------
+
+    def admit(self, session: Session, transport: asyncio.BaseTransport) -> bool:
+        limit = self.options.max_connections
+        if self.is_exiting or (limit and len(self.sessions) >= limit):
+            return False
+        if not self.descriptors.admits(transport):
+            self._say_descriptors_are_short()
+            return False
+        self.sessions.add(session)
+        self.sessions_admitted += 1
+        return True
+
+    def _say_descriptors_are_short(self) -> None:
+        now = self.loop.time()
+        if now - self._descriptors_said_s > DESCRIPTORS_SAID_EVERY_S:
+            self._descriptors_said_s = now
+            self.logger.warning(
+                f"TCP: connections are refused, {self.descriptors.for_connections} descriptors are in use: raise the"
+                " limit of open files (LimitNOFILE, ulimit -n)"
+            )
+
+    def forget(self, session: Session) -> None:
+        self.sessions.discard(session)
+        self.producers.pop(session, None)
+
+    # -- topics ------------------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> Topic:
+        """The topic of this name, made if it is not there."""
+        found = self.topics.get(name)
+        if found is not None:
+            return found
+        try:
+            topic = self.topics[name] = Topic(self, name)
+        except OSError as error:
+            self.logs.disk.failed(error)
+            raise
+        self.unopened_topics.pop(name, None)
+        self.logger.info(f"TOPIC({name}): created")
+        self.lookup.register(name, None)
+        self.metadata_changed(topic.ephemeral)
+        if self.lookup.addresses:
+            topic.await_channels()
+            self.spawn(self._bring_channels(topic))
+        return topic
+
+    async def _bring_channels(self, topic: Topic) -> None:
+        """A new topic starts with the channels the cluster knows, so that none of them misses a message."""
+        names: set[str] = set()
+        try:
+            names = await self.lookup.channels_of(topic.name)
+        finally:
+            if not topic.is_exiting:
+                try:
+                    topic.bring_channels(sorted(names))
+                except OSError as error:
+                    self.logger.warning(f"TOPIC({topic.name}): failed to create the channels {sorted(names)} - {error}")
+
+    def delete_topic(self, name: str) -> None:
+        topic = self.topics.pop(name)
+        topic.delete()
+        self.deferring.pop(topic, None)
+        self.logger.info(f"TOPIC({name}): deleted")
+        self.lookup.unregister(name, None)
+        self.metadata_changed(topic.ephemeral)
+
+    def channel_changed(self, topic: Topic, name: str, *, created: bool) -> None:
+        if created:
+            self.logger.info(f"TOPIC({topic.name}): new channel({name})")
+            self.lookup.register(topic.name, name)
+        else:
+            self.logger.info(f"TOPIC({topic.name}): deleting channel({name})")
+            self.lookup.unregister(topic.name, name)
+        self.metadata_changed(topic.ephemeral or is_ephemeral(name))
+
+    def doomed_path(self, directory: Path) -> Path:
+        return directory.with_name(f"{DOOMED_PREFIX}{uuid.uuid4().hex}")
+
+    def _make_room(self, size: int) -> bool:
+        """Finished files go, the newest too; with --disk-policy=drop-oldest then the oldest of all, read or not."""
+        now = self.loop.time()
+        if now - self._made_room_s >= ROOM_EVERY_S:
+            self._made_room_s = now
+            for topic in self.topics.values():
+                topic.collect(newest_too=True)
+        if self.options.disk_policy == "drop-oldest":
+            self._drop_oldest(size)
+        return self.logs.disk_bytes + size <= self.options.max_disk_bytes
+
+    def _drop_oldest(self, size: int) -> None:
+        """Whole files, those that are no longer written to before any that is."""
+        found = (topic.log.segments for topic in self.topics.values())
+        candidates = [segments for segments in found if segments is not None and len(segments)]
+        while candidates and self.logs.disk_bytes + size > self.options.max_disk_bytes:
+            oldest = min(candidates, key=lambda segments: (len(segments) == 1, segments.oldest_ns))
+            if not oldest.drop_oldest() or not len(oldest):
+                candidates.remove(oldest)
+
+    def _choose_ways(self) -> None:
+        """While the disk is behind, an OK waits for the sync of its message: publishers go no faster than it does."""
+        for topic in self.topics.values():
+            if topic.log.segments is not None:
+                topic.log.choose_way()
+
+    # -- metadata ----------------------------------------------------------------------------------------
+
+    def write_metadata(self, *, sync: bool = False) -> None:
+        """nsqd.dat, for tools that read it and for going back to NSQ; our own state is in the topics' files."""
+        if not self.may_write_metadata:
+            return
+        path = self.data.path / METADATA_FILE
+        self.logger.info(f"NSQ: persisting topic/channel metadata to {path}")
+        topics = [
+            ListedTopic(topic.name, topic.paused, topic.listed_channels)
+            for topic in self.topics.values()
+            if not topic.ephemeral
+        ]
+        topics += (listed for name, listed in self.unopened_topics.items() if name not in self.topics)
+        try:
+            write_atomically(path, encode_metadata(topics), sync=sync)
+        except OSError as error:
+            self.logger.error(f"failed to persist metadata - {error}")
+
+    def metadata_changed(self, ephemeral: bool) -> None:
+        if not ephemeral and self._metadata_timer is None and not self.is_exiting:
+            self._metadata_timer = self.loop.call_later(METADATA_DELAY_S, self._write_metadata_later)
+
+    def _write_metadata_later(self) -> None:
+        self._metadata_timer = None
+        self.write_metadata()
+
+    # -- nsqlookupd --------------------------------------------------------------------------------------
+
+    def _identity(self) -> dict[str, object]:
+        identity: dict[str, object] = {
+            "version": NSQ_VERSION,
+            "tcp_port": self.options.broadcast_tcp_port or self.tcp_port,
+            "http_port": self.options.broadcast_http_port or self.http_port,
+            "hostname": HOSTNAME,
+            "broadcast_address": self.options.broadcast_address,
+        }
+        if is_shown(self.options):
+            identity["topology_zone"] = self.options.topology_zone
+            identity["topology_region"] = self.options.topology_region
+        return identity
+
+    def _registrations(self) -> list[tuple[str, str | None]]:
+        registrations: list[tuple[str, str | None]] = []
+        for topic in self.topics.values():
+            registrations += [(topic.name, name) for name in topic.channels] or [(topic.name, None)]
+        return registrations
+
+    # -- time --------------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        """Timeouts, delays, syncs and removal; each step survives a fault in it."""
+        collected_s = 0.0
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._guard(self._expire)
+            self._guard(self._append_due)
+            self._guard(self.logs.syncer.tick)
+            elapsed = self.loop.time()
+            if elapsed - collected_s >= COLLECT_S:
+                collected_s = elapsed
+                self._guard(self._follow_clock)
+                self._guard(self._collect)
+                self._guard(self._probe_disk)
+                self._guard(self._open_again)
+
+    def _guard(self, work) -> None:  # type: ignore[no-untyped-def]
+        try:
+            work()
+        except Exception as error:
+            self.logger.error(f"INTERNAL: {type(error).__name__}: {error}")
+
+    def _expire(self) -> None:
+        now = now_ms()
+        for topic in self.topics.values():
+            for channel in topic.channels.values():
+                if channel.ledger.earliest <= now:
+                    channel.expire(now)
+
+    def _append_due(self) -> None:
+        now = self.clock.now_ms()
+        for topic in list(self.deferring):
+            due_ms = topic.deferred.next_due_ms(now)
+            if due_ms is None:
+                del self.deferring[topic]
+            elif due_ms <= now:
+                topic.append_due()
+
+    def _follow_clock(self) -> None:
+        """The monotonic clock stands while the machine sleeps, that of due times does not."""
+        offset = self.clock.offset_ms()
+        for topic in self.topics.values():
+            for channel in topic.channels.values():
+                channel.ledger.wall_offset_ms = offset
+
+    def _probe_disk(self) -> None:
+        """After a failed write, finds out by itself when there is space again: /ping decides whether clients come."""
+        limit = self.options.max_disk_bytes
+        if self.logs.disk.error is None or (limit and self.logs.disk_bytes + PROBE_BYTES > limit):
+            return
+        try:
+            probe = self.data.own / "probe"
+            write_atomically(probe, bytes(PROBE_BYTES))
+            probe.unlink()
+        except OSError as error:
+            self.logs.disk.failed(error)
+        else:
+            self.logs.disk.worked()
+
+    def _collect(self) -> None:
+        is_short = self._is_space_short()
+        for topic in list(self.topics.values()):
+            topic.collect(newest_too=is_short)
+            for channel in list(topic.channels.values()):
+                if channel.is_abandoned:
+                    self.logger.info(f"CHANNEL({channel.name}): its owner {channel.owner} is gone, deleting")
+                    topic.delete_channel(channel.name)
+
+    def _is_space_short(self) -> bool:
+        """Whether files that are finished should go although they are the newest of their topics."""
+        limit = self.options.max_disk_bytes
+        if self.logs.disk.error is not None or (limit and 2 * self.logs.disk_bytes > limit):
+            return True
+        room = os.statvfs(self.data.path)
+        return room.f_bavail * room.f_frsize < 2 * self.options.max_bytes_per_file
+
+    # -- health ------------------------------------------------------------------------------------------
+
+    @property
+    def health(self) -> str:
+        error = self.logs.disk.error
+        return "OK" if error is None else f"NOK - {error}"
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def _listen_http(server: HttpServer, address: str, tls: ssl.SSLContext | None) -> tuple[int, str]:
+    """The port, -1 with a unix socket, and the address as it is shown."""
+    if is_unix_address(address):
+        await server.listen_unix(address)
+        return -1, address
+    host, port = split_address(address)
+    host, port = await server.listen(host_to_bind(host), port, tls)
+    return port, show_address((host, port))

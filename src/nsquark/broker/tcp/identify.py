@@ -1,0 +1,192 @@
+"""IDENTIFY: what a client says of itself and asks for, checked as NSQ does."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from nsquark.base.version import NSQ_VERSION
+from nsquark.broker.options import Options
+from nsquark.broker.topology import is_shown
+from nsquark.wire.errors import FatalClientError
+
+HEARTBEAT_MS_DEFAULT = 30_000
+HEARTBEAT_MS_MIN = 1_000
+OUTPUT_BUFFER_BYTES_DEFAULT = 16_384
+OUTPUT_BUFFER_BYTES_MIN = 64
+MSG_TIMEOUT_MS_MIN = 1_000
+SAMPLE_RATE_MAX = 99
+DEFLATE_LEVEL_DEFAULT = 6
+INT64_END = 1 << 63
+IDENTITY_CHARS_MAX = 1_024
+"""Of a string that a client says of itself; more is cut off."""
+SHORT_BYTES_MAX = 16 << 10
+"""Longer bodies are read in a thread, and no objects are made of what is not asked for."""
+
+_STRINGS = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone")
+_BOOLEANS = ("feature_negotiation", "tls_v1", "snappy", "deflate", "show_limits", "requeue_uncounted")
+_INTEGERS = (
+    "heartbeat_interval",
+    "output_buffer_size",
+    "output_buffer_timeout",
+    "deflate_level",
+    "sample_rate",
+    "msg_timeout",
+)
+_ZEROS: dict[str, Any] = {
+    **dict.fromkeys(_STRINGS, ""),
+    **dict.fromkeys(_BOOLEANS, False),
+    **dict.fromkeys(_INTEGERS, 0),
+}
+_Values = msgspec.defstruct("_Values", [(name, msgspec.Raw, msgspec.Raw(b"null")) for name in _ZEROS])
+"""The known fields, undecoded."""
+
+
+@dataclass(slots=True)
+class ClientSettings:
+    """What holds for one connection; the values an nsqd uses for a client that does not IDENTIFY."""
+
+    client_id: str
+    hostname: str
+    msg_timeout_ms: int
+    output_buffer_timeout_ms: int
+    user_agent: str = ""
+    heartbeat_ms: int = HEARTBEAT_MS_DEFAULT
+    output_buffer_bytes: int = OUTPUT_BUFFER_BYTES_DEFAULT
+    sample_rate: int = 0
+    feature_negotiation: bool = False
+    tls_v1: bool = False
+    snappy: bool = False
+    deflate: bool = False
+    deflate_level: int = DEFLATE_LEVEL_DEFAULT
+    topology_region: str = ""
+    topology_zone: str = ""
+    requeue_uncounted: bool = False
+
+
+def identify(fields: dict[str, Any], settings: ClientSettings, options: Options) -> bytes:
+    """Applies what IDENTIFY said to a connection's settings; the answer, `OK` without feature negotiation."""
+    settings.client_id = fields["client_id"]
+    settings.hostname = fields["hostname"]
+    settings.user_agent = fields["user_agent"]
+    settings.topology_region = fields["topology_region"]
+    settings.topology_zone = fields["topology_zone"]
+    _set_heartbeat(settings, fields["heartbeat_interval"], options.max_heartbeat_interval.ms)
+    _set_output_buffer(settings, fields["output_buffer_timeout"], fields["output_buffer_size"], options)
+    _set_sample_rate(settings, fields["sample_rate"])
+    _set_msg_timeout(settings, fields["msg_timeout"], options)
+    settings.feature_negotiation = fields["feature_negotiation"]
+    settings.requeue_uncounted = settings.feature_negotiation and fields["requeue_uncounted"]
+    if not settings.feature_negotiation:
+        return b"OK"
+    settings.tls_v1 = fields["tls_v1"] and bool(options.tls_cert)
+    settings.deflate = fields["deflate"] and options.deflate
+    settings.snappy = fields["snappy"] and options.snappy
+    asked_level = fields["deflate_level"] if settings.deflate else 0
+    settings.deflate_level = min(asked_level if asked_level > 0 else DEFLATE_LEVEL_DEFAULT, options.max_deflate_level)
+    if settings.deflate and settings.snappy:
+        raise FatalClientError("E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression")
+    return _answer(settings, options, fields["show_limits"])
+
+
+def _answer(settings: ClientSettings, options: Options, show_limits: bool) -> bytes:
+    """NSQ's fields in NSQ's order; ours only for a client that asks."""
+    answer: dict[str, Any] = {
+        "max_rdy_count": options.max_rdy_count,
+        "version": NSQ_VERSION,
+        "max_msg_timeout": options.max_msg_timeout.ms,
+        "msg_timeout": settings.msg_timeout_ms,
+        "tls_v1": settings.tls_v1,
+        "deflate": settings.deflate,
+        "deflate_level": settings.deflate_level,
+        "max_deflate_level": options.max_deflate_level,
+        "snappy": settings.snappy,
+        "sample_rate": settings.sample_rate,
+        "auth_required": bool(options.auth_http_address),
+        "output_buffer_size": settings.output_buffer_bytes,
+        "output_buffer_timeout": settings.output_buffer_timeout_ms,
+    }
+    if is_shown(options):
+        answer["topology_region"] = options.topology_region
+        answer["topology_zone"] = options.topology_zone
+    if show_limits:
+        answer["max_msg_size"] = options.max_msg_size
+        answer["max_body_size"] = options.max_body_size
+    if settings.requeue_uncounted:
+        answer["requeue_uncounted"] = True
+    return msgspec.json.encode(answer)
+
+
+def read_fields(body: bytes) -> dict[str, Any]:
+    """Known fields of an IDENTIFY body by their lower-case names, with zeros for what is absent."""
+    text = body.decode("utf-8", "replace")
+    try:
+        document = msgspec.json.decode(text) if len(text) <= SHORT_BYTES_MAX else _known_values(text)
+    except (msgspec.DecodeError, RecursionError):
+        raise _bad("failed to decode JSON body") from None
+    if document is None:
+        document = {}
+    if not isinstance(document, dict):
+        raise _bad("failed to decode JSON body")
+    fields = dict(_ZEROS)
+    for key, value in document.items():
+        name = key.lower()
+        if name in fields and value is not None:
+            if type(value) is not type(_ZEROS[name]) or (name in _INTEGERS and not -INT64_END <= value < INT64_END):
+                raise _bad("failed to decode JSON body")
+            fields[name] = value[:IDENTITY_CHARS_MAX] if name in _STRINGS else value
+    return fields
+
+
+def _known_values(text: str) -> dict[str, Any]:
+    """The same of a long body, where only names in lower case count."""
+    values = msgspec.json.decode(text, type=_Values)
+    return {name: _scalar(memoryview(getattr(values, name))) for name in _ZEROS}
+
+
+def _scalar(value: memoryview) -> Any:
+    """A list or an object is wrong whatever is in it, so an empty list stands for all of them."""
+    return [] if value[0] in b"[{" else msgspec.json.decode(value)
+
+
+def _bad(reason: str) -> FatalClientError:
+    return FatalClientError("E_BAD_BODY", f"IDENTIFY {reason}")
+
+
+def _set_heartbeat(settings: ClientSettings, asked_ms: int, max_ms: int) -> None:
+    if asked_ms == -1:
+        settings.heartbeat_ms = 0
+    elif HEARTBEAT_MS_MIN <= asked_ms <= max_ms:
+        settings.heartbeat_ms = asked_ms
+    elif asked_ms != 0:
+        raise _bad(f"heartbeat interval ({asked_ms}) is invalid")
+
+
+def _set_output_buffer(settings: ClientSettings, timeout_ms: int, size: int, options: Options) -> None:
+    """Both are upper bounds here: output is sent at the end of every turn of the event loop anyway."""
+    if timeout_ms == -1:
+        settings.output_buffer_timeout_ms = 0
+    elif options.min_output_buffer_timeout.ms <= timeout_ms <= options.max_output_buffer_timeout.ms:
+        settings.output_buffer_timeout_ms = timeout_ms
+    elif timeout_ms != 0:
+        raise _bad(f"output buffer timeout ({timeout_ms}) is invalid")
+    if size == -1:
+        settings.output_buffer_bytes = 1
+        settings.output_buffer_timeout_ms = 0
+    elif OUTPUT_BUFFER_BYTES_MIN <= size <= options.max_output_buffer_size:
+        settings.output_buffer_bytes = size
+    elif size != 0:
+        raise _bad(f"output buffer size ({size}) is invalid")
+
+
+def _set_sample_rate(settings: ClientSettings, rate: int) -> None:
+    if not 0 <= rate <= SAMPLE_RATE_MAX:
+        raise _bad(f"sample rate ({rate}) is invalid")
+    settings.sample_rate = rate
+
+
+def _set_msg_timeout(settings: ClientSettings, asked_ms: int, options: Options) -> None:
+    if MSG_TIMEOUT_MS_MIN <= asked_ms <= options.max_msg_timeout.ms:
+        settings.msg_timeout_ms = asked_ms
+    elif asked_ms != 0:
+        raise _bad(f"msg timeout ({asked_ms}) is invalid")

@@ -1,0 +1,327 @@
+"""Finding nsqds through nsqlookupd: single questions, and the loop in which a consumer asks them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import msgspec
+
+from nsquark.base.addresses import join_address
+from nsquark.client.config import Config
+from nsquark.client.errors import ConfigError, LookupFailed, WrongPort
+from nsquark.client.logs import Log, client_log
+from nsquark.web.bearer import bearer
+from nsquark.web.fetch import FetchError, fetch
+from nsquark.wire.documents import decode_json
+
+TRIES_PER_ROUND_MAX: Final = 3
+RECHECK_S_MIN: Final = 0.1
+"""Between rounds that are asked for: an nsqd which closes every connection must not make us flood nsqlookupd."""
+TIMEOUT_S_MAX: Final = 3600.0
+"""Where the config sets no timeout."""
+ERROR_TEXT_LENGTH_MAX: Final = 200
+ANSWER_BYTES_MAX: Final = 4 << 20
+"""Thousands of nsqds, or hundreds with a thousand topics each; to read more would hold the event loop for too long."""
+PRODUCERS_MAX: Final = 10_000
+NOT_FOUND: Final = b"TOPIC_NOT_FOUND"
+TCP_CHECK_S: Final = 1.0
+LOOKUPD_PING: Final = b"  V1PING\n"
+LOOKUPD_OK: Final = b"\x00\x00\x00\x02OK"
+
+AddressFilter = Callable[[list[str]], Iterable[str]]
+
+
+class TopicNotFound(LookupFailed):
+    """The nsqlookupd knows no nsqd with this topic; nobody may have published to it yet."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """An nsqd as a nsqlookupd knows it. Only the answer of `nodes` names topics."""
+
+    broadcast_address: str
+    tcp_port: int
+    http_port: int = 0
+    hostname: str = ""
+    remote_address: str = ""
+    version: str = ""
+    topology_region: str = ""
+    topology_zone: str = ""
+    topics: list[str] | None = None
+    tombstones: list[bool] | None = None
+
+    @property
+    def address(self) -> str:
+        return join_address(self.broadcast_address, self.tcp_port)
+
+
+class _Producers(msgspec.Struct):
+    producers: list[Found] | None
+
+
+class _Answer(msgspec.Struct):
+    """Producers at the top, or in `data` as before NSQ 1.0."""
+
+    producers: list[Found] | msgspec.UnsetType | None = msgspec.UNSET
+    status_code: int = 200
+    status_txt: str = ""
+    data: _Producers | None = None
+
+
+class _Refusal(msgspec.Struct):
+    message: str
+    reason: str = ""
+
+
+async def lookup(address: str, topic: str, config: Config) -> list[Found]:
+    """The nsqds that carry this topic, as one nsqlookupd knows them."""
+    return await _ask(lookup_url(address, topic), config)
+
+
+async def nodes(address: str, config: Config) -> list[Found]:
+    """All nsqds of one nsqlookupd."""
+    return await _ask(nodes_url(address), config)
+
+
+def lookup_url(address: str, topic: str) -> str:
+    """Of a nsqlookupd given as `host:port` or as a URL, whose path and query are kept: a proxy may need them."""
+    scheme, netloc, path, query = _parts(address)
+    arguments = [(name, value) for name, value in parse_qsl(query, keep_blank_values=True) if name != "topic"]
+    return urlunsplit((scheme, netloc, path or "/lookup", urlencode([*arguments, ("topic", topic)]), ""))
+
+
+def nodes_url(address: str) -> str:
+    scheme, netloc, path, query = _parts(address)
+    return urlunsplit((scheme, netloc, path.removesuffix("/lookup") + "/nodes", query, ""))
+
+
+def _parts(address: str) -> tuple[str, str, str, str]:
+    """Scheme, host and port, path ('' for none), query."""
+    hint = "give nsqlookupd's HTTP address as host:port or http://host:port"
+    try:
+        parts = urlsplit(address if "://" in address else f"http://{address}")
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"nsqlookupd address {address}: {error}; {hint}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"nsqlookupd address {address}: {hint}")
+    if not port:
+        raise ConfigError(f"nsqlookupd address {address}: missing port; {hint}")
+    return parts.scheme, parts.netloc, parts.path.rstrip("/"), parts.query
+
+
+async def _ask(url: str, config: Config) -> list[Found]:
+    timeout_s = config.lookupd_poll_timeout.seconds
+    timeout_s = min(timeout_s, TIMEOUT_S_MAX) if timeout_s > 0 else TIMEOUT_S_MAX
+    try:
+        headers = bearer(config.auth_secret) if config.skip_lookupd_authorization else {}
+        status, _, body = await fetch(
+            url,
+            headers=headers,
+            connect_timeout=timeout_s,
+            request_timeout=timeout_s,
+            ssl_context=config.ssl_context() if url.startswith("https:") else None,
+            response_bytes_max=ANSWER_BYTES_MAX,
+        )
+    except (FetchError, ValueError) as error:
+        if isinstance(error, FetchError) and await _is_tcp_port(url):
+            raise WrongPort(
+                f"{url}: this is nsqlookupd's TCP port (4160 by default); give its HTTP port (4161)"
+            ) from None
+        raise LookupFailed(str(error)) from None
+    if status == 404 and NOT_FOUND in body:
+        raise TopicNotFound(f"GET {url} failed - {status} {_refusal(body)}")
+    if status != 200:
+        raise LookupFailed(f"GET {url} failed - {status} {_refusal(body)}")
+    return _producers(url, body)
+
+
+async def _is_tcp_port(url: str) -> bool:
+    """Whether what does not speak HTTP here speaks nsqlookupd's own protocol."""
+    parts = urlsplit(url)
+    try:
+        async with asyncio.timeout(TCP_CHECK_S):
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            try:
+                writer.write(LOOKUPD_PING)
+                return await reader.readexactly(len(LOOKUPD_OK)) == LOOKUPD_OK
+            finally:
+                writer.transport.abort()
+    except (OSError, TimeoutError, EOFError, ValueError):
+        return False
+
+
+def _producers(url: str, body: bytes) -> list[Found]:
+    try:
+        answer = decode_json(body, _Answer)
+    except ValueError as error:
+        raise LookupFailed(f"GET {url} failed - this is no answer of a nsqlookupd: {error}") from None
+    if answer.producers is not msgspec.UNSET:
+        found = answer.producers or []
+    elif answer.data is not None:
+        found = answer.data.producers or []
+    else:
+        reason = answer.status_txt or "no producers in the answer"
+        raise LookupFailed(f"GET {url} failed - {answer.status_code} {reason}")
+    if len(found) > PRODUCERS_MAX:
+        raise LookupFailed(f"GET {url} failed - {len(found)} nsqds, more than {PRODUCERS_MAX}")
+    return found
+
+
+def _refusal(body: bytes) -> str:
+    with contextlib.suppress(ValueError):
+        refusal = decode_json(body, _Refusal)
+        return ": ".join(filter(None, (refusal.message, refusal.reason)))[:ERROR_TEXT_LENGTH_MAX]
+    return body[:ERROR_TEXT_LENGTH_MAX].decode(errors="replace")
+
+
+class PollLoop:
+    """Asks at once, then at every interval and whenever `poll_soon` is called, until closed.
+
+    Between `start` and the end of `close` there is exactly one task, and it survives whatever a round raises.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[None]], config: Config, log: Log = client_log) -> None:
+        self._ask = ask
+        self._log = log
+        self.has_asked = asyncio.Event()
+        """The first round is over."""
+        self._interval_s = config.lookupd_poll_interval.seconds
+        self._jitter = config.lookupd_poll_jitter
+        self._is_wanted = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="nsqlookupd poll")
+
+    def poll_soon(self) -> None:
+        """Any number of calls before the next round make one round."""
+        self._is_wanted.set()
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _run(self) -> None:
+        # Once only: it spreads the clients that were started together, and they stay spread.
+        delay_s = random.random() * self._jitter * self._interval_s
+        while True:
+            self._is_wanted.clear()
+            try:
+                await self._ask()
+            except Exception:
+                self._log.exception("a round of asking nsqlookupd failed")
+            self.has_asked.set()
+            await asyncio.sleep(min(RECHECK_S_MIN, self._interval_s))
+            # Not wait_for, which in Python 3.11 loses a cancellation that comes together with what it waits for.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay_s + self._interval_s):
+                    await self._is_wanted.wait()
+            delay_s = 0.0
+
+
+class Discovery:
+    """The nsqlookupds of a consumer, asked in turn: one per round, and the next ones if it fails.
+
+    `on_found` gets the addresses that the round found and that the filter let through. An nsqd that is no longer among
+    them is not gone: its nsqlookupd may just have been restarted.
+    """
+
+    def __init__(
+        self,
+        addresses: Iterable[str],
+        topic: str,
+        config: Config,
+        on_found: Callable[[list[str]], None],
+        address_filter: AddressFilter | None = None,
+        log: Log = client_log,
+    ) -> None:
+        self._log = log
+        self._wrong: WrongPort | None = None
+        self._addresses: list[str] = []
+        self._turn = 0
+        self._topic = topic
+        self._config = config
+        self._on_found = on_found
+        self._filter = address_filter
+        self._loop = PollLoop(self._round, config, log)
+        for address in dict.fromkeys(addresses):
+            lookup_url(address, topic)
+            self._addresses.append(address)
+
+    @property
+    def addresses(self) -> list[str]:
+        return list(self._addresses)
+
+    def start(self) -> None:
+        """Without a nsqlookupd nothing is asked until one is added."""
+        self._loop.start()
+
+    async def check(self, timeout_s: float) -> None:
+        """Raises WrongPort if, in the first round, nobody was what its address says."""
+        if self._addresses:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._loop.has_asked.wait()
+            if self._wrong is not None:
+                raise self._wrong
+
+    def add(self, address: str) -> None:
+        """Asked next; ConfigError for what is no address. Once started, at once."""
+        lookup_url(address, self._topic)
+        if address in self._addresses:
+            return
+        self._turn = min(self._turn, len(self._addresses))
+        self._addresses.insert(self._turn, address)
+        self._loop.poll_soon()
+
+    def remove(self, address: str) -> None:
+        """The last one stays: a consumer that finds nothing any more would be stuck for good."""
+        if address not in self._addresses:
+            raise ConfigError(f"nsqlookupd {address} is not among {', '.join(self._addresses) or 'those given (none)'}")
+        if len(self._addresses) == 1:
+            raise ConfigError(f"nsqlookupd {address} is the last one: add another before removing it")
+        self._addresses.remove(address)
+
+    def poll_soon(self) -> None:
+        """To be called when an nsqd is lost."""
+        self._loop.poll_soon()
+
+    async def close(self) -> None:
+        await self._loop.close()
+
+    async def _round(self) -> None:
+        errors: list[LookupFailed] = []
+        for _ in range(min(TRIES_PER_ROUND_MAX, len(self._addresses))):
+            address = self._next()
+            try:
+                found = await lookup(address, self._topic, self._config)
+            except TopicNotFound:
+                self._log.debug("nsqlookupd %s knows no nsqd with topic %s yet", address, self._topic)
+                continue
+            except LookupFailed as error:
+                self._log.error("error querying nsqlookupd (%s) - %s", address, error)
+                errors.append(error)
+                continue
+            addresses = unique_addresses(found)
+            self._on_found(list(self._filter(addresses)) if self._filter else addresses)
+            return
+        wrong = [error for error in errors if isinstance(error, WrongPort)]
+        self._wrong = wrong[0] if wrong and len(wrong) == len(self._addresses) else None
+
+    def _next(self) -> str:
+        self._turn %= len(self._addresses)
+        address = self._addresses[self._turn]
+        self._turn += 1
+        return address
+
+
+def unique_addresses(found: Iterable[Found]) -> list[str]:
+    return list(dict.fromkeys(nsqd.address for nsqd in found))

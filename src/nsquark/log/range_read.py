@@ -1,0 +1,190 @@
+"""Reading a log by range: raw batches of its files, what a range holds, and where a time begins.
+
+Nothing here reads in the event loop's thread: a `RangeReader` and a `TimeSearch` note there, from the index in
+memory, which parts of which files they need, and do the reading in a thread.
+"""
+
+import os
+import struct
+import threading
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from nsquark.log.segment import Segment
+from nsquark.log.segments import Segments
+from nsquark.wire.batch_format import HEADER_BYTES, Batch, find_header, read_header
+
+HEADER_WALK_BYTES = 64 << 10
+"""How much is read at a time to step from header to header."""
+FILES_HELD_MAX = 16
+"""A range reader holds this many files open, so that they can be removed meanwhile; a longer range opens as it goes."""
+
+_RECORD_SIZE = struct.Struct(">I")
+_RECORD_TIME = struct.Struct(">q")
+_RECORD_TIME_AT = 8
+
+
+class _Span(NamedTuple):
+    """Where in one file the batches of a range begin and end, as exactly as the index knows."""
+
+    path: Path
+    start: int
+    end_from: int
+    end: int
+
+
+class RangeReader:
+    """The committed batches that overlap `low <= seq < high`, as they lie in the files.
+
+    Made in the event loop's thread; `read` and `close` are for threads and exclude each other.
+    """
+
+    def __init__(self, segments: Segments, low: int, high: int) -> None:
+        self._low = low
+        self._high = high
+        self._spans = deque(_spans(segments, low, high))
+        self._held: deque[int] = deque()
+        self._fd = -1
+        self._pos = 0
+        self._end = 0
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def open(self) -> None:
+        """Takes hold of the files. They exist now, and stay readable from here on even if they are removed."""
+        for span in list(self._spans)[:FILES_HELD_MAX]:
+            self._held.append(_open(span.path))
+
+    def read(self, size: int) -> bytes:
+        """The next bytes; fewer than `size` only at the end of a file, none at the end of the range."""
+        with self._lock:
+            while self._pos >= self._end and self._next_file():
+                pass
+            if self._pos >= self._end or self._closed:
+                return b""
+            piece = os.pread(self._fd, min(size, self._end - self._pos), self._pos)
+            if not piece:
+                raise OSError(5, f"the log ends at {self._pos}, before {self._end}")
+            self._pos += len(piece)
+            return piece
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._spans.clear()
+            self._leave_file()
+            while self._held:
+                os.close(self._held.popleft())
+
+    def _next_file(self) -> bool:
+        self._leave_file()
+        if not self._spans:
+            return False
+        span = self._spans.popleft()
+        self._fd = self._held.popleft() if self._held else _open(span.path)
+        self._pos = next(
+            (batch.offset for batch in headers(self._fd, span.start, span.end) if batch.next_seq > self._low), span.end
+        )
+        self._end = span.end
+        if span.end_from < span.end:
+            self._end = next(
+                (batch.offset for batch in headers(self._fd, span.end_from, span.end) if batch.first_seq >= self._high),
+                span.end,
+            )
+        return True
+
+    def _leave_file(self) -> None:
+        self._pos = self._end = 0
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _spans(segments: Segments, low: int, high: int) -> Iterator[_Span]:
+    for segment in _whole(segments):
+        if segment.extents.head <= low:
+            continue
+        if segment.extents.first >= high:
+            return
+        if segment.extents.head <= high:
+            yield _Span(segment.path, segment.offset_of(low), segment.size, segment.size)
+        else:
+            yield _Span(segment.path, segment.offset_of(low), segment.offset_of(high), segment.offset_beyond(high))
+
+
+def _whole(segments: Segments) -> Iterator[Segment]:
+    """The segments that have all their messages, and have any."""
+    return (segment for segment in segments if segment.size and segment.extents.count)
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def headers(fd: int, start: int, end: int) -> Iterator[Batch]:
+    """The batches of a file between two offsets, by their headers alone; what is no batch is stepped over."""
+    window, window_at = memoryview(b""), start
+    while start + HEADER_BYTES <= end:
+        if not window_at <= start <= window_at + len(window) - HEADER_BYTES:
+            window, window_at = memoryview(os.pread(fd, min(HEADER_WALK_BYTES, end - start), start)), start
+            if len(window) < HEADER_BYTES:
+                return
+        found = read_header(window, start - window_at, start)
+        if found is not None:
+            yield found[0]
+            start = found[0].end
+            continue
+        after = find_header(window, start - window_at + 1)
+        start = window_at + after if after >= 0 else max(start, window_at + len(window) - HEADER_BYTES) + 1
+
+
+class TimeSearch:
+    """Where the first message of a log lies that was published at `time_ns` or later.
+
+    Made in the event loop's thread; `find` is for threads.
+    """
+
+    def __init__(self, segments: Segments, time_ns: int) -> None:
+        self._time_ns = time_ns
+        self._places = [
+            (segment.path, segment.offset_of(segment.seq_at_time(time_ns)), segment.size)
+            for segment in _whole(segments)
+            if segment.time_max_ns >= time_ns
+        ]
+
+    def find(self) -> int | None:
+        """Its sequence number; None if all messages are older."""
+        for path, start, end in self._places:
+            try:
+                fd = _open(path)
+            except FileNotFoundError:  # removed meanwhile: the first of what is left
+                continue
+            try:
+                seq = self._find_in(fd, start, end)
+            finally:
+                os.close(fd)
+            if seq is not None:
+                return seq
+        return None
+
+    def _find_in(self, fd: int, start: int, end: int) -> int | None:
+        for batch in headers(fd, start, end):
+            if batch.time_min_ns >= self._time_ns:
+                return batch.first_seq
+            if batch.time_max_ns >= self._time_ns:
+                index = self._first_record(os.pread(fd, batch.payload_bytes, batch.offset + HEADER_BYTES))
+                if index is not None:
+                    return batch.first_seq + index
+        return None
+
+    def _first_record(self, payload: bytes) -> int | None:
+        """The header's times are those of the whole commit, so a batch may turn out to hold only older messages."""
+        pos, index = 0, 0
+        while pos + _RECORD_TIME_AT + _RECORD_TIME.size <= len(payload):
+            if _RECORD_TIME.unpack_from(payload, pos + _RECORD_TIME_AT)[0] >= self._time_ns:
+                return index
+            pos += _RECORD_SIZE.size + _RECORD_SIZE.unpack_from(payload, pos)[0]
+            index += 1
+        return None

@@ -1,0 +1,115 @@
+"""What all logs of one nsqd share: settings, sequence numbers, memory, threads and the state of the disk."""
+
+import errno
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass
+
+from nsquark.base.histogram import Histogram
+from nsquark.log.cache import ChunkCache
+from nsquark.log.disk import DiskLimitReached, DiskState
+from nsquark.log.sequences import Sequences
+from nsquark.log.syncer import Syncer
+
+THREADS_MAX = 4
+SYNC_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+COMMIT_BOUNDS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
+DRAIN_TIMEOUT_S = 30.0
+
+
+@dataclass(slots=True)
+class LogSettings:
+    max_bytes_per_file: int = 100 << 20
+    sync_every: int = 2500
+    retention_ns: int = 0
+    retention_bytes: int = 0
+    disk_bytes_max: int = 0
+    sync_timeout_s: float = 2.0
+
+
+class LogShared:
+    """`post` runs a function in the event loop's thread; everything but the functions given to `run` happens there."""
+
+    def __init__(
+        self,
+        settings: LogSettings,
+        node_id: int,
+        cache: ChunkCache,
+        post: Callable[[Callable[[], None]], object],
+        later: Callable[[float, Callable[[], None]], object],
+        report: Callable[[str], None],
+    ) -> None:
+        self.settings = settings
+        self.node_id = node_id
+        self.sequences: Sequences
+        """Set once all logs are open: it starts above what they name."""
+        self.cache = cache
+        self.later = later
+        self.report = report
+        self.make_room: Callable[[int], bool] = lambda size: False
+        self.disk_bytes = 0
+        self.disk = DiskState(report)
+        self.sync_seconds = Histogram(SYNC_BOUNDS_S)
+        self.commit_messages = Histogram(COMMIT_BOUNDS)
+        self.post = post
+        self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="log")
+        # Of their own, so that reading does not wait behind syncs.
+        self._sync_thread = ThreadPoolExecutor(1, thread_name_prefix="sync")
+        self.running: dict[Future[None], Callable[[], None]] = {}
+        """What is done in threads now."""
+        self.syncer = Syncer(
+            self.run, self._run_sync, later, self.disk, report, self.sync_seconds.observe, settings.sync_timeout_s
+        )
+
+    def require_room(self, size: int) -> None:
+        """Raises DiskLimitReached if `size` bytes more would exceed --max-disk-bytes, and no room can be made."""
+        limit = self.settings.disk_bytes_max
+        if limit and self.disk_bytes + size > limit and not self.make_room(size):
+            raise DiskLimitReached(errno.EDQUOT, f"--max-disk-bytes={limit} is reached")
+
+    def run(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        """Does slow work in a thread, then calls `done` with its error, if any, in the event loop's thread."""
+        self._run_in(self._threads, work, done)
+
+    def _run_sync(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        self._run_in(self._sync_thread, work, done)
+
+    def _run_in(
+        self, threads: ThreadPoolExecutor, work: Callable[[], None], done: Callable[[Exception | None], None]
+    ) -> None:
+        outcome: list[Exception | None] = [None]
+
+        def guarded() -> None:
+            try:
+                work()
+            except Exception as error:
+                outcome[0] = error
+            self.post(finish)
+
+        def finish() -> None:
+            if self.running.pop(future, None) is not None:
+                done(outcome[0])
+
+        future = threads.submit(guarded)
+        self.running[future] = finish
+
+    def drain(self) -> None:
+        """Waits for all threads and runs what they left to do; for closing, when the event loop no longer turns."""
+        while self.running:
+            done, _ = wait_for(list(self.running), timeout=DRAIN_TIMEOUT_S)
+            if not done:
+                raise TimeoutError(f"the disk did not answer within {DRAIN_TIMEOUT_S:.0f} s")
+            for future in done:
+                self.running[future]()
+
+    def flush(self) -> None:
+        """Makes durable what was written; for closing."""
+        self.drain()
+        self.syncer.flush()
+
+    def close(self) -> None:
+        self.flush()
+        self._threads.shutdown(wait=True)
+        self._sync_thread.shutdown(wait=True)
+        self.sequences.close()

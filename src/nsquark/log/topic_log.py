@@ -1,0 +1,446 @@
+"""A topic's log: append, commit, and the memory over its tail.
+
+The path of a message: `append` puts its record into the tail chunk and opens a commit; at the end of the event loop's
+turn `write` puts all that was appended into the file with one system call; then the commit is settled, publishers get
+their OK, and the records are below `head`, where channels find them by `chunk_at`.
+"""
+
+import errno
+import os
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from nsquark.kernel.records import Chunk
+from nsquark.kernel.tail import SLOW_WRITE_S, Commit, Tail
+from nsquark.log.cache import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkCache, chunk_records
+from nsquark.log.segment import Segment
+from nsquark.log.segments import Segments
+from nsquark.log.sequences import LEASE_SEQS_MAX, LEASE_SEQS_MIN
+from nsquark.log.services import LogShared
+from nsquark.log.writer import encode_header
+from nsquark.wire.batch_format import DEFERRED, HEADER_BYTES, MORE_FOLLOWS, Batch
+
+SLOW_WRITES_TO_MOVE = 3
+SLOW_WINDOW_S = 1.0
+"""So many slow writes within this time move this log's writing to a thread..."""
+THREADED_WRITES_MAX = 200
+"""...and so many writes later it is tried here again."""
+PIECES_PER_WRITE_MAX = 1024
+"""The most pieces the system takes in one vectored write."""
+RECORD_BYTES = 34
+
+Buffer = bytearray | memoryview
+
+
+class LogDiscarded(Exception):
+    """The log is being deleted."""
+
+    def __str__(self) -> str:
+        return "exiting"
+
+
+class ThreadedAppend(Protocol):
+    """Records that are made and written in a thread, from sequence numbers of their own."""
+
+    first_seq: int
+    bytes_max: int
+    """At most so many bytes of the file."""
+
+    def write(self, fd: int, offset: int) -> list[Batch]:
+        """Writes everything at `offset` and makes it durable, or leaves the file as it was and raises."""
+
+
+class ThreadedCommit(Commit):
+    """A commit of too many records for one turn: it has no slices, a thread writes its records."""
+
+    def __init__(self, timestamp_ns: int, threaded: ThreadedAppend) -> None:
+        super().__init__(timestamp_ns)
+        self.threaded = threaded
+
+
+class TopicLog(Tail):
+    """An append-only sequence of messages; how they are appended is the kernel's (`Tail`).
+
+    * Messages below `head` are committed: in the file (or, without a directory, in memory) and visible.
+    * Chunks in `_chunks` are in order and do not overlap; the last is the tail while `chunk` is set.
+    * At most one commit is being written (`writing`); what is appended meanwhile waits in `open`, or, where the order
+      needs it, in `waiting` before that. Sequence numbers rise from `writing` over `waiting` to `open`.
+    """
+
+    def __init__(self, shared: LogShared, directory: Path | None, on_dirty: Callable[["TopicLog"], None]) -> None:
+        super().__init__(on_dirty)
+        self._schedule = on_dirty
+        self.shared = shared
+        if directory is not None:
+            self.segments = Segments(shared, directory)
+            self.extents = self.segments.extents
+            self.head = self.extents.head
+            self.choose_way()
+        self.on_committed = lambda messages, body_bytes: None
+        self._cache: ChunkCache = shared.cache
+        self._lease = (0, 0)
+        self._lease_seqs = LEASE_SEQS_MIN
+        self._chunk_bytes = CHUNK_BYTES_MIN
+        self._chunks: list[Chunk] = []
+        self._firsts: list[int] = []
+        self._threaded_writes = 0
+        self._slow_writes: deque[float] = deque(maxlen=SLOW_WRITES_TO_MOVE)
+        self._is_discarded = False
+
+    # -- appending ---------------------------------------------------------------------------------------
+
+    def append_apart(self, messages: list[tuple[int, bytes]], flags: int, token: bytes) -> tuple[Commit, list[int]]:
+        """Messages with their own times in a commit of their own, all or nothing; their sequence numbers.
+
+        What was open is written before; BlockingIOError if that takes a while.
+        """
+        self.write()
+        if self.writing is not None or self.open is not None:
+            raise BlockingIOError("the log is busy; try again after its commit")
+        commit = self.begin(messages[0][0])
+        seqs: list[int] = []
+        for timestamp_ns, body in messages:
+            self.append(bytearray(body), 0, len(body), timestamp_ns)
+            seqs.append(self.next_seq() - 1)
+        commit.flags = flags
+        commit.token = token
+        return commit, seqs
+
+    def append_threaded(self, threaded: ThreadedAppend, timestamp_ns: int) -> Commit:
+        """A commit of its own, written in a thread; its sequence numbers were leased in this turn."""
+        assert self.segments is not None
+        if self.open is not None:
+            self.waiting.append(self.open)
+            self.open = None
+        commit = ThreadedCommit(timestamp_ns, threaded)
+        self.waiting.append(commit)
+        self.chunk, self._lease = None, (0, 0)  # what comes now gets higher numbers
+        self._schedule(self)  # not at once: OKs of what was open tell that channels have noted what came before
+        return commit
+
+    @property
+    def open_commit(self) -> Commit | None:
+        """The commit that is being written or waits to be, if any."""
+        commit = self.open or (self.waiting[-1] if self.waiting else self.writing)
+        return commit if commit is not None else None
+
+    def next_seq(self) -> int:
+        """The number the next message gets if the tail has room for it."""
+        return self.chunk.first_seq + self.chunk.count if self.chunk is not None else self.head
+
+    def extend(self, body_bytes: int) -> None:
+        """A new tail with room for a message of `body_bytes` and, if the topic is busy, many more."""
+        after = self.head if self.chunk is None else self.chunk.first_seq + self.chunk.count
+        low, high = self._lease
+        if not low <= after < high:
+            after, high = self._lease = self.shared.sequences.lease(self._lease_seqs)
+            self._lease_seqs = min(self._lease_seqs * 2, LEASE_SEQS_MAX)
+        size = max(self._chunk_bytes, body_bytes + RECORD_BYTES)
+        self._chunk_bytes = min(self._chunk_bytes * 2, CHUNK_BYTES_MAX)
+        chunk = Chunk(self.shared.node_id, after, size, min(chunk_records(size), high - after))
+        self.chunk = chunk
+        self._chunks.append(chunk)
+        self._firsts.append(chunk.first_seq)
+        assert self.open is not None
+        self.open.slices.append((chunk, 0))
+        if self.segments is not None:
+            self._cache.add(chunk, self)
+
+    # -- committing --------------------------------------------------------------------------------------
+
+    def write_next(self) -> None:
+        """Any commit, the next in order."""
+        if self.waiting:
+            commit = self.waiting.popleft()
+        elif self.open is not None:
+            commit, self.open = self.open, None
+        else:
+            return
+        self.writing = commit
+        if isinstance(commit, ThreadedCommit):
+            self._write_threaded(commit, commit.threaded)
+            return
+        slices = [(chunk, start) for chunk, start in commit.slices if chunk.count > start]
+        if self.segments is None or not slices:  # nothing, if there was no sequence number to be had
+            self._written(commit, _batches(commit, slices, 0, []))
+            return
+        try:
+            chunk, start = slices[0]
+            size = commit.bytes_added + HEADER_BYTES * len(slices)
+            segment = self.segments.for_append(chunk.first_seq + start, size, limited=not commit.flags & DEFERRED)
+            pieces: list[bytes | memoryview] = []
+            batches = _batches(commit, slices, segment.size, pieces)
+            if not self.writes_inline:
+                self._write_in_thread(commit, segment, batches, pieces)
+                return
+            started = time.monotonic()
+            _write_pieces(segment, pieces, size)
+        except OSError as error:
+            self.failed(commit, error)
+            return
+        if time.monotonic() - started > SLOW_WRITE_S:
+            self.was_slow(started)
+        self._written(commit, batches, segment)
+        if self.waiting:
+            self.write()
+
+    def choose_way(self) -> None:
+        """Writes here and now, unless each write is to be synced before its publishers get their OK."""
+        self.writes_inline = self.shared.settings.sync_every != 1 and not self.shared.syncer.is_behind
+        self._threaded_writes = 0
+
+    def was_slow(self, when_s: float) -> None:
+        """One slow write is a hiccup, several in a short time are a slow disk."""
+        self._slow_writes.append(when_s)
+        oldest_s = self._slow_writes[0]
+        if len(self._slow_writes) == SLOW_WRITES_TO_MOVE and when_s - oldest_s < SLOW_WINDOW_S:
+            self.writes_inline = False
+            self._slow_writes.clear()
+
+    def _write_in_thread(
+        self, commit: Commit, segment: Segment, batches: list[Batch], pieces: list[bytes | memoryview]
+    ) -> None:
+        assert self.segments is not None
+        self.segments.begin_write(segment)
+        strict = self.shared.settings.sync_every == 1 or self.shared.syncer.is_behind
+        started = time.monotonic()
+
+        def done(error: Exception | None) -> None:
+            if strict:
+                self.shared.sync_seconds.observe(time.monotonic() - started)
+            self._thread_wrote(commit, segment, batches, error)
+
+        size = commit.bytes_added + HEADER_BYTES * len(batches)
+        self.shared.run(lambda: _write_pieces(segment, pieces, size, strict=strict), done)
+
+    def _write_threaded(self, commit: Commit, threaded: ThreadedAppend) -> None:
+        assert self.segments is not None
+        try:
+            segment = self.segments.for_append(threaded.first_seq, threaded.bytes_max)
+            fd = os.dup(segment.fd)  # the topic may be deleted meanwhile
+        except OSError as error:
+            self.failed(commit, error)
+            return
+        self.segments.begin_write(segment)
+        offset = segment.size
+        batches: list[Batch] = []
+
+        def work() -> None:
+            try:
+                segment.file.directory.sync()
+                batches.extend(threaded.write(fd, offset))
+            finally:
+                os.close(fd)
+
+        def done(error: Exception | None) -> None:
+            commit.bytes_added = sum(batch.payload_bytes for batch in batches)
+            self.uncommitted_bytes += commit.bytes_added
+            self._thread_wrote(commit, segment, batches, error)
+
+        self.shared.run(work, done)
+
+    def _thread_wrote(self, commit: Commit, segment: Segment, batches: list[Batch], error: Exception | None) -> None:
+        if self._is_discarded:
+            self.writing = None
+            assert self.segments is not None
+            self.segments.abandon()
+            commit.settle(LogDiscarded())
+            return
+        if error is not None:
+            self.failed(commit, error)
+            return
+        self._threaded_writes += 1
+        if self._threaded_writes >= THREADED_WRITES_MAX:
+            self.choose_way()
+        self._written(commit, batches, segment)
+        self.write()
+
+    def _written(self, commit: Commit, batches: list[Batch], segment: Segment | None = None) -> None:
+        for batch in batches:
+            if segment is not None:
+                segment.note(batch)
+            self.extents.add(batch.first_seq, batch.messages)
+        self.committed(commit, sum(batch.messages for batch in batches), len(batches))
+
+    def failed(self, commit: Commit, error: Exception) -> None:
+        """Takes back what was not written, and what was appended behind it meanwhile; their publishers fail."""
+        later = [*self.waiting, self.open] if self.open is not None else list(self.waiting)
+        if self.segments is not None:
+            refused = sum(chunk.count - start for failed in (commit, *later) for chunk, start in failed.slices)
+            self.segments.write_failed(error, refused)
+        self.waiting.clear()
+        self.open = self.writing = None
+        for chunk, start in reversed([piece for failed in (commit, *later) for piece in failed.slices]):
+            chunk.truncate(start)
+            if chunk.count == 0:
+                self._drop(chunk)
+        self.chunk = self._chunks[-1] if self._chunks and self._is_end(self._chunks[-1]) else None
+        self.uncommitted_bytes = 0
+        commit.settle(error)
+        for failed in later:
+            failed.settle(error)
+
+    def _is_end(self, chunk: Chunk) -> bool:
+        return chunk.first_seq + chunk.count == self.head
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    def chunk_at(self, seq: int) -> Chunk | None:
+        """The chunk in memory that holds a message below the head; None if it has to be loaded."""
+        index = bisect_right(self._firsts, seq) - 1
+        if index >= 0:
+            chunk = self._chunks[index]
+            if seq < chunk.first_seq + chunk.count:
+                self._cache.touch(chunk)
+                return chunk
+        return None
+
+    def load(self, seq: int, then: Callable[[], None]) -> Chunk | None:
+        """Brings a message's surroundings into memory: at once if the system has them, else `then` is called later."""
+        assert self.segments is not None, "messages of a log in memory are always there"
+        following = bisect_right(self._firsts, seq)
+        stop = self._firsts[following] if following < len(self._firsts) else self.head
+        chunks = self.segments.read(seq, stop, lambda chunks: self._loaded(chunks, then))
+        if chunks is None:
+            return None
+        self._insert(chunks)
+        chunk = self.chunk_at(seq)
+        if chunk is None:  # it proved to be damaged: the caller goes on behind it
+            self.shared.post(then)
+        return chunk
+
+    def _loaded(self, chunks: list[Chunk], then: Callable[[], None]) -> None:
+        self._insert(chunks)
+        then()
+
+    def _insert(self, chunks: list[Chunk]) -> None:
+        for chunk in reversed(chunks):  # the first is wanted most, and the cache lets go of what came earliest
+            index = bisect_right(self._firsts, chunk.first_seq)
+            overlaps_before = index > 0 and self._firsts[index - 1] + self._chunks[index - 1].count > chunk.first_seq
+            overlaps_after = index < len(self._firsts) and self._firsts[index] < chunk.first_seq + chunk.count
+            if not overlaps_before and not overlaps_after:
+                self._chunks.insert(index, chunk)
+                self._firsts.insert(index, chunk.first_seq)
+                self._cache.add(chunk, self)
+
+    @property
+    def resident_from(self) -> int:
+        """The lowest message of the part that is in memory up to the head."""
+        low = self.head
+        for chunk in reversed(self._chunks):
+            end = min(chunk.first_seq + chunk.count, self.head)
+            if self.extents.between(end, low):
+                break
+            low = min(low, chunk.first_seq)
+        return low
+
+    def evict(self, chunk: Chunk) -> bool:
+        """Called by the cache. What is not written yet must stay."""
+        for commit in (self.open, self.writing, *self.waiting):
+            if commit is not None and any(held is chunk for held, _ in commit.slices):
+                return False
+        self._remove(chunk)
+        return True
+
+    def _drop(self, chunk: Chunk) -> None:
+        self._remove(chunk)
+        self._cache.remove(chunk)
+
+    def _remove(self, chunk: Chunk) -> None:
+        index = bisect_right(self._firsts, chunk.first_seq) - 1
+        if index >= 0 and self._chunks[index] is chunk:
+            del self._chunks[index], self._firsts[index]
+        if chunk is self.chunk:
+            self.chunk = None
+            self._chunk_bytes = CHUNK_BYTES_MIN
+
+    def record(self, seq: int) -> bytearray | None:
+        """A copy of a record, if it is in memory."""
+        chunk = self.chunk_at(seq)
+        if chunk is None:
+            return None
+        index = seq - chunk.first_seq
+        return bytearray(chunk.view[chunk.offset(index) : chunk.offset(index + 1)])
+
+    @property
+    def chunk_count(self) -> int:
+        """How many chunks are in memory."""
+        return len(self._chunks)
+
+    def forget_below(self, seq: int) -> None:
+        """Nobody needs messages below `seq` from memory; for a log without a file they are gone."""
+        while self._chunks and self._chunks[0] is not self.chunk and self._firsts[0] + self._chunks[0].count <= seq:
+            self._drop(self._chunks[0])
+        if self.segments is None:
+            self.extents.remove_below(seq)
+
+    # -- the end -----------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Writes and syncs everything; only after all publishers are gone."""
+        while self.open is not None or self.waiting or self.writing is not None:
+            self.write()
+            self.shared.drain()
+        if self.segments is not None:
+            self.segments.close()
+        self._let_go()
+
+    def discard(self) -> None:
+        """Forgets everything; the files are the caller's to delete. What is still being written fails."""
+        self._is_discarded = True
+        if self.open is not None:
+            commit, self.open = self.open, None
+            commit.settle(LogDiscarded())
+        if self.segments is not None and self.writing is None:
+            self.segments.abandon()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for chunk in list(self._chunks):
+            self._drop(chunk)
+
+
+def _batches(
+    commit: Commit, slices: list[tuple[Chunk, int]], offset: int, pieces: list[bytes | memoryview]
+) -> list[Batch]:
+    """A batch for each slice, since a batch has consecutive sequence numbers; `pieces` gets what to write."""
+    batches: list[Batch] = []
+    for chunk, start in slices:
+        flags = commit.flags
+        if flags and len(batches) < len(slices) - 1:
+            flags |= MORE_FOLLOWS
+        payload = chunk.view[chunk.offset(start) : chunk.used]
+        batch = Batch(
+            offset,
+            chunk.first_seq + start,
+            chunk.count - start,
+            len(payload),
+            commit.time_min_ns,
+            commit.time_max_ns,
+            flags,
+            commit.token,
+        )
+        pieces.append(encode_header(batch, payload))
+        pieces.append(payload)
+        batches.append(batch)
+        offset += HEADER_BYTES + len(payload)
+    return batches
+
+
+def _write_pieces(segment: Segment, pieces: list[bytes | memoryview], size: int, *, strict: bool = False) -> None:
+    """Writes behind the segment's end, or leaves the file as it was and raises."""
+    written = 0
+    try:
+        for start in range(0, len(pieces), PIECES_PER_WRITE_MAX):
+            written += os.pwritev(segment.fd, pieces[start : start + PIECES_PER_WRITE_MAX], segment.size + written)
+        if written != size:
+            raise OSError(errno.ENOSPC, "no space left on device: the write was cut short")
+        if strict:
+            segment.file.sync()
+    except OSError:
+        os.ftruncate(segment.fd, segment.size)
+        raise

@@ -1,0 +1,233 @@
+"""Who produces what: nsqlookupd's whole database, in memory.
+
+The same facts are held twice, by name for `/lookup` and by producer for `/nodes` and for a disconnect, so no
+answer scans the whole table. A registration costs two dictionary entries, about 110 bytes; names are shared.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from sys import intern
+
+from nsquark.lookupd.peer import PeerInfo
+from nsquark.wire.names import is_ephemeral
+
+
+class Producer:
+    """One identified connection of an nsqd; a second connection of the same nsqd is another producer.
+
+    Always: `producer in key.producers` exactly if `key in producer.keys`; only those have tombstones.
+    """
+
+    __slots__ = ("id", "info", "json", "keys", "last_update_ns", "tombstones")
+
+    def __init__(self, info: PeerInfo, json: bytes, now_ns: int) -> None:
+        self.id = info.remote_address
+        self.info = info
+        self.json = json
+        """What `/lookup` shows. It never changes, so it is written once instead of at every request."""
+        self.last_update_ns = now_ns
+        self.keys: dict[Key, None] = {}
+        self.tombstones: dict[Key, int] = {}
+        """When set, even if long ago."""
+
+    def topics(self) -> list["Key"]:
+        return [key for key in self.keys if not key.channel]
+
+
+class Key:
+    """A topic (no channel) or a channel, with its producers in the order they came."""
+
+    __slots__ = ("channel", "producers", "topic")
+
+    def __init__(self, topic: str, channel: str = "") -> None:
+        self.topic = intern(topic)
+        self.channel = intern(channel)
+        self.producers: dict[Producer, None] = {}
+
+    @property
+    def category(self) -> str:
+        return "channel" if self.channel else "topic"
+
+    def __str__(self) -> str:
+        """As NSQ's logs name it."""
+        return f"category:{self.category} key:{self.topic} subkey:{self.channel}"
+
+    def add(self, producer: Producer) -> bool:
+        """False if it was there already; then nothing changes, a tombstone included."""
+        if producer in self.producers:
+            return False
+        self.producers[producer] = None
+        producer.keys[self] = None
+        return True
+
+    def remove(self, producer: Producer) -> bool:
+        if producer not in self.producers:
+            return False
+        del self.producers[producer]
+        self._forget(producer)
+        return True
+
+    def clear(self) -> None:
+        for producer in self.producers:
+            self._forget(producer)
+        self.producers.clear()
+
+    def _forget(self, producer: Producer) -> None:
+        del producer.keys[self]
+        producer.tombstones.pop(self, None)
+
+
+class Registry:
+    """All keys and producers. Times are monotonic: a step of the wall clock must not hide the cluster.
+
+    Always: a key that lost its last producer stays listed, so that a new nsqd learns the topic's channels;
+    only an `#ephemeral` key goes when UNREGISTER empties it.
+    """
+
+    def __init__(
+        self,
+        inactive_producer_timeout_ns: int,
+        tombstone_lifetime_ns: int,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._inactive_producer_timeout_ns = inactive_producer_timeout_ns
+        self._tombstone_lifetime_ns = tombstone_lifetime_ns
+        self.clock_ns = clock_ns
+        self.producers: dict[Producer, None] = {}
+        self.topics: dict[str, Key] = {}
+        # Beside the topics, not below them: a channel's key outlives its topic's when that was ephemeral.
+        self.channels: dict[str, dict[str, Key]] = {}
+
+    # What connections do
+
+    def identify(self, info: PeerInfo, json: bytes) -> Producer:
+        producer = Producer(info, json, self.clock_ns())
+        self.producers[producer] = None
+        return producer
+
+    def ping(self, producer: Producer) -> int:
+        """Nanoseconds since it was last heard of."""
+        before, producer.last_update_ns = producer.last_update_ns, self.clock_ns()
+        return producer.last_update_ns - before
+
+    def register(self, producer: Producer, topic: str, channel: str) -> list[Key]:
+        """The keys it was not yet registered under."""
+        keys = [self._channel_key(topic, channel)] if channel else []
+        keys.append(self._topic_key(topic))
+        return [key for key in keys if key.add(producer)]
+
+    def unregister_channel(self, producer: Producer, topic: str, channel: str) -> Key | None:
+        key = self.channels.get(topic, {}).get(channel)
+        if key is None:
+            return None
+        removed = key.remove(producer)
+        if not key.producers and is_ephemeral(channel):
+            self._drop_channel(key)
+        return key if removed else None
+
+    def unregister_topic(self, producer: Producer, topic: str) -> list[Key]:
+        """The keys it was registered under: channels, which should have gone before, then the topic."""
+        channels = self.channels.get(topic, {}).values()
+        removed = [key for key in channels if key.remove(producer)]
+        key = self.topics.get(topic)
+        if key is not None:
+            if key.remove(producer):
+                removed.append(key)
+            if not key.producers and is_ephemeral(topic):
+                del self.topics[topic]
+        return removed
+
+    def disconnect(self, producer: Producer) -> list[Key]:
+        """Forgets the producer. Keys stay, even ephemeral ones: its nsqd may be back in a moment."""
+        keys = list(producer.keys)
+        for key in keys:
+            del key.producers[producer]
+        producer.keys.clear()
+        producer.tombstones.clear()
+        self.producers.pop(producer, None)
+        return keys
+
+    # What operators do
+
+    def create_topic(self, topic: str) -> None:
+        self._topic_key(topic)
+
+    def create_channel(self, topic: str, channel: str) -> None:
+        self._channel_key(topic, channel)
+        self._topic_key(topic)
+
+    def delete_topic(self, topic: str) -> list[Key]:
+        """The keys that were there. Live nsqds are not told, and come back only with a new REGISTER."""
+        removed = list(self.channels.pop(topic, {}).values())
+        key = self.topics.pop(topic, None)
+        if key is not None:
+            removed.append(key)
+        for gone in removed:
+            gone.clear()
+        return removed
+
+    def delete_channel(self, topic: str, channel: str) -> bool:
+        key = self.channels.get(topic, {}).get(channel)
+        if key is None:
+            return False
+        self._drop_channel(key)
+        key.clear()
+        return True
+
+    def tombstone(self, topic: str, node: str) -> None:
+        key = self.topics.get(topic)
+        if key is None:
+            return
+        now_ns = self.clock_ns()
+        for producer in key.producers:
+            if producer.info.node == node:
+                producer.tombstones[key] = now_ns
+
+    # What consumers and operators ask
+
+    def channels_of(self, topic: str) -> list[str]:
+        return list(self.channels.get(topic, ()))
+
+    def live_producers_of(self, key: Key) -> list[Producer]:
+        """Those a consumer should connect to: heard of lately, and not tombstoned for this topic."""
+        heard_after_ns = self.clock_ns() - self._inactive_producer_timeout_ns
+        return [
+            producer
+            for producer in key.producers
+            if producer.last_update_ns >= heard_after_ns
+            and not (producer.tombstones and self.is_tombstoned(producer, key))
+        ]
+
+    def active_producers(self) -> list[Producer]:
+        heard_after_ns = self.clock_ns() - self._inactive_producer_timeout_ns
+        return [producer for producer in self.producers if producer.last_update_ns >= heard_after_ns]
+
+    def is_tombstoned(self, producer: Producer, key: Key) -> bool:
+        tombstoned_ns = producer.tombstones.get(key)
+        return tombstoned_ns is not None and self.clock_ns() - tombstoned_ns < self._tombstone_lifetime_ns
+
+    def all_keys(self) -> Iterator[Key]:
+        yield from self.topics.values()
+        for channels in self.channels.values():
+            yield from channels.values()
+
+    def _topic_key(self, topic: str) -> Key:
+        key = self.topics.get(topic)
+        if key is None:
+            key = Key(topic)
+            self.topics[key.topic] = key
+        return key
+
+    def _channel_key(self, topic: str, channel: str) -> Key:
+        channels = self.channels.setdefault(intern(topic), {})
+        key = channels.get(channel)
+        if key is None:
+            key = Key(topic, channel)
+            channels[key.channel] = key
+        return key
+
+    def _drop_channel(self, key: Key) -> None:
+        channels = self.channels[key.topic]
+        del channels[key.channel]
+        if not channels:
+            del self.channels[key.topic]

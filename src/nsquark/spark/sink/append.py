@@ -1,0 +1,192 @@
+"""Appending once: a partition's rows for a topic go to one nsqd's log all or none, and once however Spark retries.
+
+Spark runs a task again after a failure, and a whole batch again after a restart. What makes the second time harmless
+is the token of an append (docs/log-api.md). Two things are easy to get wrong here:
+
+* The rows of a retried task come in another order if there is a shuffle before it. So whatever the token stands for
+  must be the same for the same rows in any order: the token has the sum of their hashes, and where rows are cut into
+  parts or pieces they are sorted by hash first. Cutting them as they come would lose some and double others when a
+  retry finds the first piece done. Sorting also keeps two attempts that run at the same time from mixing their parts.
+* A partition of the second attempt may have other rows, for example because a setting changed how many partitions
+  there are. By number alone it would be taken for done, and its rows lost. With the hashes in its token it is
+  appended: doubled at worst, never lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nsquark.spark.endpoint import Endpoint, NsqdError, Refused, Unreachable
+from nsquark.spark.sink.options import SinkOptions
+from nsquark.spark.sink.rows import Bodies
+
+PIECE_LOG_BYTES_MAX = 64 << 20
+"""Of one append. It decides where rows are cut, so another value would make other tokens for the same rows."""
+RECORD_OVERHEAD_BYTES = 34
+"""What the log adds to each body."""
+SIZE_BYTES = 4
+"""Before each message of a part, and before the first as their count."""
+PARTITION_BYTES_MAX = 512 << 20
+"""Of a partition's bodies, which are held in memory until all are known; nsqd stages 1 GiB in all."""
+PART_MESSAGES_MAX = 1 << 30
+"""None, in effect: parts are bounded by their bytes."""
+TRY_AGAIN = frozenset({"NOT_STAGED", "INCOMPLETE", "APPENDING", "ABORTED", "TOPIC_NOT_FOUND"})
+"""nsqd was restarted, or another attempt is at work, or the topic was just deleted: stage everything again."""
+RETRY_FIRST_S, RETRY_LAST_S = 0.05, 2.0
+
+
+class AppendFailed(RuntimeError):
+    """nsqd did not take an append, or did not say that it did; the text says what to do."""
+
+
+def choose_nsqd(addresses: Sequence[str], name: str, topic: str) -> str:
+    """The same for every attempt, whatever order the addresses have; each name goes elsewhere."""
+    return max(addresses, key=lambda address: digest([address, name, topic]))
+
+
+def digest(values: list[Any]) -> str:
+    return hashlib.blake2b(json.dumps(values).encode(), digest_size=20).hexdigest()
+
+
+class Collected:
+    """All rows of a partition, by topic."""
+
+    def __init__(self, partition: int) -> None:
+        self._partition = partition
+        self._columns: dict[str, list[pa.Array]] = {}
+        self._bytes = 0
+
+    def add(self, bodies: Bodies) -> None:
+        _, offsets = bodies.buffers()
+        self._bytes += offsets[-1] - offsets[0]
+        if self._bytes > PARTITION_BYTES_MAX:
+            raise AppendFailed(
+                f"partition {self._partition} has more than {PARTITION_BYTES_MAX >> 20} MiB of bodies, too much to "
+                "append at once: use more partitions with repartition(n), smaller batches, or leave out idempotent=true"
+            )
+        self._columns.setdefault(bodies.topic, []).append(bodies.column)
+
+    def topics(self) -> Iterator[Bodies]:
+        for topic, columns in self._columns.items():
+            yield Bodies(topic, pa.concat_arrays(columns))
+
+
+def pieces(bodies: Bodies, part_bytes: int) -> tuple[str, list[Bodies]]:
+    """What identifies these rows in any order, and the rows as appends: the same ones for the same rows in any order.
+
+    Rows that fit into one part cannot be mixed up and keep their order.
+    """
+    hashes, total = bodies.hashes()
+    _, offsets = bodies.buffers()
+    body_bytes = offsets[-1] - offsets[0]
+    content = f"{total:016x}-{len(bodies)}-{body_bytes}"
+    fits_part = body_bytes + SIZE_BYTES * (len(bodies) + 1) <= part_bytes
+    if fits_part and body_bytes + RECORD_OVERHEAD_BYTES * len(bodies) <= PIECE_LOG_BYTES_MAX:
+        return content, [bodies]
+    return content, list(_cut(bodies.taken(pc.sort_indices(hashes))))
+
+
+def _cut(bodies: Bodies) -> Iterator[Bodies]:
+    _, offsets = bodies.buffers()
+    start, rows = 0, len(bodies)
+    while start < rows:
+        # Up to a row the log takes offsets[row] + 34 * row bytes, which rises with the row.
+        limit = PIECE_LOG_BYTES_MAX + offsets[start] + RECORD_OVERHEAD_BYTES * start
+        end = bisect_right(range(rows + 1), limit, lo=start, key=lambda row: offsets[row] + RECORD_OVERHEAD_BYTES * row)
+        end = max(end - 1, start + 1)
+        yield Bodies(bodies.topic, bodies.column.slice(start, end - start))
+        start = end
+
+
+class Appenders:
+    """Appends under tokens, to the nsqd that each name belongs to."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+        self._by_address: dict[str, Appender] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for appender in self._by_address.values():
+            appender.close()
+
+    def append(self, name: str, bodies: Bodies) -> None:
+        """Returns when all messages are in the log, by this attempt or by an earlier one."""
+        address = choose_nsqd(self._options.nsqd, name, bodies.topic)
+        appender = self._by_address.get(address)
+        if appender is None:
+            appender = self._by_address[address] = Appender(address, self._options)
+        content, parts = pieces(bodies, self._options.request_bytes_max)
+        for number, piece in enumerate(parts):
+            appender.append(digest([name, content, number]), piece)
+
+
+class _Staged(msgspec.Struct):
+    """The answer to a part."""
+
+    duplicate: bool
+
+
+class Appender:
+    """Stages and appends on one nsqd, and tries again for `write_timeout_s` after a failure."""
+
+    def __init__(self, address: str, options: SinkOptions) -> None:
+        self._nsqd = Endpoint(address, options.access, options.write_timeout_s)
+        self._part_bytes = options.request_bytes_max
+        self._timeout_s = options.write_timeout_s
+
+    def close(self) -> None:
+        self._nsqd.close()
+
+    def append(self, token: str, piece: Bodies) -> None:
+        deadline: float | None = None
+        pause_s = RETRY_FIRST_S
+        while True:
+            try:
+                return self._try(token, piece)
+            except (Unreachable, Refused) as error:
+                now = time.monotonic()
+                deadline = deadline or now + self._timeout_s
+                if not _may_pass(error) or now + pause_s > deadline:
+                    raise self._explained(error, piece) from None
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, RETRY_LAST_S)
+
+    def _try(self, token: str, piece: Bodies) -> None:
+        where = {"topic": piece.topic, "token": token}
+        count = 0
+        for count, part in enumerate(piece.chunks(self._part_bytes, PART_MESSAGES_MAX), 1):
+            answer = self._nsqd.ask("/log/stage", "POST", part.data, **where, part=count - 1)
+            if self._nsqd.read_as(answer, _Staged).duplicate:
+                return
+        self._nsqd.ask("/log/append", "POST", b"", **where, parts=count)
+
+    def _explained(self, error: NsqdError, piece: Bodies) -> AppendFailed:
+        if isinstance(error, Refused) and error.status == 404 and error.code not in TRY_AGAIN:
+            return AppendFailed(f"{self._nsqd.address} has no log to append to: idempotent=true needs nsquark's nsqd")
+        if not _may_pass(error):
+            return AppendFailed(f"{len(piece)} messages for topic {piece.topic} were not appended: {error}")
+        return AppendFailed(
+            f"{len(piece)} messages for topic {piece.topic} were not appended within {self._timeout_s:g} s: {error}. "
+            "See to that nsqd: with idempotent=true no other may take its place"
+        )
+
+
+def _may_pass(error: NsqdError) -> bool:
+    return isinstance(error, Unreachable) or (
+        isinstance(error, Refused) and (error.status == 503 or error.code in TRY_AGAIN)
+    )

@@ -1,0 +1,154 @@
+"""The nsqds of a streaming query, as its driver sees them: found in the background, asked for heads when needed."""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from nsquark.base.logs import library_log
+from nsquark.spark.endpoint import NsqdError, Unreachable
+from nsquark.spark.nsqd_http import Finder, Nsqd
+from nsquark.spark.options import SourceOptions
+from nsquark.spark.source.offsets import Key
+from nsquark.wire.names import is_ephemeral
+
+log = library_log("nsquark.spark")
+
+FIND_INTERVAL_S = 2.0
+"""How soon a new nsqd, or one that is back, is noticed."""
+ASKED_EACH_POLL_MAX = 4
+"""Spark polls every 15 ms when it has nothing to do. Up to so many nsqds are asked each time; with more of them, asking
+may take a share of the driver's time.
+"""
+HEADS_TIME_SHARE = 0.1
+SINGLE_TOPICS_MAX = 4
+"""Up to so many topics are asked for one by one; above, nsqd is asked for all it has."""
+WAIT_INTERVAL_S = 0.2
+
+
+class Head(NamedTuple):
+    first: int
+    next: int
+
+
+class Cluster:
+    """Heads are asked for in the foreground, since a poll after a publish must see it (`processAllAvailable`). What
+    could hang is done in the background: finding nsqds, and trying those that do not answer.
+    """
+
+    def __init__(self, options: SourceOptions, in_background: Callable[[], None] = lambda: None):
+        self._options = options
+        self._in_background = in_background
+        self._lock = threading.Lock()
+        self._nsqds: dict[str, Nsqd] = {}
+        self._silent: dict[str, str] = {}
+        self._error: NsqdError | None = None
+        self._thread: threading.Thread | None = None
+        self._stopped = threading.Event()
+        self._heads: dict[Key, Head] = {}
+        self._heads_until = 0.0
+
+    # -- what there is -----------------------------------------------------------------------------------
+
+    def nsqds(self) -> dict[str, Nsqd]:
+        """Those that answer, by id."""
+        if self._thread is None:
+            self._find()
+            if self._silent and not self._nsqds:
+                raise Unreachable("no nsqd answers: " + "; ".join(self._silent.values()))
+            self._thread = threading.Thread(target=self._find_again, name="nsquark-find", daemon=True)
+            self._thread.start()
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            return dict(self._nsqds)
+
+    @property
+    def silent(self) -> list[str]:
+        """What is said of the addresses that do not answer."""
+        with self._lock:
+            return list(self._silent.values())
+
+    def heads(self, *, fresh: bool = False) -> dict[Key, Head]:
+        """Of every key that can be asked for now."""
+        if fresh or time.monotonic() >= self._heads_until:
+            began = time.monotonic()
+            self._heads = {}
+            for nsqd in self.nsqds().values():
+                try:
+                    self._heads |= self._heads_of(nsqd)
+                except Unreachable as error:
+                    self.mark_silent(error)
+            ended = time.monotonic()
+            is_small = len(self._nsqds) <= ASKED_EACH_POLL_MAX
+            self._heads_until = ended if is_small else ended + (ended - began) / HEADS_TIME_SHARE
+        return self._heads
+
+    def _heads_of(self, nsqd: Nsqd) -> dict[Key, Head]:
+        options = self._options
+        if options.topic_pattern is None and len(options.topics) <= SINGLE_TOPICS_MAX:
+            found = [head for head in map(nsqd.head, options.topics) if head is not None]
+        else:
+            found = [head for topic, head in nsqd.topics().items() if is_wanted(options, topic)]
+        return {Key(head.topic, nsqd.id): Head(head.first, head.next) for head in found}
+
+    def wait_for(self, ids: Collection[str]) -> dict[str, Nsqd]:
+        """All of these, or an error after readTimeout: a batch that was begun needs them."""
+        deadline = time.monotonic() + self._options.read_timeout_s
+        while True:
+            nsqds = self.nsqds()
+            missing = sorted(set(ids) - nsqds.keys())
+            if not missing:
+                return nsqds
+            if time.monotonic() > deadline:
+                raise Unreachable(
+                    f"nsqd {', '.join(missing)} is needed to go on and did not answer for "
+                    f"{self._options.read_timeout_s:g} s: start it again, or, if it is gone for good, give it up with "
+                    f"lostNsqds={','.join(missing)}"
+                )
+            time.sleep(WAIT_INTERVAL_S)
+
+    # -- what does not answer ----------------------------------------------------------------------------
+
+    def mark_silent(self, error: Unreachable) -> None:
+        """Left out until the background finds that it answers again."""
+        with self._lock:
+            for nsqd in [nsqd for nsqd in self._nsqds.values() if nsqd.address == error.address]:
+                nsqd.close()
+                del self._nsqds[nsqd.id]
+                self._silent[nsqd.address] = str(error)
+                log.warning("nsqd %s is left out for now: %s", nsqd.id, error)
+
+    def _find(self) -> None:
+        finder = Finder(self._options)
+        found = finder.find()
+        with self._lock:
+            self._error = None
+            for nsqd_id, nsqd in found.items():
+                known = self._nsqds.get(nsqd_id)
+                if known is None or known.address != nsqd.address:
+                    self._nsqds[nsqd_id] = nsqd
+            for address in finder.unreachable.keys() - self._silent.keys():
+                log.warning("%s; the query goes on without it", finder.unreachable[address])
+            self._silent = finder.unreachable
+
+    def _find_again(self) -> None:
+        while not self._stopped.wait(FIND_INTERVAL_S):
+            try:
+                self._find()
+                self._in_background()
+            except Unreachable as error:
+                log.warning("%s", error)
+            except NsqdError as error:
+                with self._lock:
+                    self._error = error
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+
+def is_wanted(options: SourceOptions, topic: str) -> bool:
+    if options.topic_pattern is None:
+        return topic in options.topics
+    return not is_ephemeral(topic) and re.fullmatch(options.topic_pattern, topic) is not None

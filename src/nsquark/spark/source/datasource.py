@@ -1,0 +1,146 @@
+"""`format("nsq")`: what Spark asks for, and who answers.
+
+A batch read is planned by `batch.plan_batch` from what the nsqds have now; a stream by `stream.NsqStreamReader`, batch
+after batch. Both are then read by tasks, anywhere in the cluster, through `fetch.RangeReader`. Writing is in `sink`.
+
+How Spark 4.2 and 4.3 call `NsqDataSource`: at `load()` without a schema, `__init__` and `schema()`; with a schema given
+by the user, `__init__` when the query starts. For a write, `__init__` and `writer()` or `streamWriter()`; a streaming
+write makes another instance, which is never asked for anything. So `__init__` cannot always know what it is for.
+"""
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.types import StructField, StructType
+
+from nsquark.spark.options import NAMES, OptionError, SourceOptions, check_names
+from nsquark.spark.sink.options import OPTION_NAMES as SINK_NAMES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from nsquark.spark.source.plan import RangePartition
+
+SPARKS_OWN_NAMES = ("checkpointLocation", "queryName")
+"""Spark hands these on to the sink of a stream."""
+
+
+class NsqDataSource(DataSource):
+    """Options that are wrong for any use, or surely meant for reading, are refused at once. The rest waits until it is
+    known that this is a read: the same options may be right for a write.
+    """
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        self.options = options
+        check_names(options, [*NAMES, *SINK_NAMES, *SPARKS_OWN_NAMES])
+        self._source: SourceOptions | None = None
+        self._error: OptionError | None = None
+        try:
+            self._source = _source_options(options)
+        except OptionError as error:
+            reading = {name.lower() for name in NAMES} - {name.lower() for name in SINK_NAMES}
+            if not reading.isdisjoint(options):
+                raise
+            self._error = error
+
+    @classmethod
+    def name(cls) -> str:
+        return "nsq"
+
+    def schema(self) -> StructType:
+        from nsquark.spark.source.range_rows import columns
+
+        return StructType([StructField(name, kind) for name, kind in columns(self._reading()).items()])
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return NsqReader(self._reading(), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from nsquark.spark.source.stream import NsqStreamReader
+
+        try:
+            return NsqStreamReader(self._reading(), schema)
+        except OptionError as error:
+            # Raised here, Spark would report an UnboundLocalError of its own instead.
+            return RefusingStreamReader(error)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from nsquark.spark.sink.writer import batch_writer
+
+        return batch_writer(self._writing(), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        from nsquark.spark.sink.writer import stream_writer
+
+        return stream_writer(self._writing(), schema, overwrite)
+
+    def _reading(self) -> SourceOptions:
+        if self._error is not None:
+            raise self._error
+        assert self._source is not None
+        return self._source
+
+    def _writing(self) -> Mapping[str, str]:
+        own = {name.lower() for name in SPARKS_OWN_NAMES}
+        return {name: value for name, value in self.options.items() if name.lower() not in own}
+
+
+def _source_options(options: Mapping[str, str]) -> SourceOptions:
+    writing = {name.lower(): name for name in SINK_NAMES if name not in NAMES}
+    for name in options:
+        if name.lower() in writing:
+            raise OptionError(f"{writing[name.lower()]} is for writing: leave it out of a read")
+    return SourceOptions.parse(options)
+
+
+class NsqReader(DataSourceReader):
+    """A batch: what lies between two positions of each log when the query is planned."""
+
+    def __init__(self, options: SourceOptions, schema: StructType):
+        from nsquark.spark.source.range_rows import check_schema
+
+        options.check_batch()
+        check_schema(schema, options)
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> list["RangePartition"]:
+        from nsquark.spark.source.batch import plan_batch
+
+        return plan_batch(self._options)
+
+    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
+        from nsquark.spark.source.plan import RangePartition
+        from nsquark.spark.source.range_rows import RangeReader
+
+        # Spark makes a partition of its own when there are none.
+        if not isinstance(partition, RangePartition):
+            return iter(())
+        return RangeReader(self._options, self._schema, partition).batches()
+
+
+class RefusingStreamReader(DataSourceStreamReader):
+    """Says what is wrong with the options when Spark first asks for something."""
+
+    def __init__(self, error: OptionError):
+        self._error = error
+
+    def initialOffset(self) -> dict[str, Any]:
+        raise self._error
+
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+        raise self._error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
+        raise self._error

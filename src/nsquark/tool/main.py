@@ -1,0 +1,110 @@
+"""The program nsquark: one command for each thing to do. A command's module is loaded only when it is called."""
+
+import argparse
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final, NoReturn, Protocol, cast
+
+from nsquark.base.errors import UserError
+from nsquark.base.printable import printable_lines
+from nsquark.base.version import NSQ_VERSION, __version__
+
+EXIT_FAILED: Final = 1
+EXIT_INTERRUPTED: Final = 130
+
+# command: (module, help). A module has `add_arguments(parser)` and `run(args)`, which returns the exit code.
+COMMANDS: Final = {
+    "up": ("nsquark.tool.up", "run nsqlookupd and nsqds together, for trying out and development"),
+    "doctor": ("nsquark.tool.doctor", "check this machine, and the nsqds and nsqlookupds given"),
+    "export": ("nsquark.tool.export", "write the data of a stopped nsqd as the files of NSQ's nsqd, to go back to it"),
+    "pipeline": ("nsquark.spark.jobs.pipeline", "run a Spark Declarative Pipeline over topics"),
+    "archive": ("nsquark.spark.jobs.archive", "copy topics into files, with Spark"),
+    "replay": ("nsquark.spark.jobs.replay", "publish archived messages again, with Spark"),
+    "report": ("nsquark.spark.jobs.report", "count what is in topics or archives, with Spark"),
+}
+
+
+class Command(Protocol):
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name, rest = _choose(arguments)
+    try:
+        code = _run(name, rest)
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has seen enough. What is still buffered would complain at exit.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_FAILED
+    except Exception as error:
+        if not _is_for_users(error):
+            raise
+        print(f"nsquark {name}: {printable_lines(str(error))}", file=sys.stderr)
+        code = EXIT_FAILED
+    sys.exit(code)
+
+
+def _choose(arguments: list[str]) -> tuple[str, list[str]]:
+    """The command and what is left for it; ends the program for --help, --version and mistakes."""
+    width = max(map(len, COMMANDS))
+    listing = "\n".join(f"  {name:{width}}  {text}" for name, (_, text) in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="nsquark",
+        usage="nsquark <command> [options]",
+        description=f"NSQ in Python, on a log, with Spark as its data pipeline.\n\ncommands:\n{listing}",
+        epilog="`nsquark <command> --help` explains a command. The daemons, nsqd and nsqlookupd, are programs too.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"nsquark {__version__} (speaks NSQ {NSQ_VERSION})")
+    parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
+    # Only what stands before the command is ours: `nsquark up --help` is about `up`.
+    ours = next((place for place, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
+    name = parser.parse_args(arguments[: ours + 1]).command
+    if name is None:
+        parser.print_help(sys.stderr)
+        sys.exit(2)
+    if name not in COMMANDS:
+        parser.error(f"there is no command {name!r}: choose one of {', '.join(COMMANDS)}")
+    return name, arguments[ours + 1 :]
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    command = _load(name)
+    parser = argparse.ArgumentParser(
+        prog=f"nsquark {name}",
+        description=f"{COMMANDS[name][1][0].upper()}{COMMANDS[name][1][1:]}.",
+        allow_abbrev=False,
+    )
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(arguments))
+
+
+def _load(name: str) -> Command:
+    module = COMMANDS[name][0]
+    try:
+        return cast(Command, importlib.import_module(module))
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.startswith("nsquark"):
+            raise UserError(f"this installation has no {error.name}: reinstall nsquark") from None
+        raise UserError(f"it needs {error.name}: pip install 'nsquark[spark]'") from None
+
+
+def _is_for_users(error: Exception) -> bool:
+    """Ours to show as a sentence; anything else is a bug and keeps its traceback."""
+    if isinstance(error, UserError):
+        return True
+    client = sys.modules.get("nsquark.client.errors")
+    return client is not None and isinstance(error, client.NsqError)
+
+
+if __name__ == "__main__":
+    main()

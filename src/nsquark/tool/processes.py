@@ -1,0 +1,177 @@
+"""Daemons as child processes: their ports read from their logs, started again when they die, stopped together."""
+
+import asyncio
+import contextlib
+import ctypes
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final
+
+from nsquark.base.errors import UserError
+
+# Waits before a dead daemon is started again: doubled with every death, back to the first after a quiet time.
+RESTART_WAIT_SECONDS_MIN: Final = 1.0
+RESTART_WAIT_SECONDS_MAX: Final = 30.0
+QUIET_SECONDS: Final = 60.0
+# A stop writes and syncs everything; after this long something hangs.
+STOP_SECONDS_MAX: Final = 60.0
+READ_BYTES: Final = 64 * 1024
+# A longer line is shown in pieces rather than collected without end.
+LINE_BYTES_MAX: Final = 64 * 1024
+LAST_LINES_KEPT: Final = 5
+
+_LISTENING: Final = re.compile(r" INFO: (TCP|HTTP): listening on (\S*):(\d+)$")
+_PR_SET_PDEATHSIG: Final = 1
+
+Say = Callable[[str, str], None]
+"""Takes a name and a line: a daemon's own, or what is said about it."""
+
+
+class Child:
+    """One daemon. Ports given as 0 are chosen by the system at the first start and kept from then on.
+
+    Always: until `stop`, after `start`, a process runs or is about to be started.
+    """
+
+    def __init__(self, name: str, entry: str, host: str, ports: dict[str, int], flags: Sequence[str], say: Say) -> None:
+        self.name = name
+        self.ports = dict(ports)
+        self.on_listening: Callable[[], None] = lambda: None
+        self._entry = entry
+        self._host = host
+        self._flags = list(flags)
+        self._say = say
+        self._process: asyncio.subprocess.Process | None = None
+        self._life: asyncio.Task[None] | None = None
+        self._last_lines: list[str] = []
+        self._heard: set[str] = set()
+        self._listening = asyncio.Event()
+        self._stopping = asyncio.Event()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    async def start(self) -> None:
+        """Returns when all ports are open. A daemon that cannot even start once is for the user to look at."""
+        self._life = asyncio.create_task(self._live())
+        listening = asyncio.create_task(self._listening.wait())
+        await asyncio.wait({self._life, listening}, return_when=asyncio.FIRST_COMPLETED)
+        if listening.done() or self._stopping.is_set():
+            return
+        listening.cancel()
+        await self._life
+        raise UserError(f"{self.name} did not start: {self._last_word()}")
+
+    async def keep(self) -> None:
+        """Starts it again whenever it ends, until it is stopped."""
+        wait_s = RESTART_WAIT_SECONDS_MIN
+        while True:
+            born = time.monotonic()
+            assert self._life is not None
+            await self._life
+            if time.monotonic() - born > QUIET_SECONDS:
+                wait_s = RESTART_WAIT_SECONDS_MIN
+            if not self._stopping.is_set():
+                self._say(self.name, f"died ({self._end()}): starting it again in {wait_s:g} s")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), wait_s)
+            if self._stopping.is_set():
+                return
+            wait_s = min(wait_s * 2, RESTART_WAIT_SECONDS_MAX)
+            self._life = asyncio.create_task(self._live())
+
+    async def stop(self) -> bool:
+        """SIGTERM, and SIGKILL if that does not end it; whether the first was enough."""
+        self._stopping.set()
+        if self._life is None:
+            return True
+        self._signal(signal.SIGTERM)
+        _, alive = await asyncio.wait({self._life}, timeout=STOP_SECONDS_MAX)
+        if alive:
+            self._say(self.name, f"does not stop after {STOP_SECONDS_MAX:g} s: killed")
+            self.kill()
+            await self._life
+        return not alive
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def _live(self) -> None:
+        """From the start of a process until it has ended and all it said is passed on."""
+        self._heard.clear()
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            # Ctrl-C goes to a whole group: in groups of their own, daemons are stopped by us, in order.
+            process_group=0,
+            preexec_fn=_die_with_parent,
+        )
+        if self._stopping.is_set():
+            self._signal(signal.SIGTERM)
+        assert self._process.stdout is not None
+        async for line in _lines(self._process.stdout):
+            self._hear(line)
+        await self._process.wait()
+
+    def _command(self) -> list[str]:
+        # -P: a json.py in the directory where the user happens to be is not ours to import.
+        start = f"from {self._entry} import main; main()"
+        addresses = [f"--{kind}-address={self._host}:{port}" for kind, port in self.ports.items()]
+        return [sys.executable, "-P", "-c", start, *addresses, "--log-prefix=", *self._flags]
+
+    def _hear(self, line: str) -> None:
+        self._last_lines = [*self._last_lines[1 - LAST_LINES_KEPT :], line]
+        self._say(self.name, line)
+        found = _LISTENING.search(line)
+        if found is not None and (kind := found[1].lower()) in self.ports:
+            self.ports[kind] = int(found[3])
+            self._heard.add(kind)
+            if self._heard == self.ports.keys():
+                self._listening.set()
+                self.on_listening()
+
+    def _last_word(self) -> str:
+        """What it said itself is more use than an exit code."""
+        fatal = [line.partition(" FATAL: ")[2] for line in self._last_lines if " FATAL: " in line]
+        said = fatal or self._last_lines
+        return said[-1].rstrip(".") if said else self._end()
+
+    def _end(self) -> str:
+        code = self._process.returncode if self._process is not None else None
+        if code is not None and code < 0:
+            return signal.Signals(-code).name
+        return f"exit code {code}"
+
+
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+    rest = b""
+    while data := await stream.read(READ_BYTES):
+        *whole, rest = (rest + data).split(b"\n")
+        for line in whole:
+            yield line.decode("utf-8", "replace")
+        if len(rest) > LINE_BYTES_MAX:
+            yield rest.decode("utf-8", "replace")
+            rest = b""
+    if rest:
+        yield rest.decode("utf-8", "replace")
+
+
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _die_with_parent() -> None:
+    """Where Linux can: if we are killed with -9, the daemons stop instead of holding ports and data paths."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))

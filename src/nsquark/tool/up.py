@@ -1,0 +1,300 @@
+"""`nsquark up`: nsqlookupd and nsqds in one command, for trying out, development and tests; not for production.
+
+The table KINDS says what runs. All of a kind start together, after the kinds above it are listening; they stop in
+the opposite order, so that an nsqd can still tell nsqlookupd that it goes.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from nsquark.base.errors import UserError
+from nsquark.base.logs import STDERR_FD, Level, LineWriter
+from nsquark.base.printable import printable
+from nsquark.tool.processes import Child
+
+DEFAULT_DIR: Final = "nsquark-data"
+DEFAULT_BASE_PORT: Final = 4150
+# NSQ's own distances: nsqd on 4150 and 4151, nsqlookupd on 4160 and 4161; the next nsqd on 4250 and 4251.
+LOOKUPD_PORT_OFFSET: Final = 10
+NSQD_PORT_STEP: Final = 100
+PORT_MAX: Final = 65535
+NAME_WIDTH: Final = 10
+FLUSH_SECONDS_MAX: Final = 1.0
+
+_LEVEL: Final = re.compile(r"\d (DEBUG|INFO|WARNING|ERROR|FATAL): ")
+_COLOURS: Final = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A program of which `count` processes run; its functions get the arguments, what runs, and a number from 1."""
+
+    program: str
+    entry: str
+    count: Callable[[argparse.Namespace], int]
+    ports: Callable[[argparse.Namespace, int], dict[str, int]]
+    flags: Callable[["Fleet", int], list[str]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nsqd", type=int, default=1, metavar="N", help="how many nsqds (default 1)")
+    parser.add_argument(
+        "--dir", type=Path, default=Path(DEFAULT_DIR), metavar="D", help=f"data of the nsqds (default ./{DEFAULT_DIR})"
+    )
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="H",
+        help="listen there (default 127.0.0.1; 0.0.0.0 opens it to the network)",
+    )
+    parser.add_argument(
+        "--base-port",
+        type=int,
+        default=DEFAULT_BASE_PORT,
+        metavar="P",
+        help=f"the first nsqd has P and P+1, each further one {NSQD_PORT_STEP} more (default {DEFAULT_BASE_PORT}; "
+        "0: any free ports, for nsqlookupd too)",
+    )
+    parser.add_argument("--lookupd-tcp-port", type=int, metavar="P", help="default: base port + 10; 0: any free port")
+    parser.add_argument("--lookupd-http-port", type=int, metavar="P", help="default: base port + 11; 0: any free port")
+    parser.add_argument(
+        "--nsqd-flag",
+        action="append",
+        default=[],
+        metavar="FLAG",
+        help="for every nsqd, as in --nsqd-flag=--sync-every=1",
+    )
+    parser.add_argument("--ports-file", type=Path, metavar="F", help="write addresses and process ids there, as JSON")
+    parser.add_argument(
+        "--log-level", type=Level.parse, default=Level.INFO, metavar="L", help="debug, info (default), warn, error"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    _validate(args)
+    return asyncio.run(_serve(args))
+
+
+def _validate(args: argparse.Namespace) -> None:
+    if args.nsqd < 1:
+        raise UserError("--nsqd must be at least 1")
+    for ports in (kind.ports(args, number) for kind in KINDS for number in range(1, kind.count(args) + 1)):
+        for port in ports.values():
+            if not 0 <= port <= PORT_MAX:
+                raise UserError(f"{port} is not a port: choose a lower --base-port, or 0 for any free ports")
+    if args.ports_file is not None:
+        # One that a crash left behind names processes that are gone.
+        with contextlib.suppress(OSError):
+            args.ports_file.unlink()
+    try:
+        args.dir = args.dir.resolve()
+        args.dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot use {args.dir} for data ({error.strerror}): choose another --dir") from None
+
+
+async def _serve(args: argparse.Namespace) -> int:
+    fleet = Fleet(args, Console(args.log_level))
+    loop = asyncio.get_running_loop()
+    stops: list[asyncio.Task[bool]] = []
+
+    def on_signal(number: signal.Signals) -> None:
+        if stops:
+            fleet.say("up", "told twice: killing what still runs")
+            fleet.kill()
+        else:
+            fleet.say("up", f"{number.name}: stopping all")
+            stops.append(asyncio.create_task(fleet.stop()))
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        await fleet.start()
+        await fleet.keep()
+    finally:
+        stopped = await (stops[0] if stops else fleet.stop())
+        fleet.console.flush()
+    return 0 if stopped else 1
+
+
+class Fleet:
+    """All processes, in the order of their start."""
+
+    def __init__(self, args: argparse.Namespace, console: "Console") -> None:
+        self.args = args
+        self.console = console
+        self.say = console.say
+        self.children: dict[str, list[Child]] = {kind.program: [] for kind in KINDS}
+        self._stopping = False
+        self._ready = False
+
+    def addresses(self, program: str, kind: str) -> list[str]:
+        """Where this machine reaches them."""
+        return [f"{_reachable(self.args.host)}:{child.ports[kind]}" for child in self.children[program]]
+
+    async def start(self) -> None:
+        for kind in KINDS:
+            if self._stopping:
+                return
+            started = [self._child(kind, number) for number in range(1, kind.count(self.args) + 1)]
+            self.children[kind.program] = started
+            results = await asyncio.gather(*(child.start() for child in started), return_exceptions=True)
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
+        if not self._stopping:
+            self._ready = True
+            self._write_ports_file()
+            self._print_addresses()
+
+    async def keep(self) -> None:
+        await asyncio.gather(*(child.keep() for children in self.children.values() for child in children))
+
+    async def stop(self) -> bool:
+        """Whether all ended without being killed."""
+        self._stopping = True
+        stopped = True
+        for children in reversed(self.children.values()):
+            stopped &= all(await asyncio.gather(*(child.stop() for child in children)))
+        if self.args.ports_file is not None and self._ready:
+            self.args.ports_file.unlink(missing_ok=True)
+        return stopped
+
+    def kill(self) -> None:
+        for children in self.children.values():
+            for child in children:
+                child.kill()
+
+    def _child(self, kind: Kind, number: int) -> Child:
+        name = kind.program if kind.count is _one else f"{kind.program}-{number}"
+        # Ports are read from lines of level INFO; what the user does not want to see is left out when shown.
+        flags = [*kind.flags(self, number), f"--log-level={min(self.args.log_level, Level.INFO).word}"]
+        child = Child(name, kind.entry, _bracketed(self.args.host), kind.ports(self.args, number), flags, self.say)
+        child.on_listening = self._note_restart
+        return child
+
+    def _print_addresses(self) -> None:
+        for program, children in self.children.items():
+            for place, child in enumerate(children):
+                ports = "  ".join(f"{kind} {self.addresses(program, kind)[place]}" for kind in child.ports)
+                print(f"{child.name:{NAME_WIDTH}}  {ports}")
+        print(f"data in {self.args.dir}; Ctrl-C stops all", flush=True)
+
+    def _note_restart(self) -> None:
+        """Process ids changed. The daemons are worth more than a file about them, so here it may fail."""
+        if self._ready:
+            try:
+                self._write_ports_file()
+            except UserError as error:
+                self.say("up", str(error))
+
+    def _write_ports_file(self) -> None:
+        """As a whole or not at all, so that who waits for the file can read it."""
+        if self.args.ports_file is None:
+            return
+        content: dict[str, Any] = {"pid": os.getpid(), "dir": str(self.args.dir)}
+        for program, children in self.children.items():
+            content[program] = [
+                {"name": child.name, "pid": child.pid}
+                | {kind: self.addresses(program, kind)[place] for kind in child.ports}
+                for place, child in enumerate(children)
+            ]
+        unfinished = self.args.ports_file.with_name(self.args.ports_file.name + ".new")
+        try:
+            unfinished.write_text(json.dumps(content, indent=2) + "\n")
+            unfinished.replace(self.args.ports_file)
+        except OSError as error:
+            raise UserError(f"cannot write --ports-file {self.args.ports_file}: {error.strerror}") from None
+
+
+class Console:
+    """Lines of all processes on stderr, each with its name; coloured on a terminal only."""
+
+    def __init__(self, level: Level) -> None:
+        self._level = level
+        self._writer = LineWriter(STDERR_FD)
+        self._is_coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self._names: list[str] = []
+
+    def say(self, name: str, line: str) -> None:
+        level = _LEVEL.search(line)
+        # A line without a level is ours, or a traceback.
+        if level is not None and Level[level[1]] < self._level:
+            return
+        label = f"{name:{NAME_WIDTH}} |"
+        if self._is_coloured:
+            if name not in self._names:
+                self._names.append(name)
+            label = f"\x1b[{_COLOURS[self._names.index(name) % len(_COLOURS)]}m{label}\x1b[0m"
+        self._writer.put(f"{label} {printable(line)}\n".encode("utf-8", "backslashreplace"))
+
+    def flush(self) -> None:
+        self._writer.flush(FLUSH_SECONDS_MAX)
+
+
+# What runs. A further program is a line here, with a function for its ports and one for its flags.
+
+
+def _one(args: argparse.Namespace) -> int:
+    return 1
+
+
+def _nsqd_count(args: argparse.Namespace) -> int:
+    count: int = args.nsqd
+    return count
+
+
+def _lookupd_ports(args: argparse.Namespace, number: int) -> dict[str, int]:
+    first = args.base_port + LOOKUPD_PORT_OFFSET if args.base_port else 0
+    tcp = first if args.lookupd_tcp_port is None else args.lookupd_tcp_port
+    http = (first and first + 1) if args.lookupd_http_port is None else args.lookupd_http_port
+    return {"tcp": tcp, "http": http}
+
+
+def _lookupd_flags(fleet: Fleet, number: int) -> list[str]:
+    return _broadcast(fleet.args.host)
+
+
+def _nsqd_ports(args: argparse.Namespace, number: int) -> dict[str, int]:
+    if not args.base_port:
+        return {"tcp": 0, "http": 0}
+    tcp = args.base_port + (number - 1) * NSQD_PORT_STEP
+    return {"tcp": tcp, "http": tcp + 1}
+
+
+def _nsqd_flags(fleet: Fleet, number: int) -> list[str]:
+    data_path: Path = fleet.args.dir / f"nsqd-{number}"
+    data_path.mkdir(mode=0o700, exist_ok=True)
+    lookupds = [f"--lookupd-tcp-address={address}" for address in fleet.addresses("nsqlookupd", "tcp")]
+    # On one machine all have the same host name, from which NSQ derives the id in message ids.
+    node = f"--node-id={number - 1}"
+    return [f"--data-path={data_path}", node, *lookupds, *_broadcast(fleet.args.host), *fleet.args.nsqd_flag]
+
+
+def _broadcast(host: str) -> list[str]:
+    """Clients are told where we listen; if that is everywhere, the host's name, which is the daemons' default."""
+    return [] if host in ("0.0.0.0", "::", "") else [f"--broadcast-address={host}"]
+
+
+def _reachable(host: str) -> str:
+    return _bracketed({"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host))
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+KINDS: Final = (
+    Kind("nsqlookupd", "nsquark.lookupd.main", _one, _lookupd_ports, _lookupd_flags),
+    Kind("nsqd", "nsquark.broker.main", _nsqd_count, _nsqd_ports, _nsqd_flags),
+)

@@ -1,0 +1,136 @@
+"""The format of a batch, what one turn of the event loop appends to a log, in files and as `/log/read` streams it.
+
+    magic u32 | version u8 | flags u8 | header bytes u16 | header check u32 | count u32 | payload bytes u32 |
+    unused u32 | first sequence u64 | earliest and latest publish time i64 | payload check u64 | token 16 bytes
+
+The header has its own check, so that a damaged payload can be stepped over, and a damaged header be told from
+one. The payload is records of consecutive sequence numbers. Writing headers is the kernel's (`kernel/batch.py`).
+"""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from xxhash import xxh3_64_intdigest, xxh32_intdigest
+
+MAGIC = b"NQB1"
+VERSION = 1
+HEAD = struct.Struct("<4sBBHI")
+"""Magic, version, flags, header bytes, check of what follows in the header."""
+TAIL = struct.Struct("<IIIQqqQ16s")
+HEADER_BYTES = HEAD.size + TAIL.size
+NO_TOKEN = bytes(16)
+
+MORE_FOLLOWS = 1
+"""Flag: this batch and the next belong together; a log never ends between them."""
+DEFERRED = 2
+"""Flag: messages whose delay ended; the token is the number of this append (log/deferred.py)."""
+APPEND_ONCE = 4
+"""Flag: the token is a publisher's idempotency token."""
+
+Bytes = bytes | bytearray | memoryview
+
+
+HEADER_BYTES_EVER = 512
+"""No version has a longer header."""
+
+
+class UnknownVersion(Exception):
+    """A file was written by a later version of this program; the text says what to do."""
+
+
+class Batch(NamedTuple):
+    """A batch as found in a file: where it starts, and what its header says."""
+
+    offset: int
+    first_seq: int
+    messages: int
+    payload_bytes: int
+    time_min_ns: int
+    time_max_ns: int
+    flags: int
+    token: bytes
+
+    @property
+    def end(self) -> int:
+        return self.offset + HEADER_BYTES + self.payload_bytes
+
+    @property
+    def next_seq(self) -> int:
+        return self.first_seq + self.messages
+
+
+class Damage(NamedTuple):
+    """Bytes of a file that are no intact batch."""
+
+    offset: int
+    end: int
+    reason: str
+
+
+def read_header(data: Bytes, pos: int, offset: int) -> tuple[Batch, int] | None:
+    """The batch whose header lies at `data[pos]` (file offset `offset`) and its payload's check, if it is one."""
+    magic, version, flags, header_bytes, check = HEAD.unpack_from(data, pos)
+    if magic != MAGIC or version != VERSION or header_bytes != HEADER_BYTES:
+        return None
+    tail = data[pos + HEAD.size : pos + HEADER_BYTES]
+    if xxh32_intdigest(tail, flags) != check:
+        return None
+    messages, size, _, first_seq, time_min_ns, time_max_ns, payload_check, token = TAIL.unpack(tail)
+    return Batch(offset, first_seq, messages, size, time_min_ns, time_max_ns, flags, token), payload_check
+
+
+def require_known_version(head: Bytes, path: Path) -> None:
+    """Tells a file of a later version from a damaged one, by the header it begins with.
+
+    Magic, version, size and check of a header stay where they are in every version. A version that differs from ours
+    in one bit is taken for a flipped bit: versions are chosen so that none does.
+    """
+    if len(head) < HEADER_BYTES:
+        return
+    magic, version, flags, header_bytes, check = HEAD.unpack_from(head, 0)
+    is_header = magic == MAGIC and xxh32_intdigest(head[HEAD.size : header_bytes], flags) == check
+    if is_header and (version ^ VERSION).bit_count() > 1:
+        raise UnknownVersion(
+            f"{path} has batches of version {version}, this nsqd knows version {VERSION}: start the nsqd that wrote it,"
+            " or a later one; nothing was changed"
+        )
+
+
+def scan(data: memoryview, offset: int) -> Iterator[Batch | Damage]:
+    """The batches in `data`, a piece of a file from `offset` on, and the damage between them.
+
+    Ends before a batch that is not wholly in `data`. What is cut off or damaged at the very end is reported as damage
+    only if a batch follows it: the caller knows whether more of the file is to come.
+    """
+    pos, end = 0, len(data)
+    while pos + HEADER_BYTES <= end:
+        found = read_header(data, pos, offset + pos)
+        if found is None:
+            after = find_header(data, pos + 1)
+            if after < 0:
+                return
+            yield Damage(offset + pos, offset + after, "no batch header")
+            pos = after
+            continue
+        batch, payload_check = found
+        after = pos + HEADER_BYTES + batch.payload_bytes
+        if after > end:
+            return
+        if xxh3_64_intdigest(data[pos + HEADER_BYTES : after]) == payload_check:
+            yield batch
+        else:
+            yield Damage(offset + pos, offset + after, f"checksum of {batch.messages} messages from {batch.first_seq}")
+        pos = after
+
+
+def find_header(data: memoryview, pos: int) -> int:
+    """Where the next intact header is; -1 if there is none."""
+    raw = bytes(data[pos:])
+    at = raw.find(MAGIC)
+    while at >= 0 and at + HEADER_BYTES <= len(raw):
+        if read_header(raw, at, 0) is not None:
+            return pos + at
+        at = raw.find(MAGIC, at + 1)
+    return -1

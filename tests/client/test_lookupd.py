@@ -1,0 +1,341 @@
+"""Finding nsqds through real nsqlookupds, and through servers that answer as old or broken ones do."""
+
+import asyncio
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from harness import Nsqd, eventually
+from harness.lookupd import Nsqlookupd
+from nsquark.client.config import Config
+from nsquark.client.errors import ConfigError, LookupFailed
+from nsquark.client.lookupd import Discovery, lookup, lookup_url, nodes, nodes_url
+
+NO_POLL = Config(lookupd_poll_interval="5m", lookupd_poll_jitter=0.0)
+FAST_POLL = Config(lookupd_poll_interval="50ms", lookupd_poll_jitter=0.0)
+WAIT_S = 8.0
+
+
+@pytest.fixture(scope="module")
+def lookupd() -> Iterator[Nsqlookupd]:
+    with Nsqlookupd() as daemon:
+        yield daemon
+
+
+class AnswerServer:
+    """Answers every GET with what it is told to, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.body = b""
+        self.asked: list[str] = []
+        self.headers: list[dict[str, str]] = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                server.asked.append(self.path)
+                server.headers.append(dict(self.headers.items()))
+                self.send_response(server.status)
+                self.send_header("Content-Length", str(len(server.body)))
+                self.end_headers()
+                self.wfile.write(server.body)
+
+            def log_message(self, *_: Any) -> None:
+                """Quiet."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def names(self, *addresses: tuple[str, int]) -> None:
+        producers = [{"broadcast_address": host, "tcp_port": port} for host, port in addresses]
+        self.body = json.dumps({"channels": [], "producers": producers}).encode()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def make_server() -> Iterator[Callable[[], AnswerServer]]:
+    servers: list[AnswerServer] = []
+
+    def make() -> AnswerServer:
+        servers.append(AnswerServer())
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def server(make_server: Callable[[], AnswerServer]) -> AnswerServer:
+    return make_server()
+
+
+# Addresses
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ("127.0.0.1:4161", "http://127.0.0.1:4161/lookup?topic=t%23ephemeral"),
+        ("http://h:1/", "http://h:1/lookup?topic=t%23ephemeral"),
+        ("https://h:1/proxy/lookup?zone=a&topic=old", "https://h:1/proxy/lookup?zone=a&topic=t%23ephemeral"),
+        ("[::1]:4161", "http://[::1]:4161/lookup?topic=t%23ephemeral"),
+    ],
+)
+def test_lookup_addresses(address: str, url: str) -> None:
+    assert lookup_url(address, "t#ephemeral") == url
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ("h:1", "http://h:1/nodes"),
+        ("https://h:1/proxy/lookup?zone=a", "https://h:1/proxy/nodes?zone=a"),
+        ("http://h:1/proxy/", "http://h:1/proxy/nodes"),
+    ],
+)
+def test_nodes_addresses(address: str, url: str) -> None:
+    assert nodes_url(address) == url
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("localhost", "missing port"),
+        ("http://h/lookup", "missing port"),
+        ("ftp://h:1", "host:port"),
+        (":1", "host:"),
+    ],
+)
+def test_addresses_that_are_none(address: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        lookup_url(address, "t")
+
+
+# Questions
+
+
+async def test_a_real_nsqd_is_found(lookupd: Nsqlookupd, make_nsqd: Callable[..., Nsqd], topic: str) -> None:
+    nsqd = make_nsqd(f"--lookupd-tcp-address={lookupd.tcp_address}")
+    nsqd.post("/topic/create", topic=topic)
+    eventually(lambda: lookupd.producers(topic))
+    (found,) = await lookup(lookupd.http_address, topic, Config())
+    assert found.address == "{}:{}".format(*nsqd.tcp)
+    assert (found.http_port, found.version) == (nsqd.http[1], "1.3.0")
+    assert found.hostname
+    assert found.address in [node.address for node in await nodes(f"http://{lookupd.http_address}/", Config())]
+
+
+async def test_an_unknown_topic_is_an_error(lookupd: Nsqlookupd) -> None:
+    with pytest.raises(LookupFailed, match="404 TOPIC_NOT_FOUND"):
+        await lookup(lookupd.http_address, "nobody_has_this", Config())
+
+
+async def test_nobody_there_is_an_error() -> None:
+    with pytest.raises(LookupFailed, match=r"127\.0\.0\.1:1/lookup"):
+        await lookup("127.0.0.1:1", "t", Config(lookupd_poll_timeout="2s"))
+
+
+async def test_old_answers_are_understood(server: AnswerServer) -> None:
+    nsqd = {"broadcast_address": "::1", "tcp_port": 4150, "http_port": 4151, "hostname": "h", "version": "0.3.8"}
+    server.body = json.dumps({"status_code": 200, "status_txt": "OK", "data": {"producers": [nsqd]}}).encode()
+    (found,) = await lookup(server.address, "t", Config())
+    assert (found.address, found.version) == ("[::1]:4150", "0.3.8")
+
+
+async def test_topology_is_kept(server: AnswerServer) -> None:
+    nsqd = {"broadcast_address": "h", "tcp_port": 1, "topology_region": "eu", "topology_zone": "eu-1", "more": {}}
+    server.body = json.dumps({"producers": [nsqd]}).encode()
+    (found,) = await lookup(server.address, "t", Config())
+    assert (found.topology_region, found.topology_zone) == ("eu", "eu-1")
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"<html>", "no answer of a nsqlookupd"),
+        (b"{}", "no producers in the answer"),
+        (b'{"producers":[{"broadcast_address":"h","tcp_port":"x"}]}', "tcp_port"),
+        (b'{"status_code":500,"status_txt":"INVALID_ARG_TOPIC","data":null}', "500 INVALID_ARG_TOPIC"),
+        (b"\xff", "no answer of a nsqlookupd"),
+    ],
+)
+async def test_broken_answers_are_errors(server: AnswerServer, body: bytes, reason: str) -> None:
+    server.body = body
+    with pytest.raises(LookupFailed, match=reason):
+        await lookup(server.address, "t", Config())
+
+
+async def test_no_producers_is_an_answer(server: AnswerServer) -> None:
+    server.body = b'{"channels":null,"producers":null}'
+    assert await lookup(server.address, "t", Config()) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "sent"),
+    [
+        (Config(auth_secret="s"), "Bearer s"),
+        (Config(auth_secret="s", skip_lookupd_authorization=False), None),
+        (Config(), None),
+    ],
+)
+async def test_the_secret_goes_along_as_go_nsq_sends_it(server: AnswerServer, config: Config, sent: str | None) -> None:
+    server.names()
+    await lookup(server.address, "t", config)
+    assert server.headers[0].get("Authorization") == sent
+    assert server.headers[0]["Accept"] == "application/vnd.nsq; version=1.0"
+
+
+# The loop
+
+
+class Rounds:
+    """What `on_found` was called with."""
+
+    def __init__(self) -> None:
+        self.found: list[list[str]] = []
+        self._changed = asyncio.Event()
+
+    def __call__(self, addresses: list[str]) -> None:
+        self.found.append(addresses)
+        self._changed.set()
+
+    async def number(self, count: int) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while len(self.found) < count:
+                self._changed.clear()
+                await self._changed.wait()
+
+
+async def test_the_first_question_comes_at_once_and_the_next_when_an_nsqd_is_lost(server: AnswerServer) -> None:
+    server.names(("h", 1), ("h", 2), ("h", 1))
+    rounds = Rounds()
+    discovery = Discovery([server.address], "t", NO_POLL, rounds)
+    discovery.start()
+    await rounds.number(1)
+    assert rounds.found == [["h:1", "h:2"]]
+    for _ in range(5):
+        discovery.poll_soon()
+    await rounds.number(2)
+    await asyncio.sleep(0.3)
+    await discovery.close()
+    assert server.asked == ["/lookup?topic=t"] * 2, "five losses at once are one question"
+
+
+async def test_nsqlookupds_are_asked_in_turn(make_server: Callable[[], AnswerServer]) -> None:
+    servers = [make_server() for _ in range(3)]
+    for port, server in enumerate(servers):
+        server.names(("h", port))
+    rounds = Rounds()
+    discovery = Discovery([server.address for server in servers], "t", FAST_POLL, rounds)
+    discovery.start()
+    await rounds.number(6)
+    await discovery.close()
+    assert rounds.found[:6] == [["h:0"], ["h:1"], ["h:2"]] * 2
+
+
+async def test_a_broken_nsqlookupd_is_passed_over(
+    make_server: Callable[[], AnswerServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    servers = [make_server() for _ in range(4)]
+    servers[2].names(("h", 2))
+    rounds = Rounds()
+    discovery = Discovery([server.address for server in servers], "t", NO_POLL, rounds)
+    with caplog.at_level(logging.ERROR):
+        discovery.start()
+        await rounds.number(1)
+    await discovery.close()
+    assert rounds.found == [["h:2"]]
+    assert [len(server.asked) for server in servers] == [1, 1, 1, 0]
+    assert caplog.text.count("error querying nsqlookupd") == 2
+
+
+async def test_a_round_tries_three_at_most(make_server: Callable[[], AnswerServer]) -> None:
+    servers = [make_server() for _ in range(4)]
+    servers[3].names(("h", 3))
+    rounds = Rounds()
+    discovery = Discovery([server.address for server in servers], "t", NO_POLL, rounds)
+    discovery.start()
+    await _until(lambda: servers[2].asked)
+    await asyncio.sleep(0.2)
+    assert not rounds.found and not servers[3].asked
+    discovery.poll_soon()
+    await rounds.number(1)
+    await discovery.close()
+    assert rounds.found == [["h:3"]]
+
+
+async def test_the_filter_chooses_and_its_mistake_does_not_end_the_loop(server: AnswerServer) -> None:
+    server.names(("a", 1), ("b", 1))
+    calls = 0
+
+    def only_a(addresses: list[str]) -> list[str]:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise RuntimeError("a mistake")
+        return [address for address in addresses if address.startswith("a")]
+
+    rounds = Rounds()
+    discovery = Discovery([server.address], "t", FAST_POLL, rounds, only_a)
+    discovery.start()
+    await rounds.number(1)
+    await discovery.close()
+    assert rounds.found[0] == ["a:1"]
+
+
+async def test_nsqlookupds_come_and_go(make_server: Callable[[], AnswerServer]) -> None:
+    first, second = make_server(), make_server()
+    first.names(("h", 1))
+    second.names(("h", 2))
+    rounds = Rounds()
+    discovery = Discovery([], "t", NO_POLL, rounds)
+    discovery.start()
+    discovery.add(first.address)
+    await rounds.number(1)
+    with pytest.raises(ConfigError, match="the last one"):
+        discovery.remove(first.address)
+    discovery.add(second.address)
+    discovery.add(second.address)
+    await rounds.number(2)
+    assert rounds.found == [["h:1"], ["h:2"]]
+    discovery.remove(first.address)
+    assert discovery.addresses == [second.address]
+    with pytest.raises(ConfigError, match="not among"):
+        discovery.remove(first.address)
+    with pytest.raises(ConfigError, match="missing port"):
+        discovery.add("h")
+    discovery.poll_soon()
+    await rounds.number(3)
+    await discovery.close()
+    assert rounds.found[2] == ["h:2"]
+
+
+async def test_close_ends_a_question_that_gets_no_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        threads = threading.active_count()
+        discovery = Discovery([f"127.0.0.1:{port}"], "t", NO_POLL, Rounds())
+        discovery.start()
+        await _until(lambda: threading.active_count() > threads)
+        async with asyncio.timeout(WAIT_S):
+            await discovery.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        await _until(lambda: threading.active_count() == threads)
+
+
+async def _until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.005)

@@ -1,0 +1,123 @@
+"""Records that outlive their segments: read from the file their index was made with, and only if intact."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from rig import make_shared
+
+from nsquark.log.outliving import KeptMessages
+
+CONTENT = {seq: b"record %d " % seq * 10 for seq in (3, 5, 9)}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kept"
+
+
+def opened(path: Path, reports: list[str] | None = None) -> KeptMessages:
+    return KeptMessages(make_shared(reports.append if reports is not None else lambda text: None), path)
+
+
+def store(kept: KeptMessages, content: dict[int, bytes]) -> None:
+    kept.adopt(kept.write(content))
+
+
+def records(kept: KeptMessages) -> dict[int, bytes]:
+    found = {seq: kept.record(seq) for seq in range(20)}
+    return {seq: bytes(record) for seq, record in found.items() if record is not None}
+
+
+def test_records_are_kept_over_restarts_and_replaced_as_a_whole(path: Path) -> None:
+    kept = opened(path)
+    assert records(kept) == {}
+    store(kept, CONTENT)
+    assert records(kept) == records(opened(path)) == CONTENT
+    store(kept, kept.content_with({7: b"new"}, [5, 7, 8]))
+    assert records(kept) == records(opened(path)) == {5: CONTENT[5], 7: b"new"}
+    store(kept, {})
+    assert records(kept) == {}
+    assert not path.exists()
+
+
+def test_a_file_that_was_replaced_is_not_read_by_the_index_of_before(path: Path) -> None:
+    """Between the replacement, in a thread, and its adoption in the event loop."""
+    kept = opened(path)
+    store(kept, CONTENT)
+    generation = kept.write({9: b"x"})
+    assert records(kept) == CONTENT
+    kept.adopt(generation)
+    assert records(kept) == {9: b"x"}
+    gone = kept.write({})
+    assert records(kept) == {9: b"x"}
+    kept.adopt(gone)
+    assert records(kept) == {}
+
+
+@pytest.mark.parametrize("seq", CONTENT)
+@pytest.mark.parametrize("at", [0, 30, 80])
+def test_a_flipped_bit_costs_one_record_and_is_told(path: Path, seq: int, at: int) -> None:
+    store(opened(path), CONTENT)
+    raw = bytearray(path.read_bytes())
+    raw[list(CONTENT).index(seq) * len(raw) // len(CONTENT) + at] ^= 2
+    path.write_bytes(raw)
+    reports: list[str] = []
+    assert records(opened(path, reports)) == {other: record for other, record in CONTENT.items() if other != seq}
+    assert len(reports) == 1
+    assert str(path) in reports[0]
+
+
+def test_a_bit_that_flips_while_it_is_open(path: Path) -> None:
+    reports: list[str] = []
+    kept = opened(path, reports)
+    store(kept, CONTENT)
+    with path.open("r+b") as file:
+        file.seek(len(path.read_bytes()) // 2)
+        file.write(b"\xff")
+    assert records(kept) == {3: CONTENT[3], 9: CONTENT[9]}
+    assert 5 not in kept
+    assert "message 5" in reports[0]
+
+
+def test_what_cannot_be_read_at_the_start_is_set_aside(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = {seq: bytes([seq]) * 3000 for seq in (1, 2, 3)}
+    store(opened(path), content)
+    before, real = path.read_bytes(), os.pread
+
+    def pread(fd: int, size: int, offset: int) -> bytes:
+        if offset < 4096 and os.fstat(fd).st_size == len(before):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(fd, size, offset)
+
+    reports: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", pread)
+        kept = opened(path, reports)
+    assert records(kept) == records(opened(path)) == {3: content[3]}
+    assert any("cannot be read" in report for report in reports)
+    assert path.with_name("kept.bad").read_bytes() == before
+
+
+def test_a_read_that_fails_once_is_made_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = opened(path)
+    store(kept, CONTENT)
+    real, failures = os.pread, [OSError(errno.EIO, "Input/output error")]
+
+    def pread(fd: int, size: int, offset: int) -> bytes:
+        if failures:
+            raise failures.pop()
+        return real(fd, size, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    assert records(kept) == CONTENT
+
+
+def test_its_bytes_count_as_used_disk(path: Path) -> None:
+    shared = make_shared()
+    kept = KeptMessages(shared, path)
+    store(kept, CONTENT)
+    assert shared.disk_bytes == path.stat().st_size
+    kept.close()
+    assert shared.disk_bytes == 0

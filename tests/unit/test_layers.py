@@ -1,0 +1,88 @@
+"""The layers of the package: a module imports only what lies below its own package, so that each is read by itself."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import nsquark
+
+ROOT: Final = Path(nsquark.__file__).parent
+
+LAYERS: Final = (
+    {"base"},
+    {"wire"},
+    {"kernel"},
+    {"log", "web"},
+    {"client", "lookupd", "broker"},
+    # The public names of the client, and what is built on them.
+    {"sync", "errors", "contrib", "testing"},
+    {"spark", "admin", "tools"},
+    {"tool"},
+)
+"""From the lowest. Packages of one layer do not import each other, but for those of `BESIDE`."""
+
+BESIDE: Final = {("contrib", "sync"), ("contrib", "errors"), ("sync", "errors"), ("testing", "errors")}
+
+LEVELS: Final = {package: level for level, packages in enumerate(LAYERS) for package in packages}
+
+
+def imports_of(source: str, package: tuple[str, ...]) -> Iterator[str]:
+    """The full names that a module imports, wherever in it: also those in functions and for type checkers."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(part for part in (above, node.module or "") if part)
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def package_of(name: str) -> str | None:
+    """The package right below nsquark that a full name lies in; None for others' modules and nsquark itself."""
+    parts = name.split(".")
+    return parts[1] if parts[0] == "nsquark" and len(parts) > 1 and parts[1] in LEVELS else None
+
+
+def upward_imports(source: str, module: tuple[str, ...]) -> list[str]:
+    """What a module may not import. `module` are the parts of its full name."""
+    own = module[1]
+    found = []
+    for name in imports_of(source, module[:-1]):
+        other = package_of(name)
+        if other is None or other == own or (own, other) in BESIDE:
+            continue
+        if LEVELS[other] >= LEVELS[own]:
+            found.append(name)
+    return found
+
+
+def modules() -> Iterator[tuple[Path, tuple[str, ...]]]:
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if parts != ("__init__",):
+            yield path, ("nsquark", *parts)
+
+
+@pytest.mark.parametrize(("path", "module"), [pytest.param(p, m, id=".".join(m[1:])) for p, m in modules()])
+def test_a_module_imports_only_from_below(path: Path, module: tuple[str, ...]) -> None:
+    assert module[1] in LEVELS, f"{module[1]} has no place in LAYERS"
+    assert not upward_imports(path.read_text(), module)
+
+
+@pytest.mark.parametrize(
+    ("source", "module"),
+    [
+        ("from nsquark.log.files import write_all", ("nsquark", "base", "clock")),
+        ("import nsquark.broker.nsqd", ("nsquark", "web", "server")),
+        ("from nsquark import client", ("nsquark", "wire", "names")),
+        ("from ..broker import nsqd", ("nsquark", "lookupd", "daemon")),
+        ("def f():\n    from nsquark.tool import up", ("nsquark", "spark", "options")),
+        ("from nsquark.web.fetch import fetch", ("nsquark", "log", "files")),
+    ],
+)
+def test_an_upward_import_is_found(source: str, module: tuple[str, ...]) -> None:
+    assert upward_imports(source, module)
