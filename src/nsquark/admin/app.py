@@ -10,13 +10,16 @@ from aiohttp import web
 
 from nsquark.admin import access, api, assets, events, messages, pages
 from nsquark.admin.access import Access
+from nsquark.admin.actions import Actions
 from nsquark.admin.audit import Audit
 from nsquark.admin.cluster import Cluster
 from nsquark.admin.events import Streams
 from nsquark.admin.history import History
 from nsquark.admin.options import Options, normal_base_path
 from nsquark.admin.poller import Poller
+from nsquark.admin.routing import NotFoundRules
 from nsquark.admin.state import STATE, State
+from nsquark.admin.survey import Survey
 from nsquark.base.durations import Duration
 from nsquark.base.logs import Logger
 
@@ -31,6 +34,7 @@ PARTS: Final = (api, assets, access, events, messages, pages)
 def make_state(options: Options, logger: Logger) -> State:
     """OptionsError if a file that an option names cannot be used."""
     cluster = Cluster(options)
+    survey = Survey(cluster)
     history = History()
     patience_s = options.http_client_request_timeout.seconds
     return State(
@@ -38,6 +42,8 @@ def make_state(options: Options, logger: Logger) -> State:
         logger=logger,
         base_path=normal_base_path(options.base_path),
         cluster=cluster,
+        survey=survey,
+        actions=Actions(cluster, survey),
         history=history,
         poller=Poller(cluster, history, logger, options.poll_interval.seconds, patience_s),
         streams=Streams(pages.live),
@@ -47,14 +53,15 @@ def make_state(options: Options, logger: Logger) -> State:
 
 
 def make_app(state: State) -> web.Application:
+    routes = [(route.method, state.url(route.path), route.handler) for part in PARTS for route in part.routes]
+    rules = NotFoundRules([(method, path) for method, path, _ in routes])
     app = web.Application(
-        middlewares=[log_requests, *access.middlewares(state.access)],
+        middlewares=[log_requests, *access.middlewares(state.access), rules.middleware],
         client_max_size=REQUEST_BYTES_MAX,
     )
     app[STATE] = state
-    for part in PARTS:
-        for route in part.routes:
-            app.router.add_route(route.method, state.url(route.path), route.handler)
+    for method, path, handler in routes:
+        app.router.add_route(method, path, handler)
     app.cleanup_ctx.append(_running)
     app.on_shutdown.append(_end_streams)
     return app

@@ -182,11 +182,11 @@ def _json_trouble(body: bytes, otherwise: str) -> str:
         at = getattr(error, "pos", None)
         if at == 0:
             char = text[:4].decode("utf-8", "replace")[0]
-            return f"invalid character {_go_char(char)} looking for beginning of value"
+            return f"invalid character {go_char(char)} looking for beginning of value"
     return otherwise
 
 
-def _go_char(char: str) -> str:
+def go_char(char: str) -> str:
     return "'\\''" if char == "'" else "'\"'" if char == '"' else f"'{escaped(char)}'"
 
 

@@ -11,6 +11,8 @@ class UpstreamError(Exception):
         self.status = status
         """Of the answer, 0 if there was none."""
         self.body = body
+        self.address = ""
+        """Who gave it, as far as it is known."""
 
 
 class AllFailed(Exception):

@@ -9,6 +9,7 @@ from aiohttp import web
 
 if TYPE_CHECKING:
     from nsquark.admin.access import Access
+    from nsquark.admin.actions import Actions
     from nsquark.admin.attention import Attention
     from nsquark.admin.audit import Audit
     from nsquark.admin.cluster import Cluster
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from nsquark.admin.options import Options
     from nsquark.admin.poller import Poller
     from nsquark.admin.snapshot import Failure, Snapshot
+    from nsquark.admin.survey import Survey
     from nsquark.base.logs import Logger
 
 
@@ -40,6 +42,8 @@ class State:
     base_path: str
     """"" or "/a/b": what stands before every path of ours."""
     cluster: Cluster
+    survey: Survey
+    actions: Actions
     history: History
     poller: Poller
     streams: Streams

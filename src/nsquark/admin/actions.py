@@ -1,0 +1,124 @@
+"""What can be done to the cluster, for the pages and for NSQ's /api alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import quote_plus
+
+from nsquark.admin.api_types import ApiNode
+from nsquark.admin.cluster import Cluster
+from nsquark.admin.errors import UpstreamError
+from nsquark.admin.survey import Answers, Survey
+from nsquark.wire.names import is_valid_name
+
+PLAIN_ACTIONS: Final = ("pause", "unpause", "empty")
+"""Done by one POST to every nsqd that has the topic."""
+
+
+class Refused(Exception):
+    """The request is not one that can be done; the text is NSQ's code for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one nsqd or nsqlookupd made of it."""
+
+    address: str
+    is_done: bool
+    text: str = ""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """`errors` in the order in which NSQ lists them; `results` of all who were asked to change something."""
+
+    errors: list[UpstreamError] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether at least one did it, or there was nobody to do it."""
+        return any(result.is_done for result in self.results) or not self.errors
+
+
+class Actions:
+    """Each action finds out who is concerned, then tells all of them; who fails does not keep the others from it."""
+
+    def __init__(self, cluster: Cluster, survey: Survey) -> None:
+        self._cluster = cluster
+        self._survey = survey
+
+    @property
+    def _lookupds(self) -> list[str]:
+        return self._cluster.lookupds
+
+    async def create(self, topic: str, channel: str = "") -> Outcome:
+        """Makes them known to all nsqlookupds, and makes the channel on nsqds that have the topic.
+
+        Without nsqlookupds, where NSQ does nothing, both are made on all nsqds.
+        """
+        if not is_valid_name(topic):
+            raise Refused("INVALID_TOPIC")
+        if channel and not is_valid_name(channel):
+            raise Refused("INVALID_CHANNEL")
+        outcome = Outcome()
+        makers = self._lookupds or self._cluster.nsqds
+        await self._post(outcome, makers, "topic/create", topic)
+        if channel:
+            await self._post(outcome, makers, "channel/create", topic, channel)
+            if self._lookupds:
+                producers = _noted(outcome, await self._survey.producers_of(topic))
+                await self._post(outcome, _addresses(producers), "channel/create", topic, channel)
+        return outcome
+
+    async def delete(self, topic: str, channel: str = "") -> Outcome:
+        outcome = Outcome()
+        # First, since afterwards nsqlookupds do not know any more who has it.
+        producers = _noted(outcome, await self._survey.producers_of(topic))
+        verb = "channel/delete" if channel else "topic/delete"
+        await self._post(outcome, self._lookupds, verb, topic, channel)
+        await self._post(outcome, _addresses(producers), verb, topic, channel)
+        return outcome
+
+    async def plain(self, action: str, topic: str, channel: str = "") -> Outcome:
+        if action not in PLAIN_ACTIONS:
+            raise Refused("INVALID_ACTION")
+        outcome = Outcome()
+        producers = _noted(outcome, await self._survey.producers_of(topic))
+        await self._post(
+            outcome, _addresses(producers), f"{'channel' if channel else 'topic'}/{action}", topic, channel
+        )
+        return outcome
+
+    async def tombstone(self, topic: str, node: str) -> Outcome:
+        """Hides the topic of one nsqd from consumers for a while, and deletes it there."""
+        if not is_valid_name(topic):
+            raise Refused("INVALID_TOPIC")
+        outcome = Outcome()
+        target = f"/topic/tombstone?topic={quote_plus(topic)}&node={quote_plus(node)}"
+        _record(outcome, self._lookupds, await self._survey.post_each(self._lookupds, target))
+        described = await self._survey.describe(node)
+        await self._post(outcome, [described.http_address], "topic/delete", topic)
+        return outcome
+
+    async def _post(self, outcome: Outcome, addresses: Iterable[str], verb: str, topic: str, channel: str = "") -> None:
+        told = list(addresses)
+        target = f"/{verb}?topic={quote_plus(topic)}" + (f"&channel={quote_plus(channel)}" if channel else "")
+        _record(outcome, told, await self._survey.post_each(told, target))
+
+
+def _noted(outcome: Outcome, answers: Answers[list[ApiNode]]) -> list[ApiNode]:
+    outcome.errors += answers.errors
+    return answers.value
+
+
+def _addresses(nodes: Iterable[ApiNode]) -> list[str]:
+    return [node.http_address for node in nodes]
+
+
+def _record(outcome: Outcome, told: list[str], answers: Answers[list[tuple[str, bytes]]]) -> None:
+    outcome.errors += answers.errors
+    failed = {error.address: str(error) for error in answers.errors}
+    outcome.results += [Result(address, address not in failed, failed.get(address, "")) for address in told]

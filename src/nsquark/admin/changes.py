@@ -1,0 +1,56 @@
+"""A change from the request to the last word about it: may they, do it, tell of it. For pages and /api alike."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Final
+
+from aiohttp import web
+
+from nsquark.admin import access, audit
+from nsquark.admin.actions import Outcome, Refused
+from nsquark.admin.errors import AllFailed, joined
+from nsquark.admin.state import STATE, State
+
+ACTIONS: Final = ("create", "delete", "pause", "unpause", "empty", "tombstone")
+
+
+async def change(request: web.Request, action: str, topic: str, channel: str = "", node: str = "") -> Outcome:
+    """What came of it. Refused, AllFailed and 403 are raised; all but the first and the last are told of first."""
+    if action not in ACTIONS:
+        raise Refused("INVALID_ACTION")
+    words = _words(action, channel)
+    for word in words:
+        access.require(request, word)
+    try:
+        outcome = await _done(request.app[STATE], action, topic, channel, node)
+    except AllFailed as error:
+        await _tell(request, words, topic, channel, node, str(error))
+        raise
+    await _tell(request, words, topic, channel, node, joined(outcome.errors) or "ok")
+    return outcome
+
+
+def _words(action: str, channel: str) -> list[str]:
+    """What NSQ's notifications call it."""
+    if action == "tombstone":
+        return ["tombstone_topic_producer"]
+    if action == "create":
+        return ["create_topic", "create_channel"] if channel else ["create_topic"]
+    return [f"{action}_channel" if channel else f"{action}_topic"]
+
+
+def _done(state: State, action: str, topic: str, channel: str, node: str) -> Awaitable[Outcome]:
+    if action == "create":
+        return state.actions.create(topic, channel)
+    if action == "delete":
+        return state.actions.delete(topic, channel)
+    if action == "tombstone":
+        return state.actions.tombstone(topic, node)
+    return state.actions.plain(action, topic, channel)
+
+
+async def _tell(request: web.Request, words: list[str], topic: str, channel: str, node: str, result: str) -> None:
+    for word in words:
+        of_channel = channel if word != "create_topic" else ""
+        await audit.changed(request, word, topic=topic, channel=of_channel, node=node, result=result)

@@ -1,0 +1,73 @@
+"""What NSQ's router answers to requests that fit no route: 404, 405, OPTIONS, and a redirect to the right path."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from nsquark.web.messages import JSON_TYPE, NSQ_HEADER, encode_json
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_VARIABLE = re.compile(r"\{(\w+)\}")
+
+
+def v1_error(status: int, code: str, headers: dict[str, str] | None = None) -> web.Response:
+    """NSQ's form of an error: the code in JSON."""
+    return v1_json({"message": code}, status, headers)
+
+
+def v1_json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    name, version = NSQ_HEADER
+    return web.Response(
+        body=encode_json(value),
+        status=status,
+        headers={name: version, "Content-Type": JSON_TYPE, **(headers or {})},
+    )
+
+
+class NotFoundRules:
+    """`routes` are methods and paths, with `{name}` for a piece of any text."""
+
+    def __init__(self, routes: Sequence[tuple[str, str]]) -> None:
+        self._routes = [(method, path, _pattern(path)) for method, path in routes]
+
+    @property
+    def middleware(self) -> Middleware:
+        @web.middleware
+        async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+            error = request.match_info.http_exception
+            if error is None:
+                return await handler(request)
+            if isinstance(error, web.HTTPMethodNotAllowed):
+                allowed = {"Allow": ", ".join(sorted({*error.allowed_methods, "OPTIONS"}))}
+                if request.method == "OPTIONS":
+                    return web.Response(headers=allowed)
+                return v1_error(405, "METHOD_NOT_ALLOWED", allowed)
+            return self._redirect(request) or v1_error(404, "NOT_FOUND")
+
+        return answer
+
+    def _redirect(self, request: web.Request) -> web.Response | None:
+        """To the path that was probably meant: without doubled or trailing slashes, in the right case."""
+        wanted = re.sub(r"/+", "/", request.rel_url.raw_path).rstrip("/") or "/"
+        for method, path, pattern in self._routes:
+            found = pattern.fullmatch(wanted) if method == request.method else None
+            if found is not None:
+                corrected = path.format(**found.groupdict())
+                query = request.rel_url.raw_query_string
+                location = f"{corrected}?{query}" if query else corrected
+                return web.Response(status=301 if method == "GET" else 308, headers={"Location": location})
+        return None
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    pieces = _VARIABLE.split(path)
+    # Every second piece is the name of a variable.
+    return re.compile(
+        "".join(f"(?P<{piece}>[^/]+)" if place % 2 else re.escape(piece) for place, piece in enumerate(pieces)),
+        re.IGNORECASE,
+    )
