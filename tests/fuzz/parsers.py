@@ -10,8 +10,8 @@ from random import Random
 from typing import Any
 
 from fuzz import grammar
+from nsquark.broker.tcp.command import decimal_of
 from nsquark.broker.tcp.identify import read_fields
-from nsquark.broker.tcp.session_state import decimal_of
 from nsquark.lookupd.peer import BadJsonError, read_peer_info
 from nsquark.web.query import parse_query
 from nsquark.wire.compression import CorruptStream, Decoder, DeflateDecoder, SnappyDecoder
@@ -63,10 +63,10 @@ def publishes(random: Random) -> None:
     count = random.choice((0, 1, 5, 1000, 1 << 40))
     found = []
     for form in FORMS:
-        arena = kernel_forms.load("arena", form)
-        chunk = arena.Chunk(1, 4096, 1 << 14, 100)
+        records = kernel_forms.load("records", form)
+        chunk = records.Chunk(1, 4096, 1 << 14, 100)
         taken = chunk.append_pubs(data, 0, len(data), b"PUB t0\n", 1000, NOW_NS)
-        measured = arena.measure_mpub(data, 0, len(data), count, 1000)
+        measured = records.measure_mpub(data, 0, len(data), count, 1000)
         found.append((taken, chunk.resume, bytes(chunk.view[: chunk.used]), measured))
     _agreed(found)
 
@@ -105,8 +105,8 @@ def rows(random: Random) -> None:
 
 def records(random: Random) -> None:
     """What a log has, or what a damaged disk made of it."""
-    arena = kernel_forms.load("arena", "interpreted")
-    chunk = arena.Chunk(1, 4096, 1 << 14, 100)
+    records = kernel_forms.load("records", "interpreted")
+    chunk = records.Chunk(1, 4096, 1 << 14, 100)
     for _ in range(5):
         content = grammar.body(random)
         chunk.append(bytearray(content), 0, len(content), NOW_NS)
@@ -115,7 +115,7 @@ def records(random: Random) -> None:
     found = []
     for form in FORMS:
         builder = kernel_forms.load("columns", form).ColumnBuilder(0, 1 << 60, 100, 1 << 20)
-        loaded = kernel_forms.load("arena", form).Chunk(1, 4096, 1 << 14, 100)
+        loaded = kernel_forms.load("records", form).Chunk(1, 4096, 1 << 14, 100)
         found.append((_outcome(builder.append, data, 0, len(data), 4096), loaded.load(data, 0, len(data), 5)))
     _agreed(found)
 

@@ -13,8 +13,8 @@ import msgspec
 
 from nsquark.broker.grants import AuthError, Grant, Question
 from nsquark.broker.options import Options
-from nsquark.broker.tcp.session_state import FOR_AUTH
 from nsquark.broker.tcp.tls import client_context
+from nsquark.broker.tcp.waits import FOR_AUTH
 from nsquark.web.fetch import FetchError, fetch
 from nsquark.wire.errors import FatalClientError
 from nsquark.wire.quote import quote
@@ -178,7 +178,7 @@ class Guard:
             self._is_answered = True
 
     def _wait_for(self, work: Coroutine[Any, Any, object]) -> None:
-        self._session.wait_for(FOR_AUTH)
+        self._session.waits.begin(FOR_AUTH)
         self._task = self._session.nsqd.loop.create_task(self._go_on_after(work))
 
     async def _go_on_after(self, work: Coroutine[Any, Any, object]) -> None:
@@ -187,4 +187,4 @@ class Guard:
             await work
         finally:
             self._task = None
-            self._session.go_on()
+            self._session.waits.end(FOR_AUTH)

@@ -1,24 +1,14 @@
-"""The commands that consume."""
+"""SUB and what follows it. FIN, REQ, TOUCH and RDY mostly do not come here: the kernel does what is well-formed."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from nsquark.base.clock import now_ms
-from nsquark.broker.channel import Channel
-from nsquark.broker.tcp.session_state import (
-    INCOMPLETE,
-    STATE_CLOSING,
-    STATE_INIT,
-    STATE_SUBSCRIBED,
-    SessionState,
-    decimal_of,
-    text_of,
-)
-from nsquark.broker.topic import TopicExiting
-from nsquark.kernel.ledger import DONE, NOT_OWNER, sequence_of
+from nsquark.broker.tcp.command import STATE_CLOSING, STATE_INIT, STATE_SUBSCRIBED, Command, text_of
+from nsquark.kernel.ledger import DONE, NOT_OWNER, Consumer, Ledger, sequence_of
 from nsquark.wire.errors import ClientError, FatalClientError
-from nsquark.wire.frames import CLOSE_WAIT, OK
+from nsquark.wire.frames import CLOSE_WAIT
 from nsquark.wire.names import is_valid_name
 from nsquark.wire.quote import quote
 
@@ -30,113 +20,85 @@ UNCOUNTED = b"uncounted"
 """The last word of a REQ that takes the delivery's attempt back, from a client that asked for it in IDENTIFY."""
 
 
-class ConsumingCommands(SessionState):
-    """SUB and what follows it. FIN, REQ, TOUCH and RDY mostly do not come here: the kernel does what is well-formed."""
+def SUB(session: Session, command: Command) -> None:
+    if session.state != STATE_INIT:
+        raise FatalClientError("E_INVALID", "cannot SUB in current state")
+    if session.settings.heartbeat_ms <= 0:
+        raise FatalClientError("E_INVALID", "cannot SUB with heartbeats disabled")
+    command.require_params(3)
+    topic_name = command.topic_name(session.nsqd.topics)
+    channel_name = text_of(command.params[2])
+    if not is_valid_name(channel_name):
+        raise FatalClientError("E_BAD_CHANNEL", f"SUB channel name {quote(command.params[2])} is not valid")
+    session.require_permission("SUB", topic_name, channel_name)
+    channel = session.nsqd.topic(topic_name).channel(channel_name)
+    limit = session.nsqd.options.max_channel_consumers
+    if limit and len(channel.sessions) >= limit:
+        reason = f"consumers for {channel.topic.name}:{channel.name} exceeds limit of {limit}"
+        raise FatalClientError("E_SUB_FAILED", f"SUB failed {reason}")
+    if channel.owner:
+        reason = f"channel {channel.name} is read by range, by {channel.owner}; subscribe to another channel"
+        raise FatalClientError("E_SUB_FAILED", f"SUB failed {reason}")
+    session.subscribe(channel)
 
-    def SUB(self, params: list[bytes], pos: int, end: int, at_eof: bool) -> int:
-        if self.state != STATE_INIT:
-            raise FatalClientError("E_INVALID", "cannot SUB in current state")
-        if self.settings.heartbeat_ms <= 0:
-            raise FatalClientError("E_INVALID", "cannot SUB with heartbeats disabled")
-        if len(params) < 3:
-            raise FatalClientError("E_INVALID", "SUB insufficient number of parameters")
-        topic_name = self._topic_name(params[1], "SUB")
-        channel_name = text_of(params[2])
-        if not is_valid_name(channel_name):
-            raise FatalClientError("E_BAD_CHANNEL", f"SUB channel name {quote(params[2])} is not valid")
-        if self.guard is not None and not self.guard.allows("SUB", topic_name, channel_name):
-            return INCOMPLETE
-        try:
-            channel = self.nsqd.topic(topic_name).channel(channel_name)
-        except (TopicExiting, OSError) as error:
-            raise FatalClientError("E_SUB_FAILED", f"SUB failed {error}") from None
-        self._join(channel)
-        if self._replies.are_owed:  # no message may come before the OK of SUB
-            self._awaits_ok = True
-            self._replies.after = self._settled
-        self._replies.send(OK)
-        return pos
 
-    def _join(self, channel: Channel) -> None:
-        limit = self.nsqd.options.max_channel_consumers
-        if limit and len(channel.sessions) >= limit:
-            raise FatalClientError(
-                "E_SUB_FAILED",
-                f"SUB failed consumers for {channel.topic.name}:{channel.name} exceeds limit of {limit}",
-            )
-        if channel.owner:
-            reason = f"channel {channel.name} is read by range, by {channel.owner}; subscribe to another channel"
-            raise FatalClientError("E_SUB_FAILED", f"SUB failed {reason}")
-        self.consumer = channel.ledger.join(self.nsqd.options.max_rdy_count, self.settings.msg_timeout_ms)
-        self.sample_rate = self.settings.sample_rate
-        self.channel = channel
-        self.state = STATE_SUBSCRIBED
-        channel.add(cast("Session", self))
+def RDY(session: Session, command: Command) -> None:
+    if session.state == STATE_CLOSING:
+        return
+    if session.state != STATE_SUBSCRIBED:
+        raise FatalClientError("E_INVALID", "cannot RDY in current state")
+    count = command.number(1, "count") if len(command.params) > 1 else 1
+    assert session.consumer is not None
+    if not 0 <= count <= session.consumer.rdy_max:
+        raise FatalClientError("E_INVALID", f"RDY count {count} out of range 0-{session.consumer.rdy_max}")
+    session.consumer.rdy = count
 
-    def RDY(self, params: list[bytes], pos: int, end: int, at_eof: bool) -> int:
-        if self.state == STATE_CLOSING:
-            return pos
-        if self.state != STATE_SUBSCRIBED:
-            raise FatalClientError("E_INVALID", "cannot RDY in current state")
-        count: int | None = 1
-        if len(params) > 1:
-            count = decimal_of(params[1])
-            if count is None:
-                raise FatalClientError("E_INVALID", f"RDY could not parse count {text_of(params[1])}")
-        assert self.consumer is not None and count is not None
-        if not 0 <= count <= self.consumer.rdy_max:
-            raise FatalClientError("E_INVALID", f"RDY count {count} out of range 0-{self.consumer.rdy_max}")
-        self.consumer.rdy = count
-        return pos
 
-    def FIN(self, params: list[bytes], pos: int, end: int, at_eof: bool) -> int:
-        seq = self._message_seq(params, 2, "FIN")
-        assert self.channel is not None and self.consumer is not None
-        self._check(self.channel.ledger.finish(self.consumer, seq), "FIN", params[1])
-        return pos
+def FIN(session: Session, command: Command) -> None:
+    ledger, consumer, seq = _message_of(session, command, 2)
+    _require_done(ledger.finish(consumer, seq), command)
 
-    def REQ(self, params: list[bytes], pos: int, end: int, at_eof: bool) -> int:
-        seq = self._message_seq(params, 3, "REQ")
-        delay_ms = decimal_of(params[2])
-        if delay_ms is None:
-            raise FatalClientError("E_INVALID", f"REQ could not parse timeout {text_of(params[2])}")
-        assert self.channel is not None and self.consumer is not None
-        is_counted = not (self.settings.requeue_uncounted and params[3:] == [UNCOUNTED])
-        outcome = self.channel.ledger.requeue(self.consumer, seq, max(0, delay_ms), now_ms(), is_counted)
-        self._check(outcome, "REQ", params[1])
-        return pos
 
-    def TOUCH(self, params: list[bytes], pos: int, end: int, at_eof: bool) -> int:
-        seq = self._message_seq(params, 2, "TOUCH")
-        assert self.channel is not None and self.consumer is not None
-        self._check(self.channel.ledger.touch(self.consumer, seq, now_ms()), "TOUCH", params[1])
-        return pos
+def REQ(session: Session, command: Command) -> None:
+    ledger, consumer, seq = _message_of(session, command, 3)
+    delay_ms = max(0, command.number(2, "timeout"))
+    is_counted = not (session.settings.requeue_uncounted and command.params[3:] == [UNCOUNTED])
+    _require_done(ledger.requeue(consumer, seq, delay_ms, now_ms(), is_counted), command)
 
-    def _message_seq(self, params: list[bytes], count: int, word: str) -> int:
-        if self.state not in (STATE_SUBSCRIBED, STATE_CLOSING):
-            raise FatalClientError("E_INVALID", f"cannot {word} in current state")
-        if len(params) < count:
-            raise FatalClientError("E_INVALID", f"{word} insufficient number of params")
-        if len(params[1]) != MESSAGE_ID_BYTES:
-            raise FatalClientError("E_INVALID", "invalid message ID")
-        return sequence_of(params[1])
 
-    def _check(self, outcome: int, word: str, message_id: bytes) -> None:
-        if outcome != DONE:
-            reason = "client does not own message" if outcome == NOT_OWNER else "ID not in flight"
-            raise ClientError(f"E_{word}_FAILED", f"{word} {text_of(message_id)} failed {reason}")
+def TOUCH(session: Session, command: Command) -> None:
+    ledger, consumer, seq = _message_of(session, command, 2)
+    _require_done(ledger.touch(consumer, seq, now_ms()), command)
 
-    def CLS(self, params: list[bytes], pos: int, end: int, at_eof: bool) -> int:
-        if self.state != STATE_SUBSCRIBED:
-            raise FatalClientError("E_INVALID", "cannot CLS in current state")
-        assert self.consumer is not None
-        self.consumer.rdy = 0
-        self.consumer.rdy_max = -1  # RDY is ignored from now on
-        self.state = STATE_CLOSING
-        if self.channel is not None:
-            self.channel.persist()
-        self._replies.send(CLOSE_WAIT)
-        return pos
 
-    def NOP(self, params: list[bytes], pos: int, end: int, at_eof: bool) -> int:
-        return pos
+def CLS(session: Session, command: Command) -> None:
+    if session.state != STATE_SUBSCRIBED:
+        raise FatalClientError("E_INVALID", "cannot CLS in current state")
+    assert session.consumer is not None and session.channel is not None
+    session.consumer.rdy = 0
+    session.consumer.rdy_max = -1  # RDY is ignored from now on
+    session.state = STATE_CLOSING
+    session.channel.persist()
+    session.replies.send(CLOSE_WAIT)
+
+
+def NOP(session: Session, command: Command) -> None:
+    """Answers a heartbeat; that something was heard is noted where it is read."""
+
+
+def _message_of(session: Session, command: Command, params: int) -> tuple[Ledger, Consumer, int]:
+    """What FIN, REQ and TOUCH are about: the ledger, the consumer that asks, and the message's sequence number."""
+    if session.state not in (STATE_SUBSCRIBED, STATE_CLOSING):
+        raise FatalClientError("E_INVALID", f"cannot {command.word} in current state")
+    if len(command.params) < params:
+        raise FatalClientError("E_INVALID", f"{command.word} insufficient number of params")
+    if len(command.params[1]) != MESSAGE_ID_BYTES:
+        raise FatalClientError("E_INVALID", "invalid message ID")
+    assert session.channel is not None and session.consumer is not None
+    return session.channel.ledger, session.consumer, sequence_of(command.params[1])
+
+
+def _require_done(outcome: int, command: Command) -> None:
+    if outcome != DONE:
+        reason = "client does not own message" if outcome == NOT_OWNER else "ID not in flight"
+        raise ClientError(f"E_{command.word}_FAILED", f"{command.word} {text_of(command.params[1])} failed {reason}")

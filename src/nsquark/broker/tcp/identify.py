@@ -1,14 +1,25 @@
-"""IDENTIFY: what a client says of itself and asks for, checked as NSQ does."""
+"""IDENTIFY and AUTH: what a client says of itself and asks for, checked as NSQ does."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from nsquark.base.version import NSQ_VERSION
 from nsquark.broker.options import Options
+from nsquark.broker.tcp import upgrade
+from nsquark.broker.tcp.command import STATE_INIT, Command, Incomplete, text_of
+from nsquark.broker.tcp.waits import FOR_THREAD
 from nsquark.broker.topology import is_shown
 from nsquark.wire.errors import FatalClientError
+from nsquark.wire.frames import FrameType, frame
+
+if TYPE_CHECKING:
+    from asyncio import Future
+
+    from nsquark.broker.tcp.session import Session
 
 HEARTBEAT_MS_DEFAULT = 30_000
 HEARTBEAT_MS_MIN = 1_000
@@ -22,6 +33,8 @@ IDENTITY_CHARS_MAX = 1_024
 """Of a string that a client says of itself; more is cut off."""
 SHORT_BYTES_MAX = 16 << 10
 """Longer bodies are read in a thread, and no objects are made of what is not asked for."""
+LOGGED_BYTES_MAX = 4_096
+"""So much of a body is logged."""
 
 _STRINGS = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone")
 _BOOLEANS = ("feature_negotiation", "tls_v1", "snappy", "deflate", "show_limits", "requeue_uncounted")
@@ -64,8 +77,54 @@ class ClientSettings:
     requeue_uncounted: bool = False
 
 
+def IDENTIFY(session: Session, command: Command) -> None:
+    if session.state != STATE_INIT:
+        raise FatalClientError("E_INVALID", "cannot IDENTIFY in current state")
+    fields = _fields_of(session, command.body(session.nsqd.options.max_body_size))
+    answer = frame(FrameType.RESPONSE, identify(fields, session.settings, session.nsqd.options))
+    session.identified()
+    if upgrade.is_wanted(session):
+        session.replies.send_then(answer, upgrade.Upgrade(session, session.fail).begin)
+        command.next = command.end  # as in NSQ, what was sent too early is lost
+    else:
+        session.replies.send(answer)
+
+
+def AUTH(session: Session, command: Command) -> None:
+    if session.state != STATE_INIT:
+        raise FatalClientError("E_INVALID", "cannot AUTH in current state")
+    if len(command.params) != 1:
+        raise FatalClientError("E_INVALID", "AUTH invalid number of parameters")
+    secret = command.body(session.nsqd.options.max_body_size)
+    if session.guard is None:
+        raise FatalClientError("E_AUTH_DISABLED", "AUTH disabled")
+    answer = session.guard.authorize(secret)
+    if answer is None:
+        raise Incomplete
+    session.replies.send(frame(FrameType.RESPONSE, answer))
+
+
+def _fields_of(session: Session, body: bytes) -> dict[str, Any]:
+    """What a body says. A long one is read in a thread, after which IDENTIFY is looked at again."""
+    reading, session.reading_fields = session.reading_fields, None
+    if reading is not None:
+        return reading.result()
+    session.nsqd.logger.info(f"[{session.remote_address}] IDENTIFY: {text_of(body[:LOGGED_BYTES_MAX])}")
+    if len(body) <= SHORT_BYTES_MAX:
+        return read_fields(body)
+    session.waits.begin(FOR_THREAD)
+
+    def read(reading: Future[dict[str, Any]]) -> None:
+        reading.exception()  # nobody may be left to look at it
+        session.waits.end(FOR_THREAD)
+
+    session.reading_fields = session.nsqd.loop.run_in_executor(None, read_fields, body)
+    session.reading_fields.add_done_callback(read)
+    raise Incomplete
+
+
 def identify(fields: dict[str, Any], settings: ClientSettings, options: Options) -> bytes:
-    """Applies what IDENTIFY said to a connection's settings; the answer, `OK` without feature negotiation."""
+    """Applies what IDENTIFY said to the settings, and returns the answer, which is OK without feature negotiation."""
     settings.client_id = fields["client_id"]
     settings.hostname = fields["hostname"]
     settings.user_agent = fields["user_agent"]

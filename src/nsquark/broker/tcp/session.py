@@ -1,4 +1,7 @@
-"""One TCP client: its commands, its window, its replies. Each command of the protocol is a method of the same name."""
+"""One TCP client: what it sends is cut into commands here, and what it is owed leaves in order.
+
+Each command is a function of the same name, in publish_commands.py, consume_commands.py and identify.py.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,19 @@ from nsquark.base.clock import now_ms
 from nsquark.broker.auth import Guard
 from nsquark.broker.channel import Channel
 from nsquark.broker.options import TlsRequired
-from nsquark.broker.tcp import upgrade
-from nsquark.broker.tcp.consume_commands import ConsumingCommands
-from nsquark.broker.tcp.identify import SHORT_BYTES_MAX, ClientSettings, identify, read_fields
-from nsquark.broker.tcp.publish_commands import PublishingCommands
-from nsquark.broker.tcp.replies import Replies
-from nsquark.broker.tcp.session_state import FOR_AUTH, FOR_READER, FOR_THREAD, FOR_TURN, INCOMPLETE, STATE_INIT, text_of
+from nsquark.broker.tcp.command import STATE_INIT, STATE_SUBSCRIBED, Command, Incomplete, failed, text_of
+from nsquark.broker.tcp.consume_commands import CLS, FIN, NOP, RDY, REQ, SUB, TOUCH
+from nsquark.broker.tcp.identify import AUTH, IDENTIFY, ClientSettings
+from nsquark.broker.tcp.publish_commands import DPUB, MPUB, PUB, MpubProgress, publish_more
 from nsquark.broker.tcp.tls import TlsState
+from nsquark.broker.tcp.waits import FOR_COMMIT, FOR_READER, Waits
+from nsquark.broker.topic import Topic, TopicExiting
 from nsquark.kernel.connection import Connection
+from nsquark.kernel.publish import Intake, ReplyQueue
+from nsquark.kernel.tail import Commit
 from nsquark.web.fairness import TURN_NS_MAX
 from nsquark.wire.errors import ClientError, FatalClientError
-from nsquark.wire.frames import HEARTBEAT, MAGIC_V2, FrameType, frame
+from nsquark.wire.frames import HEARTBEAT, MAGIC_V2, OK, FrameType, frame
 from nsquark.wire.quote import quote
 
 if TYPE_CHECKING:
@@ -36,10 +41,19 @@ WRITE_BUFFER_BYTES_MAX = 256 << 10
 """A client that leaves more than this unread gets no more messages until it reads, nor is it listened to."""
 CLOSE_TIMEOUT_S = 5.0
 NOP_LINE = b"NOP\n"
-IDENTIFY_LOGGED_BYTES_MAX = 4_096
 
 
-class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.BufferedProtocol):
+class FrameReplies(ReplyQueue):
+    """The replies to one TCP client, as frames; the session says what they are written to, and that may change."""
+
+    def __init__(self, close: Callable[[], None]) -> None:
+        super().__init__(OK, None, close)
+
+    def refusal(self, word: str, error: Exception) -> bytes:
+        return frame(FrameType.ERROR, failed(word, error).payload())
+
+
+class Session(Connection, asyncio.BufferedProtocol):
     """Commands come in as bytes of `_data`; what is not a whole command yet is held until the rest arrives."""
 
     def __init__(self, nsqd: Nsqd) -> None:
@@ -56,12 +70,12 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
         self.connected_at = int(time.time())
         self.published: dict[str, int] = {}
         self.sample_rate = 0
-        self._replies = Replies(self._close)
-        self._commands: Mapping[bytes, Command] | BeforeTls = COMMANDS
-        self._waits = 0
-        self._measured_messages = self._measured_bytes = 0
-        self._unpublished = None
-        self._reading_fields: asyncio.Future[dict[str, Any]] | None = None
+        self.replies = FrameReplies(self._close)
+        self.waits = Waits(nsqd.loop, self._go_on)
+        self.mpub = MpubProgress()
+        self.reading_fields: asyncio.Future[dict[str, Any]] | None = None
+        """While a thread reads what a long IDENTIFY says."""
+        self._commands: Mapping[bytes, Callable[[Session, Command], None]] | BeforeTls = COMMANDS
         self._got_magic = False
         self._identified = False
         self._interval_ms = 0
@@ -91,9 +105,9 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
         self.nsqd.logger.info(f"TCP: new client({self.remote_address})")
 
     def use(self, transport: asyncio.Transport) -> None:
-        """From now on the client is reached by this."""
-        self.transport = transport
-        self._replies.write = transport.write
+        """The client is reached by this transport from now on."""
+        self.transport = self.waits.transport = transport
+        self.replies.write = transport.write
 
     def connection_lost(self, error: Exception | None) -> None:
         self._stop()
@@ -114,7 +128,7 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
             self._data = self._held
             self._run(0, self._held_bytes, at_eof=True)
         if not self._is_closed:
-            self._replies.send_last(b"")
+            self.replies.send_last(b"")
         return True
 
     def pause_writing(self) -> None:
@@ -124,7 +138,7 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
 
     def resume_writing(self) -> None:
         self._write_paused_at_ms = 0
-        self.waited_for(FOR_READER)
+        self.waits.end(FOR_READER)
         if self.channel is not None:
             self.channel.wake()
 
@@ -137,7 +151,7 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
     def shut_down(self) -> None:
         """nsqd stops: what is answered goes out, then the connection ends."""
         if not self._is_closed:
-            self._replies.flush()
+            self.replies.flush()
             self._close()
 
     def abort(self) -> None:
@@ -147,12 +161,12 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
 
     def _stop(self) -> None:
         self._is_closed = True
-        self._replies.stop()
+        self.replies.stop()
 
     # -- receiving ---------------------------------------------------------------------------------------
 
     def received(self, pos: int, end: int) -> None:
-        """What is not a publish to the topic of the last one."""
+        """Handles what the kernel left at `_data[pos:end]`: anything but a publish to the topic of the last one."""
         if not self._got_magic:
             if end < len(MAGIC_V2):
                 self._hold(0, end)
@@ -168,7 +182,7 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
         magic = bytes(self._data[: len(MAGIC_V2)])
         if magic != MAGIC_V2:
             self.nsqd.logger.error(f"CLIENT({self.remote_address}): bad protocol magic {quote(magic)}")
-            self._replies.send_last(frame(FrameType.ERROR, b"E_BAD_PROTOCOL"))
+            self.replies.send_last(frame(FrameType.ERROR, b"E_BAD_PROTOCOL"))
             return False
         self.nsqd.logger.info(f"CLIENT({self.remote_address}): desired protocol magic '  V2'")
         self._got_magic = True
@@ -183,8 +197,8 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
             return
         if self._held is None or left == len(self._held):
             room = max(HELD_BYTES_MIN, 2 * left)
-            if left > self.nsqd.held_bytes_max and not self._waits:
-                self._fail(FatalClientError("E_BAD_MESSAGE", "MPUB failed to read message body"))
+            if left > self.nsqd.held_bytes_max and not self.waits.reasons:
+                self.fail(FatalClientError("E_BAD_MESSAGE", "MPUB failed to read message body"))
                 return
             held = bytearray(room)
             held[:left] = self._data[pos:end]
@@ -194,9 +208,8 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
         self._held_bytes = left
 
     def _go_on(self) -> None:
-        """The others had their turn: what is held is looked at again, and then more is read."""
-        self._waits &= ~FOR_TURN
-        if self._is_closed or self._waits:
+        """The session has waited for all it had to: it looks at what is held again, and then reads more."""
+        if self._is_closed:
             return
         self._was_heard = True
         if self._held is not None:
@@ -204,29 +217,33 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
             pos = self._run(0, end)
             if not self._is_closed:
                 self._hold(pos, end)
-        if not self._waits and not self._is_closed and not self.transport.is_closing():
-            self.transport.resume_reading()
+        if not self._is_closed:
+            self.waits.resume_reading()
+
+    def give_way(self) -> None:
+        """The session goes on when the others had their turn."""
+        self.waits.give_way()
 
     def not_taken(self, error: OSError) -> None:
-        self._fail(FatalClientError("E_MPUB_FAILED", f"MPUB failed {error}"))
+        """The kernel could not publish an MPUB."""
+        self.fail(failed("MPUB", error))
 
     def _run(self, pos: int, end: int, *, at_eof: bool = False) -> int:
         """Carries out the commands in `_data[pos:end]`; where the first starts that is incomplete or has to wait."""
-        until_ns = 0
-        while pos < end and not self._is_closed and not self._waits:
-            if self._unpublished is None:
+        until_ns, waits = 0, self.waits
+        while pos < end and not self._is_closed and not waits.reasons:
+            if not self.mpub.left:
                 pos = self._take_quickly(pos, end)
-                if pos == end or self._is_closed or self._waits:
+                if pos == end or self._is_closed or waits.reasons:
                     break
             try:
-                after = self._next(pos, end, at_eof)
-            except ClientError as error:
-                if self._fail(error):
-                    break
-                after = self._data.index(b"\n", pos) + 1
-            if after == INCOMPLETE:
+                pos = self._next(pos, end, at_eof)
+            except Incomplete:
                 break
-            pos = after
+            except ClientError as error:
+                if self.fail(error):
+                    break
+                pos = self._data.index(b"\n", pos) + 1
             now_ns = monotonic_ns()
             if not until_ns:
                 until_ns = now_ns + TURN_NS_MAX
@@ -237,38 +254,41 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
         return pos
 
     def _take_quickly(self, pos: int, end: int) -> int:
-        """What the kernel does by itself; where the first other thing starts."""
+        """Lets the kernel do what it does by itself; where the first other thing starts."""
         if self.consumer is not None and self.channel is not None:
             pos = self.channel.ledger.acknowledge(self.consumer, self._data, pos, end, now_ms())
             if pos == end:
                 return pos
         if self._write_paused_at_ms and not self._data.startswith(NOP_LINE, pos, end):
-            self.wait_for(FOR_READER)  # no answer is made that would not be read
-        elif self._intake is not None and not self._measured_messages:
+            self.waits.begin(FOR_READER)  # no answer is made that would not be read
+        elif self._intake is not None and not self.mpub.measured_messages:
             pos = self.take(pos, end)
         return pos
 
     def _next(self, pos: int, end: int, at_eof: bool) -> int:
-        """One command, or a part of a long one; where the next starts."""
-        if self._unpublished is not None:
-            return self._publish_more(pos, end)
+        """Carries out one command, or a part of a long one; where the next starts."""
+        if self.mpub.left:
+            try:
+                return publish_more(self, self._data, pos, end)
+            except (TopicExiting, OSError) as error:
+                raise failed("MPUB", error) from None
         line_end = self._data.find(b"\n", pos, min(end, pos + LINE_BYTES_MAX))
         if line_end < 0:
             if end - pos >= LINE_BYTES_MAX:
                 self.abort()
-            return INCOMPLETE
+            raise Incomplete
         line = bytes(self._data[pos:line_end])
-        return self._execute(line[:-1] if line.endswith(b"\r") else line, line_end + 1, end, at_eof)
+        command = Command(line[:-1] if line.endswith(b"\r") else line, self._data, line_end + 1, end, at_eof)
+        carry_out = self._commands.get(command.params[0])
+        if carry_out is None:
+            raise FatalClientError("E_INVALID", f"invalid command {command.word}")
+        try:
+            carry_out(self, command)
+        except (TopicExiting, OSError) as error:
+            raise failed(command.word, error) from None
+        return command.next
 
-    def _execute(self, line: bytes, pos: int, end: int, at_eof: bool) -> int:
-        """One command whose body, if it has one, starts at `pos`; where the next command starts."""
-        params = line.split(b" ")
-        command = self._commands.get(params[0])
-        if command is None:
-            raise FatalClientError("E_INVALID", f"invalid command {text_of(params[0])}")
-        return command(self, params, pos, end, at_eof)
-
-    def _fail(self, error: ClientError) -> bool:
+    def fail(self, error: ClientError) -> bool:
         """Answers with an error frame; True if that ends the connection."""
         self.nsqd.logger.error(f"[{self.remote_address}] - {text_of(error.payload())}")
         data = frame(FrameType.ERROR, error.payload())
@@ -276,74 +296,79 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
             self.channel.persist()  # who sees this answer may rely on what was finished before
         if error.fatal:
             self.transport.pause_reading()
-            self._replies.send_last(data)
+            self.replies.send_last(data)
         else:
-            self._replies.send(data)
+            self.replies.send(data)
         return error.fatal
 
-    # -- commands about the connection -------------------------------------------------------------------
+    # -- what commands do --------------------------------------------------------------------------------
 
-    def IDENTIFY(self, params: list[bytes], pos: int, end: int, at_eof: bool) -> int:
-        if self.state != STATE_INIT:
-            raise FatalClientError("E_INVALID", "cannot IDENTIFY in current state")
-        size = self._command_body(pos, end, at_eof, "IDENTIFY")
-        if size is None:
-            return INCOMPLETE
-        fields = self._identify_fields(pos + 4, pos + 4 + size)
-        if fields is None:
-            return INCOMPLETE
-        answer = frame(FrameType.RESPONSE, identify(fields, self.settings, self.nsqd.options))
+    def require_permission(self, word: str, topic: str, channel: str = "") -> None:
+        """Refuses a command that AUTH does not allow, or lets it wait until that is known."""
+        if self.guard is not None and not self.guard.allows(word, topic, channel):
+            raise Incomplete
+
+    def identified(self) -> None:
+        """The client has said what it asks for."""
         if not self._identified or not self._interval_ms:  # as in NSQ the first interval stays
             self._identified = True
             self._schedule_heartbeat()
-        if upgrade.is_wanted(self):
-            self._replies.send_then(answer, upgrade.Upgrade(self, self._fail).begin)
-            return end  # as in NSQ, what was sent too early is lost
-        self._replies.send(answer)
-        return pos + 4 + size
-
-    def _identify_fields(self, pos: int, end: int) -> dict[str, Any] | None:
-        """What a body says; None while a thread reads it, after which IDENTIFY is looked at again."""
-        reading, self._reading_fields = self._reading_fields, None
-        if reading is not None:
-            return reading.result()
-        body = bytes(memoryview(self._data)[pos:end])
-        self.nsqd.logger.info(f"[{self.remote_address}] IDENTIFY: {text_of(body[:IDENTIFY_LOGGED_BYTES_MAX])}")
-        if len(body) <= SHORT_BYTES_MAX:
-            return read_fields(body)
-        self.wait_for(FOR_THREAD)
-        self._reading_fields = self.nsqd.loop.run_in_executor(None, read_fields, body)
-        self._reading_fields.add_done_callback(self._fields_read)
-        return None
-
-    def _fields_read(self, reading: asyncio.Future[dict[str, Any]]) -> None:
-        reading.exception()  # nobody may be left to look at it
-        self.waited_for(FOR_THREAD)
 
     def secured(self, tls: TlsState) -> None:
         """The connection uses TLS from now on."""
         self.tls = tls
         self._commands = COMMANDS
 
-    def AUTH(self, params: list[bytes], pos: int, end: int, at_eof: bool) -> int:
-        if self.state != STATE_INIT:
-            raise FatalClientError("E_INVALID", "cannot AUTH in current state")
-        if len(params) != 1:
-            raise FatalClientError("E_INVALID", "AUTH invalid number of parameters")
-        size = self._command_body(pos, end, at_eof, "AUTH")
-        if size is None:
-            return INCOMPLETE
-        if self.guard is None:
-            raise FatalClientError("E_AUTH_DISABLED", "AUTH disabled")
-        answer = self.guard.authorize(bytes(self._data[pos + 4 : pos + 4 + size]))
-        if answer is None:
-            return INCOMPLETE
-        self._replies.send(frame(FrameType.RESPONSE, answer))
-        return pos + 4 + size
+    def subscribe(self, channel: Channel) -> None:
+        """The client consumes from this channel from now on."""
+        self.consumer = channel.ledger.join(self.nsqd.options.max_rdy_count, self.settings.msg_timeout_ms)
+        self.sample_rate = self.settings.sample_rate
+        self.channel = channel
+        self.state = STATE_SUBSCRIBED
+        channel.add(self)
+        if self.replies.are_owed:  # no message may come before the OK of SUB
+            self._awaits_ok = True
+            self.replies.after = self._settled
+        self.replies.send(OK)
 
-    def go_on(self) -> None:
-        """The auth server has answered: the command that waits for it is looked at again, then those behind it."""
-        self.waited_for(FOR_AUTH)
+    def promise(self, topic: Topic, commit: Commit, word: str, messages: int = 1, replies: int = 1) -> None:
+        """The client is answered when the commit is settled; what it publishes to this topic next is the kernel's."""
+        if topic.name in self.published:
+            self.published[topic.name] += messages
+        else:
+            self.published[topic.name] = messages
+            self.nsqd.producers[self] = None
+        if commit.is_settled and self.channel is not None:
+            self.channel.persist()  # the answer goes out now, and tells that what was sent before is noted
+        self.replies.promise(commit, word, replies)
+        if topic.log.is_congested and not commit.is_settled:
+            self._congested()
+        if self.guard is None and (self._intake is None or self._intake.log is not topic.log):
+            options = self.nsqd.options
+            self._intake = Intake(
+                topic.name,
+                topic.log,
+                self.replies,
+                self.published,
+                self._congested,
+                options.max_msg_size,
+                options.max_body_size,
+            )
+
+    def _congested(self) -> None:
+        """A commit is waited for, and no more is read until it is settled."""
+        if not self.waits.reasons & FOR_COMMIT:
+            self.replies.after = self._settled
+            self.waits.begin(FOR_COMMIT)
+
+    def _settled(self) -> None:
+        """A commit was answered: what waited for that goes on."""
+        self.waits.end(FOR_COMMIT)
+        if self._awaits_ok and self.channel is not None and not self.replies.are_owed:
+            self._awaits_ok = False
+            self.channel.wake()
+        if not self._awaits_ok:
+            self.replies.after = None
 
     # -- sending -----------------------------------------------------------------------------------------
 
@@ -394,20 +419,20 @@ class Session(Connection, PublishingCommands, ConsumingCommands, asyncio.Buffere
         self.abort()
 
 
-Command = Callable[[Session, list[bytes], int, int, bool], int]
-COMMANDS: dict[bytes, Command] = {
-    name.encode(): getattr(Session, name)
-    for name in ("IDENTIFY", "AUTH", "SUB", "PUB", "MPUB", "DPUB", "RDY", "FIN", "REQ", "TOUCH", "CLS", "NOP")
+COMMANDS: dict[bytes, Callable[[Session, Command], None]] = {
+    function.__name__.encode(): function
+    for function in (IDENTIFY, AUTH, SUB, PUB, MPUB, DPUB, RDY, FIN, REQ, TOUCH, CLS, NOP)
 }
+"""Each command of the protocol is a function of the same name."""
 
 
 class BeforeTls:
     """The commands of a client that must use TLS and does not yet: IDENTIFY; every other word is refused."""
 
-    def get(self, word: bytes) -> Command:
+    def get(self, word: bytes) -> Callable[[Session, Command], None]:
         if word != b"IDENTIFY":
             raise FatalClientError("E_INVALID", f"cannot {text_of(word)} in current state (TLS required)")
-        return Session.IDENTIFY
+        return IDENTIFY
 
 
 BEFORE_TLS = BeforeTls()

@@ -76,7 +76,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
         """A first record of the handshake has come."""
         self._is_ready = False
         """The handshake is over, and commands may come."""
-        self._is_reading = not session.is_waiting
+        self._is_reading = not session.waits.reasons
         self._is_ended = False
         """The client has closed its side, or all is closed."""
         self._is_pumping = False

@@ -1,0 +1,120 @@
+"""One command as a client sent it: the words of its line, and how the body behind the line is read."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from nsquark.wire.errors import FatalClientError
+from nsquark.wire.names import is_valid_name
+from nsquark.wire.quote import quote
+
+STATE_INIT, STATE_SUBSCRIBED, STATE_CLOSING = 0, 3, 4
+"""The states of a session, by NSQ's numbers, which /stats shows: not subscribed, subscribed, and after CLS."""
+SIZE_BYTES = 4
+"""A body stands behind its size, a big-endian number of so many bytes."""
+UINT64_MAX = (1 << 64) - 1
+DIGITS_THAT_COUNT = 64
+
+
+class Incomplete(Exception):
+    """A command has not arrived as a whole, or it has to wait; later it is looked at again from its beginning."""
+
+
+class Command:
+    """The command whose line has been read; `data[pos:end]` holds what has arrived behind the line.
+
+    * `next` is where the following command starts, as far as is known: reading a body moves it behind that body.
+    * With `at_eof` no more bytes will come: what is missing is an error then, and otherwise raises `Incomplete`.
+    """
+
+    __slots__ = ("at_eof", "data", "end", "next", "params", "pos")
+
+    def __init__(self, line: bytes, data: bytearray, pos: int, end: int, at_eof: bool) -> None:
+        self.params = line.split(b" ")
+        self.data = data
+        self.pos = self.next = pos
+        self.end = end
+        self.at_eof = at_eof
+
+    @property
+    def word(self) -> str:
+        """The command's name, which is the first word of its line."""
+        return text_of(self.params[0])
+
+    def require_params(self, count: int) -> None:
+        """Refuses a line that has fewer words than `count`."""
+        if len(self.params) < count:
+            raise FatalClientError("E_INVALID", f"{self.word} insufficient number of parameters")
+
+    def topic_name(self, known: Container[str], said: str = "") -> str:
+        """The topic that the second word names; `said` is what an error begins with, instead of the command's name."""
+        raw = self.params[1]
+        name = text_of(raw)
+        if name not in known and not is_valid_name(name):
+            raise FatalClientError("E_BAD_TOPIC", f"{said or self.word} topic name {quote(raw)} is not valid")
+        return name
+
+    def number(self, index: int, what: str) -> int:
+        """The word at `index` as a number; `what` names it where it is none."""
+        number = decimal_of(self.params[index])
+        if number is None:
+            raise FatalClientError("E_INVALID", f"{self.word} could not parse {what} {text_of(self.params[index])}")
+        return number
+
+    def i32(self, pos: int, code: str, missing: str) -> int:
+        """The signed number at `pos`; if it does not come any more, `missing` names it in an error with this code."""
+        if pos + SIZE_BYTES > self.end:
+            raise self.unfinished(code, missing)
+        return int.from_bytes(self.data[pos : pos + SIZE_BYTES], "big", signed=True)
+
+    def body(self, limit: int) -> bytes:
+        """The body of a command that is not a publish; it has at least one byte and at most `limit`."""
+        size = self.i32(self.pos, "E_BAD_BODY", "body size")
+        if size > limit:
+            raise FatalClientError("E_BAD_BODY", f"{self.word} body too big {size} > {limit}")
+        if size <= 0:
+            raise FatalClientError("E_BAD_BODY", f"{self.word} invalid body size {size}")
+        start = self._pass(size, "E_BAD_BODY", "body")
+        return bytes(memoryview(self.data)[start : self.next])
+
+    def message(self, limit: int) -> tuple[int, int]:
+        """Where in `data` the message of a PUB or DPUB starts, and its size, which is at most `limit`."""
+        size = self.i32(self.pos, "E_BAD_MESSAGE", "message body size")
+        if size <= 0:
+            raise FatalClientError("E_BAD_MESSAGE", f"{self.word} invalid message body size {size}")
+        if size > limit:
+            raise FatalClientError("E_BAD_MESSAGE", f"{self.word} message too big {size} > {limit}")
+        return self._pass(size, "E_BAD_MESSAGE", "message body"), size
+
+    def _pass(self, size: int, code: str, missing: str) -> int:
+        """Moves `next` behind a body of this size, and returns where the body starts."""
+        start = self.pos + SIZE_BYTES
+        if start + size > self.end:
+            raise self.unfinished(code, missing)
+        self.next = start + size
+        return start
+
+    def unfinished(self, code: str, missing: str) -> Exception:
+        """What to raise because something has not arrived: it still may come, or it never will."""
+        return FatalClientError(code, f"{self.word} failed to read {missing}") if self.at_eof else Incomplete()
+
+
+def failed(word: str, error: Exception) -> FatalClientError:
+    """How a command is refused that nsqd understood and could not carry out."""
+    return FatalClientError(f"E_{word}_FAILED", f"{word} failed {error}")
+
+
+def text_of(raw: bytes) -> str:
+    """A client's bytes as text; any bytes are, and come back the same."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def decimal_of(raw: bytes) -> int | None:
+    """Decimal digits, as NSQ reads them: none is 0, and more than 64 bits wrap around into a signed number."""
+    if not raw:
+        return 0
+    if not raw.isdigit():
+        return None
+    # Ten to the power of 64 is a multiple of two to the power of 64: digits before those change nothing.
+    value = int(raw[-DIGITS_THAT_COUNT:]) & UINT64_MAX
+    return value - (1 << 64) if value >= 1 << 63 else value
