@@ -5,9 +5,10 @@ Unlike the pages, which show the last poll, it asks the cluster anew for each re
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from functools import wraps
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from aiohttp import web
 
@@ -15,6 +16,7 @@ from nsquark.admin import access
 from nsquark.admin.actions import PLAIN_ACTIONS, Outcome, Refused
 from nsquark.admin.api_types import ApiCounter, ApiTopic, add_topic, plain
 from nsquark.admin.changes import change
+from nsquark.admin.cluster import quoted
 from nsquark.admin.errors import AllFailed, UpstreamError, joined
 from nsquark.admin.request_json import string_fields
 from nsquark.admin.routing import v1_error, v1_json
@@ -22,7 +24,8 @@ from nsquark.admin.state import STATE, State
 from nsquark.web.query import parse_query
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Method = Callable[[web.Request, State], Awaitable[dict[str, Any]]]
+T = TypeVar("T")
+Method = Callable[[web.Request, State], Awaitable[T]]
 
 BODY_BYTES_MAX: Final = 1 << 20
 
@@ -35,14 +38,14 @@ class ApiError(Exception):
         self.status = status
 
 
-def v1(method: Method) -> Handler:
-    """The answer in NSQ's form: a value as JSON, an error as a code."""
+def answer_v1(method: Method[web.Response]) -> Handler:
+    """Errors in NSQ's form."""
 
     @wraps(method)
     async def answer(request: web.Request) -> web.StreamResponse:
         state = request.app[STATE]
         try:
-            response = v1_json(await method(request, state))
+            response = await method(request, state)
         except ApiError as error:
             return v1_error(error.status, str(error))
         except Refused as error:
@@ -54,6 +57,16 @@ def v1(method: Method) -> Handler:
         return response
 
     return answer
+
+
+def v1(method: Method[dict[str, Any]]) -> Handler:
+    """A value as JSON, errors in NSQ's form."""
+
+    @wraps(method)
+    async def answer(request: web.Request, state: State) -> web.Response:
+        return v1_json(await method(request, state))
+
+    return answer_v1(answer)
 
 
 def message_of(state: State, *errors: Iterable[UpstreamError]) -> str:
@@ -75,13 +88,19 @@ async def ping(request: web.Request) -> web.StreamResponse:
 async def topics(request: web.Request, state: State) -> dict[str, Any]:
     query, is_whole = parse_query(request.rel_url.raw_query_string.encode())
     if not is_whole:
-        raise ApiError(400, "invalid semicolon separator in query")
+        raise ApiError(400, _query_trouble(request.rel_url.raw_query_string))
     if query.get("inactive") == "true":
         inactive = await state.survey.inactive()
         shown = {name: channels or None for name, channels in inactive.value.items()}
         return {"topics": plain(shown), "message": message_of(state, inactive.errors)}
     known = await state.survey.topics()
     return {"topics": known.value or None, "message": message_of(state, known.errors)}
+
+
+def _query_trouble(query: str) -> str:
+    """As Go's reader says it."""
+    bad = re.search(r"%(?![0-9A-Fa-f]{2}).{0,2}", query)
+    return f"invalid URL escape {quoted(bad[0])}" if bad else "invalid semicolon separator in query"
 
 
 @v1

@@ -162,7 +162,7 @@ def add_topic(total: ApiTopic, one: ApiTopic) -> None:
             add_channel(known, channel)
         else:
             total.channels = [*(total.channels or ()), channel]
-    total.nodes = sorted([*(total.nodes or ()), one], key=lambda node: node.hostname)
+    total.nodes = sorted([*(total.nodes or ()), one], key=lambda node: (node.hostname, node.node))
     if total.e2e_processing_latency is None:
         total.e2e_processing_latency = ApiLatency(topic=total.topic_name)
     _add_latency(total.e2e_processing_latency, one.e2e_processing_latency)
@@ -180,7 +180,7 @@ def add_channel(total: ApiChannel, one: ApiChannel) -> None:
     total.message_count += one.message_count
     total.client_count += one.client_count
     total.paused = total.paused or one.paused
-    total.nodes = sorted([*(total.nodes or ()), one], key=lambda node: node.hostname)
+    total.nodes = sorted([*(total.nodes or ()), one], key=lambda node: (node.hostname, node.node))
     if total.e2e_processing_latency is None:
         total.e2e_processing_latency = ApiLatency(topic=total.topic_name, channel=total.channel_name)
     _add_latency(total.e2e_processing_latency, one.e2e_processing_latency)

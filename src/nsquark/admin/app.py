@@ -8,7 +8,7 @@ from typing import Final
 
 from aiohttp import web
 
-from nsquark.admin import access, api, assets, events, messages, pages
+from nsquark.admin import access, action_api, api, assets, config_api, events, graphite, messages, pages
 from nsquark.admin.access import Access
 from nsquark.admin.actions import Actions
 from nsquark.admin.audit import Audit
@@ -28,7 +28,7 @@ REQUEST_BYTES_MAX: Final = 8 << 20
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 # Each has `routes`, with paths as they are below the base path. The first that fits a request takes it.
-PARTS: Final = (api, assets, access, events, messages, pages)
+PARTS: Final = (api, config_api, graphite, action_api, assets, access, events, messages, pages)
 
 
 def make_state(options: Options, logger: Logger) -> State:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from nsquark.web.messages import JSON_TYPE, NSQ_HEADER, encode_json
+from nsquark.web.messages import JSON_TYPE, NSQ_HEADER, TEXT_TYPE, encode_json
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -27,6 +28,16 @@ def v1_json(value: object, status: int = 200, headers: dict[str, str] | None = N
         status=status,
         headers={name: version, "Content-Type": JSON_TYPE, **(headers or {})},
     )
+
+
+def v1_text(text: str) -> web.Response:
+    name, version = NSQ_HEADER
+    headers = {name: version, **({"Content-Type": TEXT_TYPE} if text else {})}
+    response = web.Response(body=text.encode() or None, headers=headers)
+    if not text:
+        # Else aiohttp says application/octet-stream, where NSQ says nothing.
+        response.headers.popall("Content-Type", None)
+    return response
 
 
 class NotFoundRules:
@@ -60,7 +71,10 @@ class NotFoundRules:
                 corrected = path.format(**found.groupdict())
                 query = request.rel_url.raw_query_string
                 location = f"{corrected}?{query}" if query else corrected
-                return web.Response(status=301 if method == "GET" else 308, headers={"Location": location})
+                if method != "GET":
+                    return web.Response(status=308, headers={"Location": location})
+                link = f'<a href="{html.escape(location)}">Moved Permanently</a>.\n\n'
+                return web.Response(status=301, headers={"Location": location}, text=link, content_type="text/html")
         return None
 
 

@@ -208,7 +208,7 @@ class Survey:
                             node=address, topic_name=each.topic_name, channel_name=one.channel_name
                         )
                     add_channel(found.channels[key], one)
-        found.topics.sort(key=lambda each: each.hostname)
+        found.topics.sort(key=lambda each: (each.hostname, each.node))
         return Answers(found, said.errors)
 
     async def post_each(self, addresses: Iterable[str], target: str) -> Answers[list[tuple[str, bytes]]]:
