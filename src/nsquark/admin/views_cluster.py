@@ -1,0 +1,234 @@
+"""The pages of the cluster: overview, nodes, one node, counter, lookup, and Spark's queries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from nsquark.admin.snapshot import ChannelOnNode, Node, SparkQuery, Topic, TopicOnNode
+from nsquark.admin.sparks import spark_values
+from nsquark.admin.state import State
+from nsquark.admin.view import Chart, Crumb, Line, Row, Rows, View, series_of
+
+BUSIEST_SHOWN_MAX: Final = 8
+TOPIC_ROWS_MAX: Final = 300
+"""Topics that a node's page lists; the rest are on the page of topics."""
+
+RATES: Final = Chart(
+    "Messages per second", (Line(("cluster", "in"), "in", "in"), Line(("cluster", "out"), "out", "out")), "rate"
+)
+DEPTH: Final = Chart(
+    "Depth and in flight",
+    (Line(("cluster", "depth"), "depth", "depth"), Line(("cluster", "in_flight"), "in flight", "in_flight", 2)),
+    "count",
+    "count",
+)
+TROUBLE: Final = Chart(
+    "Requeued and timed out per second",
+    (
+        Line(("cluster", "requeued"), "requeued", "requeued"),
+        Line(("cluster", "timed_out"), "timed out", "timed_out"),
+    ),
+    "rate",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BusyRow:
+    topic: Topic
+    spark_in: str
+    spark_depth: str
+
+
+def overview(state: State) -> View:
+    snapshot = state.snapshot
+    busiest = sorted(snapshot.topics.values(), key=_business, reverse=True)[:BUSIEST_SHOWN_MAX]
+    charts = (RATES, DEPTH, TROUBLE)
+    return View(
+        template="overview.html",
+        parts="overview.html",
+        title="Overview",
+        section="Overview",
+        context={
+            "totals": snapshot.totals,
+            "lookupds": snapshot.lookupds,
+            "failures": snapshot.failures,
+            "attention": state.attention(),
+            "charts": charts,
+            "has_polled": snapshot.at > 0,
+            "nsqd": next(iter(snapshot.nodes), "127.0.0.1:4151"),
+        },
+        blocks=("failures", "tiles", "attention"),
+        lists=(
+            Rows(
+                "busiest",
+                "busy_row",
+                [
+                    Row(
+                        topic.name,
+                        BusyRow(
+                            topic,
+                            spark_values(state.history, ("topic", topic.name, "in")),
+                            spark_values(state.history, ("topic", topic.name, "depth")),
+                        ),
+                    )
+                    for topic in busiest
+                ],
+            ),
+        ),
+        series=series_of(charts),
+        sparks=tuple(("topic", topic.name, "in") for topic in busiest),
+    )
+
+
+def _business(topic: Topic) -> tuple[float, int, str]:
+    return ((topic.rate_in or 0.0) + (topic.rate_out or 0.0), topic.total_depth, topic.name)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    node: Node
+    lookupds: int
+    spark_in: str
+
+
+def nodes(state: State) -> View:
+    snapshot = state.snapshot
+    rows = [
+        Row(address, NodeRow(node, len(snapshot.lookupds), spark_values(state.history, ("node", address, "in"))))
+        for address, node in snapshot.nodes.items()
+    ]
+    return View(
+        template="nodes.html",
+        parts="nodes.html",
+        title="Nodes",
+        section="Nodes",
+        context={"failures": snapshot.failures, "totals": snapshot.totals, "has_lookupds": bool(snapshot.lookupds)},
+        blocks=("failures", "found"),
+        lists=(Rows("nodes", "node_row", rows),),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTopicRow:
+    """A topic on a node, or, below it, one of its channels."""
+
+    topic: TopicOnNode
+    channel: ChannelOnNode | None
+    address: str
+    has_lookupds: bool
+
+    @property
+    def key(self) -> str:
+        return self.topic.name if self.channel is None else f"{self.topic.name}/{self.channel.name}"
+
+
+def node(state: State, address: str) -> View | None:
+    snapshot = state.snapshot
+    shown = snapshot.nodes.get(address)
+    if shown is None:
+        return None
+    charts = (
+        Chart(
+            "Messages per second",
+            (Line(("node", address, "in"), "in", "in"), Line(("node", address, "out"), "out", "out")),
+            "rate",
+        ),
+        Chart(
+            "Depth and in flight",
+            (
+                Line(("node", address, "depth"), "depth", "depth"),
+                Line(("node", address, "in_flight"), "in flight", "in_flight", 2),
+            ),
+            "count",
+            "count",
+        ),
+    )
+    listed = sorted(shown.topics, key=lambda topic: topic.name)[:TOPIC_ROWS_MAX]
+    rows = [
+        NodeTopicRow(topic, channel, address, bool(snapshot.lookupds))
+        for topic in listed
+        for channel in (None, *topic.channels)
+    ]
+    return View(
+        template="node.html",
+        parts="node.html",
+        title=address,
+        section="Nodes",
+        crumbs=(Crumb("Nodes", "/nodes"),),
+        context={
+            "node": shown,
+            "failures": snapshot.failures,
+            "lookupds": snapshot.lookupds,
+            "charts": charts,
+            "topics_shown": len(listed),
+        },
+        blocks=("failures", "status", "tiles", "facts"),
+        lists=(Rows("topics", "topic_row", [Row(row.key, row) for row in rows]),),
+        series=series_of(charts),
+    )
+
+
+def counter(state: State) -> View:
+    snapshot = state.snapshot
+    delivered = sum(channel.messages for topic in snapshot.topics.values() for channel in topic.channels.values())
+    return View(
+        template="counter.html",
+        parts="counter.html",
+        title="Counter",
+        section="Counter",
+        context={"delivered": delivered, "totals": snapshot.totals, "failures": snapshot.failures, "charts": (RATES,)},
+        blocks=("failures", "number", "rates"),
+        series=series_of((RATES,)),
+        scripts=("counter.js",),
+    )
+
+
+def lookup(state: State, inactive: Mapping[str, Sequence[str]], trouble: str) -> View:
+    """`inactive`: topics that nsqlookupds know and no nsqd has, with their channels."""
+    snapshot = state.snapshot
+    return View(
+        template="lookup.html",
+        parts="lookup.html",
+        title="Lookup",
+        section="Lookup",
+        context={
+            "lookupds": snapshot.lookupds,
+            "failures": snapshot.failures,
+            "inactive": dict(sorted(inactive.items())),
+            "trouble": trouble,
+        },
+        blocks=("failures", "servers"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRow:
+    query: SparkQuery
+    spark_lag: str
+    at: float
+
+
+def spark(state: State) -> View:
+    snapshot = state.snapshot
+    rows = [
+        Row(
+            f"{query.topic}/{query.channel}",
+            QueryRow(query, spark_values(state.history, ("channel", query.topic, query.channel, "depth")), snapshot.at),
+        )
+        for query in sorted(snapshot.queries, key=lambda query: -query.lag)
+    ]
+    return View(
+        template="spark.html",
+        parts="spark.html",
+        title="Spark queries",
+        section="Spark",
+        context={
+            "failures": snapshot.failures,
+            "nsqd": next((address for address, node in snapshot.nodes.items() if node.is_ours), "127.0.0.1:4151"),
+        },
+        blocks=("failures",),
+        lists=(Rows("queries", "query_row", rows),),
+        sparks=tuple(("channel", query.topic, query.channel, "depth") for query in snapshot.queries),
+    )
