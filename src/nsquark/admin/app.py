@@ -12,6 +12,7 @@ from nsquark.admin import access, action_api, api, assets, config_api, events, g
 from nsquark.admin.access import Access
 from nsquark.admin.actions import Actions
 from nsquark.admin.audit import Audit
+from nsquark.admin.clients import Clients
 from nsquark.admin.cluster import Cluster
 from nsquark.admin.events import Streams
 from nsquark.admin.history import History
@@ -36,6 +37,7 @@ def make_state(options: Options, logger: Logger) -> State:
     cluster = Cluster(options)
     survey = Survey(cluster)
     history = History()
+    clients = Clients(cluster)
     patience_s = options.http_client_request_timeout.seconds
     return State(
         options=options,
@@ -45,7 +47,8 @@ def make_state(options: Options, logger: Logger) -> State:
         survey=survey,
         actions=Actions(cluster, survey),
         history=history,
-        poller=Poller(cluster, history, logger, options.poll_interval.seconds, patience_s),
+        client_lists=clients,
+        poller=Poller(cluster, history, clients, logger, options.poll_interval.seconds, patience_s),
         streams=Streams(pages.live),
         access=Access(options, logger),
         audit=Audit(options, cluster, logger),
@@ -74,6 +77,7 @@ async def _running(app: web.Application) -> AsyncIterator[None]:
     yield
     await state.audit.stop()
     await state.poller.stop()
+    await state.client_lists.stop()
     await state.cluster.close()
 
 

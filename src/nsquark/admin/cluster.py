@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import json
 import os
 import ssl
 from collections.abc import AsyncIterator, Mapping
@@ -127,6 +126,8 @@ class Cluster:
         except TimeoutError:
             text = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)"
             raise UpstreamError(f'{method.capitalize()} "{url}": {text}') from None
+        except aiohttp.ClientPayloadError:
+            raise UpstreamError("unexpected EOF") from None
         except (aiohttp.ClientError, ValueError) as error:
             raise UpstreamError(f'{method.capitalize()} "{url}": {_explained(error)}') from None
 
@@ -173,16 +174,11 @@ def decode(body: bytes, kind: type[T]) -> T:
 
 def _json_trouble(body: bytes, otherwise: str) -> str:
     """As Go's JSON reader says it, for what is no JSON at all."""
-    text = body.strip()
-    if not text:
+    text = body.lstrip()
+    if not text or "truncated" in otherwise:
         return "unexpected end of JSON input"
-    try:
-        json.loads(text[:ERROR_BODY_BYTES_SHOWN_MAX])
-    except (ValueError, RecursionError) as error:
-        at = getattr(error, "pos", None)
-        if at == 0:
-            char = text[:4].decode("utf-8", "replace")[0]
-            return f"invalid character {go_char(char)} looking for beginning of value"
+    if text[0] not in b'{["-0123456789tfn':
+        return f"invalid character {go_char(text[:4].decode('utf-8', 'replace')[0])} looking for beginning of value"
     return otherwise
 
 
@@ -204,7 +200,8 @@ def _explained(error: Exception) -> str:
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return "EOF"
     if isinstance(error, aiohttp.ClientResponseError):
-        return f"net/http: HTTP/1.x transport connection broken: malformed HTTP response ({error.message})"
+        trouble = error.message.partition(":")[0]
+        return f"net/http: HTTP/1.x transport connection broken: malformed HTTP response ({trouble})"
     return str(error) or type(error).__name__
 
 

@@ -1,9 +1,10 @@
 """`GET /events?page=<path of the page>`: one stream of server-sent events for all that a tab shows.
 
-    event: series    {"<key joined by commas>": {"t": [unix seconds, ...], "v": [number or null, ...]}, ...}
+    event: series    {"<key joined by commas>": {"past": true, "t": [unix seconds, ...], "v": [number or null, ...]}}
     event: figures   {"<name of a place in the page>": "text", ...}
 
-At first the past of each series and all figures, then at each poll what is new. Nothing is queued for a tab: one that
+At first the past of each series (with `past`: it replaces what the tab has) and all figures, then at each poll what is
+new. Nothing is queued for a tab: one that
 reads slowly gets fewer, larger steps, and one that does not read at all is cut off.
 """
 
@@ -142,13 +143,12 @@ class _Stream:
         found: dict[str, object] = {}
         for key in keys:
             since = self._sent_to.get(key)
-            if since is None:
-                times, values = self._state.history.points(key, points_max=points_max)
-            else:
-                times, values = self._state.history.points(key, since=since)
+            is_first = since is None
+            times, values = self._state.history.points(key, since or 0.0, points_max if is_first else 0)
             if times:
                 self._sent_to[key] = times[-1]
                 found[",".join(key)] = {
+                    **({"past": True} if is_first else {}),
                     "t": [round(at, 1) for at in times],
                     "v": [None if value is None else float(f"{value:.6g}") for value in values],
                 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
@@ -93,39 +94,41 @@ class History:
 
         With `points_max` neighbouring moments are taken together, each group by its largest value: a peak is not lost.
         """
-        track = self._tracks.get(key[:-1])
-        ring = track.rings.get(key[-1]) if track is not None else None
-        slots = list(self._slots(max(since, self._last_time - SPAN_S)))
-        if ring is None or not slots:
+        ring = self._ring(key)
+        first = self._first_after(max(since, self._last_time - SPAN_S))
+        if ring is None or first == self._recorded:
             return [], []
-        size = -(-len(slots) // points_max) if points_max else 1
+        numbers = range(first, self._recorded)
+        if not points_max or len(numbers) <= points_max:
+            slots = [number % self._points_max for number in numbers]
+            return [self._times[slot] for slot in slots], [_known(ring[slot]) for slot in slots]
+        size = -(-len(numbers) // points_max)
         # Groups are counted from the beginning of the recording, so that they stay the same as time passes.
-        groups: dict[int, list[int]] = {}
-        first = self._recorded - len(slots)
-        for place, slot in enumerate(slots):
-            groups.setdefault((first + place) // size, []).append(slot)
-        times = [self._times[group[-1]] for group in groups.values()]
-        values = [_largest([ring[slot] for slot in group]) for group in groups.values()]
-        return times, values
+        starts = range(first - first % size, self._recorded, size)
+        groups = [range(max(start, first), min(start + size, self._recorded)) for start in starts]
+        times = [self._times[group[-1] % self._points_max] for group in groups]
+        return times, [_largest(ring[number % self._points_max] for number in group) for group in groups]
 
     def last(self, key: Key) -> float | None:
         """The newest value, None if there is none."""
+        ring = self._ring(key)
+        return _known(ring[(self._recorded - 1) % self._points_max]) if ring is not None and self._recorded else None
+
+    def _ring(self, key: Key) -> array[float] | None:
         track = self._tracks.get(key[:-1])
-        ring = track.rings.get(key[-1]) if track is not None else None
-        if ring is None or not self._recorded:
-            return None
-        return _largest([ring[(self._recorded - 1) % self._points_max]])
+        return track.rings.get(key[-1]) if track is not None else None
 
     @property
     def _last_time(self) -> float:
         return self._times[(self._recorded - 1) % self._points_max] if self._recorded else 0.0
 
-    def _slots(self, since: float) -> Iterator[int]:
-        """Of the moments after `since`, oldest first."""
-        for number in range(max(0, self._recorded - self._points_max), self._recorded):
-            slot = number % self._points_max
-            if self._times[slot] > since:
-                yield slot
+    def _first_after(self, since: float) -> int:
+        """The number of the first moment after `since` that is kept; the number of the next one if there is none.
+
+        A clock that was set back leaves earlier times behind later ones: what is found then is one of the borders.
+        """
+        numbers = range(max(0, self._recorded - self._points_max), self._recorded)
+        return numbers.start + bisect_right(numbers, since, key=lambda number: self._times[number % self._points_max])
 
     def _write(self, track: Track, values: Mapping[str, float | None], slot: int) -> None:
         for name, value in values.items():
@@ -274,6 +277,9 @@ def _business(snapshot: Snapshot, subject: Key) -> float:
     return 0.0
 
 
-def _largest(values: list[float]) -> float | None:
-    known = [value for value in values if not math.isnan(value)]
-    return max(known) if known else None
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _largest(values: Iterable[float]) -> float | None:
+    return max((value for value in values if not math.isnan(value)), default=None)

@@ -16,6 +16,7 @@ import msgspec
 
 from nsquark.admin.assembly import build
 from nsquark.admin.attention import Attention, Watch
+from nsquark.admin.clients import Clients
 from nsquark.admin.cluster import Cluster
 from nsquark.admin.errors import UpstreamError
 from nsquark.admin.history import History
@@ -120,12 +121,13 @@ class Poller:
     """Always: `snapshot` is whole, of one moment, and replaced rather than changed."""
 
     def __init__(
-        self, cluster: Cluster, history: History, logger: Logger, interval_s: float, patience_s: float
+        self, cluster: Cluster, history: History, clients: Clients, logger: Logger, interval_s: float, patience_s: float
     ) -> None:
         self.snapshot: Snapshot = EMPTY
         self.attention: tuple[Attention, ...] = ()
         self._cluster = cluster
         self._history = history
+        self._clients = clients
         self._logger = logger
         self._interval_s = interval_s
         self._patience_s = patience_s
@@ -218,7 +220,7 @@ class Poller:
 
     async def _poll(self) -> None:
         producers = await self._producers() if self._cluster.lookupds else {}
-        answers = await self._answers(producers)
+        answers, _ = await asyncio.gather(self._answers(producers), self._clients.refresh(self.snapshot))
         at = time.time()
         lookupds = [
             Lookupd(

@@ -38,6 +38,8 @@ class ClientInfo(msgspec.Struct, kw_only=True, gc=False, rename={"in_flight": "i
     """A consumer of a channel, or a producer, on one nsqd."""
 
     node: str = ""
+    topic: str = ""
+    channel: str = ""
     client_id: str = ""
     hostname: str = ""
     version: str = ""

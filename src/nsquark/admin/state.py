@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from nsquark.admin.actions import Actions
     from nsquark.admin.attention import Attention
     from nsquark.admin.audit import Audit
+    from nsquark.admin.clients import Clients
     from nsquark.admin.cluster import Cluster
     from nsquark.admin.events import Streams
     from nsquark.admin.history import History, Key
     from nsquark.admin.options import Options
     from nsquark.admin.poller import Poller
-    from nsquark.admin.snapshot import Failure, Snapshot
+    from nsquark.admin.snapshot import ClientInfo, Failure, Snapshot
     from nsquark.admin.survey import Survey
     from nsquark.base.logs import Logger
 
@@ -45,6 +46,7 @@ class State:
     survey: Survey
     actions: Actions
     history: History
+    client_lists: Clients
     poller: Poller
     streams: Streams
     access: Access
@@ -69,6 +71,18 @@ class State:
     async def fresh_snapshot(self) -> Snapshot:
         """A snapshot of now, give or take a poll; asks the cluster if nobody looked for a while."""
         return await self.poller.fresh()
+
+    def watch(self, topic: str, channel: str, node: str = "") -> None:
+        """Has the clients of this channel asked for at each poll, for a while; `("", "", node)`: those of an nsqd."""
+        self.client_lists.watch(topic, channel, node)
+
+    async def clients(self, topic: str, channel: str, node: str = "") -> tuple[ClientInfo, ...]:
+        """The clients of now."""
+        return await self.client_lists.fetch(self.snapshot, topic, channel, node)
+
+    def seen_clients(self, topic: str, channel: str, node: str = "") -> tuple[ClientInfo, ...]:
+        """The clients of the last poll, if they were watched."""
+        return self.client_lists.seen(topic, channel, node)
 
     def url(self, path: str) -> str:
         """A path of ours as a browser must ask for it."""

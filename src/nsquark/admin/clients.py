@@ -1,0 +1,106 @@
+"""The clients of channels that somebody looks at: they are many, so nobody else is asked for them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+from urllib.parse import quote_plus
+
+from nsquark.admin.cluster import Cluster
+from nsquark.admin.errors import UpstreamError
+from nsquark.admin.snapshot import ClientInfo, Snapshot, Stats
+
+WATCHED_MAX: Final = 64
+WATCHED_S: Final = 10.0
+"""How long after somebody looked their clients are asked for."""
+ANSWER_S_MAX: Final = 0.8
+CLIENTS_MAX: Final = 2000
+"""Shown of one channel, and of one nsqd."""
+
+Place = tuple[str, str, str]
+"""A topic and a channel, on all nsqds or, if it is named, on one; or all clients of one nsqd."""
+
+
+class Clients:
+    """Keeps for each place that is watched the clients that were there last."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._seen: dict[Place, tuple[ClientInfo, ...]] = {}
+        self._watched_at: dict[Place, float] = {}
+        self._asking: dict[Place, asyncio.Task[None]] = {}
+
+    def watch(self, topic: str, channel: str, node: str = "") -> None:
+        """From now on, and for a while, they are asked for at each poll."""
+        place = topic, channel, node
+        self._watched_at.pop(place, None)
+        if len(self._watched_at) >= WATCHED_MAX:
+            self._forget(next(iter(self._watched_at)))
+        self._watched_at[place] = time.monotonic()
+
+    def seen(self, topic: str, channel: str, node: str = "") -> tuple[ClientInfo, ...]:
+        """Those of the last poll, in the order of host names."""
+        return self._seen.get((topic, channel, node), ())
+
+    async def fetch(self, snapshot: Snapshot, topic: str, channel: str, node: str = "") -> tuple[ClientInfo, ...]:
+        """Those of now."""
+        place = topic, channel, node
+        self.watch(*place)
+        await self._asked(snapshot, place)
+        return self.seen(*place)
+
+    async def refresh(self, snapshot: Snapshot) -> None:
+        now = time.monotonic()
+        for place in [each for each, at in self._watched_at.items() if now - at > WATCHED_S]:
+            self._forget(place)
+        await asyncio.gather(*(self._asked(snapshot, place) for place in list(self._watched_at)))
+
+    async def stop(self) -> None:
+        for task in self._asking.values():
+            task.cancel()
+
+    def _forget(self, place: Place) -> None:
+        self._watched_at.pop(place, None)
+        self._seen.pop(place, None)
+
+    async def _asked(self, snapshot: Snapshot, place: Place) -> None:
+        """Asks unless that is being done already."""
+        task = self._asking.get(place)
+        if task is None:
+            task = self._asking[place] = asyncio.create_task(self._ask(snapshot, place))
+            task.add_done_callback(lambda _: self._asking.pop(place, None))
+        await asyncio.shield(task)
+
+    async def _ask(self, snapshot: Snapshot, place: Place) -> None:
+        topic, channel, _ = place
+        target = "/stats?format=json&include_mem=false"
+        if topic:
+            target += f"&topic={quote_plus(topic)}&channel={quote_plus(channel)}"
+        answers = await asyncio.gather(*(self._of_node(address, target) for address in _nodes(snapshot, place)))
+        found = [client for clients in answers for client in clients]
+        found.sort(key=lambda client: (client.hostname, client.node, client.remote_address))
+        if place in self._watched_at:
+            self._seen[place] = tuple(found[:CLIENTS_MAX])
+
+    async def _of_node(self, address: str, target: str) -> list[ClientInfo]:
+        """Nothing of an nsqd that does not answer: the page says so elsewhere."""
+        try:
+            stats = await self._cluster.get(address, target, Stats, timeout_s=ANSWER_S_MAX)
+        except UpstreamError:
+            return []
+        clients = []
+        for topic in stats.topics or ():
+            for channel in topic.channels:
+                for client in channel.clients or ():
+                    client.node, client.topic, client.channel = address, topic.name, channel.name
+                    clients.append(client)
+        return clients
+
+
+def _nodes(snapshot: Snapshot, place: Place) -> list[str]:
+    topic, channel, node = place
+    if node:
+        return [node] if node in snapshot.nodes else []
+    found = snapshot.channel(topic, channel)
+    return [each.node for each in found.nodes] if found is not None else []
