@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
@@ -25,6 +26,8 @@ from nsquark.base.durations import Duration
 from nsquark.base.logs import Logger
 
 REQUEST_BYTES_MAX: Final = 8 << 20
+CLIENT_LEFT: Final = 499
+"""In the log, the status of a request whose client did not wait for the answer, as that of every event stream."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -97,6 +100,9 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
         return response
     except web.HTTPException as answer:
         status = answer.status
+        raise
+    except asyncio.CancelledError:
+        status = CLIENT_LEFT
         raise
     finally:
         took = Duration(time.monotonic_ns() - began_ns)

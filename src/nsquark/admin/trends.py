@@ -1,0 +1,115 @@
+"""How a channel moves over time: smoothed rates, from which "grows" and "above normal" are told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from nsquark.admin.snapshot import Channel, Snapshot
+
+TRENDS_MAX: Final = 20_000
+STEP_S: Final = 10.0
+FAST_S: Final = 20.0
+"""Over about this long a rate is smoothed."""
+SLOW_S: Final = 900.0
+"""What was so for about this long is normal."""
+
+Place = tuple[str, str]
+"""Topic and channel."""
+
+
+class Trend(msgspec.Struct, gc=False):
+    """Of one channel. It grows if the least that waited in it was more in each step of time than in the one before: a
+    burst that is worked off, or a consumer that takes batches, is no growth.
+    """
+
+    at: float
+    node_count: int
+    lowest: int
+    """Of what waited in this step."""
+    last_lowest: int
+    step_began: float
+    growing_since: float = 0.0
+    """0 while it does not grow."""
+    growing_from: int = 0
+    growth: float = 0.0
+    """Messages per second since then."""
+    requeued: float = 0.0
+    """Per second, smoothed."""
+    usual_requeued: float | None = None
+    timed_out: float = 0.0
+    usual_timed_out: float | None = None
+
+    @staticmethod
+    def of(at: float, channel: Channel) -> Trend:
+        return Trend(at, len(channel.nodes), channel.waiting, channel.waiting, at)
+
+    def move(self, at: float, channel: Channel) -> None:
+        seconds = at - self.at
+        if seconds <= 0:
+            return
+        self.at = at
+        self._rate(channel, 1 - math.exp(-seconds / FAST_S), 1 - math.exp(-seconds / SLOW_S))
+        self.lowest = min(self.lowest, channel.waiting)
+        if at - self.step_began >= STEP_S:
+            self._end_step(channel.waiting)
+
+    def _end_step(self, waiting: int) -> None:
+        if self.lowest > self.last_lowest:
+            if not self.growing_since:
+                self.growing_since, self.growing_from = self.step_began, self.last_lowest
+            self.growth = (self.lowest - self.growing_from) / (self.at - self.growing_since)
+        else:
+            self.growing_since = self.growth = 0.0
+        self.last_lowest, self.lowest, self.step_began = self.lowest, waiting, self.at
+
+    def _rate(self, channel: Channel, fast: float, slow: float) -> None:
+        self.requeued, self.usual_requeued = _moved(
+            self.requeued, self.usual_requeued, channel.rate_requeued, fast, slow
+        )
+        self.timed_out, self.usual_timed_out = _moved(
+            self.timed_out, self.usual_timed_out, channel.rate_timed_out, fast, slow
+        )
+
+
+def _moved(now: float, usual: float | None, rate: float | None, fast: float, slow: float) -> tuple[float, float | None]:
+    if rate is None:
+        return now, usual
+    now += fast * (rate - now)
+    # Nothing is usual yet when it is seen for the first time: what goes on then is told, too.
+    return now, (0.0 if usual is None else usual + slow * (rate - usual))
+
+
+class Trends:
+    """Of all channels in which something waits or is handed back; of others there is nothing to tell."""
+
+    def __init__(self) -> None:
+        self._trends: dict[Place, Trend] = {}
+
+    def get(self, topic: str, channel: str) -> Trend | None:
+        return self._trends.get((topic, channel))
+
+    def update(self, snapshot: Snapshot) -> None:
+        kept: dict[Place, Trend] = {}
+        for channel in _worth(snapshot):
+            if len(kept) >= TRENDS_MAX:
+                break
+            place = channel.topic, channel.name
+            trend = self._trends.get(place)
+            # With an nsqd more or less it is another sum, which is not compared with the one before.
+            if trend is None or trend.node_count != len(channel.nodes):
+                trend = Trend.of(snapshot.at, channel)
+            else:
+                trend.move(snapshot.at, channel)
+            kept[place] = trend
+        self._trends = kept
+
+
+def _worth(snapshot: Snapshot) -> Iterable[Channel]:
+    for topic in snapshot.topics.values():
+        for channel in topic.channels.values():
+            if channel.waiting or channel.requeued or channel.timed_out:
+                yield channel
