@@ -1,25 +1,280 @@
-"""Who may do what."""
+"""Whether a request may do what it asks for.
+
+Every request passes `guard`. It refuses hosts that are not ours, finds out who asks, and lets a browser change
+something only if one of our own pages asked it to. What role a change needs is said where it is made: `require`.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Final
+from urllib.parse import quote, urlsplit
 
+import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
-from nsquark.admin.options import Options
-from nsquark.base.logs import Logger
+from nsquark.admin.accounts import Access as Access
+from nsquark.admin.accounts import TooManyLogins
+from nsquark.admin.roles import Identity
+from nsquark.admin.sessions import Session, is_csrf_token
+from nsquark.admin.sessions import csrf_token as token_of
+from nsquark.admin.state import STATE
 
-routes: list[web.RouteDef] = []
+COOKIE: Final = "nsqadmin"
+TOKEN_HEADER: Final = "X-CSRF-Token"
+TOKEN_FIELD: Final = "csrf"
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+OPEN_PATHS: Final = frozenset({"/ping", "/login"})
+OPEN_FOLDERS: Final = ("/static/", "/fonts/")
+JSON_TYPE: Final = "application/json"
+
+# No inline script or style and nothing of another host: what slips through escaping does nothing.
+CONTENT_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS: Final = {
+    "Content-Security-Policy": CONTENT_POLICY,
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    # With less than this, browsers send `Origin: null` with our own forms.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+    "Server": "nsqadmin",
+}
+
+IDENTITY: web.RequestKey[Identity] = web.RequestKey("IDENTITY", Identity)
+_SESSION: web.RequestKey[Session] = web.RequestKey("SESSION", Session)
+_COOKIE_DUE: web.RequestKey[Session] = web.RequestKey("COOKIE_DUE", Session)
 
 
-class Access:
-    def __init__(self, options: Options, logger: Logger) -> None:
-        self._options = options
+# -- for handlers and templates --------------------------------------------------------------------------
 
 
-def middlewares(access: Access) -> list[Any]:
-    return []
+def identity_of(request: web.Request) -> Identity:
+    return request[IDENTITY]
+
+
+def may(request: web.Request, action: str) -> bool:
+    return request[IDENTITY].may(action)
 
 
 def require(request: web.Request, action: str) -> None:
-    """Raises 403 unless the request may do this."""
+    """Refuses who may not do this, in NSQ's words."""
+    if not may(request, action):
+        raise refusal(web.HTTPForbidden, "FORBIDDEN")
+
+
+def csrf_token(request: web.Request) -> str:
+    """For a page that has buttons: its browser gets a session, if it has none, and the token that belongs to it."""
+    session = request.get(_SESSION)
+    access = request.app[STATE].access
+    if session is None:
+        session = request[_SESSION] = request[_COOKIE_DUE] = access.sessions.begin()
+    return token_of(session, access.key)
+
+
+def session_of(request: web.Request) -> Session | None:
+    return request.get(_SESSION)
+
+
+def begin_session(request: web.Request, session: Session) -> None:
+    """From the answer to this request on, the browser has this session."""
+    request[_SESSION] = request[_COOKIE_DUE] = session
+
+
+def refusal(kind: type[web.HTTPException], message: str, **fields: object) -> web.HTTPException:
+    text = msgspec.json.encode({"message": message, **fields}).decode()
+    return kind(text=text, content_type=JSON_TYPE)
+
+
+# -- requests --------------------------------------------------------------------------------------------
+
+
+@web.middleware
+async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    state = request.app[STATE]
+    access = state.access
+    path = request.path.removeprefix(state.base_path) or "/"
+    if path == "/ping":
+        return await handler(request)
+    _require_our_host(request, access)
+    session = access.sessions.decode(request.cookies.get(cookie_name(request), ""), access.key)
+    if session is not None:
+        request[_SESSION] = session
+    identity = await _identify(request, access, session)
+    if identity is not None:
+        request[IDENTITY] = identity
+    elif path not in OPEN_PATHS and not path.startswith(OPEN_FOLDERS):
+        raise _login_needed(request, state.base_path)
+    if request.method not in SAFE_METHODS:
+        await _require_own_page(request, session, access)
+    return await handler(request)
+
+
+def middlewares(access: Access) -> list[Middleware]:
+    return [guard]
+
+
+def _require_our_host(request: web.Request, access: Access) -> None:
+    """While nobody has to log in, a page of a name that was pointed at our address would see and do everything (DNS
+    rebinding). To such a name browsers do not send our cookies."""
+    if not access.needs_login and not access.hosts.is_ours(request.host):
+        reason = f"if {request.host} is this nsqadmin, start it with --http-allowed-hosts={request.host}"
+        raise refusal(web.HTTPForbidden, "HOST_NOT_ALLOWED", reason=reason)
+
+
+async def _identify(request: web.Request, access: Access, session: Session | None) -> Identity | None:
+    if not access.needs_login:
+        return access.by_header(request.headers.get(access.header, ""))
+    if session is not None and session.is_logged_in:
+        return access.by_session(session)
+    authorization = request.headers.get("Authorization")
+    if authorization is None:
+        return None
+    try:
+        return await access.by_basic(authorization, address_of(request))
+    except TooManyLogins as error:
+        refused = refusal(web.HTTPTooManyRequests, "TOO_MANY_LOGINS", reason=str(error))
+        refused.headers["Retry-After"] = str(error.wait_s)
+        raise refused from None
+
+
+def _login_needed(request: web.Request, base_path: str) -> web.HTTPException:
+    if request.method in SAFE_METHODS and "text/html" in request.headers.get("Accept", ""):
+        return web.HTTPSeeOther(f"{base_path}/login?next={quote(request.path_qs, safe='/')}")
+    return refusal(web.HTTPUnauthorized, "LOGIN_REQUIRED")
+
+
+async def _require_own_page(request: web.Request, session: Session | None, access: Access) -> None:
+    """A browser sends its cookies, and a proxy its header, for whatever page asks it to: ours must prove that it is.
+
+    A program has no page: it sends none of what browsers cannot leave out, and needs no proof.
+    """
+    if session is None and not is_browser(request):
+        return
+    if not _is_same_origin(request):
+        raise refusal(web.HTTPForbidden, "FOREIGN_ORIGIN")
+    token = request.headers.get(TOKEN_HEADER, "")
+    if not token and request.content_type == "application/x-www-form-urlencoded":
+        sent = (await request.post()).get(TOKEN_FIELD, "")
+        token = sent if isinstance(sent, str) else ""
+    if session is None or not is_csrf_token(token, session, access.key):
+        raise refusal(web.HTTPForbidden, "STALE_PAGE", reason="load the page again, then repeat it")
+
+
+def is_browser(request: web.Request) -> bool:
+    headers = request.headers
+    return (
+        any(name in headers for name in ("Origin", "Referer", "Sec-Fetch-Site", "Sec-Fetch-Mode"))
+        or cookie_name(request) in request.cookies
+        or headers.get("User-Agent", "").startswith("Mozilla/")
+    )
+
+
+def _is_same_origin(request: web.Request) -> bool:
+    """By what only the browser itself can say. A proxy may have changed `Host`, but then names the one it was sent;
+    a page of another site cannot add that header."""
+    site = request.headers.get("Sec-Fetch-Site")
+    if site is not None:
+        return site in ("same-origin", "none")
+    origin = urlsplit(request.headers.get("Origin") or request.headers.get("Referer") or "").netloc.lower()
+    return bool(origin) and origin in (request.host.lower(), request.headers.get("X-Forwarded-Host", "").lower())
+
+
+# -- answers ---------------------------------------------------------------------------------------------
+
+
+async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """On every answer, errors too: append it to `on_response_prepare`."""
+    for name, value in HEADERS.items():
+        if name == "Server" or name not in response.headers:
+            response.headers[name] = value
+    session = request.get(_COOKIE_DUE)
+    if session is None:
+        return
+    access, base_path = request.app[STATE].access, request.app[STATE].base_path
+    response.set_cookie(
+        cookie_name(request),
+        access.sessions.encode(session, access.key),
+        max_age=access.session_s if session.is_logged_in else None,
+        path=base_path or "/",
+        secure=is_secure(request),
+        httponly=True,
+        samesite="Lax",
+    )
+
+
+def cookie_name(request: web.Request) -> str:
+    """Browsers do not tell the ports of a host apart, but two nsqadmins on one host are two."""
+    port = request.host.rpartition(":")[2]
+    return f"{COOKIE}_{port}" if port.isdecimal() and port.isascii() else COOKIE
+
+
+def is_secure(request: web.Request) -> bool:
+    headers = request.headers
+    return request.secure or "https" in (headers.get("X-Forwarded-Proto", ""), headers.get("X-Scheme", ""))
+
+
+def address_of(request: web.Request) -> str:
+    """The peer's. What a proxy says of those behind it could be said by anybody."""
+    return request.remote or ""
+
+
+# -- logging in and out ----------------------------------------------------------------------------------
+
+
+async def login_page(request: web.Request) -> web.StreamResponse:
+    state = request.app[STATE]
+    if not state.access.needs_login or request.get(IDENTITY) is not None:
+        raise web.HTTPSeeOther(_next_page(request.query.get("next", ""), state.base_path))
+    return _login_form(request, request.query.get("next", ""))
+
+
+async def log_in(request: web.Request) -> web.StreamResponse:
+    state = request.app[STATE]
+    sent = await request.post()
+    name, password, onward = (str(sent.get(field, "")) for field in ("user", "password", "next"))
+    try:
+        user = await state.access.log_in(name, password, address_of(request))
+    except TooManyLogins as error:
+        answer = _login_form(request, onward, str(error), 429)
+        answer.headers["Retry-After"] = str(error.wait_s)
+        return answer
+    if user is None:
+        return _login_form(request, onward, "This name and this password do not belong together.", 401)
+    begin_session(request, state.access.sessions.begin(user.name, user.fingerprint))
+    raise web.HTTPSeeOther(_next_page(onward, state.base_path))
+
+
+async def log_out(request: web.Request) -> web.StreamResponse:
+    """Nothing is left of the session, here or in the browser."""
+    state = request.app[STATE]
+    session = request.get(_SESSION)
+    if session is not None and session.is_logged_in:
+        state.access.sessions.end(session)
+        state.logger.info(f"AUDIT: logout of {session.user} from {address_of(request)}")
+        begin_session(request, state.access.sessions.begin())
+    raise web.HTTPSeeOther(f"{state.base_path}/login")
+
+
+def _login_form(request: web.Request, onward: str, error: str = "", status: int = 200) -> web.Response:
+    from nsquark.admin import pages  # templates need this module for their tokens
+
+    answer = pages.render(request, "login.html", csrf=csrf_token(request), next=onward, error=error)
+    answer.set_status(status)
+    return answer
+
+
+def _next_page(wanted: str, base_path: str) -> str:
+    """A page of ours, and of no other host, whatever a link to the login page says."""
+    home = base_path or "/"
+    is_ours = wanted == home or wanted.startswith(f"{base_path}/")
+    if not is_ours or wanted.startswith("//") or "\\" in wanted or not wanted.isprintable():
+        return home
+    return wanted
+
+
+routes: Final = [web.get("/login", login_page), web.post("/login", log_in), web.post("/logout", log_out)]

@@ -36,12 +36,16 @@ class FilterError(ValueError):
 
 
 class Body:
-    """A message's body, of which the JSON is read once and only if a filter asks for it."""
+    """A message, in which text is looked for, and what it has in its envelope, if it has one.
 
-    __slots__ = ("_document", "raw")
+    The JSON of that is read once, and only if a filter asks for it.
+    """
 
-    def __init__(self, raw: bytes) -> None:
+    __slots__ = ("_content", "_document", "raw")
+
+    def __init__(self, raw: bytes, content: bytes | None = None) -> None:
         self.raw = raw
+        self._content = raw if content is None else content
         self._document: Any = _UNREAD
 
     @property
@@ -49,7 +53,7 @@ class Body:
         """What the JSON says; `NOT_JSON` if it is none."""
         if self._document is _UNREAD:
             try:
-                self._document = msgspec.json.decode(self.raw)
+                self._document = msgspec.json.decode(self._content)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 self._document = NOT_JSON
         return self._document

@@ -11,7 +11,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-SESSION_S_MAX: Final = 12 * 3600
 CLOCK_SKEW_S_MAX: Final = 60
 """Of nsqadmins that share a key."""
 COOKIE_CHARS_MAX: Final = 1024
@@ -38,7 +37,8 @@ _decoder: Final = msgspec.msgpack.Decoder(tuple[bytes, str, bytes, int])
 class Sessions:
     """Makes and reads the cookies. A cookie is `<payload>.<signature>`, both in URL-safe base64."""
 
-    def __init__(self) -> None:
+    def __init__(self, ttl_s: float) -> None:
+        self._ttl_s = ttl_s
         self._logged_out: OrderedDict[bytes, None] = OrderedDict()
 
     def begin(self, user: str = "", fingerprint: bytes = b"") -> Session:
@@ -66,10 +66,14 @@ class Sessions:
             session = Session(*_decoder.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))))
         except (binascii.Error, msgspec.MsgspecError):  # of another version
             return None
+        return session if self._is_alive(session) else None
+
+    def _is_alive(self, session: Session) -> bool:
+        """A visit of nobody in particular allows nothing, so it need not end."""
+        if not session.is_logged_in:
+            return True
         age_s = time.time() - session.issued_s
-        if not -CLOCK_SKEW_S_MAX <= age_s <= SESSION_S_MAX or session.id in self._logged_out:
-            return None
-        return session
+        return -CLOCK_SKEW_S_MAX <= age_s <= self._ttl_s and session.id not in self._logged_out
 
 
 def csrf_token(session: Session, key: bytes) -> str:

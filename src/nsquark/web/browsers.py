@@ -42,15 +42,19 @@ class BrowserGuard:
             return FOREIGN_ORIGIN
         if host is None or not checks_host or host in self.known_hosts:
             return None
-        name = _name_of(host)
-        if not self._is_ours(name):
-            return self._unknown_host(name)
+        name = host.decode("latin-1")
+        if not self.is_ours(name):
+            return self._unknown_host(_name_of(name))
         if len(self.known_hosts) < KNOWN_HOSTS_MAX:
             self.known_hosts.add(host)
         return None
 
-    def _is_ours(self, name: str) -> bool:
-        """An address always is: rebinding needs a name. And without a dot it is none that an attacker could own."""
+    def is_ours(self, host: str) -> bool:
+        """Whether `Host` names this one.
+
+        An address always does: rebinding needs a name. And one without a dot is none that an attacker could own.
+        """
+        name = _name_of(host)
         if self._is_any or "." not in name or name in self._names or name.endswith(self._suffixes):
             return True
         try:
@@ -64,9 +68,9 @@ class BrowserGuard:
         return json({"message": "HOST_NOT_ALLOWED", "reason": reason}, 403, close=True)
 
 
-def _name_of(host: bytes) -> str:
+def _name_of(host: str) -> str:
     """`Host` without port and brackets, as names are compared."""
-    text = host.decode("latin-1").lower()
+    text = host.lower()
     if text.startswith("["):
         return text[1:].partition("]")[0]
     return text.partition(":")[0].removesuffix(".")

@@ -1,0 +1,74 @@
+"""What requests of the message browser say in their query, and how they are refused."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from aiohttp import web
+
+from nsquark.admin.access import refusal
+from nsquark.admin.snapshot import Snapshot
+from nsquark.wire.names import is_valid_name
+
+INT64_MAX: Final = (1 << 63) - 1
+
+
+def invalid(name: str, reason: str) -> web.HTTPException:
+    return refusal(web.HTTPBadRequest, f"INVALID_ARG_{name.upper()}", reason=reason)
+
+
+def number(request: web.Request, name: str, low: int, high: int, default: int) -> int:
+    text = request.query.get(name)
+    if text is None:
+        return default
+    value = _decimal(text)
+    if value is None or not low <= value <= high:
+        raise invalid(name, f"a number from {low} to {high}")
+    return value
+
+
+def name_in_path(request: web.Request, name: str) -> str:
+    """A topic's or a channel's name: whatever else is in a path never reaches an nsqd."""
+    value = request.match_info[name]
+    if not is_valid_name(value):
+        raise refusal(web.HTTPBadRequest, f"INVALID_{name.upper()}")
+    return value
+
+
+def position(text: str, name: str) -> tuple[str, int]:
+    """oldest, newest, `time:<milliseconds>`, `seq:<number>` or a number alone, as a word and a number."""
+    if text in ("oldest", "newest"):
+        return text, 0
+    word, _, digits = text.rpartition(":")
+    value = _decimal(digits)
+    if word not in ("", "time", "seq") or value is None or value > INT64_MAX // (1_000_000 if word == "time" else 1):
+        raise invalid(name, "oldest, newest, time:<milliseconds since 1970> or seq:<number>")
+    return word or "seq", value
+
+
+def known_node(snapshot: Snapshot, address: str) -> str:
+    """An nsqd of this cluster: nobody makes nsqadmin ask another host."""
+    if address not in snapshot.nodes:
+        raise refusal(web.HTTPNotFound, "NODE_NOT_FOUND")
+    return address
+
+
+def encode_cursor(positions: dict[str, int]) -> str | None:
+    """Where each nsqd's log was left, as one word of a URL; None if there is none."""
+    return ",".join(f"{node}~{seq}" for node, seq in sorted(positions.items())) or None
+
+
+def decode_cursor(text: str, name: str) -> dict[str, int]:
+    positions = {}
+    for item in text.split(",") if text else ():
+        node, _, digits = item.rpartition("~")
+        seq = _decimal(digits)
+        if not node or seq is None:
+            raise invalid(name, "what an answer said")
+        positions[node] = min(seq, INT64_MAX)
+    return positions
+
+
+def _decimal(text: str) -> int | None:
+    return int(text) if re.fullmatch("[0-9]{1,19}", text) else None

@@ -1,0 +1,236 @@
+"""One nsqd's log of a topic, read from the newest message back in pieces of bounded size.
+
+`/log/plan` says where a range may be split, without reading it; the last part is split again until it is small
+enough to read as a whole. So the newest messages of a log of any length come with three requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import Final, NamedTuple, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from nsquark.admin.cluster import Cluster
+from nsquark.admin.errors import UpstreamError
+from nsquark.admin.filters import NOT_JSON, Body, Filter
+from nsquark.client.envelope import NO_HEADERS, Headers, Opened, unwrap
+from nsquark.wire.batch_format import HEADER_BYTES, Damage, scan
+
+T = TypeVar("T")
+
+PIECE_BYTES: Final = 512 << 10
+READ_BYTES_MAX: Final = 32 << 20
+"""A piece is made of whole batches, so it may be longer than it was meant to be; but not longer than this."""
+RECEIVED_BYTES: Final = 256 << 10
+PLAN_PARTS_MAX: Final = 64
+RECORD_HEAD: Final = struct.Struct(">IIqH16s")
+"""size, frame type, timestamp, attempts, id: as a consumer gets it."""
+SIZE_FIELD_BYTES: Final = 4
+
+
+class Message(NamedTuple):
+    """One message, out of its envelope if it has one; of a long body only the beginning may be here."""
+
+    node: str
+    seq: int
+    id: str
+    timestamp_ns: int
+    size: int
+    body: bytes
+    is_json: bool
+    headers: Headers
+
+    @property
+    def is_cut(self) -> bool:
+        return len(self.body) < self.size
+
+
+class Info(msgspec.Struct, kw_only=True):
+    """What /log/info says of a topic, as far as it is used."""
+
+    first: int
+    next: int
+    removed_to: int = 0
+    is_stored: bool = True
+
+
+class Part(msgspec.Struct, rename={"low": "from", "high": "to", "size": "bytes"}):
+    low: int
+    high: int
+    count: int
+    size: int
+
+
+class Plan(Part):
+    parts: list[Part]
+
+
+class Seq(msgspec.Struct):
+    seq: int
+
+
+class Wanted(NamedTuple):
+    """What is looked for in a piece, and how much of it is kept."""
+
+    filter: Filter
+    messages_max: int
+    body_bytes_max: int
+    opens_envelopes: bool = True
+
+
+class Piece(NamedTuple):
+    """What was found in a piece, newest first, down to `seq`, where the count that was wanted was reached."""
+
+    messages: list[Message]
+    seq: int
+    looked_at: int
+    oldest_ns: int | None
+    damaged: int
+
+
+def read_piece(data: bytes | bytearray, node: str, low: int, high: int, wanted: Wanted) -> Piece:
+    """Looks through the batches of an answer of /log/read. It may take a while: call it in a thread."""
+    view = memoryview(data)
+    batches = list(scan(view, 0))
+    found: list[Message] = []
+    looked_at, oldest_ns = 0, None
+    for batch in reversed(batches):
+        if isinstance(batch, Damage):
+            continue
+        starts = _record_starts(view, batch.offset + HEADER_BYTES, batch.messages)
+        for index in range(len(starts) - 1, -1, -1):
+            seq = batch.first_seq + index
+            if not low <= seq < high:
+                continue
+            if len(found) >= wanted.messages_max:
+                return Piece(found, seq + 1, looked_at, oldest_ns, 0)
+            looked_at += 1
+            message = _match(view, starts[index], node, seq, wanted)
+            oldest_ns = RECORD_HEAD.unpack_from(view, starts[index])[2]
+            if message is not None:
+                found.append(message)
+    return Piece(found, low, looked_at, oldest_ns, sum(isinstance(batch, Damage) for batch in batches))
+
+
+def _record_starts(view: memoryview, pos: int, count: int) -> list[int]:
+    starts = []
+    for _ in range(count):
+        starts.append(pos)
+        pos += SIZE_FIELD_BYTES + int.from_bytes(view[pos : pos + SIZE_FIELD_BYTES])
+    return starts
+
+
+def _match(view: memoryview, pos: int, node: str, seq: int, wanted: Wanted) -> Message | None:
+    size, _, timestamp_ns, _, message_id = RECORD_HEAD.unpack_from(view, pos)
+    raw = bytes(view[pos + RECORD_HEAD.size : pos + SIZE_FIELD_BYTES + size])
+    opened = unwrap(raw) if wanted.opens_envelopes else Opened(None, NO_HEADERS, raw)
+    body = Body(raw, opened.body)
+    if not wanted.filter.matches(body):
+        return None
+    return Message(
+        node,
+        seq,
+        message_id.decode("ascii", "replace"),
+        timestamp_ns,
+        len(opened.body),
+        opened.body[: wanted.body_bytes_max],
+        body.document is not NOT_JSON,
+        opened.headers,
+    )
+
+
+class TopicLog:
+    """Asks one nsqd for its log of one topic. UpstreamError is whatever goes wrong."""
+
+    def __init__(self, cluster: Cluster, node: str, topic: str) -> None:
+        self.node = node
+        self._cluster = cluster
+        self._topic = quote(topic, safe="")
+
+    async def info(self) -> Info:
+        return await self._get("info", "", Info)
+
+    async def at_time(self, time_ms: int) -> int:
+        return (await self._get("at", f"&ts_ms={time_ms}", Seq)).seq
+
+    async def plan(self, low: int, high: int, parts: int, limits: str = "") -> Plan:
+        return await self._get("plan", f"&from={low}&to={high}&parts={parts}{limits}", Plan)
+
+    async def read(self, low: int, high: int, wanted: Wanted) -> tuple[Piece, int]:
+        """What is wanted of a range, and the bytes that were read for it."""
+        target = f"/log/read?topic={self._topic}&from={low}&to={high}"
+        data = bytearray()
+        async with self._cluster.request("GET", f"http://{self.node}{target}") as answer:
+            if answer.status != 200:
+                raise UpstreamError(f"the log cannot be read: {answer.status} {answer.reason}", answer.status)
+            async for received in answer.content.iter_chunked(RECEIVED_BYTES):
+                data += received
+                if len(data) > READ_BYTES_MAX:
+                    raise UpstreamError(f"messages from {low} on lie in a batch of more than {READ_BYTES_MAX} bytes")
+        return await asyncio.to_thread(read_piece, data, self.node, low, high, wanted), len(data)
+
+    async def _get(self, path: str, arguments: str, kind: type[T]) -> T:
+        return await self._cluster.get(self.node, f"/log/{path}?topic={self._topic}{arguments}", kind)
+
+
+class BackwardReader:
+    """Goes back through the range `low <= seq < high` of a log, a piece with every `step`.
+
+    Always: everything from `seq` on was looked at, and what matched is in `found`, newest first.
+    """
+
+    def __init__(self, log: TopicLog, low: int, high: int) -> None:
+        self.log = log
+        self.seq = high
+        self.frontier_ns: int | None = None
+        """When the oldest message that was looked at was published; None before the first."""
+        self.found: list[Message] = []
+        self.looked_at = 0
+        self.bytes_read = 0
+        self.damaged = 0
+        self._low = low
+        self._parts: list[Part] = []
+        """What lies before `seq`, the newest last."""
+        self._is_planned = False
+
+    @property
+    def at_start(self) -> bool:
+        return self.seq <= self._low or (self._is_planned and not self._parts)
+
+    async def step(self, wanted: Wanted) -> None:
+        part = await self._next_part()
+        if part is None:
+            return
+        piece, size = await self.log.read(part.low, part.high, wanted)
+        self.bytes_read += size
+        self.looked_at += piece.looked_at
+        self.damaged += piece.damaged
+        self.found += piece.messages
+        self.seq = piece.seq
+        if piece.oldest_ns is not None:
+            self.frontier_ns = piece.oldest_ns
+        if piece.seq > part.low:  # enough was found before its end
+            self._parts.append(Part(part.low, piece.seq, part.count, part.size))
+
+    async def _next_part(self) -> Part | None:
+        """The newest part that is not read yet, split until it is small enough."""
+        if not self._is_planned:
+            self._is_planned = True
+            self._parts = await self._split(self._low, self.seq)
+        while self._parts:
+            part = self._parts.pop()
+            if part.size <= PIECE_BYTES or part.count <= 1:
+                return part
+            smaller = await self._split(part.low, part.high)
+            if len(smaller) <= 1:
+                return part
+            self._parts += smaller
+        self.seq = self._low
+        return None
+
+    async def _split(self, low: int, high: int) -> list[Part]:
+        plan = await self.log.plan(low, high, PLAN_PARTS_MAX)
+        return [part for part in plan.parts if part.count]

@@ -1,0 +1,155 @@
+"""Looking through a topic's log on all its nsqds at once, newest first, within limits of time and bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from nsquark.admin.errors import UpstreamError
+from nsquark.admin.filters import Filter
+from nsquark.admin.log_reader import BackwardReader, Info, Message, TopicLog, Wanted
+
+SEARCH_S_MAX: Final = 8.0
+SEARCH_BYTES_MAX: Final = 128 << 20
+FOUND_BYTES_MAX: Final = 8 << 20
+"""Bodies held for one answer; with more of them it is shorter than asked for."""
+
+
+class Limits(NamedTuple):
+    messages: int
+    body_bytes_max: int
+    seconds: float = SEARCH_S_MAX
+    bytes: int = SEARCH_BYTES_MAX
+
+
+class Searched(NamedTuple):
+    """What was looked at, so that nobody takes what was not found for what is not there."""
+
+    messages: int
+    bytes: int
+    seconds: float
+    oldest_ns: int | None
+    ended: str
+    """Why it stopped: start (of all logs, or of what was asked for), limit, time or bytes."""
+    damaged: int
+
+
+class Found(NamedTuple):
+    messages: list[Message]
+    searched: Searched
+    positions: dict[str, int]
+    """Where to go on, below which messages were not looked at; nothing for a log that was looked at as a whole."""
+    failures: dict[str, str]
+
+
+class Range(NamedTuple):
+    """The part of one nsqd's log to look through."""
+
+    log: TopicLog
+    low: int
+    high: int
+
+
+async def search(ranges: Iterable[Range], wanted: Filter, limits: Limits) -> Found:
+    return await _Search([BackwardReader(*one) for one in ranges], wanted, limits).run()
+
+
+class _Search:
+    """Keeps the readers of all nsqds abreast of each other: next is always the one that is latest in time."""
+
+    def __init__(self, readers: Sequence[BackwardReader], wanted: Filter, limits: Limits) -> None:
+        self._readers = {reader.log.node: reader for reader in readers}
+        self._wanted = Wanted(wanted, limits.messages, limits.body_bytes_max)
+        self._limits = limits
+        self._failures: dict[str, str] = {}
+        self._began_s = time.monotonic()
+
+    async def run(self) -> Found:
+        await asyncio.gather(*map(self._step, self._readers.values()))
+        while (ended := self._why_ended()) is None:
+            await self._step(max(self._unfinished(), key=_frontier))
+        chosen = _newest_first(reader.found for reader in self._readers.values())[: self._limits.messages]
+        return Found(chosen, self._searched(ended), self._positions(chosen), self._failures)
+
+    async def _step(self, reader: BackwardReader) -> None:
+        try:
+            await reader.step(self._wanted)
+        except UpstreamError as error:
+            self._failures[reader.log.node] = str(error)
+
+    def _unfinished(self) -> list[BackwardReader]:
+        return [reader for node, reader in self._readers.items() if node not in self._failures and not reader.at_start]
+
+    def _why_ended(self) -> str | None:
+        readers = self._readers.values()
+        unfinished = self._unfinished()
+        if not unfinished:
+            return "start" if sum(len(reader.found) for reader in readers) <= self._limits.messages else "limit"
+        # What is older than where some reader stands may have to stand behind what that one will find.
+        frontier = max(map(_frontier, unfinished))
+        certain = sum(message.timestamp_ns >= frontier for reader in readers for message in reader.found)
+        held = sum(len(message.body) for reader in readers for message in reader.found)
+        if certain >= self._limits.messages or held >= FOUND_BYTES_MAX:
+            return "limit"
+        if time.monotonic() - self._began_s >= self._limits.seconds:
+            return "time"
+        return "bytes" if sum(reader.bytes_read for reader in readers) >= self._limits.bytes else None
+
+    def _searched(self, ended: str) -> Searched:
+        readers = self._readers.values()
+        return Searched(
+            messages=sum(reader.looked_at for reader in readers),
+            bytes=sum(reader.bytes_read for reader in readers),
+            seconds=round(time.monotonic() - self._began_s, 3),
+            oldest_ns=min((reader.frontier_ns for reader in readers if reader.frontier_ns is not None), default=None),
+            ended=ended,
+            damaged=sum(reader.damaged for reader in readers),
+        )
+
+    def _positions(self, chosen: Sequence[Message]) -> dict[str, int]:
+        """Each goes on behind the last message that was chosen of it; if all were, behind what was looked at."""
+        counts: dict[str, int] = {}
+        for message in chosen:
+            counts[message.node] = counts.get(message.node, 0) + 1
+        positions = {}
+        for node, reader in self._readers.items():
+            left = reader.found[counts.get(node, 0) :]
+            if left:
+                positions[node] = left[0].seq + 1
+            elif not reader.at_start:
+                positions[node] = reader.seq
+        return positions
+
+
+def _frontier(reader: BackwardReader) -> int:
+    return reader.frontier_ns if reader.frontier_ns is not None else 1 << 63
+
+
+def _newest_first(logs: Iterable[Sequence[Message]]) -> list[Message]:
+    """Merges logs by time without changing the order of any: a deferred message keeps the time of its publishing, and
+    stands where it entered the log."""
+    return [message for _, message in heapq.merge(*map(_by_arrival, logs), key=lambda pair: -pair[0])]
+
+
+def _by_arrival(log: Sequence[Message]) -> list[tuple[int, Message]]:
+    """Each with the latest time of it and of all before it in the log."""
+    latest, keyed = 0, []
+    for message in reversed(log):
+        latest = max(latest, message.timestamp_ns)
+        keyed.append((latest, message))
+    keyed.reverse()
+    return keyed
+
+
+async def infos(logs: Sequence[TopicLog]) -> Mapping[str, Info | UpstreamError]:
+    """What each says of its log, or why it does not."""
+    answers = await asyncio.gather(*(log.info() for log in logs), return_exceptions=True)
+    found: dict[str, Info | UpstreamError] = {}
+    for log, answer in zip(logs, answers, strict=True):
+        if isinstance(answer, BaseException) and not isinstance(answer, UpstreamError):
+            raise answer
+        found[log.node] = answer
+    return found
