@@ -6,6 +6,8 @@ something only if one of our own pages asked it to. What role a change needs is 
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final
 from urllib.parse import quote, urlsplit
 
@@ -97,7 +99,7 @@ def refusal(kind: type[web.HTTPException], message: str, **fields: object) -> we
 async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     state = request.app[STATE]
     access = state.access
-    path = request.path.removeprefix(state.base_path) or "/"
+    path = _route(request, state.base_path)
     if path == "/ping":
         return await handler(request)
     _require_our_host(request, access)
@@ -109,9 +111,27 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         request[IDENTITY] = identity
     elif path not in OPEN_PATHS and not path.startswith(OPEN_FOLDERS):
         raise _login_needed(request, state.base_path)
-    if request.method not in SAFE_METHODS:
-        await _require_own_page(request, session, access)
-    return await handler(request)
+    if request.method in SAFE_METHODS:
+        return await handler(request)
+    await _require_own_page(request, session, access)
+    return await _to_its_end(handler(request))
+
+
+def _route(request: web.Request, base_path: str) -> str:
+    """The path as the route that will answer has it, whatever tricks the request's own plays; empty without one."""
+    resource = request.match_info.route.resource
+    return resource.canonical.removeprefix(base_path) if resource is not None else ""
+
+
+async def _to_its_end(change: Awaitable[web.StreamResponse]) -> web.StreamResponse:
+    """A change goes on when its client leaves: nobody gets around the line that tells of it."""
+    task = asyncio.ensure_future(change)
+    _changes.add(task)
+    task.add_done_callback(_changes.discard)
+    return await asyncio.shield(task)
+
+
+_changes: Final[set[asyncio.Future[web.StreamResponse]]] = set()
 
 
 def middlewares(access: Access) -> list[Middleware]:
@@ -261,9 +281,10 @@ async def log_out(request: web.Request) -> web.StreamResponse:
 
 
 def _login_form(request: web.Request, onward: str, error: str = "", status: int = 200) -> web.Response:
-    from nsquark.admin import pages  # templates need this module for their tokens
+    from nsquark.admin import pages  # which needs this module: templates show what a user may do
 
-    answer = pages.render(request, "login.html", csrf=csrf_token(request), next=onward, error=error)
+    render: Callable[..., web.Response] = vars(pages)["render"]
+    answer = render(request, "login.html", csrf=csrf_token(request), next=onward, error=error)
     answer.set_status(status)
     return answer
 

@@ -68,6 +68,7 @@ def make_app(state: State) -> web.Application:
     app[STATE] = state
     for method, path, handler in routes:
         app.router.add_route(method, path, handler)
+    app.on_response_prepare.append(access.add_headers)
     app.cleanup_ctx.append(_running)
     app.on_shutdown.append(_end_streams)
     return app

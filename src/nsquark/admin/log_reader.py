@@ -232,5 +232,17 @@ class BackwardReader:
         return None
 
     async def _split(self, low: int, high: int) -> list[Part]:
-        plan = await self.log.plan(low, high, PLAN_PARTS_MAX)
-        return [part for part in plan.parts if part.count]
+        return joined_parts((await self.log.plan(low, high, PLAN_PARTS_MAX)).parts)
+
+
+def joined_parts(parts: list[Part]) -> list[Part]:
+    """The same range in as few parts as pieces need."""
+    joined: list[Part] = []
+    for part in reversed(parts):
+        last = joined[-1] if joined else None
+        if last is not None and last.size + part.size <= PIECE_BYTES:
+            joined[-1] = Part(part.low, last.high, last.count + part.count, last.size + part.size)
+        elif part.count:
+            joined.append(part)
+    joined.reverse()
+    return joined

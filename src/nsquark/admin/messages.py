@@ -71,6 +71,7 @@ async def page(request: web.Request) -> web.StreamResponse:
         asked = await ranges_of(question, nodes)
         body_bytes = min(PREVIEW_BYTES, state.options.message_browser_max_bytes)
         found = await search(asked.ranges, question.filter, Limits(asked.messages_max, body_bytes))
+    failures = {**nodes.failures, **asked.failures, **found.failures}
     return _answer(
         {
             "messages": [shown(message) for message in found.messages],
@@ -78,10 +79,7 @@ async def page(request: web.Request) -> web.StreamResponse:
             "older": encode_cursor(older_positions(question, nodes, asked, found)),
             "newer": encode_cursor(asked.newer),
             "skipped": await skipped_count(asked, found) if question.wait_s else 0,
-            "failures": [
-                {"node": node, "text": text}
-                for node, text in {**nodes.failures, **asked.failures, **found.failures}.items()
-            ],
+            "failures": [{"node": node, "text": text} for node, text in failures.items()],
             "without_log": nodes.without_log,
             "message": "",
         }

@@ -124,6 +124,7 @@ async def ranges_of(question: Question, nodes: Nodes) -> Asked:
     is_forward = question.older is None and not question.wait_s
     is_forward = is_forward and (question.newer is not None or question.at[0] == "oldest")
     shown = 0
+    window: Range | None
     for node, info in nodes.infos.items():
         try:
             if is_forward:
