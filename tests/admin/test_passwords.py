@@ -64,9 +64,9 @@ def test_without_a_key_in_the_file_there_is_a_new_one_for_each_process() -> None
         ("alice", "line 1: there is no role"),
         ("\nalice:root:scrypt", "line 2: there is no role 'root': viewer, operator or admin"),
         ("alice:admin:plain", "line 1: no scrypt hash"),
-        (f"alice:admin:{ALICE.password}\nalice:viewer:{ALICE.password}", "line 2: alice is there twice"),
-        (f"a b:admin:{ALICE.password}", "line 1: a name has"),
-        (f":admin:{ALICE.password}", "line 1: a name has"),
+        ("alice:admin:HASH\nalice:viewer:HASH", "line 2: alice is there twice"),
+        ("a b:admin:HASH", "line 1: a name has"),
+        (":admin:HASH", "line 1: a name has"),
         ("session-key:AAAA", "line 1: the session key has less than 32 bytes"),
         ("session-key:~~~", "line 1: no base64"),
         ("alice:admin:scrypt:16777216:8:8:AAAAAAAAAAAAAAAA:AAAA", "line 1: scrypt parameters out of range"),
@@ -76,7 +76,7 @@ def test_without_a_key_in_the_file_there_is_a_new_one_for_each_process() -> None
 )
 def test_a_bad_line_is_named(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match="line") as caught:
-        Users.parse(text)
+        Users.parse(text.replace("HASH", str(ALICE.password)))
     assert str(caught.value).startswith(reason)
 
 
