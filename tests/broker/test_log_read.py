@@ -54,6 +54,26 @@ def test_info_without_a_topic_lists_all(nsqd: Nsqd, topic: str) -> None:
     assert mine == {key: found[key] for key in ("topic", "first", "next", "count")}
 
 
+def test_info_without_a_topic_shows_who_reads_by_range(nsqd: Nsqd, topic: str) -> None:
+    _publish(nsqd, topic, 3)
+    seq = info(nsqd, topic)["first"] + 2
+    nsqd.post("/channel/create", topic=topic, channel="plain")
+    answer(nsqd, "POST", "/channel/commit", topic=topic, channel="query", owner="spark-1", seq=seq, ttl=60)
+    listed = answer(nsqd, "GET", "/log/info")
+    mine = next(entry for entry in listed["topics"] if entry["topic"] == topic)
+    (owned,) = mine["owned"]
+    assert 0 <= owned.pop("idle_s") < 60
+    assert owned == {"channel": "query", "owner": "spark-1", "position": seq, "ttl_s": 60}
+
+
+def test_info_without_a_topic_tells_of_the_disk(make_nsqd: Callable[..., Nsqd]) -> None:
+    daemon = make_nsqd("--max-disk-bytes=1000000000")
+    _publish(daemon, "t", 3)
+    disk = answer(daemon, "GET", "/log/info")["disk"]
+    assert 0 < disk["free_bytes"] < disk["total_bytes"]
+    assert info(daemon, "t")["bytes"] <= disk["used_bytes"] < disk["limit_bytes"] == 1_000_000_000
+
+
 def test_every_answer_names_the_nsqd_and_the_name_stays(make_nsqd: Callable[..., Nsqd]) -> None:
     daemon = make_nsqd()
     _publish(daemon, "t", 3)

@@ -304,9 +304,14 @@ class Channel(Delivery):
             self.topic.nsqd.metadata_changed(self.ephemeral)
 
     @property
+    def owner_idle_ms(self) -> int:
+        """How long its owner by range has not been heard of; a start of nsqd counts as hearing of it."""
+        return now_ms() - self._owner_seen_ms
+
+    @property
     def is_abandoned(self) -> bool:
         """Its owner by range has not been heard of for longer than it asked for."""
-        return bool(self.owner and self.owner_ttl_ms and now_ms() - self._owner_seen_ms > self.owner_ttl_ms)
+        return bool(self.owner and self.owner_ttl_ms and self.owner_idle_ms > self.owner_ttl_ms)
 
     def close(self) -> None:
         """At a clean stop: keeps attempts, due times and what was finished out of order."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from nsquark.broker.channel import Channel
 from nsquark.broker.http.arguments import INT64_MAX, Arguments, Refusal, extra_headers, invalid
 from nsquark.broker.http.auth import HttpAuth, Rule
 from nsquark.broker.http.log_append import AppendApi
 from nsquark.broker.http.log_positions import ChannelPositions
+from nsquark.broker.observe.stats import Pace
 from nsquark.broker.places import NoPlace, Places
 from nsquark.broker.topic import Topic
 from nsquark.log.range_plan import Part, plan
@@ -110,7 +113,25 @@ class LogApi:
 
     async def list(self, arguments: Arguments, request: Request) -> dict[str, Any]:
         allowed = await self._auth.among(self.nsqd.topics, request, READ)
-        return {"topics": [_heads(topic) for topic in self.nsqd.topics.values() if topic.name in allowed]}
+        pace = Pace()
+        topics = []
+        for topic in list(self.nsqd.topics.values()):
+            if topic.name in allowed:
+                owned = [_owned(channel) for channel in topic.channels.values() if channel.owner]
+                topics.append({**_heads(topic), **({"owned": owned} if owned else {})})
+            await pace.step()
+        return {"topics": topics, "disk": await self.in_thread(self._disk)}
+
+    def _disk(self) -> dict[str, int]:
+        """The disk below the data path, and how much of it is ours."""
+        nsqd = self.nsqd
+        room = os.statvfs(nsqd.data.path)
+        return {
+            "free_bytes": room.f_bavail * room.f_frsize,
+            "total_bytes": (room.f_blocks - room.f_bfree + room.f_bavail) * room.f_frsize,
+            "used_bytes": nsqd.logs.disk_bytes,
+            "limit_bytes": nsqd.options.max_disk_bytes,
+        }
 
     async def info(self, arguments: Arguments, request: Request) -> dict[str, Any]:
         topic = arguments.topic()
@@ -239,6 +260,17 @@ async def _until_beyond(topic: Topic, after: int, wait_s: float, ended: asyncio.
 def _heads(topic: Topic) -> dict[str, Any]:
     extents = topic.log.extents
     return {"topic": topic.name, "first": extents.first, "next": topic.log.head, "count": extents.count}
+
+
+def _owned(channel: Channel) -> dict[str, Any]:
+    """A channel that is read by range: how far its owner is, and how long ago it was heard of."""
+    return {
+        "channel": channel.name,
+        "owner": channel.owner,
+        "position": channel.topic.log.extents.at_or_after(channel.ledger.floor),
+        "ttl_s": channel.owner_ttl_ms / 1000,
+        "idle_s": channel.owner_idle_ms / 1000,
+    }
 
 
 def _info(topic: Topic) -> dict[str, Any]:
