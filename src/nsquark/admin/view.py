@@ -16,8 +16,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from nsquark.admin import format as figures
+from nsquark.admin.snapshot import ClientInfo
 
 SeriesKey = tuple[str, ...]
+CLIENT_ROWS_MAX: Final = 500
 
 
 class Crumb(NamedTuple):
@@ -70,6 +72,11 @@ class Rows:
     rows: Sequence[Row]
 
 
+def client_rows(clients: Sequence[ClientInfo]) -> Rows:
+    rows = [Row(f"{client.node}/{client.remote_address}", client) for client in clients[:CLIENT_ROWS_MAX]]
+    return Rows("clients", "client_row", rows)
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     template: str
@@ -85,6 +92,8 @@ class View:
     """Drawn as charts."""
     sparks: tuple[SeriesKey, ...] = ()
     """Drawn small, in rows: their history is kept while somebody looks."""
+    client_watch: tuple[str, ...] = ()
+    """Topic and channel, or two empty words and a node, whose clients are shown."""
     crumbs: tuple[Crumb, ...] = ()
     status: int = 200
     scripts: tuple[str, ...] = ()

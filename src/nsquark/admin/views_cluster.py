@@ -9,7 +9,7 @@ from typing import Final
 from nsquark.admin.snapshot import ChannelOnNode, Node, SparkQuery, Topic, TopicOnNode
 from nsquark.admin.sparks import spark_values
 from nsquark.admin.state import State
-from nsquark.admin.view import Chart, Crumb, Line, Row, Rows, View, series_of
+from nsquark.admin.view import Chart, Crumb, Line, Row, Rows, View, client_rows, series_of
 
 BUSIEST_SHOWN_MAX: Final = 8
 TOPIC_ROWS_MAX: Final = 300
@@ -165,8 +165,12 @@ def node(state: State, address: str) -> View | None:
             "topics_shown": len(listed),
         },
         blocks=("failures", "status", "tiles", "facts"),
-        lists=(Rows("topics", "topic_row", [Row(row.key, row) for row in rows]),),
+        lists=(
+            Rows("topics", "topic_row", [Row(row.key, row) for row in rows]),
+            client_rows(state.seen_clients("", "", address)),
+        ),
         series=series_of(charts),
+        client_watch=("", "", address),
     )
 
 

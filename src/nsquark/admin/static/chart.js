@@ -17,7 +17,7 @@ const PIXELS_PER_TIME_LABEL = 90;
 const charts = new Set();
 const span = () => Number(localStorage.getItem(SPAN_KEY)) || 900;
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
-const clockSeconds = new Intl.DateTimeFormat(undefined, { minute: "2-digit", second: "2-digit" });
+const clockSeconds = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 
 class TimeChart extends HTMLElement {
   static observedAttributes = ["lines"];
