@@ -135,6 +135,25 @@ async def test_a_restarted_nsqlookupd_is_filled_again_unasked(
     await soon(lambda: own(lookupd, "meanwhile") and own(lookupd, "t"))
 
 
+async def test_what_waits_for_a_stalled_nsqlookupd_is_bounded_and_all_is_told_in_the_end(
+    nsqd: Cluster, lookupd: Nsqlookupd
+) -> None:
+    with FaultProxy(lookupd.tcp) as proxy:
+        nsqd.peers.start([f"127.0.0.1:{proxy.address[1]}"])
+        nsqd.add("first")
+        await soon(lambda: own(lookupd, "first"))
+        proxy.stall()
+        for _ in range(lookup.COMMANDS_WAITING_MAX):
+            nsqd.add("passing")
+            nsqd.remove("passing")
+        nsqd.add("last")
+        (peer,) = nsqd.peers._peers.values()
+        assert len(peer._commands) <= lookup.COMMANDS_WAITING_MAX
+        assert "commands wait - connecting anew" in nsqd.lines.text
+        proxy.resume()
+        await soon(lambda: own(lookupd, "last") and own(lookupd, "first") and not own(lookupd, "passing"))
+
+
 async def test_a_command_tries_again_at_once(nsqd: Cluster, lookupd: Nsqlookupd) -> None:
     with FaultProxy(lookupd.tcp) as proxy:
         proxy.refusing = True

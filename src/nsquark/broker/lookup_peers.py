@@ -32,6 +32,9 @@ COMMAND_RETRY_S_MIN = 0.25
 PIPELINE_COMMANDS_MAX = 100
 """Sent before their replies are awaited: a thousand topics then cost ten round trips, not a thousand."""
 
+COMMANDS_WAITING_MAX = 10_000
+"""For one nsqlookupd. With more it is connected to anew: that says in fewer commands what this nsqd carries."""
+
 SIZE_BYTES = 4
 
 Registration = tuple[str, str | None]
@@ -151,6 +154,10 @@ class LookupPeer:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def tell(self, command: str) -> None:
+        """Sends the command as soon as may be."""
+        if len(self._commands) >= COMMANDS_WAITING_MAX:
+            self._commands.clear()
+            self._fail(f"{COMMANDS_WAITING_MAX} commands wait", "connecting anew")
         self._commands.append(command)
         self._wake.set()
 
@@ -173,7 +180,7 @@ class LookupPeer:
                     if time.monotonic() - connected_at >= retry_s:
                         retry_s = RETRY_S_MIN
                     waiting = 0
-                for _ in range(waiting):
+                for _ in range(min(waiting, len(self._commands))):
                     self._commands.popleft()
                 await self._pause(retry_s)
                 retry_s = min(2 * retry_s, PING_INTERVAL_S)

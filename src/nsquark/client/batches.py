@@ -8,11 +8,8 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Self, overload
 
-from nsquark.base.logs import library_log
 from nsquark.client.errors import ConfigError
 from nsquark.client.message import Message, OrRaise
-
-log = library_log("nsquark.client")
 
 
 class Batch(Sequence[Message]):
@@ -79,7 +76,7 @@ class Batch(Sequence[Message]):
     def settle(self, error: BaseException | None) -> bool:
         """Answers what is unanswered for how its handling ended. True if the error is dealt with."""
         if isinstance(error, Exception):
-            log.error("a batch of %d messages failed", len(self), exc_info=error)
+            self._messages[0].subscription.log.error("a batch of %d messages failed", len(self), exc_info=error)
         return self.answer_for(error)
 
     def answer_for(self, error: BaseException | None) -> bool:

@@ -112,7 +112,7 @@ class Producer:
         await self._send_when_room(self._pub(topic, body, packing))
 
     async def multi_publish(self, topic: str, bodies: Iterable[Any] | MpubBody, **packing: Unpack[Packing]) -> None:
-        """Publishes all or none of the messages, in one command.
+        """Publishes all of the messages or none, if they are at most 65,536, in one command.
 
         topic: its name.
         bodies: of the messages, each as of `publish`.
