@@ -8,7 +8,8 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 KERNEL = Path("src/nsquark/kernel")
-KERNEL_MODULES = sorted(path.stem for path in KERNEL.glob("*.py") if path.stem != "__init__")
+# The functions of bytes.pxd are compiled into the modules that use them.
+KERNEL_MODULES = sorted(path.stem for path in KERNEL.glob("*.py") if path.stem not in ("__init__", "bytes"))
 
 
 class BuildIfPossible(build_ext):
@@ -32,7 +33,8 @@ setup(
             Extension(
                 f"nsquark.kernel.{name}",
                 [str(KERNEL / f"{name}.py")],
-                extra_compile_args=["-O3"],
+                extra_compile_args=["-O3", "-g0"],
+                extra_link_args=["-Wl,--strip-debug"],
             )
             for name in KERNEL_MODULES
         ],

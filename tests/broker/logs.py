@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness import Nsqd, mpub_messages
-from nsquark.kernel.records import SEQ_MASK
 from nsquark.wire.batch_format import HEADER_BYTES, Batch, scan
+from nsquark.wire.record import SEQ_MASK
 
 
 @dataclass(frozen=True)

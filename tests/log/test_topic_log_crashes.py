@@ -133,16 +133,16 @@ def test_a_channel_in_a_slot_used_before_survives_a_crash(tmp_path: Path) -> Non
     cursors = CursorFile(make_shared(), tmp_path / "cursors")
     cursors.load()
     topic = cursors.topic_slot()
-    topic.rest = b"t"
+    topic.state = b"t"
     cursors.write(topic)
     old = cursors.new_slot()
-    old.rest = b"old"
+    old.state = b"old"
     for position in range(10):
         old.position = position
         cursors.write(old)
     cursors.free(old)
     new = cursors.new_slot()
-    new.rest, new.position = b"new", 77
+    new.state, new.position = b"new", 77
     assert new.index == old.index
     cursors.write(new)
     found = CursorFile(make_shared(), tmp_path / "cursors").load()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from nsquark.base.clock import now_ms
 from nsquark.broker.topology import Closeness, TopologyCounts
+from nsquark.wire.record import ATTEMPTS_AT, ID_AT
 
 if TYPE_CHECKING:
     from nsquark.broker.observe.latency import LatencyWindow
@@ -246,7 +247,7 @@ class Delivery:
             attempts = self.ledger.retake(session.consumer, seq, now)
             if self.latency is not None:
                 self.ledger.stamp(seq, record)
-            pieces.append(b"".join((record[:16], attempts.to_bytes(2, "big"), record[18:])))
+            pieces.append(b"".join((record[:ATTEMPTS_AT], attempts.to_bytes(2, "big"), record[ID_AT:])))
         if pieces:
             session.send(b"".join(pieces))
         return len(pieces)

@@ -18,15 +18,12 @@ from nsquark.kernel.journal import JOURNAL_FINISHED, JOURNAL_RECORD
 from nsquark.log.files import DIRECTORY_MODE, sync_directory, write_atomically
 from nsquark.log.nsq_import.diskqueue import DiskQueueWriter
 from nsquark.log.sequences import LEASE_SEQS_MIN
+from nsquark.wire.record import ATTEMPTS_AT, BODY_AT, ID_AT, TIMESTAMP_AT, message_id
 
 if TYPE_CHECKING:
     from nsquark.broker.channel import Channel
     from nsquark.broker.nsqd import Nsqd
     from nsquark.broker.topic import Topic
-
-SEQ_BITS = 53
-TIMESTAMP, MESSAGE_ID, BODY = 8, 18, 34
-"""Where these start in a record of our log."""
 
 Range = tuple[int, int]
 
@@ -135,12 +132,12 @@ class NsqExport:
         if not self._seqs:
             self._seqs = range(*self.nsqd.logs.sequences.lease(LEASE_SEQS_MIN))
         seq, self._seqs = self._seqs[0], self._seqs[1:]
-        return b"%016x" % (self.nsqd.logs.node_id << SEQ_BITS | seq)
+        return message_id(self.nsqd.logs.node_id, seq)
 
 
 def _message(record: memoryview, attempts: int) -> tuple[int, int, bytes, memoryview]:
-    timestamp_ns = int.from_bytes(record[TIMESTAMP : TIMESTAMP + 8], "big")
-    return timestamp_ns, attempts, bytes(record[MESSAGE_ID:BODY]), record[BODY:]
+    timestamp_ns = int.from_bytes(record[TIMESTAMP_AT:ATTEMPTS_AT], "big")
+    return timestamp_ns, attempts, bytes(record[ID_AT:BODY_AT]), record[BODY_AT:]
 
 
 def _known(channel: Channel) -> tuple[dict[int, int], list[Range]]:

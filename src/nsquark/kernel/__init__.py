@@ -10,6 +10,7 @@ PURE_VARIABLE = "NSQUARK_PURE"
 """Set to 1 to run the kernel interpreted although it was compiled."""
 
 MODULES = (
+    "bytes",
     "records",
     "extents",
     "batch",

@@ -7,18 +7,22 @@ the buffers that pyarrow wraps without copying.
 
 import cython
 
+from nsquark.wire import record
+from nsquark.wire.frames import FrameType
+
 if cython.compiled:
-    from cython.cimports.libc.string import memcpy
+    from cython.cimports.nsquark.kernel.bytes import copy, i64, u32
+else:
+    from nsquark.kernel.bytes import copy, i64, u32
 
 # Declared, not annotated: an annotated global stays a Python object in the compiled form.
-_SIZE_BYTES = cython.declare(cython.longlong, 4)
-_HEADER_BYTES = cython.declare(cython.longlong, 34)
-_TIMESTAMP_AT = cython.declare(cython.longlong, 8)
-_ID_AT = cython.declare(cython.longlong, 18)
-_ID_BYTES = cython.declare(cython.longlong, 16)
-_MESSAGE_TYPE = cython.declare(cython.longlong, 2)
-_SIGN_BIT = cython.declare(cython.longlong, 1 << 31)
-_WORD = cython.declare(cython.longlong, 1 << 32)
+_SIZE_BYTES = cython.declare(cython.longlong, record.SIZE_BYTES)
+_TYPE_AT = cython.declare(cython.longlong, record.TYPE_AT)
+_TIMESTAMP_AT = cython.declare(cython.longlong, record.TIMESTAMP_AT)
+_ID_AT = cython.declare(cython.longlong, record.ID_AT)
+_ID_BYTES = cython.declare(cython.longlong, record.ID_BYTES)
+_BODY_AT = cython.declare(cython.longlong, record.BODY_AT)
+_MESSAGE_TYPE = cython.declare(cython.longlong, FrameType.MESSAGE)
 _NS_PER_US = cython.declare(cython.longlong, 1000)
 
 
@@ -29,25 +33,9 @@ class RecordError(ValueError):
 @cython.cfunc
 @cython.inline
 @cython.exceptval(check=False)
-def _u32(data: cython.const[cython.uchar][::1], pos: cython.longlong) -> cython.longlong:
-    if cython.compiled:
-        return (
-            (cython.cast(cython.longlong, data[pos]) << 24)
-            | (cython.cast(cython.longlong, data[pos + 1]) << 16)
-            | (cython.cast(cython.longlong, data[pos + 2]) << 8)
-            | cython.cast(cython.longlong, data[pos + 3])
-        )
-    else:
-        return int.from_bytes(data[pos : pos + 4], "big")
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
 def _microseconds(data: cython.const[cython.uchar][::1], pos: cython.longlong) -> cython.longlong:
     """An int64 of nanoseconds, rounded down; division rounds towards zero when compiled, down when interpreted."""
-    high: cython.longlong = _u32(data, pos)
-    ns: cython.longlong = (high - _WORD if high >= _SIGN_BIT else high) * _WORD + _u32(data, pos + 4)
+    ns: cython.longlong = i64(data, pos)
     return ns // _NS_PER_US if ns >= 0 else -((_NS_PER_US - 1 - ns) // _NS_PER_US)
 
 
@@ -133,13 +121,13 @@ class ColumnBuilder:
         if start < 0 or end < start or end > len(data):
             raise ValueError(f"valid range {start}..{end} does not lie in a buffer of {len(data)} bytes")
         while pos < end:
-            if end - pos < _HEADER_BYTES:
+            if end - pos < _BODY_AT:
                 raise RecordError(f"{end - pos} bytes are left over after message {seq - 1}")
-            after = pos + _SIZE_BYTES + _u32(data, pos)
-            if after < pos + _HEADER_BYTES or after > end or _u32(data, pos + _SIZE_BYTES) != _MESSAGE_TYPE:
+            after = pos + _SIZE_BYTES + u32(data, pos)
+            if after < pos + _BODY_AT or after > end or u32(data, pos + _TYPE_AT) != _MESSAGE_TYPE:
                 raise RecordError(f"message {seq} is no record of a message")
             if self.low <= seq < self.high:
-                size = after - pos - _HEADER_BYTES if self.with_bodies else 0
+                size = after - pos - _BODY_AT if self.with_bodies else 0
                 if not self._has_room(size):
                     break
                 self._put(data, pos, size, seq)
@@ -171,13 +159,8 @@ class ColumnBuilder:
             self._room_for_bodies(size)
         self._seqs[row] = seq
         self._times[row] = _microseconds(data, pos + _TIMESTAMP_AT)
-        if cython.compiled:
-            memcpy(cython.address(self._ids[id_at]), cython.address(data[pos + _ID_AT]), 16)
-            if size > 0:
-                memcpy(cython.address(self._bodies[body_at]), cython.address(data[pos + _HEADER_BYTES]), size)
-        else:
-            self._ids[id_at : id_at + 16] = data[pos + _ID_AT : pos + _ID_AT + 16]
-            self._bodies[body_at : body_at + size] = data[pos + _HEADER_BYTES : pos + _HEADER_BYTES + size]
+        copy(self._ids, id_at, data, pos + _ID_AT, _ID_BYTES)
+        copy(self._bodies, body_at, data, pos + _BODY_AT, size)
         self.rows = row + 1
         self.body_bytes = body_at + size
         self._offsets[row + 1] = cython.cast(cython.int, self.body_bytes)

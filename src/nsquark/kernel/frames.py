@@ -10,8 +10,13 @@ answers each message with FIN, and must not be slower than the broker it measure
 
 import cython
 
+from nsquark.wire import record
+from nsquark.wire.frames import MESSAGE_HEADER_BYTES, FrameType
+
 if cython.compiled:
-    from cython.cimports.libc.string import memcpy
+    from cython.cimports.nsquark.kernel.bytes import copy, i32, i64
+else:
+    from nsquark.kernel.bytes import copy, i32, i64
 
 FRAME_SIZE_MAX_BYTES = 64 << 20
 """Far above any sane --max-msg-size: a larger size means that the peer does not speak this protocol."""
@@ -19,49 +24,16 @@ FRAME_SIZE_MAX_BYTES = 64 << 20
 FIN_COMMAND_BYTES = 21
 
 # Declared, not annotated: an annotated global stays a Python object in the compiled form.
-_PREFIX_BYTES = cython.declare(cython.longlong, 8)
-_MESSAGE_HEADER_BYTES = cython.declare(cython.longlong, 26)
-_ID_OFFSET_BYTES = cython.declare(cython.longlong, 18)
-_ID_BYTES = cython.declare(cython.longlong, 16)
+_PREFIX_BYTES = cython.declare(cython.longlong, record.TIMESTAMP_AT)
+_MESSAGE_HEADER_BYTES = cython.declare(cython.longlong, MESSAGE_HEADER_BYTES)
+_ID_AT = cython.declare(cython.longlong, record.ID_AT)
+_ID_BYTES = cython.declare(cython.longlong, record.ID_BYTES)
 _FIN_BYTES = cython.declare(cython.longlong, FIN_COMMAND_BYTES)
-_MESSAGE_TYPE = cython.declare(cython.longlong, 2)
-_SIGN_BIT = cython.declare(cython.longlong, 1 << 31)
-_WORD = cython.declare(cython.longlong, 1 << 32)
+_MESSAGE_TYPE = cython.declare(cython.longlong, FrameType.MESSAGE)
 
 
 class FrameError(ValueError):
     """What arrived is not a frame of NSQ's protocol; where the next one would start is unknown."""
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _u32(data: cython.const[cython.uchar][::1], pos: cython.longlong) -> cython.longlong:
-    if cython.compiled:
-        return (
-            (cython.cast(cython.longlong, data[pos]) << 24)
-            | (cython.cast(cython.longlong, data[pos + 1]) << 16)
-            | (cython.cast(cython.longlong, data[pos + 2]) << 8)
-            | cython.cast(cython.longlong, data[pos + 3])
-        )
-    else:
-        return int.from_bytes(data[pos : pos + 4], "big")  # casts would cost microseconds here
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _i32(data: cython.const[cython.uchar][::1], pos: cython.longlong) -> cython.longlong:
-    value: cython.longlong = _u32(data, pos)
-    # Subtracting, not casting: the interpreted form has no 32-bit wrap-around.
-    return value - _WORD if value >= _SIGN_BIT else value
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _i64(data: cython.const[cython.uchar][::1], pos: cython.longlong) -> cython.longlong:
-    return _i32(data, pos) * _WORD + _u32(data, pos + 4)
 
 
 @cython.cfunc
@@ -92,7 +64,7 @@ def _check_frame(size: cython.longlong, kind: cython.longlong, size_max: cython.
     if size > size_max:
         raise FrameError(f"frame size {size} is above the limit of {size_max} bytes")
     if kind == _MESSAGE_TYPE and size < 4 + _MESSAGE_HEADER_BYTES:
-        raise FrameError(f"message frame of size {size} is too short for its header of 26 bytes")
+        raise FrameError(f"message frame of size {size} is too short for its header of {MESSAGE_HEADER_BYTES} bytes")
     return 0
 
 
@@ -125,8 +97,8 @@ class FrameScanner:
         _check_range(start, end, len(data))
         self.wanted_bytes = 0
         while end - pos >= _PREFIX_BYTES:
-            size = _i32(data, pos)
-            kind = _i32(data, pos + 4)
+            size = i32(data, pos)
+            kind = i32(data, pos + 4)
             _check_frame(size, kind, self.size_max)
             after = pos + 4 + size
             if after > end:
@@ -137,7 +109,7 @@ class FrameScanner:
                 body = pos + _MESSAGE_HEADER_BYTES
                 messages.append(
                     (
-                        _i64(data, pos),
+                        i64(data, pos),
                         (data[pos + 8] << 8) | data[pos + 9],
                         _copied(data, body - _ID_BYTES, body),
                         _copied(data, body, after),
@@ -171,8 +143,8 @@ def finish_all(
     size_max: cython.longlong = FRAME_SIZE_MAX_BYTES
     _check_range(start, end, len(data))
     while end - pos >= _PREFIX_BYTES:
-        size = _i32(data, pos)
-        kind = _i32(data, pos + 4)
+        size = i32(data, pos)
+        kind = i32(data, pos + 4)
         _check_frame(size, kind, size_max)
         after = pos + 4 + size
         if after > end:
@@ -180,7 +152,7 @@ def finish_all(
         if kind == _MESSAGE_TYPE:
             if written + _FIN_BYTES > room:
                 break
-            _put_fin(out, written, data, pos + _ID_OFFSET_BYTES)
+            _put_fin(out, written, data, pos + _ID_AT)
             written += _FIN_BYTES
             messages += 1
         else:
@@ -202,8 +174,5 @@ def _put_fin(
     out[at + 1] = 73  # I
     out[at + 2] = 78  # N
     out[at + 3] = 32  # space
-    if cython.compiled:
-        memcpy(cython.address(out[at + 4]), cython.address(data[id_at]), 16)
-    else:
-        out[at + 4 : at + 20] = data[id_at : id_at + 16]
+    copy(out, at + 4, data, id_at, _ID_BYTES)
     out[at + 20] = 10  # LF

@@ -8,6 +8,11 @@ from struct import Struct
 
 import cython
 
+if cython.compiled:
+    from cython.cimports.nsquark.kernel.bytes import little_u64
+else:
+    from nsquark.kernel.bytes import little_u64
+
 JOURNAL_REQUEUED = 1  # holds while the message is not below the floor
 JOURNAL_PARKED = 2  # holds until a JOURNAL_FINISHED
 JOURNAL_FINISHED = 3  # `span` messages from the sequence number on
@@ -49,17 +54,6 @@ def _check(
     return (((mixed ^ (mixed >> 32)) * _LAST_MIX) & _BITS) >> 32
 
 
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _word(data: cython.uchar[::1], pos: cython.longlong) -> cython.ulonglong:
-    value: cython.ulonglong = 0
-    index: cython.int
-    for index in range(8):
-        value = (value << 8) | data[pos + 7 - index]
-    return value
-
-
 def keep_intact(records: bytearray) -> int:
     """Takes out what is no intact record, in place; how many there were, a part of one at the end included."""
     size = len(records)
@@ -77,8 +71,10 @@ def _compact(data: cython.uchar[::1], size: cython.longlong) -> cython.longlong:
     head: cython.ulonglong
     index: cython.int
     while pos + RECORD_BYTES <= size:
-        head = _word(data, pos)
-        if head & 0xFFFFFFFF == _check(head >> 32, _word(data, pos + 8), _word(data, pos + 16), _word(data, pos + 24)):
+        head = little_u64(data, pos)
+        if head & 0xFFFFFFFF == _check(
+            head >> 32, little_u64(data, pos + 8), little_u64(data, pos + 16), little_u64(data, pos + 24)
+        ):
             if kept != pos:
                 for index in range(RECORD_BYTES):
                     data[kept + index] = data[pos + index]

@@ -11,16 +11,21 @@ from heapq import heappop, heappush
 import cython
 
 from nsquark.kernel.journal import JOURNAL_FINISHED, JOURNAL_PARKED, JOURNAL_RECORD, JOURNAL_REQUEUED
+from nsquark.wire import record as record_layout
 
 if cython.compiled:
+    from cython.cimports.nsquark.kernel.bytes import i64, little_u64, u32
     from cython.cimports.nsquark.kernel.journal import record
 else:
+    from nsquark.kernel.bytes import i64, little_u64, u32
     from nsquark.kernel.journal import record
 
 BLOCK_BITS = cython.declare(cython.int, 12)
 BLOCK_SLOTS = cython.declare(cython.int, 4096)
 SLOT_MASK = cython.declare(cython.int, 4095)
-SEQ_MASK = cython.declare(cython.longlong, (1 << 53) - 1)
+SEQ_MASK = cython.declare(cython.longlong, record_layout.SEQ_MASK)
+SIZE_BYTES = cython.declare(cython.longlong, record_layout.SIZE_BYTES)
+TIMESTAMP_AT = cython.declare(cython.longlong, record_layout.TIMESTAMP_AT)
 NEVER = cython.declare(cython.longlong, (1 << 62))
 
 FREE = cython.declare(cython.int, 0)
@@ -397,19 +402,11 @@ class Ledger:
         """Notes the publish times of messages just taken, the first of which is `seq`, from their records."""
         pos: cython.longlong = 0
         end: cython.longlong = len(records)
-        at: cython.longlong
-        value: cython.longlong
         block: Block
         while pos < end:
-            value = 0
-            for at in range(pos + 8, pos + 16):
-                value = (value << 8) | records[at]
             block = self._find(seq)
-            block.published[block.index(seq & SLOT_MASK)] = value
-            value = 0
-            for at in range(pos, pos + 4):
-                value = (value << 8) | records[at]
-            pos += 4 + value
+            block.published[block.index(seq & SLOT_MASK)] = i64(records, pos + TIMESTAMP_AT)
+            pos += SIZE_BYTES + u32(records, pos)
             seq += 1
 
     def discard(self, seq: cython.longlong) -> None:
@@ -796,9 +793,9 @@ class Ledger:
         self._seen_ms = now_ms
         while pos < end:
             kind = data[pos + 4]
-            at = _u64(data, pos + 8)
+            at = little_u64(data, pos + 8)
             if kind == FINISHED_KIND:
-                stop = at + _u64(data, pos + 24)
+                stop = at + little_u64(data, pos + 24)
                 while at < stop:
                     if at < self.floor and self._find(at) is None:
                         at = min(self.floor, ((at >> BLOCK_BITS) + 1) << BLOCK_BITS)
@@ -807,9 +804,9 @@ class Ledger:
                         self._restore_finished(at)
                     at += 1
             elif (at >= self.floor or kind == PARKED_KIND) and (_exists(starts, ends, at) or at in kept):
-                due_ms = _u64(data, pos + 16) - self.wall_offset_ms
-                if due_ms - now_ms > _u64(data, pos + 24):
-                    due_ms = now_ms + _u64(data, pos + 24)
+                due_ms = little_u64(data, pos + 16) - self.wall_offset_ms
+                if due_ms - now_ms > little_u64(data, pos + 24):
+                    due_ms = now_ms + little_u64(data, pos + 24)
                     brought_forward += 1
                 self._restore_waiting(at, data[pos + 6] | (data[pos + 7] << 8), due_ms, now_ms)
                 if kind == PARKED_KIND:
@@ -1060,16 +1057,6 @@ class Ledger:
             due_ms,
             left_ms if left_ms > 0 else 0,
         )
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _u64(data: cython.uchar[::1], pos: cython.longlong) -> cython.longlong:
-    value: cython.longlong = 0
-    index: cython.int
-    for index in range(8):
-        value = (value << 8) | data[pos + 7 - index]
-    return value
 
 
 def _column(ranges: object, ends: bool) -> object:

@@ -9,11 +9,16 @@ import sys
 
 import cython
 
+from nsquark.wire import record
+
 if cython.compiled:
     from cython.cimports.libc.string import memcpy
+    from cython.cimports.nsquark.kernel.bytes import copy, put
+else:
+    from nsquark.kernel.bytes import copy, put
 
 _COUNT_BYTES = cython.declare(cython.longlong, 4)
-_SIZE_BYTES = cython.declare(cython.longlong, 4)
+_SIZE_BYTES = cython.declare(cython.longlong, record.SIZE_BYTES)
 _WORD_BYTES = cython.declare(cython.longlong, 8)
 _MASK = cython.declare(cython.ulonglong, (1 << 64) - 1)
 _ODD_1 = cython.declare(cython.ulonglong, 0x9E3779B97F4A7C15)
@@ -79,10 +84,10 @@ def pack_bodies(bodies: list) -> bytes:
         size += _SIZE_BYTES + length
     packed = bytearray(size)
     out = packed
-    _put_u32(out, 0, len(bodies))
+    put(out, 0, len(bodies), 4)
     for body in bodies:
         length = len(body)
-        _put_u32(out, pos, length)
+        put(out, pos, length, 4)
         pos += _SIZE_BYTES
         if cython.compiled:
             memcpy(cython.address(out[pos]), cython.cast(cython.p_char, body), length)
@@ -105,29 +110,15 @@ def _fill(
     row: cython.longlong = first
     start: cython.longlong
     size: cython.longlong
-    _put_u32(out, 0, last - first)
+    put(out, 0, last - first, 4)
     while row < last:
         start = offsets[row]
         size = offsets[row + 1] - start
-        _put_u32(out, pos, size)
+        put(out, pos, size, 4)
         pos += _SIZE_BYTES
-        if cython.compiled:
-            if size:
-                memcpy(cython.address(out[pos]), cython.address(data[start]), size)
-        else:
-            out[pos : pos + size] = data[start : start + size]
+        copy(out, pos, data, start, size)
         pos += size
         row += 1
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _put_u32(out: cython.uchar[::1], pos: cython.longlong, value: cython.longlong) -> cython.void:
-    out[pos] = (value >> 24) & 255
-    out[pos + 1] = (value >> 16) & 255
-    out[pos + 2] = (value >> 8) & 255
-    out[pos + 3] = value & 255
 
 
 def hash_rows(
@@ -230,12 +221,9 @@ def size_lines(
     while used < size:
         if at == end or data[at] == _NEWLINE:
             if at > start:
-                _put_u32(out, used, at - start)
+                put(out, used, at - start, 4)
                 used += _SIZE_BYTES
-                if cython.compiled:
-                    memcpy(cython.address(out[used]), cython.address(data[start]), at - start)
-                else:
-                    out[used : used + at - start] = data[start:at]
+                copy(out, used, data, start, at - start)
                 used += at - start
             start = at + 1
         at += 1

@@ -13,9 +13,11 @@ from time import time_ns
 import cython
 
 if cython.compiled:
+    from cython.cimports.nsquark.kernel.bytes import u32
     from cython.cimports.nsquark.kernel.records import Chunk, measure_mpub
     from cython.cimports.nsquark.kernel.tail import Commit, Tail
 else:
+    from nsquark.kernel.bytes import u32
     from nsquark.kernel.records import Chunk, measure_mpub
     from nsquark.kernel.tail import Commit, Tail
 
@@ -224,14 +226,15 @@ class Intake:
         at: cython.longlong = pos + len(self._mpub_line)
         if at + 8 > end or not data.startswith(self._mpub_line, pos):
             return pos
-        size: cython.longlong = _u32(data, at)
-        count: cython.longlong = _u32(data, at + 4)
+        view: cython.const[cython.uchar][::1] = data
+        size: cython.longlong = u32(view, at)
+        count: cython.longlong = u32(view, at + 4)
         limit: cython.longlong = self._body_bytes_max
         if size == 0 or size > limit or count == 0 or count > (limit - 4) // MESSAGE_BYTES_MIN:
             return pos
         if count > _MPUB_WHOLE_MESSAGES_MAX:
             return pos
-        after: cython.longlong = measure_mpub(data, at + 8, end, count, self._message_bytes_max)[0]
+        after: cython.longlong = measure_mpub(view, at + 8, end, count, self._message_bytes_max)[0]
         if after < 0:
             return pos
         self._promise(self.log.append_sized(data, at + 8, after, count, time_ns()), "MPUB", count, 1)
@@ -288,15 +291,3 @@ class HttpIntake:
             return False  # it fails on the other way too, and is answered there
         self.replies.promise(commit, "", 1)
         return True
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _u32(data: bytearray, pos: cython.longlong) -> cython.longlong:
-    return (
-        (cython.cast(cython.longlong, data[pos]) << 24)
-        | (cython.cast(cython.longlong, data[pos + 1]) << 16)
-        | (cython.cast(cython.longlong, data[pos + 2]) << 8)
-        | cython.cast(cython.longlong, data[pos + 3])
-    )

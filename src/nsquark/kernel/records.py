@@ -1,60 +1,35 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Records in wire format, packed one after another, as a consumer gets them.
+"""Records (`wire/record.py`), packed one after another as a consumer gets them, so that delivering is sending a slice.
 
-A record is the frame of a message's first delivery:
-
-    u32 size | u32 frame type = 2 | i64 timestamp ns | u16 attempts = 1 | 16 bytes id, ascii hex | body
-
-so that delivering is sending a slice. The id is the node's bits and the sequence number in hex, so that
-`FIN id` finds its message by arithmetic. The C types are in records.pxd.
+The C types are in records.pxd.
 """
 
 import ctypes
 
 import cython
 
+from nsquark.wire import record
+from nsquark.wire.frames import FrameType
+
 if cython.compiled:
-    from cython.cimports.libc.string import memcpy
+    from cython.cimports.nsquark.kernel.bytes import copy, i32, i64, put, u32
+else:
+    from nsquark.kernel.bytes import copy, i32, i64, put, u32
 
-SEQ_BITS = 53
-SEQ_MASK = (1 << SEQ_BITS) - 1
-
-RECORD_OVERHEAD = cython.declare(cython.longlong, 34)
+TYPE_AT = cython.declare(cython.longlong, record.TYPE_AT)
+TIMESTAMP_AT = cython.declare(cython.longlong, record.TIMESTAMP_AT)
+ATTEMPTS_AT = cython.declare(cython.longlong, record.ATTEMPTS_AT)
+ID_AT = cython.declare(cython.longlong, record.ID_AT)
+BODY_AT = cython.declare(cython.longlong, record.BODY_AT)
+MESSAGE_TYPE = cython.declare(cython.longlong, FrameType.MESSAGE)
 
 POOLED_BYTES = cython.declare(cython.longlong, 1 << 20)
 SPARE_MAX = 4
-
-# Declared, since a literal of this size would be a Python object in the compiled form.
-INT32_END = cython.declare(cython.longlong, 1 << 31)
-UINT32_END = cython.declare(cython.longlong, 1 << 32)
 
 # Results of `measure_mpub` that are not a position.
 MPUB_INCOMPLETE = -1
 MPUB_BAD_SIZE = -2
 MPUB_TOO_BIG = -3
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _u32(data: cython.const[cython.uchar][::1], pos: cython.longlong) -> cython.longlong:
-    return (
-        (cython.cast(cython.longlong, data[pos]) << 24)
-        | (cython.cast(cython.longlong, data[pos + 1]) << 16)
-        | (cython.cast(cython.longlong, data[pos + 2]) << 8)
-        | cython.cast(cython.longlong, data[pos + 3])
-    )
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _put(data: cython.uchar[::1], pos: cython.longlong, value: cython.longlong, size: cython.int) -> cython.void:
-    shift: cython.int = 8 * (size - 1)
-    while shift >= 0:
-        data[pos] = cython.cast(cython.uchar, (value >> shift) & 255)
-        pos += 1
-        shift -= 8
 
 
 @cython.cfunc
@@ -81,22 +56,6 @@ def _increment_hex(data: cython.uchar[::1], pos: cython.longlong) -> cython.void
     data[pos] = 97 if data[pos] == 57 else data[pos] + 1
 
 
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _copy(
-    target: cython.uchar[::1],
-    target_pos: cython.longlong,
-    source: cython.const[cython.uchar][::1],
-    source_pos: cython.longlong,
-    size: cython.longlong,
-) -> cython.void:
-    if cython.compiled:
-        memcpy(cython.address(target[target_pos]), cython.address(source[source_pos]), size)
-    else:
-        target[target_pos : target_pos + size] = source[source_pos : source_pos + size]
-
-
 def measure_mpub(
     data: cython.const[cython.uchar][::1],
     pos: cython.longlong,
@@ -113,9 +72,7 @@ def measure_mpub(
     while index < count:
         if pos + 4 > end:
             return MPUB_INCOMPLETE, index, -1, pos
-        size = _u32(data, pos)
-        if size >= INT32_END:
-            size -= UINT32_END
+        size = i32(data, pos)
         if size <= 0:
             return MPUB_BAD_SIZE, index, size, pos
         if size > size_max:
@@ -174,7 +131,7 @@ class Chunk:
         self.used = 0
         self.resume = 0
         self.view = _memory(size)
-        self._id_bits = node_id << SEQ_BITS
+        self._id_bits = node_id << record.SEQ_BITS
         self._timestamp_ns = -1
         self._count_max = count_max
         self._size = size
@@ -189,7 +146,7 @@ class Chunk:
         timestamp_ns: cython.longlong,
     ) -> cython.bint:
         """One message with its body at `source[pos:pos + size]`; False when there is no room for it."""
-        if self.count >= self._count_max or self.used + RECORD_OVERHEAD + size > self._size:
+        if self.count >= self._count_max or self.used + BODY_AT + size > self._size:
             return False
         self._write(source, pos, size, timestamp_ns)
         return True
@@ -205,8 +162,8 @@ class Chunk:
         done: cython.longlong = 0
         size: cython.longlong
         while done < count and self.count < self._count_max:
-            size = _u32(source, pos)
-            if self.used + RECORD_OVERHEAD + size > self._size:
+            size = u32(source, pos)
+            if self.used + BODY_AT + size > self._size:
                 break
             self._write(source, pos + 4, size, timestamp_ns)
             pos += 4 + size
@@ -236,8 +193,8 @@ class Chunk:
             if index < line_bytes:
                 break
             at = pos + line_bytes
-            size = _u32(source, at)
-            if size == 0 or size > size_max or at + 4 + size > end or self.used + RECORD_OVERHEAD + size > self._size:
+            size = u32(source, at)
+            if size == 0 or size > size_max or at + 4 + size > end or self.used + BODY_AT + size > self._size:
                 break
             self._write(source, at + 4, size, timestamp_ns)
             pos = at + 4 + size
@@ -255,22 +212,22 @@ class Chunk:
         at: cython.longlong = self.used
         if self._timestamp_ns >= 0:
             # All but the size, the time and the last digits of the id is as in the record before.
-            _copy(self._data, at, self._data, self._offsets[self.count - 1], RECORD_OVERHEAD)
-            _put(self._data, at, RECORD_OVERHEAD - 4 + size, 4)
+            copy(self._data, at, self._data, self._offsets[self.count - 1], BODY_AT)
+            put(self._data, at, BODY_AT - 4 + size, 4)
             if timestamp_ns != self._timestamp_ns:
-                _put(self._data, at + 8, timestamp_ns, 8)
-            _increment_hex(self._data, at + 33)
+                put(self._data, at + TIMESTAMP_AT, timestamp_ns, 8)
+            _increment_hex(self._data, at + BODY_AT - 1)
         else:
-            _put(self._data, at, RECORD_OVERHEAD - 4 + size, 4)
-            _put(self._data, at + 4, 2, 4)
-            _put(self._data, at + 8, timestamp_ns, 8)
-            _put(self._data, at + 16, 1, 2)
-            _put_hex(self._data, at + 18, self._id_bits | (self.first_seq + self.count))
+            put(self._data, at, BODY_AT - 4 + size, 4)
+            put(self._data, at + TYPE_AT, MESSAGE_TYPE, 4)
+            put(self._data, at + TIMESTAMP_AT, timestamp_ns, 8)
+            put(self._data, at + ATTEMPTS_AT, 1, 2)
+            _put_hex(self._data, at + ID_AT, self._id_bits | (self.first_seq + self.count))
         self._timestamp_ns = timestamp_ns
-        _copy(self._data, at + RECORD_OVERHEAD, source, pos, size)
+        copy(self._data, at + BODY_AT, source, pos, size)
         self._offsets[self.count] = cython.cast(cython.uint, at)
         self.count += 1
-        self.used = at + RECORD_OVERHEAD + size
+        self.used = at + BODY_AT + size
         self._offsets[self.count] = cython.cast(cython.uint, self.used)
 
     def load(
@@ -288,12 +245,12 @@ class Chunk:
         end: cython.longlong = at + size
         stop: cython.longlong = index + count
         self._timestamp_ns = -1
-        _copy(self._data, at, source, pos, size)
+        copy(self._data, at, source, pos, size)
         while index < stop:
-            if at + RECORD_OVERHEAD > end:
+            if at + BODY_AT > end:
                 return False
             self._offsets[index] = cython.cast(cython.uint, at)
-            at += 4 + _u32(self._data, at)
+            at += 4 + u32(self._data, at)
             index += 1
         if at != end:
             return False
@@ -336,5 +293,4 @@ class Chunk:
 
     def timestamp(self, index: cython.longlong) -> cython.longlong:
         """When record `index` was published, in nanoseconds."""
-        at: cython.longlong = self._offsets[index] + 8
-        return (_u32(self._data, at) << 32) | _u32(self._data, at + 4)
+        return i64(self._data, self._offsets[index] + TIMESTAMP_AT)

@@ -1,8 +1,6 @@
 MPUB_INCOMPLETE: int
 MPUB_BAD_SIZE: int
 MPUB_TOO_BIG: int
-SEQ_BITS: int
-SEQ_MASK: int
 
 Buffer = bytes | bytearray | memoryview
 

@@ -13,7 +13,8 @@ from time import monotonic
 
 import cython
 
-from nsquark.kernel.batch import HEADER_BYTES as _HEADER_BYTES
+from nsquark.wire.batch_format import HEADER_BYTES as _HEADER_BYTES
+from nsquark.wire.record import RECORD_OVERHEAD_BYTES
 
 if cython.compiled:
     from cython.cimports.nsquark.kernel.batch import BatchFile
@@ -26,7 +27,7 @@ else:
 
 HEADER_BYTES = cython.declare(cython.longlong, _HEADER_BYTES)
 UNCOMMITTED_BYTES_MAX = cython.declare(cython.longlong, 8 << 20)
-RECORD_OVERHEAD = cython.declare(cython.longlong, 34)
+RECORD_OVERHEAD = cython.declare(cython.longlong, RECORD_OVERHEAD_BYTES)
 SLOW_WRITE_S = 0.005
 _SLOW_WRITE_S = cython.declare(cython.double, SLOW_WRITE_S)
 NO_TOKEN = bytes(16)

@@ -21,12 +21,13 @@ from pathlib import Path
 from xxhash import xxh3_64_intdigest
 
 from nsquark.log.files import FILE_MODE, read_surviving, sync_directory, write_all
+from nsquark.wire.record import SEQ_BITS
 
 LEASE_SEQS_MIN = 1 << 12
 LEASE_SEQS_MAX = 1 << 18
 RESERVE_SEQS = 1 << 26
 
-SEQS_END = 1 << 53
+SEQS_END = 1 << SEQ_BITS
 _EPOCH_2020_S = 1_577_836_800
 _CLOCK_END_S = 4_102_444_800
 """The year 2100: a clock behind this is taken for a wrong one. Its numbers are half of those that there are."""

@@ -17,12 +17,12 @@ from nsquark.kernel.records import Chunk
 from nsquark.log.durable import sync_data
 from nsquark.log.files import DIRECTORY_MODE, FILE_MODE, write_all
 from nsquark.log.sequences import Sequences
-from nsquark.log.topic_log import RECORD_BYTES
 from nsquark.log.writer import encode_header
 from nsquark.wire.batch_format import APPEND_ONCE, HEADER_BYTES, MORE_FOLLOWS, Batch
+from nsquark.wire.record import RECORD_OVERHEAD_BYTES, SIZE_BYTES
 
 STAGE_BYTES_MAX = 64 << 20
-"""Of one append, as it will be in the log: each message counts its body and 34 bytes."""
+"""Of one append, as it will be in the log: each message counts its body and RECORD_OVERHEAD_BYTES."""
 STAGED_BYTES_MAX = 1 << 30
 """Of all stages of an nsqd."""
 STAGES_MAX = 1000
@@ -41,7 +41,6 @@ PIECES_PER_WRITE_MAX = 1000
 """The system takes 1024."""
 DIRECTORY = "staged"
 COUNT_BYTES = 4
-SIZE_BYTES = 4
 
 
 class AppendTooBig(Exception):
@@ -212,7 +211,7 @@ def token_of(text: str) -> bytes:
 
 def log_bytes_of(body_bytes: int, count: int) -> int:
     """What a part's messages take in the log."""
-    return body_bytes - COUNT_BYTES + count * (RECORD_BYTES - SIZE_BYTES)
+    return body_bytes - COUNT_BYTES + count * (RECORD_OVERHEAD_BYTES - SIZE_BYTES)
 
 
 def write_part(part: StagedPart, body: bytes | bytearray) -> None:
@@ -296,11 +295,11 @@ class StagedAppend:
             while left:
                 if not left_in_span:
                     seq, left_in_span = next(spans)
-                size = int.from_bytes(body[pos : pos + SIZE_BYTES], "big") + RECORD_BYTES
-                rest = len(body) - pos + left * (RECORD_BYTES - SIZE_BYTES)
+                size = int.from_bytes(body[pos : pos + SIZE_BYTES], "big") + RECORD_OVERHEAD_BYTES
+                rest = len(body) - pos + left * (RECORD_OVERHEAD_BYTES - SIZE_BYTES)
                 most = min(left, left_in_span)
                 size = max(size, min(rest, BATCH_BYTES))
-                chunk = Chunk(self._node_id, seq, size, min(most, size // RECORD_BYTES + 1))
+                chunk = Chunk(self._node_id, seq, size, min(most, size // RECORD_OVERHEAD_BYTES + 1))
                 taken = chunk.append_sized(body, pos, most, self._timestamp_ns)
                 pos = chunk.resume
                 seq, left, left_in_span = seq + taken, left - taken, left_in_span - taken

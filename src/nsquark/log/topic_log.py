@@ -23,6 +23,7 @@ from nsquark.log.sequences import LEASE_SEQS_MAX, LEASE_SEQS_MIN
 from nsquark.log.services import LogShared
 from nsquark.log.writer import encode_header
 from nsquark.wire.batch_format import DEFERRED, HEADER_BYTES, MORE_FOLLOWS, Batch
+from nsquark.wire.record import RECORD_OVERHEAD_BYTES
 
 SLOW_WRITES_TO_MOVE = 3
 SLOW_WINDOW_S = 1.0
@@ -31,7 +32,6 @@ THREADED_WRITES_MAX = 200
 """...and so many writes later it is tried here again."""
 PIECES_PER_WRITE_MAX = 1024
 """The most pieces the system takes in one vectored write."""
-RECORD_BYTES = 34
 
 Buffer = bytearray | memoryview
 
@@ -139,7 +139,7 @@ class TopicLog(Tail):
         if not low <= after < high:
             after, high = self._lease = self.shared.sequences.lease(self._lease_seqs)
             self._lease_seqs = min(self._lease_seqs * 2, LEASE_SEQS_MAX)
-        size = max(self._chunk_bytes, body_bytes + RECORD_BYTES)
+        size = max(self._chunk_bytes, body_bytes + RECORD_OVERHEAD_BYTES)
         self._chunk_bytes = min(self._chunk_bytes * 2, CHUNK_BYTES_MAX)
         chunk = Chunk(self.shared.node_id, after, size, min(chunk_records(size), high - after))
         self.chunk = chunk

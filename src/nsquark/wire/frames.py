@@ -3,17 +3,16 @@
 import struct
 from enum import IntEnum
 
+from nsquark.wire.record import BODY_AT, TIMESTAMP_AT
+
 MAGIC_V1 = b"  V1"
 MAGIC_V2 = b"  V2"
 
 _PREFIX = struct.Struct(">ii")
 _MESSAGE = struct.Struct(">iiqH16s")
 
-MESSAGE_HEADER_BYTES = 26
+MESSAGE_HEADER_BYTES = BODY_AT - TIMESTAMP_AT
 """Timestamp, attempts and id, before a message's body."""
-
-RECORD_OVERHEAD_BYTES = _PREFIX.size + MESSAGE_HEADER_BYTES
-"""What a message costs beside its body, as a frame on the wire and as a record in the log."""
 
 
 class FrameType(IntEnum):

@@ -13,10 +13,10 @@ from nsquark.log.sequences import LEASE_SEQS_MAX, LEASE_SEQS_MIN
 from nsquark.log.services import LogShared
 from nsquark.log.writer import encode_header
 from nsquark.wire.batch_format import HEADER_BYTES, NO_TOKEN, Batch
+from nsquark.wire.record import RECORD_OVERHEAD_BYTES
 
 BATCH_BYTES = 64 << 10
 """One cold read brings in several such batches."""
-RECORD_BYTES = 34
 
 
 class LogImport:
@@ -75,7 +75,7 @@ class LogImport:
 
     def _new_chunk(self, body_bytes: int) -> Chunk:
         first = self.next_seq()
-        size = max(BATCH_BYTES - HEADER_BYTES, body_bytes + RECORD_BYTES)
+        size = max(BATCH_BYTES - HEADER_BYTES, body_bytes + RECORD_OVERHEAD_BYTES)
         self._chunk = Chunk(self._shared.node_id, first, size, min(chunk_records(size), self._lease[1] - first))
         return self._chunk
 

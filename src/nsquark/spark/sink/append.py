@@ -29,13 +29,10 @@ import pyarrow.compute as pc
 from nsquark.spark.endpoint import Endpoint, NsqdError, Refused, Unreachable
 from nsquark.spark.sink.options import SinkOptions
 from nsquark.spark.sink.rows import Bodies
+from nsquark.wire.record import RECORD_OVERHEAD_BYTES, SIZE_BYTES
 
 PIECE_LOG_BYTES_MAX = 64 << 20
 """Of one append. It decides where rows are cut, so another value would make other tokens for the same rows."""
-RECORD_OVERHEAD_BYTES = 34
-"""What the log adds to each body."""
-SIZE_BYTES = 4
-"""Before each message of a part, and before the first as their count."""
 PARTITION_BYTES_MAX = 512 << 20
 """Of a partition's bodies, which are held in memory until all are known; nsqd stages 1 GiB in all."""
 PART_MESSAGES_MAX = 1 << 30
@@ -100,7 +97,7 @@ def _cut(bodies: Bodies) -> Iterator[Bodies]:
     _, offsets = bodies.buffers()
     start, rows = 0, len(bodies)
     while start < rows:
-        # Up to a row the log takes offsets[row] + 34 * row bytes, which rises with the row.
+        # Up to a row the log takes offsets[row] + RECORD_OVERHEAD_BYTES * row bytes, which rises with the row.
         limit = PIECE_LOG_BYTES_MAX + offsets[start] + RECORD_OVERHEAD_BYTES * start
         end = bisect_right(range(rows + 1), limit, lo=start, key=lambda row: offsets[row] + RECORD_OVERHEAD_BYTES * row)
         end = max(end - 1, start + 1)

@@ -1,0 +1,58 @@
+# The C form of bytes.py: each module that uses a function has it inline.
+cimport cython
+from libc.string cimport memcpy
+
+
+@cython.boundscheck(False)
+@cython.wraparound(False)
+@cython.initializedcheck(False)
+cdef inline long long u32(const unsigned char[::1] data, long long pos) noexcept:
+    return (
+        (<long long> data[pos] << 24)
+        | (<long long> data[pos + 1] << 16)
+        | (<long long> data[pos + 2] << 8)
+        | <long long> data[pos + 3]
+    )
+
+
+cdef inline long long i32(const unsigned char[::1] data, long long pos) noexcept:
+    return <int> u32(data, pos)
+
+
+cdef inline long long i64(const unsigned char[::1] data, long long pos) noexcept:
+    return <long long> ((<unsigned long long> u32(data, pos) << 32) | <unsigned long long> u32(data, pos + 4))
+
+
+@cython.boundscheck(False)
+@cython.wraparound(False)
+@cython.initializedcheck(False)
+cdef inline unsigned long long little_u64(const unsigned char[::1] data, long long pos) noexcept:
+    cdef unsigned long long value = 0
+    cdef int index
+    for index in range(8):
+        value = (value << 8) | data[pos + 7 - index]
+    return value
+
+
+@cython.boundscheck(False)
+@cython.wraparound(False)
+@cython.initializedcheck(False)
+cdef inline void put(unsigned char[::1] data, long long pos, long long value, int size) noexcept:
+    cdef int shift = 8 * (size - 1)
+    while shift >= 0:
+        data[pos] = <unsigned char> ((value >> shift) & 255)
+        pos += 1
+        shift -= 8
+
+
+@cython.boundscheck(False)
+@cython.wraparound(False)
+@cython.initializedcheck(False)
+cdef inline void copy(
+    unsigned char[::1] target,
+    long long target_pos,
+    const unsigned char[::1] source,
+    long long source_pos,
+    long long size,
+) noexcept:
+    memcpy(&target[target_pos], &source[source_pos], size)

@@ -1,0 +1,34 @@
+"""Numbers in bytes, as the kernel reads and writes them. This is the interpreted form; the C form is in bytes.pxd.
+
+The module itself is not compiled: other modules take the functions of bytes.pxd in, so that a call costs nothing.
+"""
+
+
+def u32(data, pos):
+    """Reads an unsigned number of 4 bytes, big endian."""
+    return int.from_bytes(data[pos : pos + 4], "big")
+
+
+def i32(data, pos):
+    """Reads a signed number of 4 bytes, big endian."""
+    return int.from_bytes(data[pos : pos + 4], "big", signed=True)
+
+
+def i64(data, pos):
+    """Reads a signed number of 8 bytes, big endian."""
+    return int.from_bytes(data[pos : pos + 8], "big", signed=True)
+
+
+def little_u64(data, pos):
+    """Reads an unsigned number of 8 bytes, little endian."""
+    return int.from_bytes(data[pos : pos + 8], "little")
+
+
+def put(data, pos, value, size):
+    """Writes the lowest `size` bytes of a number, big endian."""
+    data[pos : pos + size] = (value & ((1 << 8 * size) - 1)).to_bytes(size, "big")
+
+
+def copy(target, target_pos, source, source_pos, size):
+    """Copies `size` bytes between two places that do not overlap."""
+    target[target_pos : target_pos + size] = source[source_pos : source_pos + size]
