@@ -1,14 +1,17 @@
 # Everything a newcomer needs: `make demo`, `make test`. Each target does its own set-up.
 
 PYTHON ?= python3
-VENV := .venv
+# `make test PYTHON=python3.13` has a folder of its own beside that of the default Python.
+VENV := .venv$(if $(filter-out python3,$(notdir $(PYTHON))),-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STAMP := $(VENV)/.installed
 KERNEL := $(wildcard src/nsquark/kernel/*.py)
 WORKERS ?= 3
+PACKAGED := build/packaged
+PROGRAMS := nsqd nsqlookupd nsquark nsq_stat nsq_tail nsq_to_file nsq_to_http nsq_to_nsq to_nsq
 
-.PHONY: build demo test reference lint bench torture fuzz soak clean
+.PHONY: build demo test reference lint package bench torture fuzz soak clean
 
 build: $(STAMP)
 
@@ -23,9 +26,10 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(KERNEL)
 demo: build
 	$(BIN)/python -m examples.demo $(if $(KEEP),--keep) $(ARGS)
 
-# In three processes, since tests wait a lot; WORKERS=0 runs all in one, where a debugger works.
+# In three processes, since tests wait a lot; WORKERS=0 runs all in one, where a debugger works. STRICT=1 makes a failure
+# of a test that is skipped because something is missing on this machine.
 test: build
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(if $(STRICT),--strict-skips) $(ARGS)
 
 # docs/client-reference.md, from the docstrings; a test checks that it is up to date.
 reference: build
@@ -35,6 +39,15 @@ lint: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Wheel and sdist into dist/, and the wheel at work in an environment of its own.
+package: build
+	rm -rf dist $(PACKAGED)
+	$(BIN)/python -m build --no-isolation --outdir dist
+	$(PYTHON) -m venv $(PACKAGED)
+	$(PACKAGED)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	for program in $(PROGRAMS); do (cd $(PACKAGED) && bin/$$program --version) || exit 1; done
+	rm -rf $(PACKAGED)
 
 # PEER_NSQD=<path of another nsqd> measures it in the same run and prints ratios.
 bench: build
@@ -55,6 +68,6 @@ soak: build
 	$(BIN)/python -m pytest tests -m long -s $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -f src/nsquark/kernel/*.so src/nsquark/kernel/*.c

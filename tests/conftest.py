@@ -5,9 +5,9 @@
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -25,6 +25,39 @@ os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(__file__).parents[1] / ".p
 os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark" / "conf"))
 
 _serial = itertools.count(1)
+
+
+FINE_REASONS = ("PEER_", "NSQD names another", "not permitted", "only root", "cannot be mounted here")
+"""Of skips that nothing missing is to blame for: a program to compare with was not given, or this user may not."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--strict-skips", action="store_true", help="a test that cannot run on this machine has failed")
+
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+
+def _judged(report: Report, config: pytest.Config) -> Report:
+    """With --strict-skips, turns a skip for want of something on this machine into a failure that names it."""
+    if report.skipped and config.getoption("strict_skips") and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not any(words in reason for words in FINE_REASONS):
+            report.outcome = "failed"
+            report.longrepr = f"{report.nodeid} cannot run here: {reason}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return _judged((yield), item.config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return _judged((yield), collector.config)
 
 
 def pytest_report_header() -> str:
