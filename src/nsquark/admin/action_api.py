@@ -31,7 +31,8 @@ async def act(request: web.Request, state: State) -> web.Response:
     # A page that is shown next should show what was done.
     await state.snapshot_after_change()
     results = [{"address": each.address, "ok": each.is_done, "text": each.text} for each in outcome.results]
-    answer = {"ok": outcome.is_done, "message": joined(outcome.errors), "results": results}
+    message = joined(outcome.errors) or ("" if results else "no nsqd has it")
+    answer = {"ok": outcome.is_done, "message": message, "results": results}
     return v1_json(answer, 200 if outcome.is_done else 502)
 
 

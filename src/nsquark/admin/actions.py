@@ -39,8 +39,8 @@ class Outcome:
 
     @property
     def is_done(self) -> bool:
-        """Whether at least one did it, or there was nobody to do it."""
-        return any(result.is_done for result in self.results) or not self.errors
+        """Whether at least one did it."""
+        return any(result.is_done for result in self.results)
 
 
 class Actions:

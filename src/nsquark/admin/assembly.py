@@ -88,12 +88,14 @@ def _complete(answer: NodeAnswer, before: NodeAnswer | None) -> None:
         topic.log = heads.get(topic.name)
         earlier = old_topics.get(topic.name)
         old_channels: dict[str, ChannelOnNode] = {}
+        topic.rate_in = topic.rate_bytes_in = None
         if earlier is not None and seconds > 0:
             topic.rate_in = _rate(topic.messages - earlier.messages, seconds)
             topic.rate_bytes_in = _rate(topic.bytes - earlier.bytes, seconds)
             old_channels = {channel.name: channel for channel in earlier.channels}
         for channel in topic.channels:
             channel.node = topic.node
+            channel.rate_out = channel.rate_requeued = channel.rate_timed_out = None
             then = old_channels.get(channel.name)
             if then is not None:
                 left = channel.messages - then.messages - (channel.waiting - then.waiting)
