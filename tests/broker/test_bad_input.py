@@ -1,6 +1,5 @@
 """Garbage on both ports: the one who sent it may suffer, nobody else."""
 
-import contextlib
 import random
 import socket
 import struct
@@ -97,10 +96,16 @@ def test_noise_on_the_tcp_port(nsqd: Nsqd, bystander: Bystander, seed: int) -> N
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_on_the_http_port(nsqd: Nsqd, bystander: Bystander, seed: int) -> None:
     noise = random.Random(seed)
+    before = nsqd.topic_names()
     for _ in range(10):
-        pour(nsqd.http, noise.randbytes(noise.randrange(1, 5000)))
-        pour(nsqd.http, b"GET " + noise.randbytes(100) + b"\r\n\r\n")
-        pour(nsqd.http, b"POST /pub?topic=t HTTP/1.1\r\n" + noise.randbytes(200) + b"\r\n\r\n")
+        for data in (
+            noise.randbytes(noise.randrange(1, 5000)),
+            b"GET " + noise.randbytes(100) + b"\r\n\r\n",
+            b"POST /pub?topic=noise HTTP/1.1\r\n" + noise.randbytes(200) + b"\r\n\r\n",
+        ):
+            answer = pour(nsqd.http, data)
+            assert not answer or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4")), answer
+    assert nsqd.topic_names() == before
     bystander.check()
 
 
@@ -125,11 +130,6 @@ def test_commands_that_nearly_make_sense(
 ) -> None:
     start = MAGIC + (b"SUB nearly#ephemeral ch#ephemeral\nRDY 5\n" if subscribed else b"")
     assert_frames(pour(nsqd.tcp, start + b"".join(script)))
-    assert nsqd.is_running
-    assert nsqd.get("/ping").body == b"OK"
-
-
-def test_bystander_is_well_after_all_that(bystander: Bystander) -> None:
     bystander.check()
 
 
@@ -162,6 +162,10 @@ def test_reset_in_the_middle_of_a_body(nsqd: Nsqd, bystander: Bystander) -> None
     assert "reset" not in nsqd.topic_names()
 
 
+CLIENTS = 60
+"""Each declares a MiB or more: if that were set aside at once, all together could not be overlooked."""
+
+
 @pytest.mark.parametrize(
     "start",
     [
@@ -176,7 +180,7 @@ def test_reset_in_the_middle_of_a_body(nsqd: Nsqd, bystander: Bystander) -> None
 )
 def test_large_sizes_declared_and_little_sent(nsqd: Nsqd, bystander: Bystander, start: bytes) -> None:
     before = _resident_bytes(nsqd)
-    waiting = [nsqd.connect() for _ in range(20)]
+    waiting = [nsqd.connect() for _ in range(CLIENTS)]
     for client in waiting:
         client.send(start + b"little")
     bystander.check()
@@ -184,7 +188,8 @@ def test_large_sizes_declared_and_little_sent(nsqd: Nsqd, bystander: Bystander, 
     for client in waiting:
         client.close()
     bystander.check()
-    assert grown < 256 * 2**20, f"20 idle clients cost {grown >> 20} MiB"
+    declared = CLIENTS * 2**20
+    assert grown < declared // 4, f"{CLIENTS} clients that declared {declared >> 20} MiB or more cost {grown >> 20} MiB"
 
 
 def _resident_bytes(nsqd: Nsqd) -> int:
@@ -241,12 +246,11 @@ def test_any_text_as_a_topic_over_http(nsqd: Nsqd, name: str, path: str) -> None
 def test_replies_of_a_pipelining_client_that_never_reads(
     nsqd: Nsqd, bystander: Bystander, connect: Callable[..., Wire]
 ) -> None:
-    """Thousands of answers pile up for a client that takes none of them."""
+    """Thousands of answers pile up for a client that takes none of them: nsqd stops reading from it."""
     client = connect()
     client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.subscribe("neverreads", rdy=0)
     client.socket.settimeout(0.5)
-    with contextlib.suppress(TimeoutError, ConnectionError):
-        for _ in range(50):
-            client.socket.sendall(b"FIN 0123456789abcdef\n" * 1000)
+    with pytest.raises((TimeoutError, ConnectionError)):
+        client.socket.sendall(b"FIN 0123456789abcdef\n" * 5_000_000)
     bystander.check()

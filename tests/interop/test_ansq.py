@@ -84,17 +84,29 @@ async def test_timeout_messages(nsqd: Nsqd, topic: str) -> None:
                 break
     assert seen[0] == (b"second", 1)
     assert seen[1][0] == b"first" and seen[1][1] > 1
+    await asyncio.to_thread(
+        eventually, lambda: nsqd.channel(topic)["depth"] == nsqd.channel(topic)["in_flight_count"] == 0
+    )
     await connection.close()
 
 
-async def test_touch(nsqd: Nsqd, writer: Any, topic: str) -> None:
-    await writer.pub(topic, "x")
-    reader = await _reader(nsqd, topic)
-    message = await asyncio.wait_for(reader.wait_for_message(), STEP_TIMEOUT_S)
-    await message.touch()
+async def test_touch(nsqd: Nsqd, topic: str) -> None:
+    """A message that is touched stays with its consumer for longer than its timeout."""
+    features = ansq.ConnectionFeatures(msg_timeout=4000)
+    connection = await ansq.open_connection(
+        "127.0.0.1", nsqd.tcp[1], connection_options=ansq.ConnectionOptions(features=features)
+    )
+    assert (await connection.pub(topic, "x")).is_ok
+    await connection.subscribe(topic, "ch", 1)
+    message = await asyncio.wait_for(connection.wait_for_message(), STEP_TIMEOUT_S)
+    for _ in range(6):
+        await asyncio.sleep(1)
+        await message.touch()
+    assert nsqd.channel(topic)["timeout_count"] == 0
+    assert message.attempts == 1
     await message.fin()
     await asyncio.to_thread(eventually, lambda: nsqd.channel(topic)["in_flight_count"] == 0)
-    await reader.close()
+    await connection.close()
 
 
 async def test_many_messages(nsqd: Nsqd, writer: Any, topic: str) -> None:

@@ -1,6 +1,7 @@
 """pynsq, on tornado, against nsqd."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -98,8 +99,12 @@ async def test_many_messages_with_heartbeats(nsqd: Nsqd, writer: Any, topic: str
         return True
 
     reader = _reader(nsqd, topic, handler, heartbeat_interval=1)
+    beats: list[float] = []
+    reader.heartbeat = lambda conn: beats.append(time.monotonic())
     await _until(lambda: len(seen) == 500)
-    await asyncio.sleep(1.5)  # a heartbeat or two, which pynsq answers by itself
+    # pynsq answers each by itself: after two without an answer nsqd would have closed the connection.
+    await _until(lambda: len(beats) >= 3)
+    assert len(reader.conns) == 1
     assert await _ask(writer.pub, topic, b"after") == b"OK"
     await _until(lambda: b"after" in seen)
     reader.close()

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from rig import Rig
 
+from nsquark.wire.batch_format import Batch
+
 MakeRig = Callable[..., Rig]
 
 
@@ -89,6 +91,57 @@ def test_what_was_appended_behind_a_failing_write_fails_too(make_rig: MakeRig, d
     assert rig.publish(b"after").error is None
     rig.crash()
     assert make_rig().bodies() == [b"before", b"after"]
+
+
+class NoRoom:
+    """A staged append, of numbers leased for it, that the disk has no room for."""
+
+    bytes_max = 10_000
+
+    def __init__(self, rig: Rig) -> None:
+        self.first_seq, _ = rig.shared.sequences.lease(1)
+
+    def write(self, fd: int, offset: int) -> list[Batch]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_file_that_a_failed_append_began_is_not_used_for_lower_numbers(make_rig: MakeRig) -> None:
+    """Files are in the order of their names: the numbers of what failed are not those of what comes next."""
+    rig = make_rig(max_bytes_per_file=500)
+    expected = [b"%d" % number + b"." * 100 for number in range(20)]
+    for body in expected[:3]:
+        assert rig.publish(body).error is None
+    failing = rig.log.append_threaded(NoRoom(rig), 1)
+    rig.log.write()
+    rig.settle()
+    assert failing.error is not None
+    for body in expected[3:]:
+        assert rig.publish(body).error is None
+    assert rig.bodies() == expected
+    names = [segment.base_seq for segment in rig.log.segments or ()]
+    assert names == sorted(names)
+    assert all(segment.base_seq <= segment.extents.first for segment in rig.log.segments or ())
+    rig.crash()
+    assert make_rig(max_bytes_per_file=500).bodies() == expected
+
+
+def test_a_file_with_lower_numbers_than_its_name_is_put_in_order(make_rig: MakeRig) -> None:
+    rig = make_rig(max_bytes_per_file=500)
+    expected = [b"%d" % number + b"." * 100 for number in range(12)]
+    for body in expected:
+        rig.publish(body)
+    rig.sync()
+    segments = list(rig.log.segments or ())
+    assert len(segments) >= 4
+    beyond = segments[-1].base_seq + 5000
+    rig.crash()
+    segments[1].path.rename(segments[1].path.with_name(f"{beyond:020d}.log"))
+    segments[1].index_path.unlink(missing_ok=True)
+    again = make_rig(max_bytes_per_file=500)
+    assert again.bodies() == expected
+    names = [segment.base_seq for segment in again.log.segments or ()]
+    assert names == sorted(names)
+    assert all(segment.base_seq <= segment.extents.first for segment in again.log.segments or ())
 
 
 @pytest.mark.parametrize("count", [1, 300])

@@ -1,13 +1,12 @@
 """The end of a turn: in which order work is done, what a fault does, and when the loop looks again before it sleeps."""
 
-import time
 from collections.abc import Callable
 from types import ModuleType
 
 import kernel_forms
 import pytest
 
-LONG_NS = 60_000_000_000
+POLL_NS = 200_000
 MISS, LUCK_MAX = 16, 64
 
 
@@ -40,10 +39,14 @@ class Work:
 
 
 class Loop:
-    """What the turn asked for, to be run by hand."""
+    """What the turn asked for, to be run by hand, and a clock that stands until it is moved."""
 
     def __init__(self) -> None:
         self.due: list[Callable[[], None]] = []
+        self.now_ns = 1_000
+
+    def clock_ns(self) -> int:
+        return self.now_ns
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         self.due.append(callback)
@@ -91,17 +94,22 @@ def test_without_busy_polling_the_loop_may_sleep_at_once(turns: ModuleType) -> N
 
 def test_it_looks_again_until_the_time_is_over(turns: ModuleType) -> None:
     loop = Loop()
-    turn = turns.Turn(loop.call_soon, pytest.fail, LONG_NS)
+    turn = turns.Turn(loop.call_soon, pytest.fail, POLL_NS, loop.clock_ns)
     turn.run()
     for _ in range(100):
         assert loop.step() == 1
     turn.run()
     assert len(loop.due) == 1, "there is one poll, however many turns there are"
+    loop.now_ns += POLL_NS - 1
+    assert loop.step() == 1 == len(loop.due)
+    loop.now_ns += 1
+    loop.step()
+    assert not loop.due, "its time is over"
 
 
 def test_it_does_not_look_while_threads_work(turns: ModuleType) -> None:
     loop = Loop()
-    turn = turns.Turn(loop.call_soon, pytest.fail, LONG_NS)
+    turn = turns.Turn(loop.call_soon, pytest.fail, POLL_NS, loop.clock_ns)
     turn.jobs = jobs = dict[str, str]()
     turn.run()
     jobs["sync"] = "begins"
@@ -114,37 +122,38 @@ def test_it_does_not_look_while_threads_work(turns: ModuleType) -> None:
     assert loop.due, "that was no miss"
 
 
-def test_it_does_not_look_after_much_work(turns: ModuleType) -> None:
+@pytest.mark.parametrize(("took_ns", "polls"), [(POLL_NS // 2, 1), (POLL_NS // 2 + 1, 0)])
+def test_it_does_not_look_after_much_work(turns: ModuleType, took_ns: int, polls: int) -> None:
     class Long:
         def write(self) -> None:
-            time.sleep(0.002)
+            loop.now_ns += took_ns
 
     loop = Loop()
-    turn = turns.Turn(loop.call_soon, pytest.fail, 2_000_000)
+    turn = turns.Turn(loop.call_soon, pytest.fail, POLL_NS, loop.clock_ns)
     turn.write(Long())
     loop.step()
-    assert not loop.due
+    assert len(loop.due) == polls
 
 
 def test_polls_that_find_nothing_become_rare(turns: ModuleType) -> None:
     loop, polls = Loop(), 0
-    turn = turns.Turn(loop.call_soon, pytest.fail, 1_000_000)
+    turn = turns.Turn(loop.call_soon, pytest.fail, POLL_NS, loop.clock_ns)
     for _ in range(10 * (MISS + 1)):
         turn.run()
-        time.sleep(0.001)
+        loop.now_ns += POLL_NS
         polls += loop.step()
         assert not loop.due, "its time is over"
-    assert 1 <= polls <= 11
+    assert polls == 10
 
 
 def test_after_many_that_paid_a_few_that_do_not_are_forgiven(turns: ModuleType) -> None:
     loop = Loop()
-    turn = turns.Turn(loop.call_soon, pytest.fail, 5_000_000)
+    turn = turns.Turn(loop.call_soon, pytest.fail, POLL_NS, loop.clock_ns)
     for _ in range(LUCK_MAX + 1):
         turn.run()
     for _ in range(LUCK_MAX // MISS):
         assert loop.due, "it polls"
-        while loop.due:
-            loop.step()
+        loop.now_ns += POLL_NS
+        loop.step()
         turn.run()
     assert not loop.due, "not any more"

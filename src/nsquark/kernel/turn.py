@@ -28,6 +28,7 @@ class Turn:
     jobs = cython.declare(dict, visibility="public")
     count = cython.declare(cython.longlong, visibility="readonly")
     _call_soon: object
+    _clock_ns: object
     _report: object
     _run: object
     _logs: list
@@ -39,10 +40,13 @@ class Turn:
     _is_polling: cython.bint
     _luck: cython.int
 
-    def __init__(self, call_soon: object, report: object, poll_ns: cython.longlong = 0):
+    def __init__(
+        self, call_soon: object, report: object, poll_ns: cython.longlong = 0, clock_ns: object = monotonic_ns
+    ):
         self.jobs = {}
         self.count = 0
         self._call_soon = call_soon
+        self._clock_ns = clock_ns
         self._report = report
         self._run = self.run
         self._logs = []
@@ -73,7 +77,7 @@ class Turn:
 
         In this order a client that got an OK knows that what it finished before is noted too.
         """
-        started_ns: cython.longlong = monotonic_ns() if self._poll_ns else 0
+        started_ns: cython.longlong = self._clock_ns() if self._poll_ns else 0
         self._is_due = False
         self.count += 1
         for channel in list(self._channels):
@@ -93,7 +97,7 @@ class Turn:
 
     @cython.cfunc
     def _poll_again(self, started_ns: cython.longlong) -> cython.void:
-        now_ns: cython.longlong = monotonic_ns()
+        now_ns: cython.longlong = self._clock_ns()
         if self.jobs or now_ns - started_ns > self._poll_ns >> 1:
             return  # beside that much work, being woken costs little
         if self._is_polling:
@@ -111,7 +115,7 @@ class Turn:
         """While this calls itself, the loop looks at the sockets and does not wait for them."""
         if self.jobs:
             self._is_polling = False
-        elif monotonic_ns() < self._poll_until_ns:
+        elif self._clock_ns() < self._poll_until_ns:
             self._call_soon(self._poll)
         else:
             self._is_polling = False

@@ -28,15 +28,37 @@ def open_segments(shared: LogShared, directory: Path) -> list[Segment]:
         for leftover in directory.glob(pattern):
             leftover.unlink(missing_ok=True)
     segments = _open_all(shared, directory)
-    overlapping = _first_overlap(segments)
-    # Each repair leaves one segment less, so this ends.
-    while overlapping is not None:
-        _merge(shared, segments[overlapping], segments[overlapping + 1])
+    # Each repair leaves one segment less, or one less with a wrong name, so this ends.
+    while _repaired(shared, segments):
         for segment in segments:
             segment.close()
         segments = _open_all(shared, directory)
-        overlapping = _first_overlap(segments)
     return segments
+
+
+def _repaired(shared: LogShared, segments: list[Segment]) -> bool:
+    """Repairs the first thing that is out of order; False if there is none."""
+    for segment in segments:
+        if segment.extents.count and segment.extents.first < segment.base_seq:
+            _rename(shared, segment, [other for other in segments if other.base_seq == segment.extents.first])
+            return True
+    overlapping = _first_overlap(segments)
+    if overlapping is not None:
+        _merge(shared, segments[overlapping], segments[overlapping + 1])
+    return overlapping is not None
+
+
+def _rename(shared: LogShared, segment: Segment, namesakes: list[Segment]) -> None:
+    """Gives a segment the name of its first message; joins it with the one that has that name already."""
+    for other in namesakes:
+        _merge(shared, other, segment)
+        return
+    right = Segment(shared.syncer, segment.path.parent, segment.extents.first).path
+    segment.index_path.unlink(missing_ok=True)
+    sync_directory(right.parent)
+    os.rename(segment.path, right)
+    sync_directory(right.parent)
+    shared.report(f"LOG({segment.path}): holds messages below its name; it is {right.name} now")
 
 
 def _open_all(shared: LogShared, directory: Path) -> list[Segment]:

@@ -182,7 +182,7 @@ class Segment(BatchFile):
         for item in scan_file(fd, self.size, end, unreadable):
             if isinstance(item, Damage):
                 damages.append(item)
-            elif item.first_seq < max(self.base_seq, run[-1].next_seq if run else self.extents.head):
+            elif item.first_seq < (run[-1].next_seq if run else self.extents.head):
                 damages.append(Damage(item.offset, item.end, "sequence numbers that go back"))
             else:
                 run.append(item)

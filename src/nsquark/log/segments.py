@@ -112,6 +112,8 @@ class Segments:
     def for_append(self, first_seq: int, size: int, *, limited: bool = True) -> Segment:
         """The segment the next `size` bytes go to; a new one if they do not fit.
 
+        An empty one is left from a write that failed. It stays if its name is not above what comes now: after a
+        failure numbers may go on below those that failed, and files must be in the order of their names.
         What is not `limited` only moves: it is on disk already, and goes from there when the log has it.
         """
         shared = self.shared
@@ -121,10 +123,13 @@ class Segments:
             raise OSError(errno.EIO, f"the log could not be synced: {self._refused_by}")
         segment = self._segments[-1] if self._segments else None
         if segment is not None and not segment.sealed:
-            if not segment.size or segment.size + size <= shared.settings.max_bytes_per_file:
+            if not segment.size and segment.base_seq <= first_seq:
                 return segment
-            self._seal(segment)
-        if segment is not None and segment.size == 0:  # its first write failed: nothing of it is worth keeping
+            if segment.size and segment.size + size <= shared.settings.max_bytes_per_file:
+                return segment
+            if segment.size:
+                self._seal(segment)
+        if segment is not None and segment.size == 0:
             if segment.file.is_in_use:
                 raise OSError(errno.EIO, f"{segment.path.name} could not be synced and is being written anew")
             self._segments.pop()
