@@ -1,0 +1,178 @@
+"""An nsqd or nsqlookupd that is down, stalls or answers garbage: the rest is shown, and what is missing is said."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from admin.conftest import Cluster
+from harness import eventually
+from harness.lookupd import Impostor, LookupWire
+from harness.nsqadmin import Nsqadmin
+from nsquark.admin.app import make_state
+from nsquark.admin.options import Options
+from nsquark.admin.snapshot import Snapshot
+from nsquark.admin.state import State
+from nsquark.base.durations import Duration
+from nsquark.base.logs import Level, Logger
+
+NO_HTTP = b"\x00\x01garbage\r\n\r\n"
+NO_JSON = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 7\r\n\r\ngarbage"
+OTHER_JSON = b'HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 15\r\n\r\n{"topics":"abc"}'[:-1]
+WRONG_TYPES = b'HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 34\r\n\r\n{"topics":[{"topic_name":["x",1]}]}'
+CUT_OFF = b'HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5000\r\n\r\n{"topics":['
+ENDLESS_HEADER = b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000
+REFUSED = b'HTTP/1.1 500 Internal Server Error\r\nConnection: close\r\nContent-Length: 4\r\n\r\nbo"\n'
+STALLED = b""
+PATIENCE = "60s"
+"""Far more than any of these tests takes: who waits for a stalled one fails them."""
+
+FAULTS = [NO_HTTP, NO_JSON, OTHER_JSON, WRONG_TYPES, CUT_OFF, ENDLESS_HEADER, REFUSED, STALLED]
+NAMES = ["no HTTP", "no JSON", "other JSON", "wrong types", "cut off", "endless header", "500", "stalled"]
+
+
+@pytest.fixture
+def impostor() -> Iterator[Callable[[bytes], str]]:
+    """The address of somebody who gives this answer to everything."""
+    with contextlib.ExitStack() as stack:
+
+        def make(answer: bytes) -> str:
+            found = Impostor(answer)
+            stack.callback(found.close)
+            return found.address
+
+        yield make
+
+
+@pytest.fixture
+def closed_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return "127.0.0.1:{}".format(*listener.getsockname()[1:])
+
+
+@contextlib.asynccontextmanager
+async def polling(**options: Any) -> AsyncIterator[State]:
+    """The state of an nsqadmin that asks these."""
+    waits = {"http_client_request_timeout": Duration.parse(PATIENCE), "poll_interval": Duration.parse("200ms")}
+    state = make_state(Options(**{**waits, **options}), Logger("", Level.FATAL))
+    state.poller.start()
+    try:
+        yield state
+    finally:
+        await state.poller.stop()
+        await state.cluster.close()
+
+
+async def first_snapshot(**options: Any) -> Snapshot:
+    async with polling(**options) as state, asyncio.timeout(20):
+        return await state.fresh_snapshot()
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=NAMES)
+async def test_the_rest_is_shown_beside_a_bad_nsqd(
+    cluster: Cluster, topic: str, impostor: Callable[[bytes], str], fault: bytes
+) -> None:
+    cluster.make(topic, count=1)
+    bad = impostor(fault)
+    good = cluster.nsqds[0].http_address
+    snapshot = await first_snapshot(nsqd_http_address=[good, bad])
+    assert snapshot.topics[topic].messages == 1
+    assert snapshot.nodes[good].answered and not snapshot.nodes[good].failure
+    assert not snapshot.nodes[bad].answered and snapshot.nodes[bad].failure
+    assert [(failure.kind, failure.address) for failure in snapshot.failures] == [("nsqd", bad)]
+    assert snapshot.totals.nodes_answering == 1
+
+
+async def test_the_rest_is_shown_beside_an_nsqd_that_is_down(cluster: Cluster, topic: str, closed_address: str) -> None:
+    cluster.make(topic, count=1)
+    good = cluster.nsqds[0].http_address
+    snapshot = await first_snapshot(nsqd_http_address=[good, closed_address])
+    assert snapshot.topics[topic].messages == 1
+    assert "connection refused" in snapshot.nodes[closed_address].failure
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=NAMES)
+async def test_the_rest_is_shown_beside_a_bad_nsqlookupd(
+    cluster: Cluster, topic: str, impostor: Callable[[bytes], str], fault: bytes
+) -> None:
+    cluster.make(topic, count=1)
+    bad = impostor(fault)
+    snapshot = await first_snapshot(lookupd_http_address=[cluster.lookupd.http_address, bad])
+    assert snapshot.topics[topic].messages == 2
+    assert [(lookupd.address, bool(lookupd.failure)) for lookupd in snapshot.lookupds] == [
+        (cluster.lookupd.http_address, False),
+        (bad, True),
+    ]
+    assert [(failure.kind, failure.address) for failure in snapshot.failures] == [("nsqlookupd", bad)]
+
+
+async def test_an_nsqd_that_is_registered_with_nonsense_is_one_that_fails(cluster: Cluster, topic: str) -> None:
+    cluster.make(topic, count=1)
+    with LookupWire(cluster.lookupd.tcp) as wire:
+        wire.identify(broadcast_address="not a host\n", http_port=70000)
+        eventually(lambda: len(cluster.lookupd.nodes()) == 3)
+        snapshot = await first_snapshot(lookupd_http_address=[cluster.lookupd.http_address])
+    assert snapshot.topics[topic].messages == 2
+    assert [node.answered for node in snapshot.nodes.values()].count(True) == 2
+    assert len(snapshot.failures) == 1
+    eventually(lambda: len(cluster.lookupd.nodes()) == 2)
+
+
+async def test_nobody_answers(impostor: Callable[[bytes], str], closed_address: str) -> None:
+    stalled = impostor(STALLED)
+    snapshot = await first_snapshot(lookupd_http_address=[stalled, closed_address])
+    assert snapshot.at > 0 and snapshot.nodes == {} and snapshot.topics == {}
+    assert {failure.address for failure in snapshot.failures} == {stalled, closed_address}
+
+
+async def test_a_failure_has_a_beginning_and_an_end(cluster: Cluster, topic: str, impostor: Any) -> None:
+    cluster.make(topic)
+    stalled = impostor(STALLED)
+    async with polling(nsqd_http_address=[cluster.nsqds[0].http_address, stalled]) as state, asyncio.timeout(20):
+        with state.poller.watching():
+            first = await state.fresh_snapshot()
+            second = await state.poller.next(first.at)
+    assert first.failures[0].since == second.failures[0].since <= first.at
+    assert state.attention()[0].text.startswith(f"nsqd {stalled} does not answer")
+
+
+# -- /api ----------------------------------------------------------------------------------------------------
+
+
+def test_the_api_warns_of_what_is_missing(
+    cluster: Cluster, topic: str, impostor: Any, closed_address: str, make_admin: Callable[..., Nsqadmin]
+) -> None:
+    cluster.make(topic, count=1)
+    good = cluster.nsqds[0].http_address
+    target = f"/stats?format=json&topic={topic}&include_clients=false"
+    for bad, text in (
+        (
+            closed_address,
+            f'Get "http://{closed_address}{target}": dial tcp {closed_address}: connect: connection refused',
+        ),
+        (impostor(NO_JSON), "invalid character 'g' looking for beginning of value"),
+        (impostor(CUT_OFF), None),
+        (impostor(REFUSED), r'got response 500 Internal Server Error "bo\"\n"'),
+        (stalled := impostor(STALLED), f'Get "http://{stalled}{target}": context deadline exceeded '),
+    ):
+        admin = make_admin(
+            f"--nsqd-http-address={good}", f"--nsqd-http-address={bad}", "--http-client-request-timeout=1s"
+        )
+        answer = admin.get(f"/api/topics/{topic}").json()
+        assert [node["node"] for node in answer["nodes"]] == [good]
+        assert answer["message_count"] == 1
+        assert answer["message"].startswith("WARNING: " + (text or ""))
+        admin.kill()
+
+
+def test_the_api_says_that_nobody_answers(make_admin: Callable[..., Nsqadmin], closed_address: str) -> None:
+    admin = make_admin(f"--lookupd-http-address={closed_address}")
+    for path in ("/api/topics", "/api/topics/t", "/api/topics/t/c", "/api/nodes", "/api/nodes/h:1", "/api/counter"):
+        answer = admin.get(path)
+        assert answer.status == 502
+        text = answer.json()["message"]
+        assert text.startswith("UPSTREAM_ERROR: failed to query any nsqlookupd: Get ")
+        assert text.endswith(f"dial tcp {closed_address}: connect: connection refused")
