@@ -52,7 +52,10 @@ def client_config(program: str, given: Sequence[ClientOption]) -> Config:
 
 
 def make_consumer(program: str, options: SourceOptions, topic: str, channel: str, max_in_flight: int = 0) -> Consumer:
-    """A consumer of the tool's sources, not started yet; its flag max-in-flight wins over the option for the client."""
+    """A consumer of the tool's sources, not started yet; its flag max-in-flight wins over the option for the client.
+
+    What takes long to be dealt with is touched, so that it does not come twice.
+    """
     config = client_config(program, options.consumer_opt)
     return Consumer(
         topic,
@@ -60,6 +63,7 @@ def make_consumer(program: str, options: SourceOptions, topic: str, channel: str
         nsqd=options.nsqd_tcp_address,
         lookupd=options.lookupd_http_address,
         config=config.replace(max_in_flight=max_in_flight or options.max_in_flight),
+        auto_touch=True,
     )
 
 
