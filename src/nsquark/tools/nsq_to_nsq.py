@@ -175,7 +175,7 @@ class Forwarder:
             for message, _ in part:
                 message.finish()
         else:
-            reason = NotTaken(f"{address}: {error}", is_refused=is_refused)
+            reason = NotTaken(f"{address}: {str(error).removeprefix(f'{address}: ')}", is_refused=is_refused)
             self._failures.settle([message for message, _ in part], reason)
         self._status.took(address, took_s, len(part))
         self._status.took_in_all(took_s, len(part))
