@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NoReturn
 
-from nsquark.cli.flags import option, option_table
-from nsquark.cli.kinds import INTEGER, STRING, STRINGS
+from nsquark.base.flags import option, option_table
+from nsquark.base.kinds import INTEGER, STRING, STRINGS
 from nsquark.client.batches import Batch
 from nsquark.client.consumer import CLOSE_TIMEOUT_S, Consumer
 from nsquark.client.errors import MessageTooBig, NotConnected, NsqError, ServerError
