@@ -98,7 +98,7 @@ def test_what_is_a_success(cluster: Cluster, start: Start, topic: str, kind: str
         else:
             tool.wait_for_log("got status code 204")
             assert cluster.depth(topic, CHANNEL) == 2
-        assert tool.stop() == 0
+        assert tool.stop() == 0, tool.log
 
 
 def shares(cluster: Cluster, start: Start, topic: str, mode: str, endpoints: list[HttpEndpoint]) -> list[int]:
@@ -109,7 +109,7 @@ def shares(cluster: Cluster, start: Start, topic: str, mode: str, endpoints: lis
     flags = [f"--post={endpoint.url}" for endpoint in endpoints]
     tool = start("nsq_to_http", f"--topic={topic}", *cluster.nsqd_flags, f"--mode={mode}", "--status-every=100", *flags)
     cluster.wait_until_finished(topic, CHANNEL)
-    assert tool.stop() == 0
+    assert tool.stop() == 0, tool.log
     assert set(taken(*endpoints)) == set(lines)
     assert "[aggregate]: finished 100 - " in tool.log
     return [len(endpoint.taken) for endpoint in endpoints]
@@ -186,7 +186,7 @@ def test_no_message_is_lost_to_answers_of_500(cluster: Cluster, start: Start, to
         tool = start("nsq_to_http", f"--topic={topic}", *cluster.nsqd_flags, f"--post={endpoint.url}", *QUICK)
         wait_until_taken(lines, endpoint)
         assert f"was not taken - {endpoint.url}: got status code 500" in tool.log
-        assert tool.stop() == 0
+        assert tool.stop() == 0, tool.log
 
 
 def test_no_message_is_lost_to_a_dead_endpoint(cluster: Cluster, start: Start, topic: str) -> None:
@@ -198,7 +198,7 @@ def test_no_message_is_lost_to_a_dead_endpoint(cluster: Cluster, start: Start, t
     tool.wait_for_log("(attempt 7) was not taken")
     with HttpEndpoint(port=port) as endpoint:
         wait_until_taken(lines, endpoint)
-        assert tool.stop() == 0
+        assert tool.stop() == 0, tool.log
 
 
 def test_a_dead_endpoint_is_left_out(cluster: Cluster, start: Start, topic: str) -> None:
@@ -224,7 +224,7 @@ def test_a_slow_endpoint_is_not_waited_for(cluster: Cluster, start: Start, topic
         tool.wait_for_log("(attempt 2) was not taken")
         is_slow = False
         cluster.wait_until_finished(topic, CHANNEL)
-        assert tool.stop() == 0
+        assert tool.stop() == 0, tool.log
 
 
 def test_what_the_endpoint_refuses_five_times_is_given_up(cluster: Cluster, start: Start, topic: str) -> None:

@@ -79,7 +79,7 @@ def test_several_topics_into_one(cluster: Cluster, start: Start, topic: str, des
     flags = (f"--topic={topic}1", f"--topic={topic}2", "--channel=mirror", f"--destination-topic={topic}")
     tool = start("nsq_to_nsq", *flags, *cluster.nsqd_flags, *to(destinations[0]))
     eventually(lambda: count_at(topic, destinations[0]) == 4)
-    assert tool.stop() == 0
+    assert tool.stop() == 0, tool.log
     assert sorted(bodies_at(destinations[0], topic)) == [b"a1", b"a2", b"b1", b"b2"]
     assert destinations[0].topic_names() == {topic}
 
@@ -91,7 +91,7 @@ def test_modes(cluster: Cluster, start: Start, topic: str, destinations: list[Ns
     cluster.publish(topic, lines)
     tool = start("nsq_to_nsq", f"--topic={topic}", *cluster.nsqd_flags, f"--mode={mode}", *to(*destinations))
     cluster.wait_until_finished(topic, CHANNEL)
-    assert tool.stop() == 0
+    assert tool.stop() == 0, tool.log
     arrived = [bodies_at(nsqd, topic) for nsqd in destinations]
     assert sorted(arrived[0] + arrived[1]) == sorted(lines)
     if mode == "epsilon-greedy":
@@ -115,7 +115,7 @@ def test_json_filters(cluster: Cluster, start: Start, topic: str, destinations: 
     flags = ("--require-json-field=kind", "--require-json-value=order", *fields, *QUICK)
     tool = start("nsq_to_nsq", f"--topic={topic}", *cluster.nsqd_flags, *to(destinations[0]), *flags)
     cluster.wait_until_finished(topic, CHANNEL)
-    assert tool.stop() == 0
+    assert tool.stop() == 0, tool.log
     assert sorted(bodies_at(destinations[0], topic)) == [
         b'{"id":2,"list":[1,2.5]}',
         b'{"id":9007199254740993,"note":"\\u003cb\\u003e"}',
@@ -140,7 +140,7 @@ def test_no_message_is_lost_to_a_dead_destination(
     tool.wait_for_log("(attempt 7) was not taken - ")
     destination.start()
     cluster.wait_until_finished(topic, CHANNEL)
-    assert tool.stop() == 0
+    assert tool.stop() == 0, tool.log
     assert set(bodies_at(destination, topic)) == set(lines)
 
 
@@ -155,7 +155,7 @@ def test_no_message_is_lost_when_a_destination_dies(
     eventually(lambda: count_at(topic, destinations[0]) > 0)
     destinations[0].kill()
     cluster.wait_until_finished(topic, CHANNEL)
-    assert tool.stop() == 0
+    assert tool.stop() == 0, tool.log
     destinations[0].start()
     arrived = [bodies_at(nsqd, topic) for nsqd in destinations]
     assert set(arrived[0] + arrived[1]) == set(lines)
@@ -177,7 +177,7 @@ def test_no_message_is_lost_when_a_source_dies(
     eventually(lambda: count_at(topic, destinations[0]) >= 20_000, 60)
     eventually(lambda: source.channel(topic, CHANNEL)["depth"] == 0, 60)
     eventually(lambda: source.channel(topic, CHANNEL)["in_flight_count"] == 0, 60)
-    assert tool.stop() == 0
+    assert tool.stop() == 0, tool.log
     assert set(bodies_at(destinations[0], topic)) == set(lines)
 
 
@@ -191,7 +191,7 @@ def test_a_message_that_is_too_big_holds_no_other_up(
     cluster.publish(topic, lines)
     tool = start("nsq_to_nsq", f"--topic={topic}", *cluster.nsqd_flags, *to(small), *QUICK)
     cluster.wait_until_finished(topic, CHANNEL)
-    assert tool.stop() == 0
+    assert tool.stop() == 0, tool.log
     assert sorted(bodies_at(small, topic)) == sorted(line for line in lines if len(line) < 2000)
     assert tool.log.count("was not taken") == 5
     assert tool.log.count("was refused 5 times, giving up") == 1
@@ -209,7 +209,7 @@ def test_a_slow_destination_gets_no_copies(
         flags = ("--consumer-opt=msg_timeout,2s", "--destination-nsqd-tcp-address={}:{}".format(*proxy.address))
         tool = start("nsq_to_nsq", f"--topic={topic}", *cluster.nsqd_flags, *flags)
         cluster.wait_until_finished(topic, CHANNEL)
-        assert tool.stop() == 0
+        assert tool.stop() == 0, tool.log
     assert sorted(bodies_at(destinations[0], topic)) == sorted(lines)
 
 

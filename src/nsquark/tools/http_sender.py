@@ -11,8 +11,8 @@ from urllib.parse import quote, quote_plus
 import aiohttp
 from yarl import URL
 
-from nsquark import NSQ_VERSION
 from nsquark.base.durations import Duration
+from nsquark.base.version import NSQ_VERSION
 from nsquark.tools.forwarding import NotTaken
 from nsquark.tools.program import Fatal
 

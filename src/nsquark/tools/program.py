@@ -23,10 +23,10 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
-from nsquark import NSQ_VERSION
 from nsquark.base import logs
 from nsquark.base.flags import EXIT_FATAL, parse_with_rest
 from nsquark.base.printable import printable
+from nsquark.base.version import NSQ_VERSION
 from nsquark.client.errors import NsqError
 from nsquark.client.logs import client_log
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from nsquark import NSQ_VERSION, __version__
 from nsquark.base.flags import option, option_table
 from nsquark.base.kinds import BOOLEAN, INTEGER, STRINGS, Kind
+from nsquark.base.version import NSQ_VERSION, __version__
 from nsquark.client.config import Config, parse_option
 from nsquark.client.consumer import Consumer
 from nsquark.tools.program import Fatal, on_stop
