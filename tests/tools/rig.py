@@ -135,9 +135,8 @@ class Cluster:
                 assert nsqd.post("/mpub", b"\n".join(part), topic=topic).status == 200
 
     def depth(self, topic: str, channel: str) -> int:
-        """What the channel has not finished, on both nsqds."""
-        channels = [nsqd.channel(topic, channel) for nsqd in self.nsqds]
-        return sum(entry["depth"] + entry["in_flight_count"] + entry["deferred_count"] for entry in channels)
+        """What the channel has not finished, on both nsqds, and what is still on its way to it."""
+        return sum(_unfinished(nsqd.topic(topic), channel) for nsqd in self.nsqds)
 
     def wait_until_finished(self, topic: str, channel: str) -> None:
         eventually(lambda: self.depth(topic, channel) == 0, END_TIMEOUT_S)
@@ -149,6 +148,12 @@ class Cluster:
     @property
     def lookupd_flag(self) -> str:
         return f"--lookupd-http-address={self.lookupd.http_address}"
+
+
+def _unfinished(topic: dict[str, Any], channel: str) -> int:
+    (entry,) = (entry for entry in topic["channels"] if entry["channel_name"] == channel)
+    waiting: int = topic["depth"] + entry["depth"] + entry["in_flight_count"] + entry["deferred_count"]
+    return waiting
 
 
 def numbered_lines(count: int) -> list[bytes]:
