@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 async def _forward(options: Options) -> None:
     sender = _checked(options)
     failures = Failures(options)
-    consumer = make_consumer("nsq_to_http", options, options.topic, options.channel)
+    consumer = make_consumer("nsq_to_http", options, options.topic, options.channel, auto_touch=True)
     stop_on_signals([consumer])
     async with sender, consumer:
         handler = Forwarder(options, sender, failures)

@@ -67,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 async def _forward(options: Options) -> None:
     _check(options)
     forwarder = Forwarder(options)
-    consumers = [make_consumer("nsq_to_nsq", options, topic, options.channel) for topic in options.topic]
+    consumers = [
+        make_consumer("nsq_to_nsq", options, topic, options.channel, auto_touch=True) for topic in options.topic
+    ]
     stop_on_signals(consumers)
     try:
         for consumer in consumers:

@@ -51,19 +51,28 @@ def client_config(program: str, given: Sequence[ClientOption]) -> Config:
     return Config.from_options(dict(given)).replace(user_agent=f"{program}/{NSQ_VERSION} nsquark/{__version__}")
 
 
-def make_consumer(program: str, options: SourceOptions, topic: str, channel: str, max_in_flight: int = 0) -> Consumer:
-    """A consumer of the tool's sources, not started yet; its flag max-in-flight wins over the option for the client.
+def make_consumer(
+    program: str,
+    options: SourceOptions,
+    topic: str,
+    channel: str,
+    max_in_flight: int = 0,
+    *,
+    auto_touch: bool = False,
+    **defaults: str,
+) -> Consumer:
+    """A consumer of the tool's sources, not started yet.
 
-    What takes long to be dealt with is touched, so that it does not come twice.
+    Its flag max-in-flight wins over the option for the client, and that over the tool's own defaults.
     """
-    config = client_config(program, options.consumer_opt)
+    config = client_config(program, [*defaults.items(), *options.consumer_opt])
     return Consumer(
         topic,
         channel,
         nsqd=options.nsqd_tcp_address,
         lookupd=options.lookupd_http_address,
         config=config.replace(max_in_flight=max_in_flight or options.max_in_flight),
-        auto_touch=True,
+        auto_touch=auto_touch,
     )
 
 
