@@ -31,9 +31,10 @@ demo: build
 test: build
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(if $(STRICT),--strict-skips) $(ARGS)
 
-# docs/client-reference.md, from the docstrings; a test checks that it is up to date.
+# docs/client-reference.md and the map in docs/design.md, from the docstrings; tests check that they are up to date.
 reference: build
 	$(BIN)/python -m tests.docs.reference
+	$(BIN)/python -m tests.docs.map
 
 lint: build
 	$(BIN)/ruff check .

@@ -1,0 +1,1 @@
+"""nsqlookupd: who has which topic."""

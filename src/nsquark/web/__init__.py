@@ -1,0 +1,1 @@
+"""The HTTP server and client of the daemons."""

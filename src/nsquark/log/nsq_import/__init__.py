@@ -1,0 +1,1 @@
+"""Reading the files of NSQ's nsqd, to take over its data path."""

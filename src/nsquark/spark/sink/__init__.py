@@ -1,0 +1,1 @@
+"""Writing: rows become messages, at least once or exactly once."""

@@ -1,0 +1,1 @@
+"""Reading: offsets, plans, and what a task streams from nsqd."""

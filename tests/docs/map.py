@@ -1,0 +1,74 @@
+"""Makes the map in docs/design.md of the first line of every module's docstring: `make reference`."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+SOURCE: Final = ROOT / "src" / "nsquark"
+PAGE: Final = ROOT / "docs" / "design.md"
+BEGIN: Final = "<!-- The map is made of the docstrings: make reference -->\n"
+END: Final = "<!-- The end of the map -->\n"
+
+PACKAGES: Final = (
+    "base",
+    "wire",
+    "kernel",
+    "log",
+    "web",
+    "client",
+    "lookupd",
+    "broker",
+    "spark",
+    "admin",
+    "tools",
+    "tool",
+)
+"""From the lowest layer to the highest."""
+
+
+class Undocumented(Exception):
+    """A module or package has no docstring to say what it is for."""
+
+
+def first_line(path: Path) -> str:
+    text = ast.get_docstring(ast.parse(path.read_text()))
+    if not text:
+        raise Undocumented(
+            f"{path.relative_to(ROOT)} needs a docstring: its first line is for the map in docs/design.md"
+        )
+    return text.split("\n")[0].strip()
+
+
+def package_lines(directory: Path) -> Iterator[str]:
+    """A heading for a package, a line for each of its files, and the same for the packages in it."""
+    yield f"\n**`{directory.relative_to(SOURCE)}/`** {first_line(directory / '__init__.py')}\n\n"
+    for path in sorted(directory.glob("*.py")):
+        if path.stem != "__init__":
+            yield f"* `{path.stem}`: {first_line(path)}\n"
+    for inner in sorted(path.parent for path in directory.glob("*/__init__.py")):
+        yield from package_lines(inner)
+
+
+def make_map() -> str:
+    others = [
+        f"* `{path.stem}`: {first_line(path)}\n" for path in sorted(SOURCE.glob("*.py")) if path.stem != "__init__"
+    ]
+    above = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py") if path.parent.name not in PACKAGES)
+    lines = [line for name in (*PACKAGES, *above) for line in package_lines(SOURCE / name)]
+    return "".join([*lines, "\n**beside them**\n\n", *others, "\n"])
+
+
+def with_map(page: str) -> str:
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}{make_map()}{END}{after}"
+
+
+if __name__ == "__main__":
+    try:
+        PAGE.write_text(with_map(PAGE.read_text()))
+    except Undocumented as problem:
+        sys.exit(str(problem))
