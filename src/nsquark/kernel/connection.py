@@ -1,11 +1,15 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """A client's connection, as far as every turn has to do with it: what it sends, and whether it may be sent more."""
 
+from time import monotonic_ns
+
 import cython
 
 REFILL_RDY_MIN = cython.declare(cython.longlong, 8)
 READ_BYTES_MAX = cython.declare(cython.longlong, 256 << 10)
-"""Of one read: a connection that fills it lets the others have their turn."""
+"""Of one read: a connection that fills it has more to say, and has to let the others have their turn at some time."""
+BUSY_NS_MAX = cython.declare(cython.longlong, 1_000_000)
+"""How long its full reads may take together before it does: half of a turn's budget, since the last may take long."""
 GIVE_WAY_BYTES_MIN = cython.declare(cython.longlong, 64 << 10)
 """A smaller read that fills its buffer is the rest of a command that is held: a turn for each would cost too much."""
 
@@ -33,6 +37,7 @@ class Connection:
     _shared: bytearray
     _shared_view: object
     _offered: cython.longlong
+    _busy_ns: cython.longlong
 
     def share(self, buffer: bytearray, view: object) -> None:
         """To be called first."""
@@ -49,6 +54,7 @@ class Connection:
         self._shared = buffer
         self._shared_view = view
         self._offered = len(buffer)
+        self._busy_ns = 0
 
     # -- receiving ---------------------------------------------------------------------------------------
 
@@ -64,6 +70,7 @@ class Connection:
         if self._is_closed:
             return
         self._was_heard = True
+        started_ns: cython.longlong = monotonic_ns() if nbytes >= GIVE_WAY_BYTES_MIN else 0
         pos: cython.longlong = 0
         end: cython.longlong = nbytes
         if self._held is not None:
@@ -75,8 +82,11 @@ class Connection:
                 pos = self.take(0, end)
         if pos < end:  # not for nearly all publishes
             self.received(pos, end)
-        if nbytes == self._offered and nbytes >= GIVE_WAY_BYTES_MIN:
-            self.give_way()
+        if started_ns and nbytes == self._offered:
+            self._busy_ns += monotonic_ns() - started_ns
+            if self._busy_ns >= BUSY_NS_MAX:
+                self._busy_ns = 0
+                self.give_way()
 
     @cython.ccall
     def take(self, pos: cython.longlong, end: cython.longlong) -> cython.longlong:
