@@ -371,6 +371,34 @@ class LedgerModel(RuleBasedStateMachine):
 
     # -- what always holds -------------------------------------------------------------------------------
 
+    # -- looking -----------------------------------------------------------------------------------------
+
+    @rule(count=st.sampled_from([1, 700, 100_000]), slots_max=st.sampled_from([1, 2 * BLOCK, 1000 * BLOCK]))
+    def list_what_waits(self, count: int, slots_max: int) -> None:
+        for in_flight in (True, False):
+            listed, seq = [], 0
+            while seq >= 0 and len(listed) < 3 * count:
+                found, seq = self.book.waiting(in_flight, seq, count, slots_max)
+                assert len(found) <= count
+                listed += found
+            expected = [seq for seq, entry in sorted(self.entries.items()) if (entry.state == IN_FLIGHT) == in_flight]
+            assert [row[0] for row in listed] == (expected if seq < 0 else expected[: len(listed)])
+            for row in listed:
+                self.check_row(self.entries[row[0]], *row[1:])
+
+    def check_row(self, entry: Entry, attempts: int, consumer_id: int, delivered_ms: int, due_ms: int) -> None:
+        assert attempts == entry.attempts
+        assert due_ms == (0 if entry.state == QUEUED else entry.deadline_ms)
+        if entry.state == IN_FLIGHT:
+            assert (consumer_id, delivered_ms) == (entry.owner.id, entry.delivered_ms)
+
+    @rule(data=st.data())
+    def count_below(self, data: st.DataObject) -> None:
+        places = [self.first, self.next, self.next + BLOCK // 2, *list(self.entries)[:: max(1, len(self.entries) // 4)]]
+        seq = data.draw(st.sampled_from(places), label="below")
+        ahead = sum(self.next <= at < seq for at in self.entries) + sum(self.next <= at < seq for at in self.done)
+        assert self.book.count_below(seq) == (sum(at < seq for at in self.entries), ahead)
+
     @invariant()
     def counts_agree(self) -> None:
         states = [entry.state for entry in self.entries.values()]

@@ -691,6 +691,60 @@ class Ledger:
                     found.append((block.number << BLOCK_BITS) + block.slot_of(index))
         return [found_seq for found_seq in found if found_seq < seq]
 
+    def count_below(self, seq: cython.longlong) -> tuple:
+        """How many messages below `seq` are unfinished, and how many from `next` up to it are known already."""
+        unfinished: cython.longlong = 0
+        known: cython.longlong = 0
+        last: cython.longlong = seq >> BLOCK_BITS
+        at: cython.longlong
+        index: cython.int
+        block: Block
+        for block in self._blocks.values():
+            if block.number < last:
+                unfinished += block.active
+            if block.number > last or (block.number < last and self.ahead == 0):
+                continue
+            for index in range(block.size):
+                at = (block.number << BLOCK_BITS) + block.slot_of(index)
+                if at < seq:
+                    if block.number == last and block.is_active(index):
+                        unfinished += 1
+                    if at >= self.next and block.state[index] != FREE:
+                        known += 1
+        return unfinished, known
+
+    def waiting(
+        self, in_flight: cython.bint, seq: cython.longlong, count: cython.longlong, slots_max: cython.longlong
+    ) -> tuple:
+        """Up to `count` messages from `seq` on that are in flight, or to be delivered again; and where to go on, or -1.
+
+        Each is (sequence number, attempts, consumer's id, when it was delivered, deadline or due time; 0: now).
+        No more than `slots_max` slots and one block are looked at.
+        """
+        found: list = []
+        looked_at: cython.longlong = 0
+        at: cython.longlong
+        index: cython.int
+        block: Block
+        for number in sorted([number for number in self._blocks if number >= seq >> BLOCK_BITS]):
+            block = self._blocks[number]
+            if block.active == 0:
+                continue
+            if looked_at >= slots_max:
+                return found, block.number << BLOCK_BITS
+            looked_at += block.size
+            for index in range(block.size):
+                if not block.is_active(index) or (block.state[index] == IN_FLIGHT) != in_flight:
+                    continue
+                at = (block.number << BLOCK_BITS) + block.slot_of(index)
+                if at < seq:
+                    continue
+                if len(found) >= count:
+                    return found, at
+                due: cython.longlong = 0 if block.state[index] == QUEUED else block.deadline[index]
+                found.append((at, block.attempts[index], block.owner[index], block.delivered[index], due))
+        return found, -1
+
     def snapshot(self) -> bytes:
         """Everything worth keeping over a restart, as records of the journal."""
         kept, self.journal = self.journal, bytearray()
