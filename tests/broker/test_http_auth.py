@@ -42,6 +42,8 @@ REQUESTS: list[tuple[str, str, str, bool]] = [
     ("GET", "/log/plan?topic={topic}&from=0&to=0", "subscribe", True),
     ("GET", "/log/read?topic={topic}&from=0&to=0", "subscribe", True),
     ("POST", "/channel/seek?topic={topic}&channel=ch&to=newest", "subscribe", True),
+    ("GET", "/channel/seek?topic={topic}&channel=ch&to=newest", "subscribe", True),
+    ("GET", "/channel/messages?topic={topic}&channel=ch&state=in_flight", "subscribe", True),
     ("POST", "/channel/commit?topic={topic}&channel=own&owner=o&seq=0", "subscribe", True),
     ("POST", "/log/stage?topic={topic}&token=t&part=0", "publish", True),
     ("POST", "/log/abort?topic={topic}&token=t", "publish", True),

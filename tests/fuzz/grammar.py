@@ -180,6 +180,7 @@ NSQD_PATHS = (
     ("POST", "/channel/delete"), ("POST", "/channel/empty"), ("POST", "/channel/pause"), ("POST", "/channel/unpause"),
     ("GET", "/log/info"), ("GET", "/log/at"), ("GET", "/log/plan"), ("GET", "/log/read"), ("POST", "/log/stage"),
     ("POST", "/log/append"), ("POST", "/log/abort"), ("POST", "/channel/seek"), ("POST", "/channel/commit"),
+    ("GET", "/channel/seek"), ("GET", "/channel/messages"),
     ("GET", "/config/nsqlookupd_tcp_addresses"), ("GET", "/nothing"), ("OPTIONS", "/pub"), ("HEAD", "/ping"),
 )  # fmt: skip
 LOOKUPD_PATHS = (

@@ -7,7 +7,7 @@ something only if one of our own pages asked it to. What role a change needs is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Final
 from urllib.parse import quote, urlsplit
 
@@ -283,8 +283,7 @@ async def log_out(request: web.Request) -> web.StreamResponse:
 def _login_form(request: web.Request, onward: str, error: str = "", status: int = 200) -> web.Response:
     from nsquark.admin import pages  # which needs this module: templates show what a user may do
 
-    render: Callable[..., web.Response] = vars(pages)["render"]
-    answer = render(request, "login.html", csrf=csrf_token(request), next=onward, error=error)
+    answer = pages.render(request, "login.html", csrf=csrf_token(request), next=onward, error=error)
     answer.set_status(status)
     return answer
 

@@ -7,7 +7,6 @@ enough to read as a whole. So the newest messages of a log of any length come wi
 from __future__ import annotations
 
 import asyncio
-import struct
 from typing import Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
@@ -18,6 +17,7 @@ from nsquark.admin.errors import UpstreamError
 from nsquark.admin.filters import NOT_JSON, Body, Filter
 from nsquark.client.envelope import NO_HEADERS, Headers, Opened, unwrap
 from nsquark.wire.batch_format import HEADER_BYTES, Damage, scan
+from nsquark.wire.record import ATTEMPTS_AT, BODY_AT, ID_AT, SIZE_BYTES, TIMESTAMP_AT
 
 T = TypeVar("T")
 
@@ -26,9 +26,6 @@ READ_BYTES_MAX: Final = 32 << 20
 """A piece is made of whole batches, so it may be longer than it was meant to be; but not longer than this."""
 RECEIVED_BYTES: Final = 256 << 10
 PLAN_PARTS_MAX: Final = 64
-RECORD_HEAD: Final = struct.Struct(">IIqH16s")
-"""size, frame type, timestamp, attempts, id: as a consumer gets it."""
-SIZE_FIELD_BYTES: Final = 4
 
 
 class Message(NamedTuple):
@@ -109,7 +106,7 @@ def read_piece(data: bytes | bytearray, node: str, low: int, high: int, wanted: 
                 return Piece(found, seq + 1, looked_at, oldest_ns, 0)
             looked_at += 1
             message = _match(view, starts[index], node, seq, wanted)
-            oldest_ns = RECORD_HEAD.unpack_from(view, starts[index])[2]
+            oldest_ns = _timestamp(view, starts[index])
             if message is not None:
                 found.append(message)
     return Piece(found, low, looked_at, oldest_ns, sum(isinstance(batch, Damage) for batch in batches))
@@ -119,13 +116,20 @@ def _record_starts(view: memoryview, pos: int, count: int) -> list[int]:
     starts = []
     for _ in range(count):
         starts.append(pos)
-        pos += SIZE_FIELD_BYTES + int.from_bytes(view[pos : pos + SIZE_FIELD_BYTES])
+        pos += SIZE_BYTES + _size(view, pos)
     return starts
 
 
+def _size(view: memoryview, pos: int) -> int:
+    return int.from_bytes(view[pos : pos + SIZE_BYTES])
+
+
+def _timestamp(view: memoryview, pos: int) -> int:
+    return int.from_bytes(view[pos + TIMESTAMP_AT : pos + ATTEMPTS_AT], signed=True)
+
+
 def _match(view: memoryview, pos: int, node: str, seq: int, wanted: Wanted) -> Message | None:
-    size, _, timestamp_ns, _, message_id = RECORD_HEAD.unpack_from(view, pos)
-    raw = bytes(view[pos + RECORD_HEAD.size : pos + SIZE_FIELD_BYTES + size])
+    raw = bytes(view[pos + BODY_AT : pos + SIZE_BYTES + _size(view, pos)])
     opened = unwrap(raw) if wanted.opens_envelopes else Opened(None, NO_HEADERS, raw)
     body = Body(raw, opened.body)
     if not wanted.filter.matches(body):
@@ -133,8 +137,8 @@ def _match(view: memoryview, pos: int, node: str, seq: int, wanted: Wanted) -> M
     return Message(
         node,
         seq,
-        message_id.decode("ascii", "replace"),
-        timestamp_ns,
+        bytes(view[pos + ID_AT : pos + BODY_AT]).decode("ascii", "replace"),
+        _timestamp(view, pos),
         len(opened.body),
         opened.body[: wanted.body_bytes_max],
         body.document is not NOT_JSON,

@@ -20,7 +20,7 @@ from urllib.parse import quote
 import msgspec
 from aiohttp import web
 
-from nsquark.admin import audit
+from nsquark.admin import audit, channel_view
 from nsquark.admin.access import refusal, require
 from nsquark.admin.arguments import INT64_MAX, encode_cursor, known_node, name_in_path, number
 from nsquark.admin.errors import UpstreamError
@@ -216,6 +216,7 @@ def _file_name(topic: str) -> str:
 
 
 routes: Final = [
+    *channel_view.routes,
     web.get("/topics/{topic}/messages.json", page),
     web.get("/topics/{topic}/messages.jsonl", download),
     web.get("/topics/{topic}/messages/{node}/{seq}", one),

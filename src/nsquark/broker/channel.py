@@ -262,6 +262,21 @@ class Channel(Delivery):
         self.deferred_pending = 0
         self._write_rest()
 
+    def seek_counts(self, seq: int) -> tuple[int, int]:
+        """How many finished messages would come again if it were set to `seq`, and how many others never would."""
+        log, ledger = self.topic.log, self.ledger
+        unfinished, known = ledger.count_below(seq)
+        unfinished += self._new_below(seq, known)
+        unfinished_in_all = ledger.in_flight + ledger.queued + ledger.deferred + self._new_below(log.head, ledger.ahead)
+        come_again = log.extents.between(seq, log.head) - (unfinished_in_all - unfinished)
+        return max(0, come_again), unfinished + self.deferred_pending
+
+    def _new_below(self, seq: int, known: int) -> int:
+        """Messages below `seq` that were never delivered, whether or not the topic's pump has come to them."""
+        extents, start = self.topic.log.extents, self.ledger.next
+        skipped = sum(extents.between(max(low, start), min(high, seq)) for low, high in self._skips)
+        return max(0, extents.between(start, seq) - known - skipped)
+
     def restart_at(self, seq: int) -> None:
         """Drops all state and goes on from `seq`."""
         self.ledger.empty(seq)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsquark.broker.channel import Channel, RangeChannelError
 from nsquark.broker.http.arguments import INT64_MAX, Arguments, Refusal, decimal, invalid, require_stored
+from nsquark.broker.http.channel_messages import existing_channel, require_existing
 from nsquark.broker.topic import Topic
 from nsquark.web.messages import Request, Response, empty
 from nsquark.wire.names import is_ephemeral
@@ -53,19 +54,32 @@ class ChannelPositions:
 
     async def seek(self, arguments: Arguments, request: Request) -> dict[str, Any]:
         """Empties a channel and sets it somewhere else."""
-        topic = arguments.topic()
-        channel = topic.channels.get(arguments.name("channel"))
-        if channel is None:
-            raise Refusal(404, "CHANNEL_NOT_FOUND")
+        channel = existing_channel(arguments)
         owner = arguments.text("owner", OWNER_CHARS_MAX) if "owner" in arguments else ""
-        position = await self.start_position(topic, arguments.text("to", POSITION_CHARS_MAX), "to")
-        if channel.is_deleted:
-            raise Refusal(404, "CHANNEL_NOT_FOUND")
+        position = await self.start_position(channel.topic, arguments.text("to", POSITION_CHARS_MAX), "to")
+        require_existing(channel)
         if channel.owner and channel.owner != owner:
             raise _owned(channel)
         channel.empty()
         channel.restart_at(position)
         return _standing(channel)
+
+    async def preview(self, arguments: Arguments, request: Request) -> dict[str, Any]:
+        """What a seek to the same place would do; nothing is changed."""
+        channel = existing_channel(arguments)
+        topic = channel.topic
+        target = await self.start_position(topic, arguments.text("to", POSITION_CHARS_MAX), "to")
+        require_existing(channel)
+        come_again, passed_over = channel.seek_counts(target)
+        return {
+            **_standing(channel),
+            "target": topic.log.extents.at_or_after(target),
+            "come_again": come_again,
+            "passed_over": passed_over,
+            "in_flight": channel.ledger.in_flight,
+            "requeued": channel.ledger.queued + channel.ledger.deferred,
+            "owner": channel.owner,
+        }
 
     async def commit(self, arguments: Arguments, request: Request) -> dict[str, Any]:
         """A reader by range has done with everything below `seq`; its channel is made if it is not there."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nsquark.broker.channel import Channel
 from nsquark.broker.http.arguments import INT64_MAX, Arguments, Refusal, extra_headers, invalid
 from nsquark.broker.http.auth import HttpAuth, Rule
+from nsquark.broker.http.channel_messages import ChannelMessages
 from nsquark.broker.http.log_append import AppendApi
 from nsquark.broker.http.log_positions import ChannelPositions
 from nsquark.broker.observe.stats import Pace
@@ -55,6 +56,7 @@ class LogApi:
         self._auth = auth
         self.threads = ThreadPoolExecutor(READ_THREADS_MAX, thread_name_prefix="read")
         self.channels = ChannelPositions(self)
+        self._messages = ChannelMessages(self)
         self._append = AppendApi(self)
         self._waiters = Places(INFO_WAITERS_MAX, INFO_WAITERS_PER_PEER_MAX, 0.0)
         self._reads = Places(READS_MAX, READS_PER_PEER_MAX, READ_PATIENCE_S)
@@ -65,6 +67,8 @@ class LogApi:
         router.add("GET", "/log/at", self._json(self.at, READ))
         router.add("GET", "/log/plan", self._json(self.plan, READ))
         router.add("GET", "/log/read", self._guarded(self.read, READ))
+        router.add("GET", "/channel/messages", self._json(self._messages.listing, MOVE))
+        router.add("GET", "/channel/seek", self._json(self.channels.preview, MOVE))
         router.add("POST", "/channel/seek", self._json(self.channels.seek, MOVE))
         router.add("POST", "/channel/commit", self._json(self.channels.commit, MOVE), log=False)
         router.add("POST", "/log/stage", self._json(self._append.stage, APPEND), log=False, max_body_bytes=body_bytes)
