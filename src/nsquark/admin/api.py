@@ -45,7 +45,7 @@ def answer_v1(method: Method[web.Response]) -> Handler:
     async def answer(request: web.Request) -> web.StreamResponse:
         state = request.app[STATE]
         try:
-            response = await method(request, state)
+            return await method(request, state)
         except ApiError as error:
             return v1_error(error.status, str(error))
         except Refused as error:
@@ -53,8 +53,6 @@ def answer_v1(method: Method[web.Response]) -> Handler:
         except AllFailed as error:
             state.logger.error(f"{request.method} {request.path}: {error}")
             return v1_error(502, f"UPSTREAM_ERROR: {error}")
-        response.enable_compression()
-        return response
 
     return answer
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Final
 
 from aiohttp import web
@@ -17,19 +15,15 @@ from nsquark.admin.clients import Clients
 from nsquark.admin.cluster import Cluster
 from nsquark.admin.events import Streams
 from nsquark.admin.history import History
+from nsquark.admin.middlewares import MIDDLEWARES
 from nsquark.admin.options import Options, normal_base_path
 from nsquark.admin.poller import Poller
 from nsquark.admin.routing import NotFoundRules
 from nsquark.admin.state import STATE, State
 from nsquark.admin.survey import Survey
-from nsquark.base.durations import Duration
 from nsquark.base.logs import Logger
 
 REQUEST_BYTES_MAX: Final = 8 << 20
-CLIENT_LEFT: Final = 499
-"""In the log, the status of a request whose client did not wait for the answer, as that of every event stream."""
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 # Each has `routes`, with paths as they are below the base path. The first that fits a request takes it.
 PARTS: Final = (api, config_api, graphite, action_api, assets, access, events, messages, pages)
@@ -62,7 +56,7 @@ def make_app(state: State) -> web.Application:
     routes = [(route.method, state.url(route.path), route.handler) for part in PARTS for route in part.routes]
     rules = NotFoundRules([(method, path) for method, path, _ in routes])
     app = web.Application(
-        middlewares=[log_requests, *access.middlewares(state.access), rules.middleware],
+        middlewares=[*MIDDLEWARES, *access.middlewares(state.access), rules.middleware],
         client_max_size=REQUEST_BYTES_MAX,
     )
     app[STATE] = state
@@ -88,23 +82,3 @@ async def _running(app: web.Application) -> AsyncIterator[None]:
 async def _end_streams(app: web.Application) -> None:
     """Before the server waits for open requests to end: a stream never does by itself."""
     app[STATE].streams.close()
-
-
-@web.middleware
-async def log_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Writes NSQ's access line, with the status that was really sent."""
-    began_ns = time.monotonic_ns()
-    status = 500
-    try:
-        response = await handler(request)
-        status = response.status
-        return response
-    except web.HTTPException as answer:
-        status = answer.status
-        raise
-    except asyncio.CancelledError:
-        status = CLIENT_LEFT
-        raise
-    finally:
-        took = Duration(time.monotonic_ns() - began_ns)
-        request.app[STATE].logger.info(f"{status} {request.method} {request.path_qs} ({request.remote}) {took}")

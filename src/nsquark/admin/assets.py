@@ -33,9 +33,7 @@ async def asset(request: web.Request) -> web.Response:
         return web.Response(status=304, headers=headers)
     kind = TYPES.get(Path(name).suffix) or mimetypes.guess_type(name)[0] or "application/octet-stream"
     charset = "utf-8" if kind.startswith("text/") else None
-    response = web.Response(body=body, headers=headers, content_type=kind, charset=charset)
-    response.enable_compression()
-    return response
+    return web.Response(body=body, headers=headers, content_type=kind, charset=charset)
 
 
 @lru_cache(maxsize=256)

@@ -110,7 +110,7 @@ class _Stream:
 
     async def run(self) -> None:
         await self._write(f"retry: {RETRY_MS}\n\n".encode())
-        await self._state.fresh_snapshot()
+        await self._state.poller.next(0.0)
         while True:
             at = self._state.snapshot.at
             await self._write(self._step())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import signal
 import socket
 import sys
@@ -29,6 +30,7 @@ def main() -> None:
     options = parse_options(sys.argv[1:])
     logger = Logger(options.log_prefix, options.log_level)
     logger.info(version_line("nsqadmin"))
+    logging.getLogger("aiohttp").addHandler(_Passed(logger))
     # Snapshots are large and short-lived, and free of cycles: looking through them for garbage finds none.
     gc.set_threshold(GC_THRESHOLD)
     with contextlib.suppress(ImportError):
@@ -36,6 +38,17 @@ def main() -> None:
 
         uvloop.install()
     sys.exit(asyncio.run(serve(options, logger)))
+
+
+class _Passed(logging.Handler):
+    """Has what aiohttp says written as everything else here is."""
+
+    def __init__(self, logger: Logger) -> None:
+        super().__init__(logging.WARNING)
+        self._logger = logger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._logger.trace(f"HTTP: {self.format(record)}")
 
 
 async def serve(options: Options, logger: Logger) -> int:

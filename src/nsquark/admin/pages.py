@@ -111,7 +111,6 @@ async def search(request: web.Request) -> web.Response:
     snapshot = await request.app[STATE].fresh_snapshot()
     entries = [entry for entry, _ in zip(_entries(snapshot), range(SEARCH_ENTRIES_MAX), strict=False)]
     response = web.json_response({"entries": entries})
-    response.enable_compression()
     return response
 
 
@@ -207,7 +206,6 @@ def render(request: web.Request, template: str, **values: Any) -> web.Response:
     """A whole page."""
     values = {"urls": _urls(request.app[STATE]), "version": __version__, **values}
     response = web.Response(text=environment().get_template(template).render(values), content_type="text/html")
-    response.enable_compression()
     return response
 
 
