@@ -13,6 +13,8 @@ from nsquark.tools.timings import Timings
 
 REFUSALS_MAX: Final = 5
 """go-nsq's default for max_attempts."""
+KEEP_TRYING: Final = "0"
+"""The default for max_attempts of a consumer whose failures are settled here."""
 
 
 class NotTaken(Exception):
@@ -27,14 +29,12 @@ class Failures:
     """Requeues what was not taken, and gives up what is refused again and again.
 
     go-nsq gives up after five attempts whatever went wrong, so that an outage of the destination loses messages. Here
-    only refusals lead to that, unless `--consumer-opt=max_attempts,N` asks for go-nsq's rule.
+    only refusals lead to that, unless `--consumer-opt=max_attempts,N` asks for go-nsq's rule; see KEEP_TRYING.
     """
 
     def __init__(self, options: SourceOptions) -> None:
         is_asked_for = any(name.replace("-", "_") == "max_attempts" for name, _ in options.consumer_opt)
         self._refusals_max = 0 if is_asked_for else REFUSALS_MAX
-        if not is_asked_for:
-            options.consumer_opt = [*options.consumer_opt, ("max_attempts", "0")]
 
     def settle(self, messages: Sequence[Message], error: NotTaken) -> None:
         """Answers messages that failed together; for the consumer's backoff they are one failure."""

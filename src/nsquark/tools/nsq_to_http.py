@@ -11,7 +11,7 @@ from nsquark.base.durations import Duration
 from nsquark.base.flags import option, option_table
 from nsquark.base.kinds import DURATION, FLOAT, INTEGER, STRING, STRINGS
 from nsquark.client.message import Message
-from nsquark.tools.forwarding import Failures, NotTaken, StatusLines
+from nsquark.tools.forwarding import KEEP_TRYING, Failures, NotTaken, StatusLines
 from nsquark.tools.hostpool import make_pool
 from nsquark.tools.program import Fatal, parse_options, run
 from nsquark.tools.sources import SourceOptions, check_sources, make_consumer, stop_on_signals
@@ -48,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 async def _forward(options: Options) -> None:
     sender = _checked(options)
     failures = Failures(options)
-    consumer = make_consumer("nsq_to_http", options, options.topic, options.channel, auto_touch=True)
+    consumer = make_consumer(
+        "nsq_to_http", options, options.topic, options.channel, auto_touch=True, max_attempts=KEEP_TRYING
+    )
     stop_on_signals([consumer])
     async with sender, consumer:
         handler = Forwarder(options, sender, failures)

@@ -15,7 +15,7 @@ from nsquark.client.consumer import CLOSE_TIMEOUT_S, Consumer
 from nsquark.client.errors import MessageTooBig, NotConnected, NsqError, ServerError
 from nsquark.client.message import Message
 from nsquark.client.producer import Producer
-from nsquark.tools.forwarding import Failures, NotTaken, StatusLines
+from nsquark.tools.forwarding import KEEP_TRYING, Failures, NotTaken, StatusLines
 from nsquark.tools.hostpool import make_pool
 from nsquark.tools.json_filter import FieldMissing, JsonFilter, NotJson
 from nsquark.tools.program import Fatal, parse_options, run, say
@@ -68,7 +68,8 @@ async def _forward(options: Options) -> None:
     _check(options)
     forwarder = Forwarder(options)
     consumers = [
-        make_consumer("nsq_to_nsq", options, topic, options.channel, auto_touch=True) for topic in options.topic
+        make_consumer("nsq_to_nsq", options, topic, options.channel, auto_touch=True, max_attempts=KEEP_TRYING)
+        for topic in options.topic
     ]
     stop_on_signals(consumers)
     try:

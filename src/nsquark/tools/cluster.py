@@ -1,0 +1,136 @@
+"""What nsq_stat asks nsqlookupds and nsqds by HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, Final, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+
+from nsquark.base.addresses import join_address
+from nsquark.base.durations import Duration
+from nsquark.web.fetch import FetchError, fetch
+from nsquark.wire.documents import decode_json
+
+T = TypeVar("T")
+
+SHOWN_ANSWER_BYTES_MAX: Final = 200
+
+
+class Unanswered(Exception):
+    """A question that got no answer, or none of use; `reason` is the part of the text that says why."""
+
+    def __init__(self, text: str, reason: str = "") -> None:
+        super().__init__(text)
+        self.reason = reason or text
+
+
+class ChannelStats(msgspec.Struct):
+    """Counters of a channel, on one nsqd or on all."""
+
+    channel_name: str = ""
+    depth: int = 0
+    backend_depth: int = 0
+    in_flight_count: int = 0
+    deferred_count: int = 0
+    requeue_count: int = 0
+    timeout_count: int = 0
+    message_count: int = 0
+    client_count: int = 0
+    paused: bool = False
+
+    def add(self, other: ChannelStats) -> None:
+        self.depth += other.depth
+        self.backend_depth += other.backend_depth
+        self.in_flight_count += other.in_flight_count
+        self.deferred_count += other.deferred_count
+        self.requeue_count += other.requeue_count
+        self.timeout_count += other.timeout_count
+        self.message_count += other.message_count
+        self.client_count += other.client_count
+        self.paused |= other.paused
+
+
+class TopicStats(msgspec.Struct):
+    topic_name: str
+    depth: int = 0
+    backend_depth: int = 0
+    message_count: int = 0
+    paused: bool = False
+    channels: list[ChannelStats] | None = None
+
+
+class _Stats(msgspec.Struct):
+    topics: list[TopicStats] | None = None
+
+
+class _Producer(msgspec.Struct):
+    broadcast_address: str
+    http_port: int
+
+
+class _Producers(msgspec.Struct):
+    producers: list[_Producer] | None = None
+
+
+class Cluster:
+    """nsqds that are given, or that nsqlookupds know, by their HTTP addresses."""
+
+    def __init__(
+        self, nsqds: Sequence[str], lookupds: Sequence[str], connect_timeout: Duration, request_timeout: Duration
+    ) -> None:
+        self._nsqds = nsqds
+        self._lookupds = lookupds
+        self._connect_timeout_s = connect_timeout.seconds
+        self._request_timeout_s = request_timeout.seconds
+
+    async def nsqds(self) -> list[str]:
+        """All of them."""
+        return await self._found("/nodes") if self._lookupds else list(self._nsqds)
+
+    async def nsqds_of(self, topic: str) -> list[str]:
+        """Those that may have a topic: without nsqlookupds all of them, which say themselves whether they do."""
+        return await self._found(f"/lookup?{urlencode({'topic': topic})}") if self._lookupds else list(self._nsqds)
+
+    async def stats(self, nsqd: str, topic: str = "") -> list[TopicStats]:
+        """Of all topics, or of one with its channels."""
+        wanted = {"format": "json", "topic": topic, "include_clients": "false", "include_mem": "false"}
+        query = urlencode({name: value for name, value in wanted.items() if value})
+        return (await self._get(f"http://{nsqd}/stats?{query}", _Stats)).topics or []
+
+    async def _found(self, question: str) -> list[str]:
+        answers = await together(
+            "nsqlookupd", (self._get(f"http://{address}{question}", _Producers) for address in self._lookupds)
+        )
+        producers = [producer for answer in answers for producer in answer.producers or ()]
+        return list(dict.fromkeys(join_address(each.broadcast_address, each.http_port) for each in producers))
+
+    async def _get(self, url: str, kind: type[T]) -> T:
+        try:
+            status, _, body = await fetch(
+                url, connect_timeout=self._connect_timeout_s, request_timeout=self._request_timeout_s
+            )
+        except FetchError as error:
+            raise Unanswered(str(error), error.reason) from None
+        if status != 200:
+            reason = f"got response {status} {body[:SHOWN_ANSWER_BYTES_MAX]!r}"
+            raise Unanswered(f"GET {url} {reason}", reason)
+        try:
+            return decode_json(body, kind)
+        except ValueError as error:
+            raise Unanswered(f"GET {url} failed - {error}", str(error)) from None
+
+
+async def together(who: str, questions: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """All answers; a single one that is missing is an error."""
+    answers = await asyncio.gather(*questions, return_exceptions=True)
+    failed = [answer for answer in answers if isinstance(answer, BaseException)]
+    for error in failed:
+        if not isinstance(error, Unanswered):
+            raise error
+    if failed:
+        start = f"failed to query any {who}: " if len(failed) == len(answers) else ""
+        raise Unanswered(start + "; ".join(map(str, failed)))
+    return [answer for answer in answers if not isinstance(answer, BaseException)]
