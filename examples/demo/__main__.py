@@ -43,7 +43,7 @@ async def main() -> int:
     # As Ctrl-C does: what was started is stopped.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     with tempfile.TemporaryDirectory(prefix="nsquark-demo-") as name:
-        print(f"Starting nsqlookupd, two nsqds and Spark; data and logs are in {name}", flush=True)
+        print(f"Starting nsqlookupd, two nsqds, nsqadmin and Spark; data and logs are in {name}", flush=True)
         async with Platform(Path(name)) as platform:
             return await show(platform, args)
 
@@ -90,6 +90,7 @@ async def story(
     publishing: "asyncio.Task[None]",
 ) -> Verdict:
     started = time.monotonic()
+    board.say(f"nsqadmin shows it live at {platform.admin}")
     board.say(f"{EVENTS_PER_SECOND} events a second to two nsqds; {CONSUMERS} consumers share a channel")
     await asyncio.sleep(KILL_AFTER_S)
     pid = platform.pid(0)
@@ -112,7 +113,10 @@ async def story(
         async with asyncio.timeout(DRAIN_TIMEOUT_S):
             while not producers.acknowledged <= consumers.handled.keys():
                 await asyncio.sleep(POLL_S)
-    return judge(producers, consumers, first, last)
+    verdict = judge(producers, consumers, first, last)
+    shown = await asyncio.to_thread(platform.nodes_shown)
+    verdict.check("nsqds that nsqadmin shows", shown == len(platform.nsqds("http")), shown)
+    return verdict
 
 
 def report(verdict: Verdict) -> str:
@@ -124,6 +128,7 @@ async def keep(platform: Platform, args: argparse.Namespace) -> None:
     print("\nStill running, until Ctrl-C:")
     for number, address in enumerate(platform.nsqds("http"), 1):
         print(f"  nsqd-{number}      http://{address}/stats")
+    print(f"  nsqadmin    {platform.admin}")
     print(f"  nsqlookupd  http://{platform.lookupd}/nodes")
     print(f"  Spark UI    {platform.spark_ui}", flush=True)
     await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""What runs: nsqlookupd and nsqds by `nsquark up`, and one Spark Connect server."""
+"""What runs: nsqlookupd, nsqds and nsqadmin by `nsquark up`, and one Spark Connect server."""
 
 import asyncio
 import json
@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +16,7 @@ from nsquark.spark.jobs.server import ConnectServer, free_port
 NSQDS = 2
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
+ANSWER_TIMEOUT_S = 20.0
 POLL_S = 0.05
 SHORT_RUN = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 """Java's second compiler and its parallel collector pay off after minutes; in a demo they take the cores away."""
@@ -74,6 +76,16 @@ class Platform:
     @property
     def lookupd(self) -> str:
         return str(self._known("nsqlookupd")[0]["http"])
+
+    @property
+    def admin(self) -> str:
+        """Where a browser shows it all."""
+        return f"http://{self._known('nsqadmin')[0]['http']}"
+
+    def nodes_shown(self) -> int:
+        """How many nsqds nsqadmin sees."""
+        with urllib.request.urlopen(f"{self.admin}/api/nodes", timeout=ANSWER_TIMEOUT_S) as answer:
+            return len(json.load(answer)["nodes"])
 
     def nsqds(self, kind: str) -> list[str]:
         """Their `tcp` or `http` addresses."""

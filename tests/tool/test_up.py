@@ -25,7 +25,7 @@ def is_running(pid: int) -> bool:
 
 
 def pids(ports: dict[str, Any]) -> list[int]:
-    return [entry["pid"] for kind in ("nsqlookupd", "nsqd") for entry in ports[kind]]
+    return [entry["pid"] for kind in ("nsqlookupd", "nsqd", "nsqadmin") for entry in ports[kind]]
 
 
 def depth(address: str, topic: str) -> int:
@@ -41,6 +41,20 @@ def found_at(lookupd: str, topic: str) -> set[int]:
         if topic in known
         else set()
     )
+
+
+def test_nsqadmin_shows_the_nsqds(make_up: Callable[..., Up]) -> None:
+    up = make_up("--nsqd=2").wait_until_up()
+    address = up.ports["nsqadmin"][0]["http"]
+    assert f"see it all at http://{address}/" in up.output
+    eventually(lambda: len(json.loads(get(address, "/api/nodes"))["nodes"]) == 2)
+    assert get(address, "/").startswith(b"<!doctype html>")
+
+
+def test_nsqadmin_can_be_left_out(make_up: Callable[..., Up]) -> None:
+    up = make_up("--no-nsqadmin").wait_until_up()
+    assert up.ports["nsqadmin"] == []
+    assert "see it all at" not in up.output
 
 
 def test_a_killed_nsqd_comes_back_with_its_data_on_its_ports(make_up: Callable[..., Up]) -> None:

@@ -17,7 +17,7 @@ EXIT_INTERRUPTED: Final = 130
 
 # command: (module, help). A module has `add_arguments(parser)` and `run(args)`, which returns the exit code.
 COMMANDS: Final = {
-    "up": ("nsquark.tool.up", "run nsqlookupd and nsqds together, for trying out and development"),
+    "up": ("nsquark.tool.up", "run nsqlookupd, nsqds and nsqadmin together, for trying out and development"),
     "doctor": ("nsquark.tool.doctor", "check this machine, and the nsqds and nsqlookupds given"),
     "export": ("nsquark.tool.export", "write the data of a stopped nsqd as the files of NSQ's nsqd, to go back to it"),
     "pipeline": ("nsquark.spark.jobs.pipeline", "run a Spark Declarative Pipeline over topics"),

@@ -1,4 +1,4 @@
-"""`nsquark up`: nsqlookupd and nsqds in one command, for trying out, development and tests; not for production.
+"""`nsquark up`: nsqlookupd, nsqds and nsqadmin in one command, for trying out and tests; not for production.
 
 The table KINDS says what runs. All of a kind start together, after the kinds above it are listening; they stop in
 the opposite order, so that an nsqd can still tell nsqlookupd that it goes.
@@ -7,6 +7,7 @@ the opposite order, so that an nsqd can still tell nsqlookupd that it goes.
 import argparse
 import asyncio
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -24,8 +25,9 @@ from nsquark.tool.processes import Child
 
 DEFAULT_DIR: Final = "nsquark-data"
 DEFAULT_BASE_PORT: Final = 4150
-# NSQ's own distances: nsqd on 4150 and 4151, nsqlookupd on 4160 and 4161; the next nsqd on 4250 and 4251.
+# NSQ's own distances: nsqd on 4150 and 4151, nsqlookupd on 4160 and 4161, nsqadmin on 4171; the next nsqd on 4250.
 LOOKUPD_PORT_OFFSET: Final = 10
+ADMIN_PORT_OFFSET: Final = 21
 NSQD_PORT_STEP: Final = 100
 PORT_MAX: Final = 65535
 NAME_WIDTH: Final = 10
@@ -63,10 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_BASE_PORT,
         metavar="P",
         help=f"the first nsqd has P and P+1, each further one {NSQD_PORT_STEP} more (default {DEFAULT_BASE_PORT}; "
-        "0: any free ports, for nsqlookupd too)",
+        "0: any free ports, for the others too)",
     )
     parser.add_argument("--lookupd-tcp-port", type=int, metavar="P", help="default: base port + 10; 0: any free port")
     parser.add_argument("--lookupd-http-port", type=int, metavar="P", help="default: base port + 11; 0: any free port")
+    parser.add_argument("--nsqadmin-port", type=int, metavar="P", help="default: base port + 21; 0: any free port")
+    parser.add_argument("--no-nsqadmin", action="store_true", help="do not start nsqadmin")
     parser.add_argument(
         "--nsqd-flag",
         action="append",
@@ -176,7 +180,7 @@ class Fleet:
                 child.kill()
 
     def _child(self, kind: Kind, number: int) -> Child:
-        name = kind.program if kind.count is _one else f"{kind.program}-{number}"
+        name = f"{kind.program}-{number}" if kind.count is _nsqd_count else kind.program
         # Ports are read from lines of level INFO; what the user does not want to see is left out when shown.
         flags = [*kind.flags(self, number), f"--log-level={min(self.args.log_level, Level.INFO).word}"]
         child = Child(name, kind.entry, _bracketed(self.args.host), kind.ports(self.args, number), flags, self.say)
@@ -188,6 +192,10 @@ class Fleet:
             for place, child in enumerate(children):
                 ports = "  ".join(f"{kind} {self.addresses(program, kind)[place]}" for kind in child.ports)
                 print(f"{child.name:{NAME_WIDTH}}  {ports}")
+        for address in self.addresses("nsqadmin", "http"):
+            print(f"see it all at http://{address}/")
+        if not self.args.no_nsqadmin and not _has_nsqadmin():
+            print("nsqadmin is not installed: pip install 'nsquark[admin]'")
         print(f"data in {self.args.dir}; Ctrl-C stops all", flush=True)
 
     def _note_restart(self) -> None:
@@ -254,6 +262,24 @@ def _nsqd_count(args: argparse.Namespace) -> int:
     return count
 
 
+def _has_nsqadmin() -> bool:
+    """Whether what nsqadmin needs is installed: it is an extra."""
+    return all(importlib.util.find_spec(name) is not None for name in ("aiohttp", "jinja2"))
+
+
+def _admin_count(args: argparse.Namespace) -> int:
+    return 0 if args.no_nsqadmin or not _has_nsqadmin() else 1
+
+
+def _admin_ports(args: argparse.Namespace, number: int) -> dict[str, int]:
+    usual = args.base_port + ADMIN_PORT_OFFSET if args.base_port else 0
+    return {"http": usual if args.nsqadmin_port is None else args.nsqadmin_port}
+
+
+def _admin_flags(fleet: Fleet, number: int) -> list[str]:
+    return [f"--lookupd-http-address={address}" for address in fleet.addresses("nsqlookupd", "http")]
+
+
 def _lookupd_ports(args: argparse.Namespace, number: int) -> dict[str, int]:
     first = args.base_port + LOOKUPD_PORT_OFFSET if args.base_port else 0
     tcp = first if args.lookupd_tcp_port is None else args.lookupd_tcp_port
@@ -297,4 +323,5 @@ def _bracketed(host: str) -> str:
 KINDS: Final = (
     Kind("nsqlookupd", "nsquark.lookupd.main", _one, _lookupd_ports, _lookupd_flags),
     Kind("nsqd", "nsquark.broker.main", _nsqd_count, _nsqd_ports, _nsqd_flags),
+    Kind("nsqadmin", "nsquark.admin.main", _admin_count, _admin_ports, _admin_flags),
 )
