@@ -8,6 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 STAMP := $(VENV)/.installed
 KERNEL := $(wildcard src/nsquark/kernel/*.py)
 WORKERS ?= 3
+TEST_PACKAGES := $(patsubst tests/%/__init__.py,%,$(wildcard tests/*/__init__.py))
 PACKAGED := build/packaged
 PROGRAMS := nsqd nsqlookupd nsquark nsq_stat nsq_tail nsq_to_file nsq_to_http nsq_to_nsq to_nsq
 
@@ -40,6 +41,8 @@ lint: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	cd tests && $(abspath $(BIN))/mypy --config-file ../pyproject.toml --implicit-reexport \
+		--disable-error-code misc $(TEST_PACKAGES:%=-p %)
 
 # Wheel and sdist into dist/, and the wheel at work in an environment of its own.
 package: build

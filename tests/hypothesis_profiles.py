@@ -1,10 +1,11 @@
 """How long property tests search: briefly by default, longer with HYPOTHESIS_PROFILE=long."""
 
 import os
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-_COMMON = {
+_COMMON: dict[str, Any] = {
     "deadline": None,  # a shared machine is slow at times; pytest-timeout bounds a test
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
 }

@@ -199,6 +199,8 @@ class Producer(_Publisher[producers.Producer]):
     address: `host:port` of nsqd's TCP port, or the path of a unix socket.
     config: options, which `options` override.
     envelope: puts each message into an envelope, which has room for headers.
+    outstanding_bytes_max: so many bytes of publishes may wait for their answer.
+    outstanding_max: so many publishes may wait for their answer.
     logger: instead of `nsquark.client`.
     """
 
@@ -208,10 +210,22 @@ class Producer(_Publisher[producers.Producer]):
         config: Config | None = None,
         *,
         envelope: bool = False,
+        outstanding_bytes_max: int = producers.OUTSTANDING_BYTES_MAX,
+        outstanding_max: int = producers.OUTSTANDING_MAX,
         logger: logging.Logger | None = None,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(lambda: producers.Producer(address, config, envelope=envelope, logger=logger, **options))
+        super().__init__(
+            lambda: producers.Producer(
+                address,
+                config,
+                envelope=envelope,
+                outstanding_bytes_max=outstanding_bytes_max,
+                outstanding_max=outstanding_max,
+                logger=logger,
+                **options,
+            )
+        )
 
     @property
     def address(self) -> str:
@@ -234,6 +248,8 @@ class ProducerPool(_Publisher[pools.ProducerPool]):
     copies: on so many different nsqds each message must be before its publish returns.
     envelope: puts each message into an envelope, which has room for headers.
     retry_deadline: seconds after which a publish fails that no nsqd took.
+    outstanding_bytes_max: so many bytes of publishes may wait for their answer.
+    outstanding_max: so many publishes may wait for their answer.
     logger: instead of `nsquark.client`.
     """
 
@@ -247,6 +263,8 @@ class ProducerPool(_Publisher[pools.ProducerPool]):
         copies: int = 1,
         envelope: bool = False,
         retry_deadline: float | timedelta = pools.RETRY_DEADLINE_S,
+        outstanding_bytes_max: int = pools.OUTSTANDING_BYTES_MAX,
+        outstanding_max: int = pools.OUTSTANDING_MAX,
         logger: logging.Logger | None = None,
         **options: Unpack[Options],
     ) -> None:
@@ -261,6 +279,8 @@ class ProducerPool(_Publisher[pools.ProducerPool]):
                 copies=copies,
                 envelope=envelope,
                 retry_deadline=retry_deadline,
+                outstanding_bytes_max=outstanding_bytes_max,
+                outstanding_max=outstanding_max,
                 logger=logger,
                 **options,
             )

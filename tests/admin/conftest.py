@@ -49,7 +49,7 @@ class Cluster:
         eventually(lambda: len(self.lookupd.producers(topic)) == len(self.nsqds))
         eventually(lambda: self.lookupd.channels(topic) == set(channels))
 
-    def topic_on(self, place: int, topic: str) -> dict[str, Any] | None:
+    def topic_on(self, place: int, topic: str) -> Any:
         """The topic in /stats of an nsqd."""
         return next((each for each in self.nsqds[place].stats()["topics"] if each["topic_name"] == topic), None)
 

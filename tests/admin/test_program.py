@@ -39,7 +39,7 @@ def test_all_flags_of_nsq_are_there() -> None:
 
 
 def test_defaults_are_those_of_nsq() -> None:
-    options = Options()
+    options = Options()  # type: ignore[call-arg]
     assert options.http_address == "0.0.0.0:4171"
     assert options.statsd_counter_format == "stats.counters.%s.count"
     assert options.statsd_gauge_format == "stats.gauges.%s"

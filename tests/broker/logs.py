@@ -26,14 +26,14 @@ def plan(daemon: Nsqd, topic: str, low: int, high: int, **query: Any) -> dict[st
     return answer(daemon, "GET", "/log/plan", topic=topic, **{"from": low, "to": high}, **query)
 
 
-def answer(daemon: Nsqd, method: str, path: str, body: bytes = b"", **query: Any) -> dict[str, Any]:
+def answer(daemon: Nsqd, method: str, path: str, body: bytes = b"", /, **query: Any) -> dict[str, Any]:
     reply = daemon.request(method, f"{path}?{urllib.parse.urlencode(query)}", body)
     assert reply.status == 200, (reply.status, reply.text)
     fields: dict[str, Any] = reply.json()
     return fields
 
 
-def refusal(daemon: Nsqd, method: str, path: str, body: bytes = b"", **query: Any) -> tuple[int, dict[str, Any]]:
+def refusal(daemon: Nsqd, method: str, path: str, body: bytes = b"", /, **query: Any) -> tuple[int, dict[str, Any]]:
     reply = daemon.request(method, f"{path}?{urllib.parse.urlencode(query)}", body)
     assert reply.status != 200, reply.text
     return reply.status, reply.json()

@@ -200,7 +200,7 @@ def test_the_short_way_of_publishes_is_no_way_around(
             client.sendall(honest)
             assert client.recv(65536).endswith(b"\r\n\r\nOK")
         client.sendall(hostile)
-        answer = b"".join(itertools.takewhile(len, iter(lambda: client.recv(65536), None)))
+        answer = b"".join(itertools.takewhile(bool, iter(lambda: client.recv(65536), None)))
     assert answer.startswith(b"HTTP/1.1 403")
     assert code in answer
     assert (topic in nsqd.topic_names()) == bool(before)

@@ -281,6 +281,7 @@ def test_a_deep_document_is_refused(nsqd: Nsqd, client: Wire, depth: int) -> Non
 @pytest.mark.ours
 def test_strings_are_cut_off_at_1024_characters(nsqd: Nsqd, client: Wire, topic: str) -> None:
     names = ("client_id", "hostname", "user_agent")
-    client.subscribe(topic, **dict.fromkeys(names, "é" * 5000))
+    long: dict[str, Any] = dict.fromkeys(names, "é" * 5000)
+    client.subscribe(topic, **long)
     shown = nsqd.channel(topic)["clients"][0]
     assert [len(shown[name]) for name in names] == [1024, 1024, 1024]

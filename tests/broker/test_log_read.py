@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -233,7 +234,7 @@ def test_the_slowest_reader_makes_room(make_nsqd: Callable[..., Nsqd]) -> None:
         ("/log/at", {"topic": "t#ephemeral", "ts": "0"}, "EPHEMERAL_TOPIC"),
     ],
 )
-def test_bad_arguments_are_named(nsqd: Nsqd, client: Wire, path: str, query: dict[str, str], code: str) -> None:
+def test_bad_arguments_are_named(nsqd: Nsqd, client: Wire, path: str, query: dict[str, Any], code: str) -> None:
     client.publish("t", b"x")
     client.publish("t#ephemeral", b"x")
     status, refused = refusal(nsqd, "GET", path, **query)

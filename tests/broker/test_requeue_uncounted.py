@@ -1,13 +1,14 @@
 """`REQ <id> <ms> uncounted`: a delivery that reached no handler does not count, for clients that asked in IDENTIFY."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from harness import Nsqd, Wire
 from harness.wire import ERROR
 
-ASK = {"requeue_uncounted": True}
+ASK: dict[str, Any] = {"requeue_uncounted": True}
 
 
 def give_back(wire: Wire, message_id: bytes, delay_ms: int = 0) -> None:

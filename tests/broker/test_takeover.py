@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-def numbered(prefix: str, count: int, **fields: int) -> list[Stored]:
+def numbered(prefix: str, count: int, **fields: Any) -> list[Stored]:
     return [Stored(f"{prefix}{number}".encode(), **fields) for number in range(count)]
 
 

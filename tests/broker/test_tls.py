@@ -9,6 +9,7 @@ import subprocess
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -315,7 +316,7 @@ def test_a_second_identify_changes_the_settings_only(nsqd: Nsqd, client: Wire, t
 
 @pytest.mark.parametrize("compression", ["", "deflate", "snappy"])
 def test_heartbeats_large_messages_and_a_polite_end(client: Wire, topic: str, compression: str) -> None:
-    fields = {compression: True} if compression else {}
+    fields: dict[str, Any] = {compression: True} if compression else {}
     _upgraded(client, heartbeat_interval=1000, **fields)
     if compression:
         (use_deflate if compression == "deflate" else use_snappy)(client)

@@ -52,7 +52,7 @@ async def test_a_batch_does_not_wait_for_what_cannot_come(nsqd: Nsqd, topic: str
             assert len(first) == 8
             first[0].requeue(0)  # in backoff one message comes at a time
             first.finish()
-            sizes = []
+            sizes: list[int] = []
             while sum(sizes) < 9:
                 async with await anext(batches) as batch:
                     sizes.append(len(batch))
@@ -106,7 +106,7 @@ async def test_a_failure_requeues_all_and_is_logged_once(
 async def test_a_cancelled_wait_gives_back_what_it_had(nsqd: Nsqd, topic: str) -> None:
     publish(nsqd, topic, *numbered(3))
     async with consumer_of(nsqd, topic) as consumer:
-        waiting = asyncio.create_task(anext(consumer.batches(10, LONG_S)))  # type: ignore[arg-type]
+        waiting = asyncio.create_task(anext(consumer.batches(10, LONG_S)))
         await until(lambda: consumer.stats().in_flight == 3)
         await asyncio.sleep(0)
         waiting.cancel()

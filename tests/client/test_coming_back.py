@@ -125,7 +125,7 @@ async def test_names_are_texts(nsqd: Nsqd) -> None:
     async with Producer(address_of(nsqd)) as producer, ProducerPool(address_of(nsqd)) as pool:
         for publisher in (producer, pool):
             with pytest.raises(NsqError, match="a topic name is a str"):
-                await publisher.publish(b"t", b"x")  # type: ignore[attr-defined]
+                await publisher.publish(b"t", b"x")  # type: ignore[arg-type]
 
 
 async def test_a_pool_of_unix_sockets(tmp_path: Path, topic: str) -> None:

@@ -173,7 +173,7 @@ def test_a_secret_is_never_shown() -> None:
 def test_a_config_never_changes() -> None:
     config = Config(max_in_flight=3)
     with pytest.raises(AttributeError):
-        config.max_in_flight = 4  # type: ignore[misc]
+        config.max_in_flight = 4
     other = config.replace(max_in_flight=4, heartbeat_interval=-1)
     assert (config.max_in_flight, other.max_in_flight) == (3, 4)
     assert other.replace(sample_rate=1).heartbeat_interval == -1

@@ -5,6 +5,7 @@ import functools
 import itertools
 import threading
 import time
+from collections import deque
 from datetime import timedelta
 
 import pytest
@@ -339,7 +340,7 @@ async def test_answers_from_other_threads(nsqd: Nsqd, topic: str) -> None:
         await asyncio.to_thread(answer)
         await until(lambda: consumer.stats().finished == 20)
         again = [await anext(consumer) for _ in range(10)]
-        await asyncio.to_thread(lambda: [message.finish() for message in again])
+        await asyncio.to_thread(lambda: deque(map(Message.finish, again)))
         await until(lambda: is_done(nsqd, topic))
 
 

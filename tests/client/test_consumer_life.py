@@ -350,7 +350,7 @@ async def test_messages_of_a_lost_connection_are_not_handled(nsqd: Nsqd, topic: 
             await until(lambda: not consumer.connections)
             assert consumer.stats().in_flight == 0
             held.finish()
-            attempts = []
+            attempts: list[int] = []
             while len(attempts) < 5:
                 async with await asyncio.wait_for(anext(consumer), WAIT_S) as message:
                     attempts.append(message.attempts)

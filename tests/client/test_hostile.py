@@ -86,7 +86,7 @@ async def test_answers_to_identify_that_are_none(answer: bytes) -> None:
 async def test_heartbeats_without_end_instead_of_an_answer() -> None:
     async with ScriptedNsqd() as server:
         server.identify_answer = HEARTBEAT * 2000
-        server.on_ready = lambda peer: asyncio.get_running_loop().call_later(0.1, peer.send, HEARTBEAT * 2000)  # type: ignore[assignment, return-value]
+        server.on_ready = lambda peer: asyncio.get_running_loop().call_later(0.1, peer.send, HEARTBEAT * 2000)  # type: ignore[assignment]
         async with Watch():
             with pytest.raises(NotConnected, match="read_timeout"):
                 await Consumer("t", "c", nsqd=server.address, read_timeout="1s", heartbeat_interval="1s").start()

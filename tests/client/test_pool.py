@@ -228,7 +228,7 @@ async def test_mistakes_fail_before_anything_is_sent(trio: list[Nsqd], topic: st
         with pytest.raises(InvalidName):
             pool.publish_nowait("no good", b"x")
         with pytest.raises(TypeError, match="encode it"):
-            pool.publish_nowait(topic, "text")  # type: ignore[arg-type]
+            pool.publish_nowait(topic, "text")
         with pytest.raises(ValueError, match="empty"):
             await pool.publish(topic, b"")
         with pytest.raises(ValueError, match="at least one"):

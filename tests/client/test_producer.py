@@ -187,7 +187,7 @@ async def test_names_are_checked_before_sending(nsqd: Nsqd, topic: str, name: st
             lambda: producer.deferred_publish(name, 1, b"x"),
         ):
             with pytest.raises(InvalidName, match="is not valid"):
-                await publish()
+                await publish()  # type: ignore[no-untyped-call]
         assert not producer.is_connected
         await producer.publish(topic, b"x")
 
@@ -201,9 +201,9 @@ async def test_bodies_are_checked_before_sending(nsqd: Nsqd, topic: str) -> None
         with pytest.raises(ValueError, match="at least one message"):
             await producer.multi_publish(topic, [])
         with pytest.raises(TypeError, match="encode it first"):
-            await producer.publish(topic, "text")  # type: ignore[arg-type]
+            await producer.publish(topic, "text")
         with pytest.raises(TypeError, match="encode it first"):
-            await producer.multi_publish(topic, ["text"])  # type: ignore[list-item]
+            await producer.multi_publish(topic, ["text"])
         assert not producer.is_connected
 
 
@@ -389,7 +389,7 @@ async def test_nothing_works_after_close(nsqd: Nsqd, topic: str) -> None:
     ]
     for call in calls:
         with pytest.raises(Closed, match="stopped"):
-            await call()  # type: ignore[misc]
+            await call()
     with pytest.raises(Closed, match="stopped"):
         producer.publish_nowait(topic, b"x")
 

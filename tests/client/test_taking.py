@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -59,7 +60,7 @@ async def test_waiting_in_vain_leaves_nothing_behind(nsqd: Nsqd, topic: str) -> 
 
 async def test_stop_from_a_signal_handler_ends_an_iteration_after_its_message(nsqd: Nsqd, topic: str) -> None:
     publish(nsqd, topic, *(b"%d" % number for number in range(10)))
-    handled = []
+    handled: list[Any] = []
     async with consumer_of(nsqd, topic) as consumer:
         before = signal.signal(signal.SIGUSR1, lambda *_: consumer.stop())
         try:

@@ -57,7 +57,7 @@ async def test_functions_of_the_user(nsqd: Nsqd, topic: str) -> None:
         with pytest.raises(DecodeFailed, match=r"not json of type Order: .*missing required field `id`"):
             message.decode(Order)
         with pytest.raises(ConfigError, match="decode='yaml'"):
-            message.decode(Order, "yaml")  # type: ignore[arg-type]
+            message.decode(Order, "yaml")  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("threads", [0, 2])
@@ -102,7 +102,7 @@ async def test_a_hook_that_fails_gets_the_message_again(nsqd: Nsqd, topic: str) 
         async for message in consumer:
             async with message:
                 message.decode(Order)
-            await until(lambda message=message: message.is_answered)  # type: ignore[misc]
+            await until(lambda message=message: message.is_answered)
             if calls == 2:
                 break
     await until(lambda: is_done(nsqd, topic))

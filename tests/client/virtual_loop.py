@@ -21,7 +21,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         # Before the constructor of the base class is done, too.
         return getattr(self, "_now_s", 0.0)
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         heapq.heappush(self._due, when)

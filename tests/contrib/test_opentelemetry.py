@@ -48,7 +48,7 @@ class Exported:
             for metric in scope.metrics
             if metric.name == name
         ]
-        return [(dict(point.attributes or {}), point) for metric in found for point in metric.data.data_points]  # type: ignore[misc]
+        return [(dict(point.attributes or {}), point) for metric in found for point in metric.data.data_points]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from blocks import PYTHON, Block, read_blocks
+from blocks import PYTHON, Block, read_blocks  # type: ignore[import-not-found]
 
 from nsquark.spark.java import find_java
 

@@ -9,6 +9,7 @@ import http.client
 import random
 import time
 from collections.abc import Callable
+from typing import Any
 
 from faults.fates import Book
 from harness import ClosedError, Message, Nsqd, Wire, mpub_messages
@@ -65,7 +66,7 @@ class Script:
     def set_up(self) -> None:
         """Makes the channels, before anything is published to them."""
         for topic, channel in self._own_channels():
-            self._carry_out(lambda topic=topic, channel=channel: self._make_channel(topic, channel))  # type: ignore[misc]
+            self._carry_out(lambda topic=topic, channel=channel: self._make_channel(topic, channel))
 
     def _own_channels(self) -> list[tuple[str, str]]:
         orders, held, scratch = self._orders, self._held, self._scratch
@@ -96,7 +97,7 @@ class Script:
         """One message to each topic; how many were refused."""
         before = len(self.refusals)
         for topic in sorted({topic for topic, _ in self.book.channels}):
-            self._carry_out(lambda topic=topic: self._pub_to(topic))  # type: ignore[misc]
+            self._carry_out(lambda topic=topic: self._pub_to(topic))
         return len(self.refusals) - before
 
     # -- publishing ----------------------------------------------------------------------------------------
@@ -248,7 +249,7 @@ class Script:
         self._post("/channel/create", topic=self._orders, channel="passing")
         self._post("/channel/delete", topic=self._orders, channel="passing")
 
-    def _post(self, path: str, **query: str) -> None:
+    def _post(self, path: str, **query: Any) -> None:
         reply = self.daemon.post(path, **query)
         if reply.status != 200:
             raise Refused(f"{path} HTTP {reply.status} {reply.text}")

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,7 +124,7 @@ def test_a_channel_read_by_range_outlives_a_long_stop_and_a_clock_that_is_set(
     control, daemon = shim
     daemon.start()
     connect(daemon).publish("t", b"one", b"two")
-    query = {"topic": "t", "channel": "spark", "owner": "query", "seq": 0, "ttl": 30}
+    query: dict[str, Any] = {"topic": "t", "channel": "spark", "owner": "query", "seq": 0, "ttl": 30}
     assert daemon.post("/channel/commit", **query).status == 200
     control.set_clock(HOUR_S)
     _let_it_collect(daemon)
@@ -137,7 +138,7 @@ def test_a_channel_read_by_range_outlives_a_long_stop_and_a_clock_that_is_set(
 
 def _let_it_collect(daemon: Nsqd) -> None:
     """Waits until nsqd has looked for what can go: a channel whose owner was there only for a moment is gone."""
-    query = {"topic": "t", "channel": "mark", "owner": "nobody", "seq": 0, "ttl": 0.1}
+    query: dict[str, Any] = {"topic": "t", "channel": "mark", "owner": "nobody", "seq": 0, "ttl": 0.1}
     assert daemon.post("/channel/commit", **query).status == 200
     end = time.monotonic() + LONG_S
     while any(channel["channel_name"] == "mark" for channel in daemon.topic("t")["channels"]):

@@ -8,6 +8,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from random import Random
+from typing import Any
 
 import cramjam
 
@@ -77,7 +78,7 @@ def document(random: Random, fields: tuple[str, ...]) -> bytes:
         return b'{"x":' + b"[" * depth + b"]" * random.choice((0, depth)) + b"}"
     if kind < 0.1:
         return random.randbytes(random.randrange(1, 50))
-    values = (
+    values: tuple[Any, ...] = (
         0,
         1,
         -1,

@@ -115,7 +115,7 @@ def _run_target(name: str, target: SocketTarget, seconds: float, seed: int) -> R
     return Row(name, tally.inputs, tally.connections, findings)
 
 
-def _run_parsers(name: str, _: None, seconds: float, seed: int) -> Row:
+def _run_parsers(name: str, target: None, seconds: float, seed: int) -> Row:
     row, deadline = Row(name), time.monotonic() + seconds
     number = seed
     while time.monotonic() < deadline and not row.findings:

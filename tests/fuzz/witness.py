@@ -66,7 +66,7 @@ class LookupWitness:
         assert self._wire.ask(f"REGISTER {TOPIC} ch\n".encode()) == b"OK"
 
     def stop(self) -> int:
-        harmed = self._wire.ask(b"PING\n") != b"OK"
+        harmed = int(self._wire.ask(b"PING\n") != b"OK")
         harmed += (TOPIC, 4150) not in self._lookupd.producers(TOPIC)
         harmed += self._lookupd.channels(TOPIC) != {"ch"}
         self._wire.socket.close()

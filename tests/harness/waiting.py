@@ -13,7 +13,7 @@ POLL_INTERVAL_S = 0.01
 
 
 def eventually(
-    condition: Callable[[], T], timeout_s: float = EVENTUALLY_TIMEOUT_S, interval_s: float = POLL_INTERVAL_S
+    condition: Callable[[], T | None], timeout_s: float = EVENTUALLY_TIMEOUT_S, interval_s: float = POLL_INTERVAL_S
 ) -> T:
     """The first true value of the condition; an assertion failing inside it counts as not yet true."""
     deadline = time.monotonic() + timeout_s

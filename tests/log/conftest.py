@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rig import Rig
 
 import hypothesis_profiles
+from log.rig import Rig
 
 hypothesis_profiles.load()
 

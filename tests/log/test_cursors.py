@@ -9,9 +9,9 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
-from rig import make_shared
 from xxhash import xxh3_64_intdigest
 
+from log.rig import make_shared
 from nsquark.log.cursors import SLOT_BYTES, SLOTS_PER_PAGE, STATE_BYTES_MAX, CursorFile, Slot
 from nsquark.log.files import PAGE_BYTES
 

@@ -15,10 +15,10 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from rig import make_shared
 from xxhash import xxh3_64_intdigest
 
 from hypothesis_profiles import examples
+from log.rig import make_shared
 from nsquark.log import deferred as deferred_module
 from nsquark.log import durable
 from nsquark.log.deferred import DeferredMessages, Due
@@ -452,7 +452,7 @@ class DeferredModel(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.directory = Path(self.make_directory()) / "deferred"
+        self.directory = Path(self.make_directory()) / "deferred"  # type: ignore[attr-defined]
         self.now_ms = NOW_MS
         self.serial = 0
         self.waiting: dict[bytes, int] = {}

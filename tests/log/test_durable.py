@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from rig import Rig
 
+from log.rig import Rig
 from nsquark.log.durable import ANEW_SUFFIX, DurableFile
 
 MakeRig = Callable[..., Rig]

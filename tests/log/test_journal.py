@@ -8,9 +8,9 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
-from rig import Rig, make_shared
 from xxhash import xxh32_intdigest
 
+from log.rig import Rig, make_shared
 from nsquark.kernel import journal as kernel
 from nsquark.kernel.journal import JOURNAL_FINISHED, JOURNAL_RECORD, JOURNAL_REQUEUED
 from nsquark.log import durable

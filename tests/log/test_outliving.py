@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 
 import pytest
-from rig import make_shared
 
+from log.rig import make_shared
 from nsquark.log.outliving import KeptMessages
 
 CONTENT = {seq: b"record %d " % seq * 10 for seq in (3, 5, 9)}

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import xxhash
-from rig import Rig
 
+from log.rig import Rig
 from nsquark.log import segment as segment_module
 from nsquark.log.segment import Segment
 from nsquark.wire.batch_format import DEFERRED, HEADER_BYTES_EVER, MORE_FOLLOWS, Batch, UnknownVersion, scan

@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 
 import pytest
-from rig import make_shared
 
+from log.rig import make_shared
 from nsquark.log import tokens as tokens_module
 from nsquark.log.segment import Segment
 from nsquark.log.tokens import RECORD_BYTES, Tokens

@@ -16,9 +16,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from rig import Rig
 
 from hypothesis_profiles import examples
+from log.rig import Rig
 from nsquark.kernel.tail import Commit
 from nsquark.log.cache import CHUNK_BYTES_MIN
 from nsquark.wire.batch_format import DEFERRED

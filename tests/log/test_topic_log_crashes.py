@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from rig import Rig, make_shared
 
+from log.rig import Rig, make_shared
 from nsquark.kernel.extents import Extents
 from nsquark.log.cursors import CursorFile
 from nsquark.log.deferred import DeferredMessages, Due
 from nsquark.log.deferred_appends import Appends
-from nsquark.wire.batch_format import DEFERRED, MORE_FOLLOWS, scan
+from nsquark.wire.batch_format import DEFERRED, MORE_FOLLOWS, Batch, scan
 
 MakeRig = Callable[..., Rig]
 
@@ -26,7 +26,8 @@ def fail(code: int) -> Callable[..., None]:
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> list[int]:
     """The next call of this function of `os` fails; its code is in the list afterwards."""
-    real, failed = getattr(os, name), []
+    real = getattr(os, name)
+    failed: list[int] = []
 
     def call(*arguments: object) -> object:
         if not failed:
@@ -47,7 +48,7 @@ def test_a_cut_run_takes_its_append_number_along(make_rig: MakeRig, tmp_path: Pa
     rig.append_apart(*[b"x" * 9000] * 20, flags=DEFERRED, token=(5).to_bytes(16, "little"))
     rig.crash()
     (path,) = (tmp_path / "topic").glob("*.log")
-    batches = list(scan(memoryview(path.read_bytes()), 0))
+    batches = [item for item in scan(memoryview(path.read_bytes()), 0) if isinstance(item, Batch)]
     assert batches[1].flags & MORE_FOLLOWS
     os.truncate(path, batches[-1].offset)
     again = make_rig()

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from rig import Rig
 
+from log.rig import Rig
 from nsquark.wire.batch_format import Batch
 
 MakeRig = Callable[..., Rig]
@@ -216,7 +216,7 @@ root = Path(sys.argv[1])
 if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", root]).returncode:
     sys.exit(77)
 sys.path.insert(0, sys.argv[2])
-from rig import Rig
+from log.rig import Rig
 (root / "ballast").write_bytes(bytes(16384))
 rig = Rig(root, root / "topic")
 accepted = 0
@@ -238,7 +238,7 @@ assert again.publish(b"x").error is None
 
 
 def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
-    script = [sys.executable, "-c", _ON_A_SMALL_DISK, str(tmp_path), str(Path(__file__).parent)]
+    script = [sys.executable, "-c", _ON_A_SMALL_DISK, str(tmp_path), str(Path(__file__).parents[1])]
     try:
         done = subprocess.run(
             ["unshare", "--mount", "--map-root-user", *script], capture_output=True, text=True, timeout=60, check=False

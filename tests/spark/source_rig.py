@@ -8,7 +8,7 @@ from harness import Nsqd, eventually, mpub_messages
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 QUERY_TIMEOUT_S = 90
 SMALL_FILES = ("--max-bytes-per-file=20000",)

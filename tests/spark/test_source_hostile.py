@@ -13,7 +13,6 @@ import pytest
 from pyspark.sql.types import StructField, StructType
 from xxhash import xxh32_intdigest
 
-from nsquark.kernel.batch import HEAD, HEADER_BYTES, MAGIC, TAIL, VERSION
 from nsquark.log.writer import encode_header
 from nsquark.spark import endpoint
 from nsquark.spark.endpoint import Endpoint, NsqdError, Refused, Unreachable, WrongAddress
@@ -25,7 +24,7 @@ from nsquark.spark.source.channel import ChannelHold
 from nsquark.spark.source.offsets import Key
 from nsquark.spark.source.plan import DataLost, Planner, RangePartition
 from nsquark.spark.source.range_rows import COLUMNS, RangeReader
-from nsquark.wire.batch_format import Batch
+from nsquark.wire.batch_format import HEAD, HEADER_BYTES, MAGIC, TAIL, VERSION, Batch
 
 ID = "11111111-2222-3333-4444-555555555555"
 READ_TIMEOUT_S = 1.0
@@ -109,6 +108,12 @@ def batch(first: int, records: Iterable[bytes], messages: int | None = None) -> 
     payload = b"".join(found)
     header = Batch(0, first, len(found) if messages is None else messages, len(payload), 0, 1, 0, bytes(16))
     return encode_header(header, payload) + payload
+
+
+def stalled(seconds: float) -> bytes:
+    """Nothing, after a while."""
+    time.sleep(seconds)
+    return b""
 
 
 def announced(first: int, payload_bytes: int) -> bytes:
@@ -320,7 +325,7 @@ def test_batches_that_cannot_be(
         lambda: dripping(b"\0"),
         lambda: dripping(messages(LOW, LOW + 10)),
         lambda: itertools.chain([announced(LOW, 9 << 20)], dripping(b"\0")),
-        lambda: [time.sleep(READ_TIMEOUT_S * 2) or b""],
+        lambda: map(stalled, [READ_TIMEOUT_S * 2]),
     ],
     ids=["zeros", "wrong checksums", "dripping zeros", "dripping batch", "dripping payload", "silence"],
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -108,7 +108,7 @@ class FakeNsqd(BaseHTTPRequestHandler):
     config: ClassVar[dict[str, bytes]] = {}
 
     def do_GET(self) -> None:
-        tcp_port = self.server.server_address[1]
+        tcp_port = cast(tuple[str, int], self.server.server_address)[1]
         info = {"version": "1.3.0", "broadcast_address": "x", "tcp_port": tcp_port, "http_port": 1}
         answers = {"/ping": self.ping, "/info": (200, json.dumps(info).encode())}
         answers |= {f"/config/{name}": (200, value) for name, value in self.config.items()}

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from typing import Any
 
 from nsquark.tools.hostpool import BUCKET_S, EpsilonGreedy, HostPool, RoundRobin, make_pool
 
@@ -45,7 +46,7 @@ def test_each_retry_doubles_the_pause_up_to_fifteen_minutes() -> None:
     clock = Clock()
     pool = HostPool(("a", "b"), clock)
     pool.mark("b", False)
-    pauses = []
+    pauses: list[Any] = []
     began_s = clock.now_s
     while len(pauses) < 8:
         clock.now_s += 1

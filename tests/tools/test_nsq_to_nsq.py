@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,7 @@ def to(*nsqds: Nsqd) -> list[str]:
 def bodies_at(nsqd: Nsqd, topic: str) -> list[bytes]:
     """What an nsqd has of a topic that has no channel, copies included."""
     count = nsqd.topic(topic)["depth"]
-    bodies = []
+    bodies: list[Any] = []
     with sync.Consumer(topic, "check", nsqd=nsqd.tcp_address, max_in_flight=1000) as consumer:
         while len(bodies) < count and (message := consumer.get(timeout=20)):
             bodies.append(message.body)

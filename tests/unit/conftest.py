@@ -2,10 +2,10 @@
 
 from types import ModuleType
 
-import kernel_forms
 import pytest
 
 import hypothesis_profiles
+from unit import kernel_forms
 
 hypothesis_profiles.load()
 

@@ -4,9 +4,10 @@ from types import ModuleType
 from typing import Any
 
 import hypothesis.strategies as st
-import kernel_forms
 import pytest
 from hypothesis import HealthCheck, given, settings
+
+from unit import kernel_forms
 
 both_forms = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -281,12 +281,12 @@ def test_contradictions_are_refused(argv: list[str], text: str) -> None:
 
 def test_a_lone_certificate_or_key_is_refused() -> None:
     with pytest.raises(OptionsError, match="failed to build TLS config - "):
-        validate(Options(tls_cert="cert.pem"))
+        validate(Options(tls_cert="cert.pem"))  # type: ignore[call-arg]
 
 
 def test_defaults_are_valid_and_a_client_policy_turns_tls_on() -> None:
-    validate(Options())
-    options = Options(tls_client_auth_policy="require", tls_cert="c", tls_key="k")
+    validate(Options())  # type: ignore[call-arg]
+    options = Options(tls_client_auth_policy="require", tls_cert="c", tls_key="k")  # type: ignore[call-arg]
     validate(options)
     assert options.tls_required is TlsRequired.YES
 
@@ -315,7 +315,7 @@ def test_config_values() -> None:
 @pytest.mark.parametrize("key", ["node_id", "lookupd_tcp_address", "version", "config", "verbose", "worker_id", "x"])
 def test_config_has_no_other_keys(key: str) -> None:
     with pytest.raises(KeyError):
-        config_value(Options(), key)
+        config_value(Options(), key)  # type: ignore[call-arg]
 
 
 # --- nsqlookupd

@@ -6,6 +6,7 @@ import sys
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -53,7 +54,7 @@ others_st = st.tuples(st.integers(-(2**31), 2**31 - 1).filter(lambda kind: kind 
 stream_st = st.lists(st.one_of(messages_st, others_st), max_size=12)
 
 
-def encode(item: tuple) -> bytes:
+def encode(item: tuple[Any, ...]) -> bytes:
     if len(item) == 4:
         timestamp_ns, attempts, message_id, body = item
         return message(body, timestamp_ns, attempts, message_id)
@@ -61,7 +62,7 @@ def encode(item: tuple) -> bytes:
 
 
 @both_forms
-def test_scan_gives_every_field_of_messages_and_other_frames(frames):
+def test_scan_gives_every_field_of_messages_and_other_frames(frames: ModuleType) -> None:
     stream = message(b"hello", 1_700_000_000_123_456_789, 258) + frame(0, b"OK") + message(b"", -1, 65535)
     consumed, messages, others = frames.FrameScanner().scan(stream, 0, len(stream))
     assert consumed == len(stream)
@@ -72,7 +73,7 @@ def test_scan_gives_every_field_of_messages_and_other_frames(frames):
 
 @both_forms
 @pytest.mark.parametrize("kind", [bytes, bytearray, lambda raw: memoryview(bytearray(raw))])
-def test_scan_takes_any_buffer_and_its_results_outlive_it(frames, kind):
+def test_scan_takes_any_buffer_and_its_results_outlive_it(frames: ModuleType, kind: Any) -> None:
     stream = message(b"body")
     buffer = kind(b"??" + stream + b"??")
     consumed, messages, _ = frames.FrameScanner().scan(buffer, 2, 2 + len(stream))
@@ -83,7 +84,7 @@ def test_scan_takes_any_buffer_and_its_results_outlive_it(frames, kind):
 
 @both_forms
 @given(items=stream_st, cuts=st.lists(st.integers(1, 70), max_size=20))
-def test_a_stream_cut_anywhere_gives_the_same_frames(frames, items, cuts):
+def test_a_stream_cut_anywhere_gives_the_same_frames(frames: ModuleType, items: Any, cuts: Any) -> None:
     stream = b"".join(map(encode, items))
     scanner = frames.FrameScanner()
     pending, found_messages, found_others, pos = bytearray(), [], [], 0
@@ -100,7 +101,7 @@ def test_a_stream_cut_anywhere_gives_the_same_frames(frames, items, cuts):
 
 
 @both_forms
-def test_a_partial_frame_is_left_and_its_length_told(frames):
+def test_a_partial_frame_is_left_and_its_length_told(frames: ModuleType) -> None:
     whole = frame(0, b"OK")
     partial = message(b"x" * 1000)
     scanner = frames.FrameScanner()
@@ -118,7 +119,9 @@ def test_a_partial_frame_is_left_and_its_length_told(frames):
 
 @both_forms
 @given(items=stream_st, room=st.integers(21, 130), cut=st.integers(0, 400))
-def test_finish_all_answers_each_message_once_whatever_the_room(frames, items, room, cut):
+def test_finish_all_answers_each_message_once_whatever_the_room(
+    frames: ModuleType, items: Any, room: Any, cut: Any
+) -> None:
     stream = b"".join(map(encode, items))
     out, sent, others_found, count, pos = bytearray(room), b"", [], 0, 0
     for end in [min(cut, len(stream))] * 13 + [len(stream)] * 13:
@@ -135,7 +138,7 @@ def test_finish_all_answers_each_message_once_whatever_the_room(frames, items, r
 
 
 @both_forms
-def test_finish_all_without_room_consumes_nothing_and_writes_nothing(frames):
+def test_finish_all_without_room_consumes_nothing_and_writes_nothing(frames: ModuleType) -> None:
     stream = message(b"body")
     out = bytearray(frames.FIN_COMMAND_BYTES - 1)
     assert frames.finish_all(stream, 0, len(stream), out) == (0, 0, 0, [])
@@ -153,7 +156,7 @@ BAD_STREAMS = [
 
 @both_forms
 @pytest.mark.parametrize(("stream", "text"), BAD_STREAMS)
-def test_a_size_that_cannot_be_is_a_clear_error(frames, stream, text):
+def test_a_size_that_cannot_be_is_a_clear_error(frames: ModuleType, stream: Any, text: Any) -> None:
     good = frame(0, b"OK")
     with pytest.raises(frames.FrameError, match=text):
         frames.FrameScanner().scan(good + stream, 0, len(good + stream))
@@ -162,7 +165,7 @@ def test_a_size_that_cannot_be_is_a_clear_error(frames, stream, text):
 
 
 @both_forms
-def test_the_size_limit_is_the_callers_and_inclusive(frames):
+def test_the_size_limit_is_the_callers_and_inclusive(frames: ModuleType) -> None:
     fits, too_big = frame(0, b"x" * 96), frame(0, b"x" * 97)
     scanner = frames.FrameScanner(100)
     assert scanner.scan(fits, 0, len(fits))[2] == [(0, b"x" * 96)]
@@ -172,7 +175,7 @@ def test_the_size_limit_is_the_callers_and_inclusive(frames):
 
 @both_forms
 @pytest.mark.parametrize(("start", "end"), [(-1, 4), (3, 2), (0, 11)])
-def test_a_range_outside_the_buffer_is_refused(frames, start, end):
+def test_a_range_outside_the_buffer_is_refused(frames: ModuleType, start: Any, end: Any) -> None:
     buffer = bytearray(10)
     with pytest.raises(ValueError, match="does not lie in a buffer of 10 bytes"):
         frames.FrameScanner().scan(buffer, start, end)
@@ -181,6 +184,6 @@ def test_a_range_outside_the_buffer_is_refused(frames, start, end):
 
 
 @both_forms
-def test_nothing_gives_nothing(frames):
+def test_nothing_gives_nothing(frames: ModuleType) -> None:
     assert frames.FrameScanner().scan(bytearray(), 0, 0) == (0, [], [])
     assert frames.finish_all(bytearray(), 0, 0, bytearray()) == (0, 0, 0, [])

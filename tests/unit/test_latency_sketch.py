@@ -1,13 +1,14 @@
 """Latencies: quantiles as exact as promised, halves that come and go, and where the kernel gets its times from."""
 
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger_rig import BLOCK, join, make_ledger
 
 from nsquark.broker.observe.latency import BUCKETS_MAX, RELATIVE_ERROR, LatencyWindow, Sketch
+from unit.ledger_rig import BLOCK, join, make_ledger
 
 QUANTILES = [1.0, 0.999, 0.99, 0.9, 0.5, 0.1]
 latencies = st.lists(st.integers(1, 2**62), min_size=1, max_size=300)
@@ -97,7 +98,7 @@ def record(published_ns: int, body: bytes = b"x") -> bytes:
 class TestLedger:
     """The kernel notes publish times when it is asked to, in both its forms."""
 
-    def measuring(self, ledger: ModuleType, floor: int = 0) -> tuple:
+    def measuring(self, ledger: ModuleType, floor: int = 0) -> tuple[Any, ...]:
         book = make_ledger(ledger, floor)
         book.measure = True
         return book, join(book)

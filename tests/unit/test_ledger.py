@@ -4,7 +4,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from ledger_rig import (
+
+from nsquark.kernel.journal import JOURNAL_FINISHED, JOURNAL_PARKED, JOURNAL_REQUEUED, record
+from unit.ledger_rig import (
     BLOCK,
     MSG_TIMEOUT_MAX_MS,
     MSG_TIMEOUT_MS,
@@ -19,8 +21,6 @@ from ledger_rig import (
     redeliver_all,
     restarted,
 )
-
-from nsquark.kernel.journal import JOURNAL_FINISHED, JOURNAL_PARKED, JOURNAL_REQUEUED, record
 
 NEVER = 1 << 62
 

@@ -5,7 +5,6 @@ from types import ModuleType
 from typing import Any
 
 import hypothesis.strategies as st
-import kernel_forms
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import (
@@ -16,7 +15,11 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from ledger_rig import (
+
+from hypothesis_profiles import examples
+from nsquark.kernel.journal import JOURNAL_FINISHED
+from unit import kernel_forms
+from unit.ledger_rig import (
     BLOCK,
     MSG_TIMEOUT_MAX_MS,
     MSG_TIMEOUT_MS,
@@ -24,9 +27,6 @@ from ledger_rig import (
     make_ledger,
     records,
 )
-
-from hypothesis_profiles import examples
-from nsquark.kernel.journal import JOURNAL_FINISHED
 
 IN_FLIGHT, QUEUED, DEFERRED = "in flight", "queued", "deferred"
 
@@ -376,7 +376,8 @@ class LedgerModel(RuleBasedStateMachine):
     @rule(count=st.sampled_from([1, 700, 100_000]), slots_max=st.sampled_from([1, 2 * BLOCK, 1000 * BLOCK]))
     def list_what_waits(self, count: int, slots_max: int) -> None:
         for in_flight in (True, False):
-            listed, seq = [], 0
+            listed: list[Any] = []
+            seq = 0
             while seq >= 0 and len(listed) < 3 * count:
                 found, seq = self.book.waiting(in_flight, seq, count, slots_max)
                 assert len(found) <= count

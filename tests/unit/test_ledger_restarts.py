@@ -3,7 +3,7 @@
 from types import ModuleType
 from typing import Any
 
-from ledger_rig import BLOCK, join, make_ledger, new_among, redeliver_all, restarted
+from unit.ledger_rig import BLOCK, join, make_ledger, new_among, redeliver_all, restarted
 
 
 def test_whole_blocks_finished_above_the_floor_stay_finished(ledger: ModuleType) -> None:

@@ -5,10 +5,11 @@ import struct
 from array import array
 from types import ModuleType
 
-import kernel_forms
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from unit import kernel_forms
 
 bodies_st = st.lists(st.binary(max_size=40), max_size=30)
 UNLIMITED = 1 << 40

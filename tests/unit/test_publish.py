@@ -5,9 +5,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
-import kernel_forms
 import pytest
 from hypothesis import HealthCheck, given, settings
+
+from unit import kernel_forms
 
 OK = b"ok "
 MESSAGE_BYTES_MAX = 50
@@ -34,13 +35,13 @@ class Client:
     """A client of one topic whose log keeps all in chunks of this size."""
 
     def __init__(self, publish: SimpleNamespace, chunk_bytes: int = 200) -> None:
-        class Log(publish.Tail):  # type: ignore[misc,name-defined]
+        class Log(publish.Tail):
             def extend(self, body_bytes: int) -> None:
                 self.chunk = publish.Chunk(1, 1, max(chunk_bytes, body_bytes + 34), 10)
                 chunks.append(self.chunk)
                 self.open.slices.append((self.chunk, 0))
 
-        class Replies(publish.ReplyQueue):  # type: ignore[misc,name-defined]
+        class Replies(publish.ReplyQueue):
             def refusal(self, word: str, error: Exception) -> bytes:
                 return f"{word} {error} ".encode()
 

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from types import ModuleType
 
-import kernel_forms
 import pytest
+
+from unit import kernel_forms
 
 POLL_NS = 200_000
 MISS, LUCK_MAX = 16, 64

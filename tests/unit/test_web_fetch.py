@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from webserver import ServerThread
 
 from harness.upgrades import make_certificate
 from nsquark.web.fetch import Fetched, FetchError, fetch
 from nsquark.web.server import Request, Response, Router, json, plain
+from unit.webserver import ServerThread
 
 
 def echo(request: Request) -> Response:

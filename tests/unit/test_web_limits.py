@@ -3,12 +3,13 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TypeVar
 
 import pytest
-from webserver import LOOPS, WAIT_SECONDS_MAX, Client, ServerThread
 
 from nsquark.web.server import Answer, Limits, Pending, Request, Response, Router, StreamResponse, plain, text
+from unit.webserver import LOOPS, WAIT_SECONDS_MAX, Client, ServerThread
 
 LIMITS = Limits(header_bytes=8 * 1024, linger_seconds=0.2, close_seconds=0.5)
 BIG_ANSWER_BYTES = 100_000
@@ -41,7 +42,7 @@ class App:
     def endless(self, request: Request) -> StreamResponse:
         return StreamResponse(200, None, (), self.endlessly())
 
-    async def endlessly(self):  # type: ignore[no-untyped-def]
+    async def endlessly(self) -> AsyncIterator[bytes]:
         while True:
             self.big_count += 1
             yield b"x" * BIG_ANSWER_BYTES
@@ -63,9 +64,12 @@ def server(request: pytest.FixtureRequest, app: App) -> Iterator[ServerThread]:
         yield running
 
 
-def with_limits(limits: Limits):  # type: ignore[no-untyped-def]
-    def mark(function):  # type: ignore[no-untyped-def]
-        function.limits = limits
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def with_limits(limits: Limits) -> Callable[[Test], Test]:
+    def mark(function: Test) -> Test:
+        function.limits = limits  # type: ignore[attr-defined]
         return function
 
     return mark

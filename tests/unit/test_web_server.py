@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from webserver import LOOPS, ServerThread
 
 from harness.upgrades import make_certificate
 from nsquark.web.server import (
@@ -25,6 +24,7 @@ from nsquark.web.server import (
     plain,
     text,
 )
+from unit.webserver import LOOPS, ServerThread
 
 PENDING: list[Pending] = []
 STREAMS_ENDED: list[int] = []
