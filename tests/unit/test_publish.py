@@ -35,13 +35,13 @@ class Client:
     """A client of one topic whose log keeps all in chunks of this size."""
 
     def __init__(self, publish: SimpleNamespace, chunk_bytes: int = 200) -> None:
-        class Log(publish.Tail):
+        class Log(publish.Tail):  # type: ignore[name-defined]
             def extend(self, body_bytes: int) -> None:
                 self.chunk = publish.Chunk(1, 1, max(chunk_bytes, body_bytes + 34), 10)
                 chunks.append(self.chunk)
                 self.open.slices.append((self.chunk, 0))
 
-        class Replies(publish.ReplyQueue):
+        class Replies(publish.ReplyQueue):  # type: ignore[name-defined]
             def refusal(self, word: str, error: Exception) -> bytes:
                 return f"{word} {error} ".encode()
 
