@@ -138,6 +138,9 @@ class Cluster:
         """What the channel has not finished, on both nsqds, and what is still on its way to it."""
         return sum(_unfinished(nsqd.topic(topic), channel) for nsqd in self.nsqds)
 
+    def in_flight(self, topic: str, channel: str) -> int:
+        return sum(nsqd.channel(topic, channel)["in_flight_count"] for nsqd in self.nsqds)
+
     def wait_until_finished(self, topic: str, channel: str) -> None:
         eventually(lambda: self.depth(topic, channel) == 0, END_TIMEOUT_S)
 

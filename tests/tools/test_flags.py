@@ -6,7 +6,7 @@ import pytest
 
 from tools.rig import run_tool
 
-ALL = ["nsq_tail", "to_nsq"]
+ALL = ["nsq_tail", "nsq_to_file", "to_nsq"]
 STAMP = re.compile(r"^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d ")
 BOTH = ("--nsqd-tcp-address=127.0.0.1:1", "--lookupd-http-address=127.0.0.1:1")
 
@@ -39,6 +39,28 @@ def test_version_is_that_of_nsq(tool: str) -> None:
         ("nsq_tail", [], "--nsqd-tcp-address or --lookupd-http-address required"),
         ("nsq_tail", ["--topic=x", *BOTH], "use --nsqd-tcp-address or --lookupd-http-address not both"),
         ("nsq_tail", [BOTH[0]], "--topic required"),
+        ("nsq_to_file", [], "--nsqd-tcp-address or --lookupd-http-address required."),
+        ("nsq_to_file", ["--topic=x", *BOTH], "use --nsqd-tcp-address or --lookupd-http-address not both"),
+        ("nsq_to_file", [BOTH[0]], "--topic or --topic-pattern required"),
+        (
+            "nsq_to_file",
+            [BOTH[0], "--topic-pattern=x"],
+            "--lookupd-http-address must be specified when no --topic specified",
+        ),
+        ("nsq_to_file", [BOTH[0], "--topic=x", "--channel="], "--channel is required"),
+        ("nsq_to_file", [BOTH[0], "--topic=x", "stray", "-x"], "unknown arguments: [stray -x]"),
+        ("nsq_to_file", [BOTH[0], "--topic=x", "--gzip-level=0"], "invalid --gzip-level value (0), should be 1-9"),
+        ("nsq_to_file", [BOTH[0], "--topic=x", "--log-level=foo"], "--log-level is invalid"),
+        (
+            "nsq_to_file",
+            [BOTH[0], "--topic=x", "--http-client-connect-timeout=0"],
+            "--http-client-connect-timeout should be positive",
+        ),
+        (
+            "nsq_to_file",
+            [BOTH[0], "--topic=x", "--gzip", "--filename-format=<TOPIC>"],
+            "missing <REV> in --filename-format when gzip, rotation, or work dir enabled",
+        ),
         ("to_nsq", [], "--topic required"),
         ("to_nsq", ["--topic=x"], "--nsqd-tcp-address required"),
         ("to_nsq", ["--topic=x", "--delimiter=ab"], "--delimiter must be a single byte"),

@@ -95,8 +95,16 @@ def lookup_url(address: str, topic: str) -> str:
 
 
 def nodes_url(address: str) -> str:
+    return _url(address, "/nodes")
+
+
+def topics_url(address: str) -> str:
+    return _url(address, "/topics")
+
+
+def _url(address: str, question: str) -> str:
     scheme, netloc, path, query = _parts(address)
-    return urlunsplit((scheme, netloc, path.removesuffix("/lookup") + "/nodes", query, ""))
+    return urlunsplit((scheme, netloc, path.removesuffix("/lookup") + question, query, ""))
 
 
 def _parts(address: str) -> tuple[str, str, str, str]:

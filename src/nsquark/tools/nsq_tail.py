@@ -12,7 +12,7 @@ from nsquark.base.kinds import BOOLEAN, INTEGER, STRING, STRINGS
 from nsquark.client.consumer import Consumer
 from nsquark.tools.output import Output
 from nsquark.tools.program import Fatal, parse_options, run, say
-from nsquark.tools.sources import SourceOptions, check_sources, make_consumer, stop_on_signals
+from nsquark.tools.sources import GATHER_S, SourceOptions, check_sources, make_consumer, stop_on_signals
 
 EXAMPLE = "nsq_tail --topic=orders --lookupd-http-address=127.0.0.1:4161"
 
@@ -54,7 +54,7 @@ async def _print(consumer: Consumer, output: Output, options: Options) -> bool:
     """Prints until the consumer is stopped, or -n messages are printed: True then."""
     prefix = f"{consumer.topic} | ".encode() if options.print_topic else b""
     left = options.n or float("inf")
-    async for batch in consumer.batches(options.max_in_flight, 0):
+    async for batch in consumer.batches(options.max_in_flight, GATHER_S):
         shown = batch[: min(len(batch), int(left))] if options.n else batch
         await output.write(b"".join([b"%b%b\n" % (prefix, message.body) for message in shown]))
         for message in shown:

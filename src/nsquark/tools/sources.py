@@ -12,6 +12,9 @@ from nsquark.client.config import Config, parse_option
 from nsquark.client.consumer import Consumer
 from nsquark.tools.program import Fatal, on_stop
 
+GATHER_S: Final = 0.001
+"""So long messages wait for others that are handled together with them, while more may come."""
+
 ClientOption = tuple[str, str | bool]
 
 
