@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from nsquark.cli.logs import Logger
+from nsquark.base.logs import Logger
 from nsquark.log.files import sync_directory, write_all
 
 DIRECTORY_MODE: Final = 0o770

@@ -12,11 +12,11 @@ from typing import Any, Final, NoReturn
 
 import re2
 
-from nsquark.cli.durations import Duration
-from nsquark.cli.flags import EXIT_FATAL, option, option_table
-from nsquark.cli.hosts import HOSTNAME
-from nsquark.cli.kinds import BOOLEAN, DURATION, INTEGER, STRING, STRINGS
-from nsquark.cli.logs import Level, Logger
+from nsquark.base.durations import Duration
+from nsquark.base.flags import EXIT_FATAL, option, option_table
+from nsquark.base.hosts import HOSTNAME
+from nsquark.base.kinds import BOOLEAN, DURATION, INTEGER, STRING, STRINGS
+from nsquark.base.logs import Level, Logger
 from nsquark.client.config import parse_option
 from nsquark.client.errors import ConfigError, NsqError
 from nsquark.client.message import Message

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from nsquark.client.errors import LookupFailed
-from nsquark.client.lookup import topics_url
+from nsquark.client.lookupd import topics_url
 from nsquark.web.fetch import FetchError, fetch
 from nsquark.wire.documents import decode_json
 
