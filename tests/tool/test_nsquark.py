@@ -39,7 +39,7 @@ def test_an_unknown_command_is_answered_with_the_known_ones() -> None:
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_every_command_has_help_of_its_own(command: str) -> None:
-    if command not in ("up", "doctor", "export") and importlib.util.find_spec("pyspark") is None:
+    if command not in ("up", "doctor", "export", "passwd") and importlib.util.find_spec("pyspark") is None:
         pytest.skip("pyspark is not installed")
     result = nsquark(command, "--help")
     assert result.returncode == 0, result.stderr

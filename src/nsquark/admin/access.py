@@ -216,15 +216,16 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     if session is None:
         return
     access, base_path = request.app[STATE].access, request.app[STATE].base_path
-    response.set_cookie(
-        cookie_name(request),
-        access.sessions.encode(session, access.key),
-        max_age=access.session_s if session.is_logged_in else None,
-        path=base_path or "/",
-        secure=is_secure(request),
-        httponly=True,
-        samesite="Lax",
-    )
+    # `set_cookie` would be too late here.
+    cookie = [
+        f"{cookie_name(request)}={access.sessions.encode(session, access.key)}",
+        f"Path={base_path or '/'}",
+        "HttpOnly",
+        "SameSite=Lax",
+        *([f"Max-Age={access.session_s}"] if session.is_logged_in else []),
+        *(["Secure"] if is_secure(request) else []),
+    ]
+    response.headers.add("Set-Cookie", "; ".join(cookie))
 
 
 def cookie_name(request: web.Request) -> str:

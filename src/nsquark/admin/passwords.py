@@ -9,6 +9,7 @@ the same file. Whoever reads the file could forge them: it is for its owner alon
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import hmac
 import os
@@ -157,10 +158,19 @@ def read_users(path: Path) -> Users:
 
 
 def write_users(path: Path, users: Users) -> None:
-    """Replaces the file as a whole, for its owner alone, so that a reader finds the old one or the new one."""
+    """Replaces the file as a whole, so that a reader finds the old one or the new one.
+
+    A new file is for its owner alone; one that was there keeps its owner, and its group if that could read it.
+    """
+    path = path.resolve()
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
     try:
         with os.fdopen(handle, "w") as file:
+            if path.exists():
+                before = path.stat()
+                with contextlib.suppress(PermissionError):  # only root gives files away
+                    os.fchown(file.fileno(), before.st_uid, before.st_gid)
+                os.fchmod(file.fileno(), before.st_mode & 0o640)
             file.write(str(users))
             file.flush()
             os.fsync(file.fileno())

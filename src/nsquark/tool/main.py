@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "up": ("nsquark.tool.up", "run nsqlookupd, nsqds and nsqadmin together, for trying out and development"),
     "doctor": ("nsquark.tool.doctor", "check this machine, and the nsqds and nsqlookupds given"),
     "export": ("nsquark.tool.export", "write the data of a stopped nsqd as the files of NSQ's nsqd, to go back to it"),
+    "passwd": ("nsquark.tool.passwd", "set passwords and roles of those who may use nsqadmin"),
     "pipeline": ("nsquark.spark.jobs.pipeline", "run a Spark Declarative Pipeline over topics"),
     "archive": ("nsquark.spark.jobs.archive", "copy topics into files, with Spark"),
     "replay": ("nsquark.spark.jobs.replay", "publish archived messages again, with Spark"),
