@@ -13,7 +13,7 @@
   }
 
   for (const element of document.querySelectorAll("a[href], button, input:not([type=hidden]), select, textarea, summary, [role=img], dialog")) {
-    if (element.localName !== "dialog" && !isShown(element)) continue;
+    if (!isShown(element)) continue;
     if (!nameOf(element)) complaints.push(`no name: ${describe(element)}`);
   }
   for (const element of document.querySelectorAll("input:not([type=hidden]), select, textarea")) {

@@ -17,7 +17,7 @@ from harness.nsqadmin import Nsqadmin
 from nsquark import Consumer, Producer
 from nsquark.testing import Nsqd, Nsqlookupd
 
-ROUND_S = 0.1
+ROUND_S = 0.2
 MESSAGES_A_ROUND = {"orders": 6, "clicks": 14, "payments": 2, "emails": 3, "sensors.temperature": 5}
 CONSUMERS = {
     ("orders", "billing"): 0.0,

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from browser.cluster import Cluster
+from browser.steps import TIMEOUT_MS
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
-TIMEOUT_MS = 30_000
-"""For everything that a test waits for; machines may be busy."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -68,8 +67,9 @@ class Tabs:
             self.errors.append(text)
 
     def close(self) -> None:
-        for context in self._contexts:
-            context.close()
+        """To be called before an nsqadmin ends whose pages are open: they would rightly report that."""
+        while self._contexts:
+            self._contexts.pop().close()
 
 
 @pytest.fixture

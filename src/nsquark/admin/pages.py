@@ -88,6 +88,10 @@ async def page(request: web.Request) -> web.Response:
     await state.fresh_snapshot()
     below = request.raw_path.removeprefix(state.base_path)
     view = find(state, below)
+    if view is None:
+        # It may have been made since the last poll.
+        await state.snapshot_after_change()
+        view = find(state, below)
     if view is not None and view.client_watch:
         await state.clients(*view.client_watch)
         view = find(state, below)

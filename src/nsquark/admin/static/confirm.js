@@ -79,6 +79,5 @@ document.addEventListener("submit", async (event) => {
   const title = channel ? `Create channel ${channel} of ${topic}` : `Create topic ${topic}`;
   if (!await ask({ title, text: "It is made at every nsqlookupd, a channel at every nsqd that has the topic too.", verb: "Create" })) return;
   showBusy("Creating …");
-  const then = `/topics/${encodeURIComponent(topic)}`;
-  showResult({ title, answer: await post("/action", { action: "create", topic, channel }), then });
+  showResult({ title, answer: await post("/action", { action: "create", topic, channel }), then: "/lookup" });
 });

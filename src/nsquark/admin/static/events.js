@@ -79,7 +79,7 @@ function show(state, text) {
 }
 
 function open() {
-  const page = encodeURIComponent(location.pathname.slice(base.length) + location.search);
+  const page = encodeURIComponent((location.pathname.slice(base.length) || "/") + location.search);
   source = new EventSource(`${base}/events?page=${page}`);
   source.addEventListener("open", () => {
     // A stream begins with the whole past, also when it comes back after a break.

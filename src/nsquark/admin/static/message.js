@@ -2,7 +2,7 @@
 import { ask, showBusy, showResult } from "./confirm.js";
 import { make } from "./dom.js";
 import { bytes, exact } from "./format.js";
-import { base, post } from "./http.js";
+import { base, post, request } from "./http.js";
 import { hexDump, tree } from "./json.js";
 
 const PREVIEW_CHARS = 200;
@@ -16,7 +16,7 @@ export const onePath = (topic, message) => (
 export function messageRow(topic, message, mayRepublish) {
   const preview = message.is_text ? message.text.slice(0, PREVIEW_CHARS).replace(/\s+/g, " ") : "not text";
   const line = make("summary", {},
-    make("local-time", { at: message.timestamp_ns / 1e9, as: "time" }),
+    make("local-time", { at: message.timestamp_ns / 1e9, as: "precise" }),
     make("span", { class: "seq" }, String(message.seq)),
     make("span", { class: `preview${message.is_text ? "" : " faint"}` }, preview),
     make("span", { class: "size", title: `${exact(message.bytes)} bytes` }, bytes(message.bytes)));
@@ -26,27 +26,41 @@ export function messageRow(topic, message, mayRepublish) {
 }
 
 function opened(topic, message, mayRepublish) {
+  const body = make("div", { class: "opened-body" });
+  const shown = message.is_cut ? wholeOf(topic, message) : Promise.resolve(message);
+  shown.then((whole) => body.append(...bodyViews(whole)));
+  const actions = make("div", { class: "actions" },
+    make("a", { class: "button", href: `${base}${onePath(topic, message)}?download=1`, download: true }, "Download"),
+    mayRepublish ? make("button", { type: "button", class: "button", onclick: () => republish(topic, message) }, "Republish") : null);
+  const facts = [["id", message.id], ["sequence", message.seq], ["nsqd", message.node], ["bytes", exact(message.bytes)], ...Object.entries(message.headers ?? {})];
+  const meta = make("p", { class: "meta" }, ...facts.map(([name, value]) => make("span", {}, make("b", {}, name), make("span", { class: "mono" }, String(value)))));
+  return make("div", { class: "opened" }, meta, body, actions);
+}
+
+// A page has the beginning of long bodies only.
+async function wholeOf(topic, message) {
+  const answer = await request(onePath(topic, message));
+  return answer.ok ? answer : message;
+}
+
+function bodyViews(message) {
+  const views = { JSON: () => showJson(message), Text: () => bodyOf(message.text), Hex: () => bodyOf(hexDump(bytesOf(message))) };
+  const isTree = message.is_json && !message.is_cut;
+  const offered = Object.keys(views).filter((name) => name === "Hex" || (message.is_text && (name === "Text" || isTree)));
   const place = make("div", {});
-  const views = { JSON: () => showJson(message), Text: () => bodyOf(message.text), Hex: () => showHex(topic, message, place) };
-  const offered = Object.keys(views).filter((name) => name === "Hex" || (message.is_text && (name === "Text" || isWholeJson(message))));
   const buttons = offered.map((name) => make("button", { type: "button", "aria-pressed": "false", onclick: () => choose(name) }, name));
   function choose(name) {
     buttons.forEach((button) => button.setAttribute("aria-pressed", String(button.textContent === name)));
-    const shown = views[name]();
-    if (shown) place.replaceChildren(shown);
+    place.replaceChildren(views[name]());
   }
   choose(offered[0]);
-  const actions = make("div", { class: "actions" }, make("div", { class: "segments", role: "group", "aria-label": "Show the body as" }, ...buttons),
-    make("a", { class: "button", href: `${base}${onePath(topic, message)}?download=1`, download: true }, "Download"),
-    mayRepublish ? make("button", { type: "button", class: "button", onclick: () => republish(topic, message) }, "Republish") : null);
-  const meta = make("p", { class: "meta" }, ...[["id", message.id], ["sequence", message.seq], ["nsqd", message.node], ["bytes", exact(message.bytes)]]
-    .map(([name, value]) => make("span", {}, make("b", {}, name), make("span", { class: "mono" }, String(value)))));
-  const cut = message.is_cut ? make("p", { class: "hint" }, "The body is longer than is shown here; download it to see all.") : null;
-  return make("div", { class: "opened" }, meta, actions, place, cut);
+  const cut = message.is_cut ? [make("p", { class: "hint" }, "The body is longer than is shown here; download it to see all.")] : [];
+  return [make("div", { class: "segments", role: "group", "aria-label": "Show the body as" }, ...buttons), place, ...cut];
 }
 
-function isWholeJson(message) {
-  return message.is_json && !message.is_cut;
+function bytesOf(message) {
+  if (message.is_text) return new TextEncoder().encode(message.text);
+  return Uint8Array.from(atob(message.base64), (char) => char.charCodeAt(0));
 }
 
 // A number that JavaScript would round is shown as the text it was.
@@ -57,15 +71,6 @@ function showJson(message) {
   } catch {
     return bodyOf(message.text);
   }
-}
-
-function showHex(topic, message, place) {
-  if (message.is_text && !message.is_cut) return bodyOf(hexDump(new TextEncoder().encode(message.text)));
-  fetch(`${base}${onePath(topic, message)}?download=1`, { credentials: "same-origin" })
-    .then((response) => (response.ok ? response.arrayBuffer() : Promise.reject(new Error(`nsqadmin answered ${response.status}`))))
-    .then((buffer) => place.replaceChildren(bodyOf(hexDump(new Uint8Array(buffer)))))
-    .catch((error) => place.replaceChildren(make("p", { class: "error" }, `The bytes could not be read: ${error.message}`)));
-  return make("p", { class: "faint" }, "Reading …");
 }
 
 async function republish(topic, message) {

@@ -33,11 +33,11 @@ function query(extra = {}) {
   return new URLSearchParams(Object.entries(wanted).filter(([, value]) => value !== ""));
 }
 
-function describe({ searched, failures = [], without_log: without = [], skipped = 0 }) {
+function describe({ searched, failures, without_log: without }) {
   const parts = [`Searched ${exact(searched.messages)} messages, ${bytes(searched.bytes)}, in ${seconds(searched.seconds)}`];
-  if (searched.from_ns && searched.to_ns) parts[0] += `, from ${clockTime(searched.from_ns / 1e9)} to ${clockTime(searched.to_ns / 1e9)}`;
+  if (searched.oldest_ns) parts[0] += `, back to ${clockTime(searched.oldest_ns / 1e9)}`;
   if (ENDED[searched.ended]) parts.push(ENDED[searched.ended]);
-  if (skipped) parts.push(`${exact(skipped)} damaged`);
+  if (searched.damaged) parts.push(`${exact(searched.damaged)} damaged`);
   if (without.length) parts.push(`without a log: ${without.join(", ")}`);
   for (const failure of failures) parts.push(`${failure.node}: ${failure.text}`);
   byId("searched").textContent = `${parts.join(" · ")}.`;
@@ -112,7 +112,7 @@ function rememberInAddress() {
   if (values.at !== "seq") delete values.seq;
   const text = new URLSearchParams(values).toString();
   history.replaceState(null, "", location.pathname + (text ? `?${text}` : ""));
-  byId("download").href = `${base}${path}.jsonl?${query()}`;
+  byId("download").href = `${base}${path}.jsonl?${query({ limit: "" })}`;
 }
 
 function restoreFromAddress() {

@@ -1,4 +1,4 @@
-// <local-time at="unix seconds" as="time|ago|age">: in the reader's zone, the exact value on hover.
+// <local-time at="unix seconds" as="time|precise|ago|age">: in the reader's zone, the exact value on hover.
 const MINUTE = 60;
 const HOUR = 60 * MINUTE;
 const DAY = 24 * HOUR;
@@ -52,7 +52,8 @@ class LocalTime extends HTMLElement {
     const form = this.getAttribute("as");
     const since = Date.now() / 1000 - at;
     let text = clockTime(at);
-    if (form === "age") text = age(since);
+    if (form === "precise") text += `.${String(Math.floor((at % 1) * 1000)).padStart(3, "0")}`;
+    else if (form === "age") text = age(since);
     else if (form === "ago") text = since < 0 ? `in ${age(-since)}` : `${age(since)} ago`;
     if (this.textContent !== text) this.textContent = text;
     const exact = exactTime(at);
