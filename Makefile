@@ -6,7 +6,7 @@ VENV := .venv$(if $(filter-out python3,$(notdir $(PYTHON))),-$(notdir $(PYTHON))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STAMP := $(VENV)/.installed
-KERNEL := $(wildcard src/nsquark/kernel/*.py)
+KERNEL := $(wildcard src/nsquark/kernel/*.py src/nsquark/kernel/*.pxd)
 WORKERS ?= 3
 TEST_PACKAGES := $(patsubst tests/%/__init__.py,%,$(wildcard tests/*/__init__.py))
 PACKAGED := build/packaged
@@ -43,6 +43,8 @@ lint: build
 	$(BIN)/mypy
 	cd tests && $(abspath $(BIN))/mypy --config-file ../pyproject.toml --implicit-reexport \
 		--disable-error-code misc $(TEST_PACKAGES:%=-p %)
+	$(BIN)/python -m mypy.stubtest nsquark.kernel --concise --ignore-disjoint-bases \
+		--allowlist src/nsquark/kernel/stubtest.txt
 
 # Wheel and sdist into dist/, and the wheel at work in an environment of its own.
 package: build

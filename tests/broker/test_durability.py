@@ -8,7 +8,7 @@ import pytest
 
 from faults.data_files import cursor_slots
 from harness import ClosedError, Nsqd, Wire, body_of, eventually
-from nsquark.kernel.ledger import sequence_of
+from nsquark.kernel.answers import sequence_of
 
 pytestmark = pytest.mark.ours
 

@@ -80,7 +80,7 @@ def answers(random: Random) -> None:
         ledger = kernel_forms.load("ledger", form).Ledger(0, 15_000, 60_000)
         consumer = ledger.join(2500, 1000)
         ledger.take(consumer, 20, 0)
-        done = ledger.acknowledge(consumer, bytearray(data), 0, len(data), 5)
+        done = kernel_forms.load("answers", form).acknowledge(ledger, consumer, bytearray(data), 0, len(data), 5)
         found.append((done, consumer.rdy, ledger.in_flight, ledger.queued, ledger.deferred))
     _agreed(found)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from nsquark.kernel.tail import Commit
+from nsquark.kernel.commits import Commit
 from nsquark.log.cache import ChunkCache
 from nsquark.log.sequences import Sequences
 from nsquark.log.services import LogSettings, LogShared

@@ -531,8 +531,8 @@ def test_an_append_that_was_lost_although_a_later_one_was_not(tmp_path: Path) ->
     assert [appends.happened(number) for number in (3, 4, 5, 6)] == [True, False, True, False]
     assert appends.last == 5
     again = Appends()
-    again.take_token(appends.token(6))
+    again.add_token(appends.token(6))
     assert (again.durable, again.later) == (3, {6})
-    again.take_all(appends)
-    again.note_durable(5)
+    again.add_all(appends)
+    again.add_durable(5)
     assert (again.durable, again.later) == (5, {6})

@@ -126,7 +126,7 @@ class TestIndex:
     def test_positions_by_time(self, make_rig: MakeRig, tmp_path: Path) -> None:
         segment = Segment(make_rig().shared.syncer, tmp_path, 10)
         for number, time_ns in enumerate([100, 200, 150, 300]):
-            segment.note(Batch((number << 20), 10 + number, 1, 100, time_ns, time_ns, 0, bytes(16)))
+            segment.add(Batch((number << 20), 10 + number, 1, 100, time_ns, time_ns, 0, bytes(16)))
         for time_ns in range(90, 310, 10):
             below = segment.seq_at_time(time_ns)
             assert all(t < time_ns for s, t in zip(range(10, 14), [100, 200, 150, 300], strict=True) if s < below)

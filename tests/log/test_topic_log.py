@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 from hypothesis_profiles import examples
 from log.rig import Rig
-from nsquark.kernel.tail import Commit
+from nsquark.kernel.commits import Commit
 from nsquark.log.cache import CHUNK_BYTES_MIN
 from nsquark.wire.batch_format import DEFERRED
 
@@ -46,7 +46,7 @@ class TestCommits:
             def __init__(self) -> None:
                 self.told: list[Commit] = []
 
-            def committed(self, commit: Commit) -> None:
+            def settled(self, commit: Commit) -> None:
                 self.told.append(commit)
 
         rig, waiter = make_rig(), Waiter()
@@ -59,7 +59,7 @@ class TestCommits:
     def test_committed_messages_and_bytes_are_reported(self, make_rig: MakeRig) -> None:
         rig = make_rig()
         seen: list[tuple[int, int]] = []
-        rig.log.on_committed = lambda messages, body_bytes: seen.append((messages, body_bytes))
+        rig.log.tail.on_committed = lambda messages, body_bytes: seen.append((messages, body_bytes))
         rig.append(b"aa", b"bbb")
         bodies = [b"c", b"dddd"]
         source = sized(bodies)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from log.rig import Rig
+from nsquark.log.topic_log import LogDiscarded
 from nsquark.wire.batch_format import Batch
 
 MakeRig = Callable[..., Rig]
@@ -123,6 +124,17 @@ def test_a_file_that_a_failed_append_began_is_not_used_for_lower_numbers(make_ri
     assert all(segment.base_seq <= segment.extents.first for segment in rig.log.segments or ())
     rig.crash()
     assert make_rig(max_bytes_per_file=500).bodies() == expected
+
+
+def test_everything_that_waits_for_the_disk_fails_when_the_log_is_discarded(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    assert rig.publish(b"before").error is None
+    written = rig.log.append_threaded(NoRoom(rig), 1)
+    rig.log.write()
+    waiting, opened = rig.log.append_threaded(NoRoom(rig), 1), rig.append(b"opened")
+    rig.log.discard()
+    rig.settle()
+    assert all(isinstance(commit.error, LogDiscarded) for commit in (written, waiting, opened))
 
 
 def test_a_file_with_lower_numbers_than_its_name_is_put_in_order(make_rig: MakeRig) -> None:

@@ -1,8 +1,11 @@
 """A ledger as a channel uses it, for tests."""
 
 import struct
+from collections.abc import Container
 from types import ModuleType
 from typing import Any, NamedTuple
+
+from unit import kernel_forms
 
 BLOCK = 4096
 MSG_TIMEOUT_MS = 1_000
@@ -22,8 +25,45 @@ class Noted(NamedTuple):
     span: int
 
 
-def make_ledger(kernel: ModuleType, floor: int = 0) -> Any:
-    return kernel.Ledger(floor, MSG_TIMEOUT_MAX_MS, REQ_TIMEOUT_MAX_MS)
+def make_ledger(kernel: ModuleType, floor: int = 0, *, measure: bool = False) -> Any:
+    return kernel.Ledger(floor, MSG_TIMEOUT_MAX_MS, REQ_TIMEOUT_MAX_MS, measure)
+
+
+def _beside(book: Any, name: str) -> ModuleType:
+    """Another module of the kernel, in the form that this ledger has."""
+    is_interpreted = isinstance(book, kernel_forms.load("ledger", "interpreted").Ledger)
+    return kernel_forms.load(name, "interpreted" if is_interpreted else "compiled")
+
+
+def restore(
+    book: Any,
+    journal: bytes,
+    now_ms: int,
+    ranges: list[tuple[int, int]] | None = None,
+    outliving: Container[int] = (),
+) -> int:
+    brought_forward: int = _beside(book, "restart").restore(book, journal, now_ms, ranges, outliving)
+    return brought_forward
+
+
+def snapshot(book: Any) -> bytes:
+    journal: bytes = _beside(book, "restart").snapshot(book)
+    return journal
+
+
+def note_finished(book: Any) -> None:
+    _beside(book, "restart").note_finished(book)
+
+
+def acknowledge_at(book: Any, consumer: Any, data: bytearray, pos: int, end: int, now_ms: int) -> int:
+    """Where what was carried out ends."""
+    done: int = _beside(book, "answers").acknowledge(book, consumer, data, pos, end, now_ms)
+    return done
+
+
+def sequence_of(kernel: ModuleType, text: bytes) -> int:
+    seq: int = _beside(make_ledger(kernel), "answers").sequence_of(text)
+    return seq
 
 
 def join(book: Any, rdy_max: int = 2500) -> Any:
@@ -40,8 +80,7 @@ def message_id(seq: int, node_id: int = 7) -> bytes:
 
 def acknowledge(book: Any, consumer: Any, commands: bytes, now_ms: int = 0) -> int:
     """How many bytes of commands were carried out."""
-    done: int = book.acknowledge(consumer, bytearray(commands), 0, len(commands), now_ms)
-    return done
+    return acknowledge_at(book, consumer, bytearray(commands), 0, len(commands), now_ms)
 
 
 def counts(book: Any) -> tuple[int, int, int]:
@@ -58,9 +97,9 @@ def redeliver_all(book: Any, consumer: Any, now_ms: int = 0) -> dict[int, int]:
 
 def restarted(kernel: ModuleType, book: Any, now_ms: int = 0) -> Any:
     """What a clean stop and start make of a ledger."""
-    book.settle()
+    book.raise_floor()
     fresh = make_ledger(kernel, book.floor)
-    fresh.restore(book.snapshot(), now_ms)
+    restore(fresh, snapshot(book), now_ms)
     return fresh
 
 

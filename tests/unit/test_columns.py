@@ -46,9 +46,9 @@ def everything(builder: Any, data: bytes) -> list[list[tuple[int, int, bytes, by
         pos, seq = builder.append(data, pos, len(data), seq)
         if pos == len(data):
             break
-        batches.append(rows(builder.take()))
+        batches.append(rows(builder.hand_over()))
     if builder.rows:
-        batches.append(rows(builder.take()))
+        batches.append(rows(builder.hand_over()))
     return batches
 
 
@@ -78,7 +78,7 @@ def test_what_was_taken_stays_as_it_is(columns: ModuleType) -> None:
     builder = columns.ColumnBuilder(0, 1 << 62, 10, ROOM_BYTES)
     data = payload([b"first"])
     builder.append(data, 0, len(data), FIRST_SEQ)
-    taken = builder.take()
+    taken = builder.hand_over()
     builder.append(payload([b"other"]), 0, len(data), FIRST_SEQ + 9)
     assert [row[3] for row in rows(taken)] == [b"first"]
 

@@ -99,8 +99,7 @@ class TestLedger:
     """The kernel notes publish times when it is asked to, in both its forms."""
 
     def measuring(self, ledger: ModuleType, floor: int = 0) -> tuple[Any, ...]:
-        book = make_ledger(ledger, floor)
-        book.measure = True
+        book = make_ledger(ledger, floor, measure=True)
         return book, join(book)
 
     def test_finished_messages_tell_when_they_were_published(self, ledger: ModuleType) -> None:

@@ -12,14 +12,19 @@ from unit.ledger_rig import (
     MSG_TIMEOUT_MS,
     REQ_TIMEOUT_MAX_MS,
     acknowledge,
+    acknowledge_at,
     counts,
     join,
     make_ledger,
     message_id,
     new_among,
+    note_finished,
     records,
     redeliver_all,
     restarted,
+    restore,
+    sequence_of,
+    snapshot,
 )
 
 NEVER = 1 << 62
@@ -41,7 +46,7 @@ class TestDelivery:
         assert book.blocks_open == 4
         for seq in range(BLOCK - 1, 3 * BLOCK + 1):
             assert book.finish(consumer, seq) == ledger.DONE
-        book.settle()
+        book.raise_floor()
         assert book.floor == book.next == 3 * BLOCK + 1
 
     def test_queued_messages_come_in_order(self, ledger: ModuleType) -> None:
@@ -114,7 +119,7 @@ class TestDelivery:
         book.requeue(consumer, 0, 0, 0)
         book.discard(book.next_queued())
         assert counts(book) == (1, 0, 0)
-        book.settle()
+        book.raise_floor()
         assert book.floor == 1
 
     def test_skipped_messages_do_not_hold_the_floor(self, ledger: ModuleType) -> None:
@@ -125,7 +130,7 @@ class TestDelivery:
         book.take(consumer, 1, 0)
         assert book.finish(consumer, 5) == ledger.NOT_IN_FLIGHT
         book.finish(consumer, 0)
-        book.settle()
+        book.raise_floor()
         assert book.floor == 10 * BLOCK
 
     def test_next_never_goes_back(self, ledger: ModuleType) -> None:
@@ -135,7 +140,7 @@ class TestDelivery:
 
     def test_attempts_count_up_and_wrap_as_two_bytes(self, ledger: ModuleType) -> None:
         book = make_ledger(ledger)
-        book.restore(record(JOURNAL_REQUEUED, 65534, 0, 0, 0), 0)
+        restore(book, record(JOURNAL_REQUEUED, 65534, 0, 0, 0), 0)
         consumer = join(book)
         attempts = []
         for _ in range(3):
@@ -160,10 +165,10 @@ class TestFloor:
         book.take(consumer, 10, 0)
         for seq in (0, 1, 3):
             book.finish(consumer, seq)
-        book.settle()
+        book.raise_floor()
         assert book.floor == 2
         book.finish(consumer, 2)
-        book.settle()
+        book.raise_floor()
         assert book.floor == 4
 
     @pytest.mark.parametrize("delay_ms", [0, 500])
@@ -174,7 +179,7 @@ class TestFloor:
         book.requeue(consumer, 1, delay_ms, 0)
         book.finish(consumer, 0)
         book.finish(consumer, 2)
-        book.settle()
+        book.raise_floor()
         assert book.floor == 1
 
     def test_reaches_next_when_all_is_finished_and_blocks_are_let_go(self, ledger: ModuleType) -> None:
@@ -184,7 +189,7 @@ class TestFloor:
             book.take(consumer, BLOCK, 0)
             for seq in range(book.next - BLOCK, book.next):
                 book.finish(consumer, seq)
-            book.settle()
+            book.raise_floor()
             assert book.floor == book.next
             assert book.blocks_open <= 1
         assert book.lowest() == book.next
@@ -195,10 +200,10 @@ class TestFloor:
         book.take(consumer, 3 * BLOCK, 0)
         for seq in range(1, 3 * BLOCK):
             book.finish(consumer, seq)
-        book.settle()
+        book.raise_floor()
         assert book.floor == 0
         book.finish(consumer, 0)
-        book.settle()
+        book.raise_floor()
         assert book.floor == 3 * BLOCK
 
 
@@ -367,9 +372,9 @@ class TestAcknowledge:
     def test_starts_and_ends_where_it_is_told(self, ledger: ModuleType) -> None:
         book, consumer = self.take(ledger)
         data = bytearray(b"RDY 1\nRDY 2\nRDY 3\n")
-        assert book.acknowledge(consumer, data, 6, 12, 0) == 12
+        assert acknowledge_at(book, consumer, data, 6, 12, 0) == 12
         assert consumer.rdy == 2
-        assert book.acknowledge(consumer, data, 12, 17, 0) == 12
+        assert acknowledge_at(book, consumer, data, 12, 17, 0) == 12
         assert consumer.rdy == 2
 
     @pytest.mark.parametrize(
@@ -466,7 +471,7 @@ class TestJournal:
         book.take(consumer, BLOCK, 0)
         for seq in range(BLOCK):
             book.finish(consumer, seq)
-        book.settle()
+        book.raise_floor()
         assert not book.journal
 
     def test_what_it_knows_comes_back_with_attempts_and_delay(self, ledger: ModuleType) -> None:
@@ -480,7 +485,7 @@ class TestJournal:
         book.requeue(consumer, 3, 400, 0)
         again = make_ledger(ledger, 0)
         again.wall_offset_ms = 5_100  # the machine was started anew: another monotonic clock
-        again.restore(bytes(book.journal), 0)
+        restore(again, bytes(book.journal), 0)
         assert counts(again) == (0, 1, 1)
         assert again.ahead == 2
         assert redeliver_all(again, join(again)) == {1: 3}
@@ -493,7 +498,7 @@ class TestJournal:
         book.take(consumer, 4, 0)
         book.requeue(consumer, 1, 0, 0)
         again = make_ledger(ledger, 2)
-        again.restore(bytes(book.journal), 0)
+        restore(again, bytes(book.journal), 0)
         assert counts(again) == (0, 0, 0)
         assert again.ahead == 0
 
@@ -504,7 +509,7 @@ class TestJournal:
         for seq in (1, 2, 4):
             book.requeue(consumer, seq, 0, 0)
         again = make_ledger(ledger, 0)
-        again.restore(bytes(book.journal), 0)
+        restore(again, bytes(book.journal), 0)
         assert again.untouched(10) == 1
         assert new_among(again, 8) == [0, 3, 5, 6, 7]
         assert again.ahead == 0
@@ -513,11 +518,11 @@ class TestJournal:
         book = make_ledger(ledger, 10)
         book.finish_ahead(12, 3)
         again = make_ledger(ledger, 10)
-        again.restore(bytes(book.journal), 0)
+        restore(again, bytes(book.journal), 0)
         for known in (book, again):
             assert known.ahead == 3
             assert new_among(known, 8) == [10, 11, 15, 16, 17]
-            known.settle()
+            known.raise_floor()
             assert known.floor == 18
 
 
@@ -529,7 +534,7 @@ class TestParking:
         book.take(consumer, blocks * BLOCK, 0)
         for seq in range(held, blocks * BLOCK):
             book.finish(consumer, seq)
-        book.settle()
+        book.raise_floor()
         return book, consumer
 
     @pytest.mark.parametrize("held", [1, 1024, 1025, BLOCK])
@@ -538,7 +543,7 @@ class TestParking:
         assert book.floor == 0
         numbers = book.park(1)
         assert numbers == [0]
-        book.settle()
+        book.raise_floor()
         assert book.floor == 0, "not before it is durable"
         book.let_pass(numbers)
         assert book.floor == 3 * BLOCK
@@ -578,7 +583,7 @@ class TestParking:
         book.finish(consumer, 0)
         book.requeue(consumer, 2, 700, 0)
         again = make_ledger(ledger, book.floor)
-        again.restore(bytes(book.journal), 0)
+        restore(again, bytes(book.journal), 0)
         assert (again.floor, again.lowest(), again.ahead) == (3 * BLOCK, 0, 0)
         assert counts(again) == (0, held - 2, 1)
         attempts = redeliver_all(again, join(again))
@@ -589,12 +594,12 @@ class TestParking:
         book.let_pass(book.park(1))
         journal = bytes(book.journal)
         again = make_ledger(ledger, book.floor)
-        again.restore(journal, 0)
+        restore(again, journal, 0)
         consumer = join(again)
         for seq in redeliver_all(again, consumer):
             again.finish(consumer, seq)
         third = make_ledger(ledger, again.floor)
-        third.restore(journal + bytes(again.journal), 0)
+        restore(third, journal + bytes(again.journal), 0)
         assert counts(third) == (0, 0, 0)
         assert third.lowest() == third.floor
 
@@ -605,7 +610,7 @@ class TestParking:
         book.let_pass(numbers)
         assert book.floor == book.lowest() == 3 * BLOCK
         again = make_ledger(ledger, book.floor)
-        again.restore(bytes(book.journal), 0)
+        restore(again, bytes(book.journal), 0)
         assert counts(again) == (0, 0, 0)
 
 
@@ -613,8 +618,8 @@ class TestNoting:
     """What was finished above a message that is not: noted when that has lasted from one call to the next."""
 
     def noted(self, ledger: ModuleType, book: Any) -> list[tuple[int, int]]:
-        book.settle()
-        book.note_finished()
+        book.raise_floor()
+        note_finished(book)
         found = records(book.journal)
         book.journal.clear()
         assert all(noted.kind == JOURNAL_FINISHED for noted in found)
@@ -631,7 +636,7 @@ class TestNoting:
             assert self.noted(ledger, book) == []
             for seq in range(book.floor, book.next):
                 book.finish(consumer, seq)
-            book.settle()
+            book.raise_floor()
         assert not book.has_news
 
     def test_runs_above_a_held_message_once_each(self, ledger: ModuleType) -> None:
@@ -655,7 +660,7 @@ class TestNoting:
         book.take(consumer, 2 * BLOCK, 0)
         book.skip(2 * BLOCK + 5)
         book.take(consumer, 5, 0)
-        book.note_finished()
+        note_finished(book)
         for seq in (*range(1, 2 * BLOCK), 2 * BLOCK + 5, 2 * BLOCK + 9):
             book.finish(consumer, seq)
         assert self.noted(ledger, book) == [(BLOCK, BLOCK), (1, BLOCK - 1), (2 * BLOCK + 5, 1), (2 * BLOCK + 9, 1)]
@@ -666,14 +671,14 @@ class TestNoting:
         book.take(consumer, 3 * BLOCK, 0)
         unfinished = {0, 17, BLOCK + 1, 3 * BLOCK - 1}
         book.requeue(consumer, 17, 0, 0)
-        book.note_finished()
+        note_finished(book)
         for seq in range(3 * BLOCK):
             if seq not in unfinished:
                 book.finish(consumer, seq)
-        book.settle()
-        book.note_finished()
+        book.raise_floor()
+        note_finished(book)
         again = make_ledger(ledger, book.floor)
-        again.restore(bytes(book.journal), 0)
+        restore(again, bytes(book.journal), 0)
         assert set(new_among(again, 3 * BLOCK)) == unfinished - {17}
         assert redeliver_all(again, join(again)) == {17: 2}
 
@@ -681,16 +686,16 @@ class TestNoting:
         book = make_ledger(ledger)
         consumer = join(book)
         book.take(consumer, 10, 0)
-        book.note_finished()
+        note_finished(book)
         for seq in range(5, 10):
             book.finish(consumer, seq)
-        book.note_finished()
+        note_finished(book)
         again = make_ledger(ledger, 0)
-        again.restore(bytes(book.journal), 0)
+        restore(again, bytes(book.journal), 0)
         other = join(again)
         again.take(other, 5, 0)
         again.skip(10)
-        again.note_finished()
+        note_finished(again)
         again.finish(other, 4)
         assert self.noted(ledger, again) == [(4, 1)]
 
@@ -698,7 +703,7 @@ class TestNoting:
         """Below the floor only parked messages matter, not each number of a range."""
         ranges = b"".join(record(JOURNAL_FINISHED, 0, first << 32, 0, (1 << 32) - 1) for first in range(3))
         book = make_ledger(ledger, 3 << 32)
-        book.restore(record(JOURNAL_PARKED, 1, 5, 0, 0) + ranges, 0, [((1 << 32) * 3, 1)])
+        restore(book, record(JOURNAL_PARKED, 1, 5, 0, 0) + ranges, 0, [((1 << 32) * 3, 1)])
         assert counts(book) == (0, 0, 0)
 
 
@@ -736,7 +741,7 @@ class TestRestart:
         book.take(consumer, 10, 0)
         book.requeue(consumer, 1, 0, 0)
         journal = bytes(book.journal)
-        assert book.snapshot() == book.snapshot()
+        assert snapshot(book) == snapshot(book)
         assert bytes(book.journal) == journal
         assert counts(book) == (9, 1, 0)
 
@@ -783,4 +788,4 @@ def test_empty_drops_everything_and_starts_anew(ledger: ModuleType) -> None:
     ],
 )
 def test_sequence_of_an_id(ledger: ModuleType, text: bytes, seq: int) -> None:
-    assert ledger.sequence_of(text) == seq
+    assert sequence_of(ledger, text) == seq

@@ -25,7 +25,10 @@ from unit.ledger_rig import (
     MSG_TIMEOUT_MS,
     REQ_TIMEOUT_MAX_MS,
     make_ledger,
+    note_finished,
     records,
+    restore,
+    snapshot,
 )
 
 IN_FLIGHT, QUEUED, DEFERRED = "in flight", "queued", "deferred"
@@ -260,7 +263,7 @@ class LedgerModel(RuleBasedStateMachine):
     @rule()
     def persist(self) -> None:
         """The end of a turn: journal, then floor."""
-        self.book.settle()
+        self.book.raise_floor()
         expected = min([seq for seq in self.entries if seq // BLOCK not in self.passed] + [self.next])
         assert self.book.floor == expected
         self.stored_journal += bytes(self.book.journal)
@@ -273,7 +276,7 @@ class LedgerModel(RuleBasedStateMachine):
     def note_finished(self) -> None:
         """Now and then: what is finished above the floor, if that stood still since the last time."""
         self.persist()
-        self.book.note_finished()
+        note_finished(self.book)
         if self.book.floor < self.mark:
             self.noted = {seq for seq in self.done - self.skipped if self.book.floor <= seq < self.next}
             assert not self.book.has_news
@@ -306,9 +309,9 @@ class LedgerModel(RuleBasedStateMachine):
         Messages left out by a sample may be new again, where nothing else of their block was delivered.
         """
         self.persist()
-        snapshot = self.book.snapshot()
+        journal = snapshot(self.book)
         floor, next_before = self.book.floor, self.next
-        known = self.reopen(floor, snapshot)
+        known = self.reopen(floor, journal)
         assert known == {
             seq: (entry.attempts, self.still_due(entry.deadline_ms) if entry.state == DEFERRED else 0)
             for seq, entry in self.entries.items()
@@ -316,7 +319,7 @@ class LedgerModel(RuleBasedStateMachine):
         again = [seq for seq in self.done - self.finished_now - self.skipped if floor <= seq < next_before]
         assert not again, f"{len(again)} from {min(again)} on were done and are new again"
         self.adopt(floor, known)
-        self.stored_journal = snapshot
+        self.stored_journal = journal
         self.stored_notes = dict(known)
 
     @rule()
@@ -343,10 +346,10 @@ class LedgerModel(RuleBasedStateMachine):
     def reopen(self, floor: int, journal: bytes) -> dict[int, tuple[int, int]]:
         """A new ledger from what is stored; the unfinished messages it knows, with attempts and due time."""
         self.book = make_ledger(self.kernel, floor)
-        self.book.restore(journal, self.now_ms)
+        restore(self.book, journal, self.now_ms)
         known: dict[int, tuple[int, int]] = {}
         self.finished_now: set[int] = set()
-        for record in records(self.book.snapshot()):
+        for record in records(snapshot(self.book)):
             if record.kind == JOURNAL_FINISHED:
                 self.finished_now.update(range(record.seq, record.seq + record.span))
             else:

@@ -3,7 +3,8 @@
 from types import ModuleType
 from typing import Any
 
-from unit.ledger_rig import BLOCK, join, make_ledger, new_among, redeliver_all, restarted
+from nsquark.kernel.journal import JOURNAL_REQUEUED, record
+from unit.ledger_rig import BLOCK, counts, join, make_ledger, new_among, redeliver_all, restarted, restore
 
 
 def test_whole_blocks_finished_above_the_floor_stay_finished(ledger: ModuleType) -> None:
@@ -33,15 +34,15 @@ def test_parked_before_a_crash_and_finished_after_it_does_not_come_back(ledger: 
     book.park(1)
     journal = bytes(book.journal)
     second = make_ledger(ledger)
-    second.restore(journal, 0)
+    restore(second, journal, 0)
     consumer = join(second)
     for seq in redeliver_all(second, consumer):
         assert second.finish(consumer, seq) == ledger.DONE
     second.skip(BLOCK)
-    second.settle()
+    second.raise_floor()
     assert second.floor == BLOCK
     third = make_ledger(ledger, second.floor)
-    third.restore(journal + bytes(second.journal), 0)
+    restore(third, journal + bytes(second.journal), 0)
     assert third.queued == 0
 
 
@@ -54,7 +55,7 @@ def _known_here_and_there(ledger: ModuleType, step: int) -> tuple[Any, bytes]:
         book.requeue(consumer, seq, 0, 0)
     journal = bytes(book.journal)
     again = make_ledger(ledger)
-    again.restore(journal, 0)
+    restore(again, journal, 0)
     again.journal.clear()
     return again, journal
 
@@ -75,9 +76,9 @@ def test_parking_blocks_at_and_above_next_loses_none_of_their_new_messages(ledge
             taken.extend(range(book.next, book.next + run))
             book.take(consumer, run, 0)
     assert taken == list(range(1, 2 * BLOCK, 2))
-    book.settle()
+    book.raise_floor()
     third = make_ledger(ledger, book.floor)
-    third.restore(journal + bytes(book.journal), 0)
+    restore(third, journal + bytes(book.journal), 0)
     known = redeliver_all(third, join(third))
     assert [seq for seq in taken if seq < third.floor and seq not in known] == []
 
@@ -88,3 +89,16 @@ def test_a_sparse_block_at_next_is_stepped_through(ledger: ModuleType) -> None:
     assert book.untouched(64) == -1
     book.skip(1)
     assert book.untouched(640) == 63
+
+
+def test_what_came_due_while_nobody_ran_is_queued_at_once(ledger: ModuleType) -> None:
+    """Its clock was not ahead: nothing is brought forward."""
+    book = make_ledger(ledger)
+    assert restore(book, record(JOURNAL_REQUEUED, 3, 7, 100, 50), 1000) == 0
+    assert counts(book) == (0, 1, 0)
+
+
+def test_none_is_due_later_than_when_it_was_noted(ledger: ModuleType) -> None:
+    book = make_ledger(ledger)
+    assert restore(book, record(JOURNAL_REQUEUED, 3, 7, 5000, 50), 1000) == 1
+    assert (counts(book), book.earliest) == ((0, 0, 1), 1050)

@@ -27,7 +27,8 @@ commands = st.lists(
 
 @pytest.fixture(params=kernel_forms.FORMS)
 def publish(request: pytest.FixtureRequest) -> SimpleNamespace:
-    modules = [kernel_forms.load(name, request.param) for name in ("records", "tail", "publish")]
+    names = ("records", "extents", "commits", "tail", "replies", "publish")
+    modules = [kernel_forms.load(name, request.param) for name in names]
     return SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
 
 
@@ -35,11 +36,12 @@ class Client:
     """A client of one topic whose log keeps all in chunks of this size."""
 
     def __init__(self, publish: SimpleNamespace, chunk_bytes: int = 200) -> None:
-        class Log(publish.Tail):  # type: ignore[name-defined]
+        class Log:
             def extend(self, body_bytes: int) -> None:
-                self.chunk = publish.Chunk(1, 1, max(chunk_bytes, body_bytes + 34), 10)
-                chunks.append(self.chunk)
-                self.open.slices.append((self.chunk, 0))
+                chunk = publish.Chunk(1, 1, max(chunk_bytes, body_bytes + 34), 10)
+                chunks.append(chunk)
+                tail.chunk = chunk
+                tail.commits.open.slices.append((chunk, 0))
 
         class Replies(publish.ReplyQueue):  # type: ignore[name-defined]
             def refusal(self, word: str, error: Exception) -> bytes:
@@ -50,12 +52,13 @@ class Client:
         self.commits: list[Any] = []
         self.written: list[bytes] = []
         self.closed = 0
-        self.log = Log(lambda log: self.commits.append(log.open))
+        tail = publish.Tail(Log(), None, publish.Extents(), lambda tail: self.commits.append(tail.commits.open))
+        self.tail = tail
         self.replies = Replies(OK, self.written.append, self._close)
         self.published = {"t": 0}
         self.congested = 0
         self.intake = publish.Intake(
-            "t", self.log, self.replies, self.published, self._congested, MESSAGE_BYTES_MAX, BODY_BYTES_MAX
+            "t", self.tail, self.replies, self.published, self._congested, MESSAGE_BYTES_MAX, BODY_BYTES_MAX
         )
 
     def _close(self) -> None:
@@ -66,7 +69,7 @@ class Client:
 
     def begin(self) -> "Client":
         """As after a first publish, which goes the other way."""
-        self.log.append(b"first", 0, 5, 1)
+        self.tail.append(b"first", 0, 5, 1)
         return self
 
     def messages(self) -> list[bytes]:
@@ -77,8 +80,8 @@ class Client:
         return found
 
     def commit(self, error: Exception | None = None) -> None:
-        commit, self.log.open = self.log.open, None
-        commit.settle(error)
+        self.tail.commits.start_next().settle(error)
+        self.tail.commits.written()
 
 
 def encoded(word: str, messages: list[bytes]) -> bytes:
@@ -102,7 +105,7 @@ def test_whole_commands_are_taken_and_nothing_else(
         stream += encoded(word, messages)
         ends.append(len(stream))
     cut = data.draw(st.integers(0, len(stream)))
-    taken = client.intake.take(bytearray(stream + b"PUB t\n"), 0, cut)
+    taken = client.intake.publish(bytearray(stream + b"PUB t\n"), 0, cut)
     assert taken in ends and taken <= cut
     whole = given_commands[: ends.index(taken)]
     if taken < max(end for end in ends if end <= cut):  # a PUB may wait for a new chunk, an MPUB brings its own
@@ -137,15 +140,15 @@ def test_what_is_not_well_formed_is_left(publish: SimpleNamespace, command: byte
     client = Client(publish).begin()
     before = encoded("MPUB", [b"a", b"b"])
     data = bytearray(before + command)
-    assert client.intake.take(data, 0, len(data)) == len(before)
+    assert client.intake.publish(data, 0, len(data)) == len(before)
     assert client.messages() == [b"first", b"a", b"b"]
 
 
 def test_nothing_is_taken_into_a_log_that_is_closed(publish: SimpleNamespace) -> None:
     client = Client(publish).begin()
-    client.log.is_closed = True
+    client.tail.is_closed = True
     data = bytearray(encoded("MPUB", [b"a"]))
-    assert client.intake.take(data, 0, len(data)) == 0
+    assert client.intake.publish(data, 0, len(data)) == 0
 
 
 def test_replies_wait_for_earlier_ones(publish: SimpleNamespace) -> None:
@@ -183,7 +186,7 @@ def test_a_closed_connection_gets_no_reply(publish: SimpleNamespace) -> None:
 
 def test_a_client_is_told_when_too_much_is_uncommitted(publish: SimpleNamespace) -> None:
     client = Client(publish).begin()
-    client.log.uncommitted_bytes = 9 << 20
+    client.tail.append(bytes(9 << 20), 0, 9 << 20, 1)
     data = bytearray(encoded("MPUB", [b"a"]))
-    client.intake.take(data, 0, len(data))
+    client.intake.publish(data, 0, len(data))
     assert client.congested == 1

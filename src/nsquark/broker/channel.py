@@ -12,6 +12,7 @@ from nsquark.broker.delivery import Delivery
 from nsquark.broker.observe.latency import LatencyWindow
 from nsquark.broker.topology import TopologyCounts, is_aware
 from nsquark.kernel.ledger import Ledger
+from nsquark.kernel.restart import note_finished, restore, snapshot
 from nsquark.log.cursors import ChannelState, Slot, encode_state
 from nsquark.log.journal import Journal
 from nsquark.wire.names import is_ephemeral
@@ -57,12 +58,12 @@ class Channel(Delivery):
         self.sessions: list[Session] = []
         self.had_subscribers = state.had_subscribers
         self.is_deleted = False
-        self.ledger = Ledger(position, options.max_msg_timeout.ms, options.max_req_timeout.ms)
+        is_measured = bool(options.e2e_processing_latency_percentile)
+        self.ledger = Ledger(position, options.max_msg_timeout.ms, options.max_req_timeout.ms, is_measured)
         self.ledger.wall_offset_ms = topic.nsqd.clock.offset_ms()
         self.latency: LatencyWindow | None = None
-        if options.e2e_processing_latency_percentile:
+        if is_measured:
             self.latency = LatencyWindow(options.e2e_processing_latency_window_time.seconds, time.monotonic())
-            self.ledger.measure = True
         self.topology = TopologyCounts(options) if is_aware(options) else None
         self.deferred_pending = topic.deferred_found(deferred)
         self._joined_at = topic.pumped
@@ -81,9 +82,9 @@ class Channel(Delivery):
     def _restore(self, journal: Journal) -> None:
         ledger, topic = self.ledger, self.topic
         records = journal.load(ledger.req_timeout_max_ms)
-        if records and ledger.restore(records, now_ms(), topic.log.extents.ranges(), topic.kept):
+        if records and restore(ledger, records, now_ms(), topic.log.extents.ranges(), topic.kept):
             with contextlib.suppress(OSError):  # only the next start would let them wait again
-                journal.rewrite(ledger.snapshot())
+                journal.rewrite(snapshot(ledger))
 
     # -- what /stats shows ---------------------------------------------------------------------------------
 
@@ -154,7 +155,7 @@ class Channel(Delivery):
         if self.latency is not None and ledger.finished_ns:
             self.latency.finished(ledger.finished_ns, time.time_ns(), time.monotonic())
             ledger.finished_ns.clear()
-        ledger.settle()
+        ledger.raise_floor()
         if self._slot is None or self.is_deleted:
             ledger.journal.clear()
             return
@@ -186,7 +187,7 @@ class Channel(Delivery):
         """A held message keeps the floor down, but not what is finished above it from being remembered."""
         self._note_timer = False
         if not self.ledger.journal:  # else the disk has not taken what was noted before
-            self.ledger.note_finished()
+            note_finished(self.ledger)
         if self.ledger.has_news or self.ledger.journal:
             self.wake()
 
@@ -197,7 +198,7 @@ class Channel(Delivery):
         ledger = self.ledger
         live = ledger.in_flight + ledger.queued + ledger.deferred
         if self._journal.wants_rewrite(live) and not self._is_parking:
-            self._journal.rewrite(ledger.snapshot())
+            self._journal.rewrite(snapshot(ledger))
 
     def _park(self) -> None:
         assert self._journal is not None
@@ -313,7 +314,7 @@ class Channel(Delivery):
         is_new = not self.owner
         self.owner, self.owner_ttl_ms, self._owner_seen_ms = owner, ttl_ms, now_ms()
         self.ledger.skip(min(seq, self.topic.log.head))
-        self.ledger.settle()
+        self.ledger.raise_floor()
         self._write_rest()
         if is_new:
             self.topic.nsqd.metadata_changed(self.ephemeral)
@@ -332,10 +333,10 @@ class Channel(Delivery):
         """At a clean stop: keeps attempts, due times and what was finished out of order."""
         if self._slot is None or self.is_deleted:
             return
-        self.ledger.settle()
+        self.ledger.raise_floor()
         try:
             if self._journal is not None:
-                self._journal.rewrite(self.ledger.snapshot())
+                self._journal.rewrite(snapshot(self.ledger))
                 self._journal.close()
         finally:
             self._write_rest()

@@ -2,14 +2,14 @@
 
 import asyncio
 
-from nsquark.kernel.tail import Commit
+from nsquark.kernel.commits import Commit
 
 
 class _Waiter:
     def __init__(self, outcome: asyncio.Future[None]) -> None:
         self._outcome = outcome
 
-    def committed(self, commit: Commit) -> None:
+    def settled(self, commit: Commit) -> None:
         if not self._outcome.done():
             self._outcome.set_result(None)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nsquark.broker.data_path import METADATA_FILE, ListedTopic, encode_metadata
 from nsquark.kernel.journal import JOURNAL_FINISHED, JOURNAL_RECORD
+from nsquark.kernel.restart import snapshot
 from nsquark.log.files import DIRECTORY_MODE, sync_directory, write_atomically
 from nsquark.log.nsq_import.diskqueue import DiskQueueWriter
 from nsquark.log.sequences import LEASE_SEQS_MIN
@@ -144,7 +145,7 @@ def _known(channel: Channel) -> tuple[dict[int, int], list[Range]]:
     """What was delivered and is not finished, with its attempts; and the ranges that are finished above the floor."""
     attempts: dict[int, int] = {}
     finished: list[Range] = []
-    for _, kind, attempts_so_far, seq, _, span in JOURNAL_RECORD.iter_unpack(channel.ledger.snapshot()):
+    for _, kind, attempts_so_far, seq, _, span in JOURNAL_RECORD.iter_unpack(snapshot(channel.ledger)):
         if kind == JOURNAL_FINISHED:
             finished.append((seq, seq + span))
         else:

@@ -14,7 +14,7 @@ import msgspec
 
 from nsquark.broker.channel import Channel
 from nsquark.broker.data_path import ListedChannel
-from nsquark.kernel.tail import Commit
+from nsquark.kernel.commits import Commit
 from nsquark.log.cursors import ChannelState, CursorFile, Slot, TopicState, encode_state
 from nsquark.log.deferred import DeferredMessages, Due
 from nsquark.log.deferred_appends import Appends
@@ -58,7 +58,7 @@ class Topic:
         self.ephemeral = is_ephemeral(name)
         self.directory: Path | None = None if self.ephemeral else nsqd.topics_path / f"{DIRECTORY_PREFIX}{name}"
         self.log = TopicLog(nsqd.logs, self.directory, nsqd.turn.write)
-        self.log.on_committed = self._on_committed
+        self.log.tail.on_committed = self._on_committed
         self.channels: dict[str, Channel] = {}
         self.listening: dict[Channel, None] = {}
         """The channels that a commit has to visit."""
@@ -102,7 +102,7 @@ class Topic:
         self._removed_append = state.deferred_append
         positions = [found.deferred for found in (*slots, slot) if found is not None]
         appends = segments.deferred_appends if segments is not None else Appends()
-        appends.note_durable(state.deferred_append)
+        appends.add_durable(state.deferred_append)
         self.deferred = DeferredMessages(
             self.nsqd.logs,
             self.directory / "deferred" if self.directory is not None else None,
@@ -345,7 +345,7 @@ class Topic:
         commit.waiters.append(self)
         self.log.write()
 
-    def committed(self, commit: Commit) -> None:
+    def settled(self, commit: Commit) -> None:
         """The log took what was due, or not."""
         assert self._appending is not None
         due, numbers, seqs = self._appending
@@ -551,7 +551,7 @@ class Topic:
         self.nsqd.logs.run(work, done)
 
     def delete(self) -> None:
-        self.is_exiting = self.log.is_closed = True
+        self.is_exiting = self.log.tail.is_closed = True
         self._wake_head_waiters()
         for name in list(self.channels):
             channel = self.channels.pop(name)

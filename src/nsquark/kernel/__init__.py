@@ -18,10 +18,18 @@ MODULES = (
     "connection",
     "frames",
     "journal",
+    "blocks",
+    "sweep",
+    "share",
     "ledger",
+    "answers",
+    "restart",
     "mpub",
+    "commits",
     "tail",
+    "replies",
     "publish",
+    "http_lane",
     "turn",
 )
 """Each after those it imports."""

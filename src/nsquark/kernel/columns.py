@@ -166,7 +166,7 @@ class ColumnBuilder:
         self._offsets[row + 1] = cython.cast(cython.int, self.body_bytes)
         return None
 
-    def take(self) -> tuple[int, bytearray, bytearray, bytearray, bytearray, bytearray]:
+    def hand_over(self) -> tuple[int, bytearray, bytearray, bytearray, bytearray, bytearray]:
         """(rows, sequence numbers, times in us, ids of 16 bytes, offsets, bodies) of what was collected."""
         taken = (
             self.rows,

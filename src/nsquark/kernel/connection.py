@@ -16,12 +16,12 @@ GIVE_WAY_BYTES_MIN = cython.declare(cython.longlong, 64 << 10)
 
 @cython.cclass
 class Connection:
-    """Publishes are taken by its `_intake`; all else that a client sends is for a subclass.
+    """Publishes are for its `_intake`; all else that a client sends is for a subclass.
 
     Bytes are read into a buffer that all connections `share`, since it is used up before the next read; only an
     incomplete command is held in a buffer of its own, so an idle connection has none. A subclass has
-    `received(pos, end)`, which is given what is at `_data[pos:end]`, `not_taken(error)`, for a publish that failed, and
-    `give_way()`, after which nothing is read until the next turn: event loops read a busy socket again and again.
+    `received(pos, end)`, which is given what is at `_data[pos:end]`, `not_published(error)`, for a publish that failed,
+    and `give_way()`, after which nothing is read until the next turn: event loops read a busy socket again and again.
     """
 
     transport = cython.declare(object, visibility="public")
@@ -79,7 +79,7 @@ class Connection:
         else:
             self._data = self._shared
             if self._intake is not None and not self._write_paused_at_ms:
-                pos = self.take(0, end)
+                pos = self.publish(0, end)
         if pos < end:  # not for nearly all publishes
             self.received(pos, end)
         if started_ns and nbytes == self._offered:
@@ -89,12 +89,12 @@ class Connection:
                 self.give_way()
 
     @cython.ccall
-    def take(self, pos: cython.longlong, end: cython.longlong) -> cython.longlong:
-        """Publishes to the topic of the last one, the quick way; where the first other thing starts."""
+    def publish(self, pos: cython.longlong, end: cython.longlong) -> cython.longlong:
+        """Lets `_intake` publish what it can; tells where the first other thing starts."""
         try:
-            return self._intake.take(self._data, pos, end)
+            return self._intake.publish(self._data, pos, end)
         except OSError as error:
-            self.not_taken(error)
+            self.not_published(error)
             return end
 
     # -- sending -----------------------------------------------------------------------------------------

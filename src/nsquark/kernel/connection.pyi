@@ -1,11 +1,11 @@
 import asyncio
 
-from nsquark.kernel.ledger import Consumer
 from nsquark.kernel.publish import Intake
+from nsquark.kernel.share import Share
 
 class Connection:
     transport: asyncio.Transport
-    consumer: Consumer | None
+    consumer: Share | None
     _data: bytearray
     _held: bytearray | None
     _held_bytes: int
@@ -17,7 +17,7 @@ class Connection:
     def share(self, buffer: bytearray, view: memoryview) -> None: ...
     def get_buffer(self, sizehint: int) -> memoryview: ...
     def buffer_updated(self, nbytes: int) -> None: ...
-    def take(self, pos: int, end: int) -> int: ...
+    def publish(self, pos: int, end: int) -> int: ...
     @property
     def free(self) -> int: ...
     @property

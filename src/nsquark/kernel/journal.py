@@ -57,9 +57,9 @@ def _check(
 def keep_intact(records: bytearray) -> int:
     """Takes out what is no intact record, in place; how many there were, a part of one at the end included."""
     size = len(records)
-    kept = _compact(memoryview(records), size)
-    del records[kept:]
-    return -(-(size - kept) // JOURNAL_RECORD.size)
+    intact = _compact(memoryview(records), size)
+    del records[intact:]
+    return -(-(size - intact) // JOURNAL_RECORD.size)
 
 
 @cython.cfunc
@@ -67,7 +67,7 @@ def keep_intact(records: bytearray) -> int:
 def _compact(data: cython.uchar[::1], size: cython.longlong) -> cython.longlong:
     """Moves the intact records to the front; how many bytes they have."""
     pos: cython.longlong = 0
-    kept: cython.longlong = 0
+    intact: cython.longlong = 0
     head: cython.ulonglong
     index: cython.int
     while pos + RECORD_BYTES <= size:
@@ -75,12 +75,12 @@ def _compact(data: cython.uchar[::1], size: cython.longlong) -> cython.longlong:
         if head & 0xFFFFFFFF == _check(
             head >> 32, little_u64(data, pos + 8), little_u64(data, pos + 16), little_u64(data, pos + 24)
         ):
-            if kept != pos:
+            if intact != pos:
                 for index in range(RECORD_BYTES):
-                    data[kept + index] = data[pos + index]
-            kept += RECORD_BYTES
+                    data[intact + index] = data[pos + index]
+            intact += RECORD_BYTES
         pos += RECORD_BYTES
-    return kept
+    return intact
 
 
 def from_format_1(old: bytes, delay_max_ms: int) -> bytearray:

@@ -1,9 +1,11 @@
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, type_check_only
 
+@type_check_only
 class Writable(Protocol):
     def write(self) -> None: ...
 
+@type_check_only
 class Deliverer(Protocol):
     def deliver(self) -> None: ...
     def persist(self) -> None: ...

@@ -207,7 +207,7 @@ class DeferredMessages:
         """The log has them."""
         number = due.append_number
         self.appends.add(number)
-        self.when_log_synced(lambda: self.appends.note_durable(number))
+        self.when_log_synced(lambda: self.appends.add_durable(number))
         due.bucket.forget(due.entries)
 
     def put_back(self, due: Due) -> None:

@@ -24,7 +24,7 @@ class Appends:
     def add(self, number: int) -> None:
         self.later.add(number)
 
-    def note_durable(self, number: int) -> None:
+    def add_durable(self, number: int) -> None:
         """All appends up to this one are on the disk."""
         if number > self.durable:
             self.durable = number
@@ -34,11 +34,11 @@ class Appends:
         """What a batch with the append carries: its number, and which were durable by then."""
         return number.to_bytes(8, "little") + self.durable.to_bytes(8, "little")
 
-    def take_token(self, token: bytes) -> None:
+    def add_token(self, token: bytes) -> None:
         """A batch with this token is in the log."""
         self.add(int.from_bytes(token[:8], "little"))
-        self.note_durable(int.from_bytes(token[8:], "little"))
+        self.add_durable(int.from_bytes(token[8:], "little"))
 
-    def take_all(self, others: "Appends") -> None:
+    def add_all(self, others: "Appends") -> None:
         self.later |= others.later
-        self.note_durable(others.durable)
+        self.add_durable(others.durable)

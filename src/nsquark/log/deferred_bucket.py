@@ -71,7 +71,7 @@ class _Found:
         """Notes that do not count, since something behind them is damaged."""
         self._last_note = 0
 
-    def take(self, item: "_Record | _Damage") -> None:
+    def add(self, item: "_Record | _Damage") -> None:
         if isinstance(item, _Damage):
             self.damages.append(item)
             # What is damaged may have taken the last note back; to deliver twice is better than not at all.
@@ -129,7 +129,7 @@ class Bucket:
     def _open(self, path: Path) -> None:
         self.file = DurableFile(self._shared.syncer, path)
         self.file.content_bytes = lambda: self._size
-        self.file.on_held = self._held
+        self.file.on_sync_failed = self._sync_failed
         self.file.open(os.O_RDWR | os.O_CREAT)
         self.file.changed()  # one that is there may never have been synced
 
@@ -244,13 +244,13 @@ class Bucket:
         self.file.hurry()
         self.file.when_synced(synced)
 
-    def _held(self) -> None:
+    def _sync_failed(self) -> None:
         """A sync failed. If writing the file anew did too, nobody is kept waiting."""
         assert self.file is not None
         if self.file.attempts:
             undurable, self._undurable = self._undurable, {}
             for done in undurable:
-                done(self.file.held_by)
+                done(self.file.sync_error)
 
     # -- the index ---------------------------------------------------------------------------------------
 
@@ -278,7 +278,7 @@ class Bucket:
                 self._loading = None
                 self._loaded(appends)
                 return True
-            self._found.take(item)
+            self._found.add(item)
         return False
 
     def _loaded(self, appends: Appends) -> None:

@@ -17,7 +17,7 @@ class DiskState:
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
         self._write_error: Exception | None = None
-        self._held: dict[Hashable, Exception] = {}
+        self._unsafe: dict[Hashable, Exception] = {}
         self._refused = 0
         self.error: Exception | None = None
         """Why the disk is not well; None while it is. Read directly by hot paths, to save a call."""
@@ -40,12 +40,12 @@ class DiskState:
 
     def hold(self, what: Hashable, error: Exception) -> None:
         """Something on the disk is not safe until it is released."""
-        self._held[what] = error.with_traceback(None)
+        self._unsafe[what] = error.with_traceback(None)
         self._judge()
 
     def release(self, what: Hashable) -> None:
-        self._held.pop(what, None)
+        self._unsafe.pop(what, None)
         self._judge()
 
     def _judge(self) -> None:
-        self.error = self._write_error or next(iter(self._held.values()), None)
+        self.error = self._write_error or next(iter(self._unsafe.values()), None)

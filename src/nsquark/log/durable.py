@@ -2,7 +2,7 @@
 
 When a sync fails, the system takes the pages for clean although they are not on the disk: a second sync of them would
 succeed and mean nothing. So there is one way out, for every file: its content is copied to a new file, that is synced,
-renamed over the old one and used from then on. Until that has worked the file is held, and nothing may rely on it.
+renamed over the old one and used from then on. Until that has worked the file is not trusted.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Directory:
         above = self._parent.unsynced() if self._parent is not None else []
         return [*above, (self, self._changes)] if self._changes != self._synced else above
 
-    def note_synced(self, changes: int) -> None:
+    def became_durable(self, changes: int) -> None:
         self._synced = changes
 
     def is_on(self, device: int) -> bool:
@@ -78,7 +78,7 @@ class DurableFile:
     """One file, open as `fd`. All but `sync` is called in the event loop's thread.
 
     * `is_changed` says that something was written which no sync under way covers.
-    * While it is held (`held_by` says why), nothing may be written to it.
+    * After a failed sync, until it is written anew (`sync_error` says why), nothing may be written to it.
     """
 
     def __init__(self, syncer: Syncer, path: Path) -> None:
@@ -86,18 +86,18 @@ class DurableFile:
         self.directory = syncer.directory(path.parent)
         self.fd = -1
         self.is_changed = False
-        self.held_by: Exception | None = None
+        self.sync_error: Exception | None = None
         self.is_written_in_thread = False
         """A thread writes to it, so it must not be copied yet."""
         self.content_bytes: Callable[[], int] | None = None
         """How much of the file counts; all of it if this is not set."""
         self.after_sync: Callable[[], Callable[[], None] | None] = lambda: None
         """Asked as a sync begins: what to do in the thread when it has succeeded."""
-        self.on_held: Callable[[], None] = lambda: None
+        self.on_sync_failed: Callable[[], None] = lambda: None
         self.on_mended: Callable[[], None] = lambda: None
         self._syncer = syncer
         self.attempts = 0
-        """How often writing it anew has failed since it is held."""
+        """How often writing it anew has failed since a sync failed."""
         self._mended_s = float("-inf")
         self._waiting: list[Callable[[], None]] = []
         self._covered: list[Callable[[], None]] = []
@@ -113,16 +113,16 @@ class DurableFile:
 
     def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         """Writes all of it, or raises."""
-        if self.held_by is not None:
+        if self.sync_error is not None:
             self.require_sound()
         write_all(self.fd, data, offset)
         if not self.is_changed:
             self.changed()
 
     def require_sound(self) -> None:
-        if self.held_by is not None:
+        if self.sync_error is not None:
             raise OSError(
-                errno.EIO, f"{self.path.name} could not be synced and is not written anew yet: {self.held_by}"
+                errno.EIO, f"{self.path.name} could not be synced and is not written anew yet: {self.sync_error}"
             )
 
     def changed(self) -> None:
@@ -138,7 +138,7 @@ class DurableFile:
 
     def when_synced(self, callback: Callable[[], None]) -> None:
         """Calls back once all that is written by now is durable; at once if it is."""
-        if self.is_changed or self.held_by is not None:
+        if self.is_changed or self.sync_error is not None:
             self._waiting.append(callback)
         elif self._users:
             self._covered.append(callback)
@@ -147,7 +147,7 @@ class DurableFile:
 
     @property
     def is_durable(self) -> bool:
-        return not self.is_changed and not self._users and self.held_by is None
+        return not self.is_changed and not self._users and self.sync_error is None
 
     def sync(self) -> None:
         """Makes what is written durable, with its name; runs in threads.
@@ -176,7 +176,7 @@ class DurableFile:
         self._leave()
         if self._is_closed:
             return
-        if error is None and self.held_by is None:
+        if error is None and self.sync_error is None:
             for callback in covered:
                 callback()
             return
@@ -197,13 +197,13 @@ class DurableFile:
 
     def failed(self, error: Exception) -> None:
         """Its pages are not trusted again: the content goes to a new file."""
-        first = self.held_by is None
-        self.held_by = error
+        first = self.sync_error is None
+        self.sync_error = error
         self.is_changed = False
         self._syncer.hold(self, error)
         self._syncer.report(f"LOG({self.path}): sync failed: {error}")
         if first:
-            self.on_held()
+            self.on_sync_failed()
             # A disk that fails every sync must not be kept busy with copies.
             wait_s = self._mended_s + RETRY_S - time.monotonic()
             if wait_s > 0:
@@ -213,7 +213,7 @@ class DurableFile:
 
     def write_anew(self) -> None:
         """Tries it now, or as soon as no thread writes to the file; whoever ends such a write calls this."""
-        if self.held_by is None or self._is_closed or self.is_written_in_thread or self._users:
+        if self.sync_error is None or self._is_closed or self.is_written_in_thread or self._users:
             return
         self._users += 1
         fresh: list[int] = []
@@ -254,17 +254,17 @@ class DurableFile:
         if self._is_closed:
             return
         if error is not None:
-            self.held_by = error
+            self.sync_error = error
             self.attempts += 1
             self._syncer.hold(self, error)
             self._syncer.report(f"LOG({self.path}): could not be written anew: {error}; trying again")
-            self.on_held()
+            self.on_sync_failed()
             self._syncer.later(RETRY_S, self.write_anew)
             return
-        self.held_by = None
+        self.sync_error = None
         self._mended_s = time.monotonic()
         self.attempts = 0
-        self.note_durable()
+        self.became_durable()
         self._syncer.report(f"LOG({self.path}): written anew after a failed sync")
         waiting, self._waiting = self._waiting, []
         for callback in waiting:
@@ -275,21 +275,21 @@ class DurableFile:
 
     def make_durable(self) -> None:
         """Syncs it here and now, or writes it anew, or raises; for a clean stop, when no thread uses it."""
-        if self.held_by is None:
+        if self.sync_error is None:
             try:
                 self.sync()
             except SyncFailed as error:
-                self.held_by = error
-        if self.held_by is not None:
+                self.sync_error = error
+        if self.sync_error is not None:
             fresh: list[int] = []
             try:
                 self._copy(self.content_bytes() if self.content_bytes is not None else -1, fresh)
             finally:
                 self._swap(fresh)
-            self.held_by = None
-        self.note_durable()
+            self.sync_error = None
+        self.became_durable()
 
-    def note_durable(self) -> None:
+    def became_durable(self) -> None:
         """All that was written is on the disk."""
         self.is_changed = False
         self._syncer.forget(self)

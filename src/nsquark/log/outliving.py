@@ -136,18 +136,16 @@ class KeptMessages:
     def write(self, content: dict[int, bytes]) -> Generation:
         """Stores these and no others, durably; in a thread. They count once they are adopted."""
         places: dict[int, tuple[int, int]] = {}
-        pieces: list[bytes] = []
-        size = 0
+        data = bytearray()
         for seq, record in sorted(content.items()):
-            pieces.append(encode_header(Batch(0, seq, 1, len(record), 0, 0, 0, NO_TOKEN), record))
-            pieces.append(record)
-            places[seq] = (size, HEADER_BYTES + len(record))
-            size += HEADER_BYTES + len(record)
+            places[seq] = (len(data), HEADER_BYTES + len(record))
+            data += encode_header(Batch(0, seq, 1, len(record), 0, 0, 0, NO_TOKEN), record)
+            data += record
         if not places:
             self._path.unlink(missing_ok=True)
             return Generation(-1, {}, 0)
-        write_atomically(self._path, b"".join(pieces))
-        return Generation(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC), places, size)
+        write_atomically(self._path, data)
+        return Generation(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC), places, len(data))
 
     def adopt(self, generation: Generation) -> None:
         """From here on records are read from this; in the event loop's thread, after it was written."""

@@ -45,7 +45,7 @@ class RangeReader:
         self._low = low
         self._high = high
         self._spans = deque(_spans(segments, low, high))
-        self._held: deque[int] = deque()
+        self._fds: deque[int] = deque()
         self._fd = -1
         self._pos = 0
         self._end = 0
@@ -55,7 +55,7 @@ class RangeReader:
     def open(self) -> None:
         """Takes hold of the files. They exist now, and stay readable from here on even if they are removed."""
         for span in list(self._spans)[:FILES_HELD_MAX]:
-            self._held.append(_open(span.path))
+            self._fds.append(_open(span.path))
 
     def read(self, size: int) -> bytes:
         """The next bytes; fewer than `size` only at the end of a file, none at the end of the range."""
@@ -75,15 +75,15 @@ class RangeReader:
             self._closed = True
             self._spans.clear()
             self._leave_file()
-            while self._held:
-                os.close(self._held.popleft())
+            while self._fds:
+                os.close(self._fds.popleft())
 
     def _next_file(self) -> bool:
         self._leave_file()
         if not self._spans:
             return False
         span = self._spans.popleft()
-        self._fd = self._held.popleft() if self._held else _open(span.path)
+        self._fd = self._fds.popleft() if self._fds else _open(span.path)
         self._pos = next(
             (batch.offset for batch in headers(self._fd, span.start, span.end) if batch.next_seq > self._low), span.end
         )

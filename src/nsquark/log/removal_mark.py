@@ -38,9 +38,9 @@ class Removed:
             return
         if whole:
             self._report(f"REMOVED({self._path}): damaged; all below message {base_left} counts as removed")
-        self.note(base_left, base_left)
+        self.store(base_left, base_left)
 
-    def note(self, to: int, base_left: int) -> None:
+    def store(self, to: int, base_left: int) -> None:
         """To be called before the files go. Not synced: it reaches the disk no later than their removal does.
 
         On a full disk it is left out, since the removal is what makes room: the next start then takes all below the

@@ -95,13 +95,13 @@ class Segment(BatchFile):
 
     # -- writing -----------------------------------------------------------------------------------------
 
-    def note(self, batch: Batch) -> None:
-        """A batch was written at the end."""
+    def add(self, batch: Batch) -> None:
+        """Adds a batch that was written at the end to what is known of the file."""
         self.grown(
             batch.offset, batch.first_seq, batch.messages, batch.payload_bytes, batch.time_min_ns, batch.time_max_ns
         )
         if batch.flags & DEFERRED:
-            self.deferred.take_token(batch.token)
+            self.deferred.add_token(batch.token)
         elif batch.flags & APPEND_ONCE and not batch.flags & MORE_FOLLOWS:
             self.tokens.append(batch.token)  # only the last batch makes the append complete
 
@@ -188,7 +188,7 @@ class Segment(BatchFile):
                 run.append(item)
                 if not item.flags & MORE_FOLLOWS:
                     for batch in run:
-                        self.note(batch)
+                        self.add(batch)
                     run.clear()
         return damages, bool(unreadable)
 

@@ -77,7 +77,7 @@ class Segments:
         self.extents.resume(self.removed.to)
 
     def _watch(self, segment: Segment) -> None:
-        segment.file.on_held = lambda: self._held(segment)
+        segment.file.on_sync_failed = lambda: self._sync_failed(segment)
         segment.file.on_mended = lambda: self._mended(segment)
 
     @property
@@ -100,7 +100,7 @@ class Segments:
         """Those whose batches are here."""
         appends = Appends()
         for segment in self._segments:
-            appends.take_all(segment.deferred)
+            appends.add_all(segment.deferred)
         return appends
 
     @property
@@ -171,7 +171,7 @@ class Segments:
     def _write_ended(self) -> None:
         segment = self._segments[-1]
         segment.file.is_written_in_thread = False
-        if segment.file.held_by is not None:
+        if segment.file.sync_error is not None:
             segment.sealed = True
             segment.file.write_anew()
 
@@ -184,7 +184,7 @@ class Segments:
         segment.file.is_written_in_thread = False
         if isinstance(error, SyncFailed):  # pages of earlier messages may be meant
             segment.file.failed(error)
-        elif segment.file.held_by is not None:
+        elif segment.file.sync_error is not None:
             self._write_ended()
         fd = segment.file.fd
         if not segment.sealed and fd >= 0 and os.fstat(fd).st_size != segment.size:
@@ -219,21 +219,21 @@ class Segments:
         segment.sealed = True
         segment.file.hurry()
 
-    def _held(self, segment: Segment) -> None:
+    def _sync_failed(self, segment: Segment) -> None:
         """A sync of it failed, or writing it anew did. What is published meanwhile goes to another file; after a
         second failure nothing is accepted, or a bad disk would fill with small files that are not safe either.
         """
         if not segment.file.is_written_in_thread:
             segment.sealed = True
         if segment.file.attempts:
-            self._refused_by = segment.file.held_by
+            self._refused_by = segment.file.sync_error
 
     def _mended(self, mended: Segment) -> None:
         """It is safe again, and gets its index."""
         if mended in self._segments:
             content = mended.index_content()
             self.shared.run(lambda: mended.store_index(content), lambda error: None)
-        if all(segment.file.held_by is None for segment in self._segments):
+        if all(segment.file.sync_error is None for segment in self._segments):
             self._refused_by = None
 
     # -- reading -----------------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ class Segments:
         holds nothing.
         """
         settings = self.shared.settings
-        held_bytes = self.total_bytes
+        left_bytes = self.total_bytes
         newest_too = newest_too or self.is_newest_out_of_time(now_ns)
         while self._segments:
             segment = self._segments[0]
@@ -371,10 +371,10 @@ class Segments:
             if not (self._may_drop_newest(newest_too) if is_newest else segment.sealed):
                 break
             is_young = settings.retention_ns and now_ns - segment.time_max_ns < settings.retention_ns
-            is_needed_for_size = settings.retention_bytes and held_bytes - segment.size < settings.retention_bytes
+            is_needed_for_size = settings.retention_bytes and left_bytes - segment.size < settings.retention_bytes
             if (is_young or is_needed_for_size) and not keep_none:
                 break
-            held_bytes -= segment.size
+            left_bytes -= segment.size
             self.remove_first()
         return self._bases[0] if self._bases else max(needed_seq, self.extents.head)
 
@@ -385,7 +385,7 @@ class Segments:
 
     def _may_drop_newest(self, wanted: bool) -> bool:
         newest = self._segments[-1]
-        return wanted and bool(newest.size) and not newest.file.is_written_in_thread and newest.file.held_by is None
+        return wanted and bool(newest.size) and not newest.file.is_written_in_thread and newest.file.sync_error is None
 
     def drop_oldest(self) -> bool:
         """Deletes the lowest segment, read or not, to make room; False if there is none that can go."""
@@ -402,7 +402,7 @@ class Segments:
         self.shared.disk_bytes -= segment.size
         left = self._bases[0] if self._bases else segment.extents.head
         self.extents.remove_below(left)
-        self.removed.note(segment.extents.head, left)
+        self.removed.store(segment.extents.head, left)
         segment.file.abandon()
         doomed = segment.path.with_suffix(REMOVED_SUFFIX)
         os.replace(segment.path, doomed)

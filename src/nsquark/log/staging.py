@@ -17,7 +17,7 @@ from nsquark.kernel.records import Chunk
 from nsquark.log.durable import sync_data
 from nsquark.log.files import DIRECTORY_MODE, FILE_MODE, write_all
 from nsquark.log.sequences import Sequences
-from nsquark.log.writer import encode_header
+from nsquark.log.writer import BatchWriter
 from nsquark.wire.batch_format import APPEND_ONCE, HEADER_BYTES, MORE_FOLLOWS, Batch
 from nsquark.wire.record import RECORD_OVERHEAD_BYTES, SIZE_BYTES
 
@@ -37,8 +37,6 @@ STAGE_IDLE_S = 600.0
 BATCH_BYTES = 128 << 10
 """Of the batches made here: a cold read gets one whole."""
 WRITE_BYTES = 1 << 20
-PIECES_PER_WRITE_MAX = 1000
-"""The system takes 1024."""
 DIRECTORY = "staged"
 COUNT_BYTES = 4
 
@@ -262,28 +260,25 @@ class StagedAppend:
         self.bytes_max = records + batches_max * HEADER_BYTES
 
     def write(self, fd: int, offset: int) -> list[Batch]:
-        writer = _Writer(fd, offset)
-        try:
+        with BatchWriter(fd, offset, unwritten_bytes_max=WRITE_BYTES) as writer:
             previous: Chunk | None = None
             for chunk in self._chunks():
                 if previous is not None:
-                    writer.add(self._batch(previous, MORE_FOLLOWS), previous)
+                    writer.add(*self._batch(previous, MORE_FOLLOWS))
                 previous = chunk
             assert previous is not None
             if writer.batches:
                 writer.flush()
                 sync_data(fd)
-            writer.add(self._batch(previous, 0), previous)
+            writer.add(*self._batch(previous, 0))
             writer.flush()
             sync_data(fd)
-        except BaseException:
-            os.ftruncate(fd, offset)
-            raise
         return writer.batches
 
-    def _batch(self, chunk: Chunk, more: int) -> Batch:
-        now = self._timestamp_ns
-        return Batch(0, chunk.first_seq, chunk.count, chunk.used, now, now, APPEND_ONCE | more, self._token)
+    def _batch(self, chunk: Chunk, more: int) -> tuple[Batch, memoryview]:
+        now, flags = self._timestamp_ns, APPEND_ONCE | more
+        batch = Batch(0, chunk.first_seq, chunk.count, chunk.used, now, now, flags, self._token)
+        return batch, chunk.view[: chunk.used]
 
     def _chunks(self) -> Iterator[Chunk]:
         """All messages in order, in chunks of consecutive sequence numbers."""
@@ -304,30 +299,3 @@ class StagedAppend:
                 pos = chunk.resume
                 seq, left, left_in_span = seq + taken, left - taken, left_in_span - taken
                 yield chunk
-
-
-class _Writer:
-    """Writes batches one after another, several with one system call."""
-
-    def __init__(self, fd: int, offset: int) -> None:
-        self.batches: list[Batch] = []
-        self._fd = fd
-        self._offset = offset
-        self._pieces: list[bytes | memoryview] = []
-        self._bytes = 0
-
-    def add(self, batch: Batch, chunk: Chunk) -> None:
-        payload = chunk.view[: chunk.used]
-        batch = batch._replace(offset=self._offset + self._bytes)
-        self._pieces += (encode_header(batch, payload), payload)
-        self._bytes += HEADER_BYTES + len(payload)
-        self.batches.append(batch)
-        if self._bytes >= WRITE_BYTES or len(self._pieces) >= PIECES_PER_WRITE_MAX:
-            self.flush()
-
-    def flush(self) -> None:
-        written = os.pwritev(self._fd, self._pieces, self._offset)
-        if written != self._bytes:
-            raise OSError(28, "no space left on device: the write was cut short")
-        self._offset += written
-        self._pieces, self._bytes = [], 0

@@ -47,7 +47,7 @@ class Syncer:
         self._timeout_s = timeout_s
         self._changed: dict[DurableFile, float] = {}
         self._hurried: dict[DurableFile, None] = {}
-        self._held: dict[DurableFile, None] = {}
+        self._untrusted: dict[DurableFile, None] = {}
         self._round_since_s = 0.0
         self._in_round: list[DurableFile] = []
         self._directories: dict[Path, Directory] = {}
@@ -78,15 +78,15 @@ class Syncer:
     def hold(self, file: DurableFile, error: Exception) -> None:
         """It is not to be synced, but to be written anew."""
         self.forget(file)
-        self._held[file] = None
+        self._untrusted[file] = None
         self.disk.hold(file, error)
 
     def forget(self, file: DurableFile) -> None:
         """It is durable, or gone."""
         self._changed.pop(file, None)
         self._hurried.pop(file, None)
-        if file in self._held:
-            del self._held[file]
+        if file in self._untrusted:
+            del self._untrusted[file]
             self.disk.release(file)
 
     def hurry(self, file: DurableFile) -> None:
@@ -98,8 +98,8 @@ class Syncer:
         files = list(self._changed)
         if _sync_all(files):
             for file in files:
-                file.note_durable()
-        for file in [*self._changed, *self._held]:
+                file.became_durable()
+        for file in [*self._changed, *self._untrusted]:
             try:
                 file.make_durable()
             except OSError as error:  # the next start finds what is written, as after a crash
@@ -195,7 +195,7 @@ def _sync_all(files: list[DurableFile]) -> bool:
     except OSError:
         return False
     for directory, changes in names:
-        directory.note_synced(changes)
+        directory.became_durable(changes)
     return True
 
 

@@ -5,7 +5,6 @@ turn `write` puts all that was appended into the file with one system call; then
 their OK, and the records are below `head`, where channels find them by `chunk_at`.
 """
 
-import errno
 import os
 import time
 from bisect import bisect_right
@@ -14,14 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from nsquark.kernel.commits import Commit
+from nsquark.kernel.extents import Extents
 from nsquark.kernel.records import Chunk
-from nsquark.kernel.tail import SLOW_WRITE_S, Commit, Tail
+from nsquark.kernel.tail import SLOW_WRITE_S, Tail
 from nsquark.log.cache import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkCache, chunk_records
 from nsquark.log.segment import Segment
 from nsquark.log.segments import Segments
 from nsquark.log.sequences import LEASE_SEQS_MAX, LEASE_SEQS_MIN
 from nsquark.log.services import LogShared
-from nsquark.log.writer import encode_header
+from nsquark.log.writer import BatchWriter
 from nsquark.wire.batch_format import DEFERRED, HEADER_BYTES, MORE_FOLLOWS, Batch
 from nsquark.wire.record import RECORD_OVERHEAD_BYTES
 
@@ -30,10 +31,8 @@ SLOW_WINDOW_S = 1.0
 """So many slow writes within this time move this log's writing to a thread..."""
 THREADED_WRITES_MAX = 200
 """...and so many writes later it is tried here again."""
-PIECES_PER_WRITE_MAX = 1024
-"""The most pieces the system takes in one vectored write."""
 
-Buffer = bytearray | memoryview
+Buffer = bytes | bytearray | memoryview
 
 
 class LogDiscarded(Exception):
@@ -62,25 +61,22 @@ class ThreadedCommit(Commit):
         self.threaded = threaded
 
 
-class TopicLog(Tail):
-    """An append-only sequence of messages; how they are appended is the kernel's (`Tail`).
+class TopicLog:
+    """An append-only sequence of messages; how they are appended, and most of them written, is its `tail`'s.
 
     * Messages below `head` are committed: in the file (or, without a directory, in memory) and visible.
-    * Chunks in `_chunks` are in order and do not overlap; the last is the tail while `chunk` is set.
-    * At most one commit is being written (`writing`); what is appended meanwhile waits in `open`, or, where the order
-      needs it, in `waiting` before that. Sequence numbers rise from `writing` over `waiting` to `open`.
+    * Chunks in `_chunks` are in order and do not overlap; the last is the tail's while that has one.
+    * `_commits` are those on their way to the file, in order; this class writes those that the tail does not.
     """
 
-    def __init__(self, shared: LogShared, directory: Path | None, on_dirty: Callable[["TopicLog"], None]) -> None:
-        super().__init__(on_dirty)
-        self._schedule = on_dirty
+    def __init__(self, shared: LogShared, directory: Path | None, on_dirty: Callable[[Tail], None]) -> None:
         self.shared = shared
-        if directory is not None:
-            self.segments = Segments(shared, directory)
-            self.extents = self.segments.extents
-            self.head = self.extents.head
-            self.choose_way()
-        self.on_committed = lambda messages, body_bytes: None
+        self.segments = Segments(shared, directory) if directory is not None else None
+        self.extents = self.segments.extents if self.segments is not None else Extents()
+        self.tail = Tail(self, self.segments, self.extents, on_dirty)
+        self.tail.on_committed = lambda messages, body_bytes: None
+        self._commits = self.tail.commits
+        self._schedule = on_dirty
         self._cache: ChunkCache = shared.cache
         self._lease = (0, 0)
         self._lease_seqs = LEASE_SEQS_MIN
@@ -90,18 +86,43 @@ class TopicLog(Tail):
         self._threaded_writes = 0
         self._slow_writes: deque[float] = deque(maxlen=SLOW_WRITES_TO_MOVE)
         self._is_discarded = False
+        if self.segments is not None:
+            self.choose_way()
+
+    @property
+    def head(self) -> int:
+        """The sequence number after the last message that is committed."""
+        return self.extents.head
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether publishers are to be paused until the disk has caught up."""
+        return self._commits.is_congested()
+
+    @property
+    def open_commit(self) -> Commit | None:
+        """The commit after which everything that was appended by now is written, if there is something."""
+        return self._commits.last
 
     # -- appending ---------------------------------------------------------------------------------------
 
-    def append_apart(self, messages: list[tuple[int, bytes]], flags: int, token: bytes) -> tuple[Commit, list[int]]:
-        """Messages with their own times in a commit of their own, all or nothing; their sequence numbers.
+    def append(self, source: Buffer, pos: int, size: int, timestamp_ns: int) -> Commit:
+        """Appends one message; it is published once the commit that is returned is settled without an error."""
+        return self.tail.append(source, pos, size, timestamp_ns)
 
-        What was open is written before; BlockingIOError if that takes a while.
+    def append_sized(self, source: Buffer, pos: int, end: int, count: int, timestamp_ns: int) -> Commit:
+        """Appends `count` messages, each behind its size, as in MPUB; they were measured before."""
+        return self.tail.append_sized(source, pos, end, count, timestamp_ns)
+
+    def append_apart(self, messages: list[tuple[int, bytes]], flags: int, token: bytes) -> tuple[Commit, list[int]]:
+        """Appends messages with their own times in a commit of their own, all or nothing; tells their sequence numbers.
+
+        What was open is written before; it raises BlockingIOError if that takes a while.
         """
         self.write()
-        if self.writing is not None or self.open is not None:
+        if not self._commits.is_empty:
             raise BlockingIOError("the log is busy; try again after its commit")
-        commit = self.begin(messages[0][0])
+        commit = self.tail.begin(messages[0][0])
         seqs: list[int] = []
         for timestamp_ns, body in messages:
             self.append(bytearray(body), 0, len(body), timestamp_ns)
@@ -111,30 +132,22 @@ class TopicLog(Tail):
         return commit, seqs
 
     def append_threaded(self, threaded: ThreadedAppend, timestamp_ns: int) -> Commit:
-        """A commit of its own, written in a thread; its sequence numbers were leased in this turn."""
+        """Makes a commit of its own, written in a thread; its sequence numbers were leased in this turn."""
         assert self.segments is not None
-        if self.open is not None:
-            self.waiting.append(self.open)
-            self.open = None
         commit = ThreadedCommit(timestamp_ns, threaded)
-        self.waiting.append(commit)
-        self.chunk, self._lease = None, (0, 0)  # what comes now gets higher numbers
-        self._schedule(self)  # not at once: OKs of what was open tell that channels have noted what came before
+        self._commits.put_apart(commit)
+        self.tail.chunk, self._lease = None, (0, 0)  # what comes now gets higher numbers
+        self._schedule(self.tail)  # not at once: OKs of what was open tell that channels have noted what came before
         return commit
 
-    @property
-    def open_commit(self) -> Commit | None:
-        """The commit that is being written or waits to be, if any."""
-        commit = self.open or (self.waiting[-1] if self.waiting else self.writing)
-        return commit if commit is not None else None
-
     def next_seq(self) -> int:
-        """The number the next message gets if the tail has room for it."""
-        return self.chunk.first_seq + self.chunk.count if self.chunk is not None else self.head
+        """Tells the number the next message gets if the tail has room for it."""
+        chunk = self.tail.chunk
+        return chunk.first_seq + chunk.count if chunk is not None else self.head
 
     def extend(self, body_bytes: int) -> None:
-        """A new tail with room for a message of `body_bytes` and, if the topic is busy, many more."""
-        after = self.head if self.chunk is None else self.chunk.first_seq + self.chunk.count
+        """Gives the tail a chunk with room for a message of `body_bytes` and, if the topic is busy, many more."""
+        after = self.next_seq()
         low, high = self._lease
         if not low <= after < high:
             after, high = self._lease = self.shared.sequences.lease(self._lease_seqs)
@@ -142,80 +155,76 @@ class TopicLog(Tail):
         size = max(self._chunk_bytes, body_bytes + RECORD_OVERHEAD_BYTES)
         self._chunk_bytes = min(self._chunk_bytes * 2, CHUNK_BYTES_MAX)
         chunk = Chunk(self.shared.node_id, after, size, min(chunk_records(size), high - after))
-        self.chunk = chunk
+        self.tail.chunk = chunk
         self._chunks.append(chunk)
         self._firsts.append(chunk.first_seq)
-        assert self.open is not None
-        self.open.slices.append((chunk, 0))
+        assert self._commits.open is not None
+        self._commits.open.slices.append((chunk, 0))
         if self.segments is not None:
             self._cache.add(chunk, self)
 
     # -- committing --------------------------------------------------------------------------------------
 
+    def write(self) -> None:
+        """Writes what was appended, unless a write is under way: then it is written after that."""
+        self.tail.write()
+
     def write_next(self) -> None:
-        """Any commit, the next in order."""
-        if self.waiting:
-            commit = self.waiting.popleft()
-        elif self.open is not None:
-            commit, self.open = self.open, None
-        else:
+        """Writes the next commit in order, of whatever kind."""
+        commit = self._commits.start_next()
+        if commit is None:
             return
-        self.writing = commit
         if isinstance(commit, ThreadedCommit):
             self._write_threaded(commit, commit.threaded)
             return
-        slices = [(chunk, start) for chunk, start in commit.slices if chunk.count > start]
-        if self.segments is None or not slices:  # nothing, if there was no sequence number to be had
-            self._written(commit, _batches(commit, slices, 0, []))
+        batches = _batches(commit)
+        if self.segments is None or not batches:  # nothing, if there was no sequence number to be had
+            self._written(commit, [batch for batch, _ in batches])
             return
         try:
-            chunk, start = slices[0]
-            size = commit.bytes_added + HEADER_BYTES * len(slices)
-            segment = self.segments.for_append(chunk.first_seq + start, size, limited=not commit.flags & DEFERRED)
-            pieces: list[bytes | memoryview] = []
-            batches = _batches(commit, slices, segment.size, pieces)
-            if not self.writes_inline:
-                self._write_in_thread(commit, segment, batches, pieces)
+            size = commit.bytes_added + HEADER_BYTES * len(batches)
+            limited = not commit.flags & DEFERRED
+            segment = self.segments.for_append(batches[0][0].first_seq, size, limited=limited)
+            if not self.tail.writes_inline:
+                self._write_in_thread(commit, segment, batches)
                 return
             started = time.monotonic()
-            _write_pieces(segment, pieces, size)
+            written = _append(segment, batches)
         except OSError as error:
-            self.failed(commit, error)
+            self.write_failed(error)
             return
         if time.monotonic() - started > SLOW_WRITE_S:
             self.was_slow(started)
-        self._written(commit, batches, segment)
-        if self.waiting:
+        self._written(commit, written, segment)
+        if self._commits.waiting:
             self.write()
 
     def choose_way(self) -> None:
-        """Writes here and now, unless each write is to be synced before its publishers get their OK."""
-        self.writes_inline = self.shared.settings.sync_every != 1 and not self.shared.syncer.is_behind
+        """Lets the tail write here and now, unless each write is to be synced before its publishers get their OK."""
+        self.tail.writes_inline = self.shared.settings.sync_every != 1 and not self.shared.syncer.is_behind
         self._threaded_writes = 0
 
     def was_slow(self, when_s: float) -> None:
-        """One slow write is a hiccup, several in a short time are a slow disk."""
+        """Counts a slow write: one is a hiccup, several in a short time are a slow disk."""
         self._slow_writes.append(when_s)
         oldest_s = self._slow_writes[0]
         if len(self._slow_writes) == SLOW_WRITES_TO_MOVE and when_s - oldest_s < SLOW_WINDOW_S:
-            self.writes_inline = False
+            self.tail.writes_inline = False
             self._slow_writes.clear()
 
-    def _write_in_thread(
-        self, commit: Commit, segment: Segment, batches: list[Batch], pieces: list[bytes | memoryview]
-    ) -> None:
+    def _write_in_thread(self, commit: Commit, segment: Segment, batches: list[tuple[Batch, memoryview]]) -> None:
         assert self.segments is not None
         self.segments.begin_write(segment)
         strict = self.shared.settings.sync_every == 1 or self.shared.syncer.is_behind
         started = time.monotonic()
+        written: list[Batch] = []
 
         def done(error: Exception | None) -> None:
             if strict:
                 self.shared.sync_seconds.observe(time.monotonic() - started)
-            self._thread_wrote(commit, segment, batches, error)
+            self._thread_wrote(commit, segment, written, error)
 
-        size = commit.bytes_added + HEADER_BYTES * len(batches)
-        self.shared.run(lambda: _write_pieces(segment, pieces, size, strict=strict), done)
+        self.shared.run(lambda: written.extend(_append(segment, batches, strict=strict)), done)
 
     def _write_threaded(self, commit: Commit, threaded: ThreadedAppend) -> None:
         assert self.segments is not None
@@ -223,7 +232,7 @@ class TopicLog(Tail):
             segment = self.segments.for_append(threaded.first_seq, threaded.bytes_max)
             fd = os.dup(segment.fd)  # the topic may be deleted meanwhile
         except OSError as error:
-            self.failed(commit, error)
+            self.write_failed(error)
             return
         self.segments.begin_write(segment)
         offset = segment.size
@@ -237,21 +246,20 @@ class TopicLog(Tail):
                 os.close(fd)
 
         def done(error: Exception | None) -> None:
-            commit.bytes_added = sum(batch.payload_bytes for batch in batches)
-            self.uncommitted_bytes += commit.bytes_added
+            self._commits.grew(sum(batch.payload_bytes for batch in batches))
             self._thread_wrote(commit, segment, batches, error)
 
         self.shared.run(work, done)
 
     def _thread_wrote(self, commit: Commit, segment: Segment, batches: list[Batch], error: Exception | None) -> None:
         if self._is_discarded:
-            self.writing = None
             assert self.segments is not None
             self.segments.abandon()
-            commit.settle(LogDiscarded())
+            for failed in self._commits.fail():
+                failed.settle(LogDiscarded())
             return
         if error is not None:
-            self.failed(commit, error)
+            self.write_failed(error)
             return
         self._threaded_writes += 1
         if self._threaded_writes >= THREADED_WRITES_MAX:
@@ -262,27 +270,23 @@ class TopicLog(Tail):
     def _written(self, commit: Commit, batches: list[Batch], segment: Segment | None = None) -> None:
         for batch in batches:
             if segment is not None:
-                segment.note(batch)
+                segment.add(batch)
             self.extents.add(batch.first_seq, batch.messages)
-        self.committed(commit, sum(batch.messages for batch in batches), len(batches))
+        self.tail.committed(commit, sum(batch.messages for batch in batches), len(batches))
 
-    def failed(self, commit: Commit, error: Exception) -> None:
+    def write_failed(self, error: Exception) -> None:
         """Takes back what was not written, and what was appended behind it meanwhile; their publishers fail."""
-        later = [*self.waiting, self.open] if self.open is not None else list(self.waiting)
+        failed = self._commits.fail()
+        slices = [piece for commit in failed for piece in commit.slices]
         if self.segments is not None:
-            refused = sum(chunk.count - start for failed in (commit, *later) for chunk, start in failed.slices)
-            self.segments.write_failed(error, refused)
-        self.waiting.clear()
-        self.open = self.writing = None
-        for chunk, start in reversed([piece for failed in (commit, *later) for piece in failed.slices]):
+            self.segments.write_failed(error, sum(chunk.count - start for chunk, start in slices))
+        for chunk, start in reversed(slices):
             chunk.truncate(start)
             if chunk.count == 0:
                 self._drop(chunk)
-        self.chunk = self._chunks[-1] if self._chunks and self._is_end(self._chunks[-1]) else None
-        self.uncommitted_bytes = 0
-        commit.settle(error)
-        for failed in later:
-            failed.settle(error)
+        self.tail.chunk = self._chunks[-1] if self._chunks and self._is_end(self._chunks[-1]) else None
+        for commit in failed:
+            commit.settle(error)
 
     def _is_end(self, chunk: Chunk) -> bool:
         return chunk.first_seq + chunk.count == self.head
@@ -340,9 +344,8 @@ class TopicLog(Tail):
 
     def evict(self, chunk: Chunk) -> bool:
         """Called by the cache. What is not written yet must stay."""
-        for commit in (self.open, self.writing, *self.waiting):
-            if commit is not None and any(held is chunk for held, _ in commit.slices):
-                return False
+        if self._commits.uses(chunk):
+            return False
         self._remove(chunk)
         return True
 
@@ -354,8 +357,8 @@ class TopicLog(Tail):
         index = bisect_right(self._firsts, chunk.first_seq) - 1
         if index >= 0 and self._chunks[index] is chunk:
             del self._chunks[index], self._firsts[index]
-        if chunk is self.chunk:
-            self.chunk = None
+        if chunk is self.tail.chunk:
+            self.tail.chunk = None
             self._chunk_bytes = CHUNK_BYTES_MIN
 
     def record(self, seq: int) -> bytearray | None:
@@ -372,8 +375,9 @@ class TopicLog(Tail):
         return len(self._chunks)
 
     def forget_below(self, seq: int) -> None:
-        """Nobody needs messages below `seq` from memory; for a log without a file they are gone."""
-        while self._chunks and self._chunks[0] is not self.chunk and self._firsts[0] + self._chunks[0].count <= seq:
+        """Lets go of memory below `seq`, which nobody needs; from a log without a file these messages are gone."""
+        last = self.tail.chunk
+        while self._chunks and self._chunks[0] is not last and self._firsts[0] + self._chunks[0].count <= seq:
             self._drop(self._chunks[0])
         if self.segments is None:
             self.extents.remove_below(seq)
@@ -382,7 +386,7 @@ class TopicLog(Tail):
 
     def close(self) -> None:
         """Writes and syncs everything; only after all publishers are gone."""
-        while self.open is not None or self.waiting or self.writing is not None:
+        while not self._commits.is_empty:
             self.write()
             self.shared.drain()
         if self.segments is not None:
@@ -392,10 +396,9 @@ class TopicLog(Tail):
     def discard(self) -> None:
         """Forgets everything; the files are the caller's to delete. What is still being written fails."""
         self._is_discarded = True
-        if self.open is not None:
-            commit, self.open = self.open, None
+        for commit in self._commits.abandon():
             commit.settle(LogDiscarded())
-        if self.segments is not None and self.writing is None:
+        if self.segments is not None and self._commits.writing is None:
             self.segments.abandon()
         self._let_go()
 
@@ -404,43 +407,27 @@ class TopicLog(Tail):
             self._drop(chunk)
 
 
-def _batches(
-    commit: Commit, slices: list[tuple[Chunk, int]], offset: int, pieces: list[bytes | memoryview]
-) -> list[Batch]:
-    """A batch for each slice, since a batch has consecutive sequence numbers; `pieces` gets what to write."""
-    batches: list[Batch] = []
+def _batches(commit: Commit) -> list[tuple[Batch, memoryview]]:
+    """Makes a batch and its payload of each slice, since a batch has consecutive sequence numbers; without places."""
+    slices = [(chunk, start) for chunk, start in commit.slices if chunk.count > start]
+    batches: list[tuple[Batch, memoryview]] = []
     for chunk, start in slices:
         flags = commit.flags
         if flags and len(batches) < len(slices) - 1:
             flags |= MORE_FOLLOWS
         payload = chunk.view[chunk.offset(start) : chunk.used]
-        batch = Batch(
-            offset,
-            chunk.first_seq + start,
-            chunk.count - start,
-            len(payload),
-            commit.time_min_ns,
-            commit.time_max_ns,
-            flags,
-            commit.token,
-        )
-        pieces.append(encode_header(batch, payload))
-        pieces.append(payload)
-        batches.append(batch)
-        offset += HEADER_BYTES + len(payload)
+        first_seq, count = chunk.first_seq + start, chunk.count - start
+        times = commit.time_min_ns, commit.time_max_ns
+        batches.append((Batch(0, first_seq, count, len(payload), *times, flags, commit.token), payload))
     return batches
 
 
-def _write_pieces(segment: Segment, pieces: list[bytes | memoryview], size: int, *, strict: bool = False) -> None:
-    """Writes behind the segment's end, or leaves the file as it was and raises."""
-    written = 0
-    try:
-        for start in range(0, len(pieces), PIECES_PER_WRITE_MAX):
-            written += os.pwritev(segment.fd, pieces[start : start + PIECES_PER_WRITE_MAX], segment.size + written)
-        if written != size:
-            raise OSError(errno.ENOSPC, "no space left on device: the write was cut short")
+def _append(segment: Segment, batches: list[tuple[Batch, memoryview]], *, strict: bool = False) -> list[Batch]:
+    """Writes batches behind the segment's end, or leaves the file as it was and raises."""
+    with BatchWriter(segment.fd, segment.size) as writer:
+        for batch, payload in batches:
+            writer.add(batch, payload)
+        writer.flush()
         if strict:
             segment.file.sync()
-    except OSError:
-        os.ftruncate(segment.fd, segment.size)
-        raise
+    return writer.batches

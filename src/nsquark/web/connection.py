@@ -161,7 +161,7 @@ class HttpConnection(asyncio.Protocol):
         if (
             self._lane is not None
             and not (self._slots or self._held or self._unread or self._write_paused or reader.has_begun)
-            and self._lane.take(data)
+            and self._lane.handle(data)
         ):
             return
         if self._unread:

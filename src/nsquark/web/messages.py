@@ -163,8 +163,8 @@ class Lane(Protocol):
     @property
     def replies(self) -> LaneReplies: ...
 
-    def take(self, data: bytes) -> bool:
-        """Whether `data` is just such a request; then it is answered here."""
+    def handle(self, data: bytes) -> bool:
+        """Answers `data` here if it is just such a request; tells whether it is."""
 
 
 Answer = Response | StreamResponse

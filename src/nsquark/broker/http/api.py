@@ -25,10 +25,12 @@ from nsquark.broker.observe.process import memory_stats
 from nsquark.broker.observe.stats import Pace, Stats, collect_stats, stats_as_json
 from nsquark.broker.together import Together
 from nsquark.broker.topic import Buffer, Topic, TopicExiting
+from nsquark.kernel.commits import Commit
+from nsquark.kernel.http_lane import HttpLane
 from nsquark.kernel.mpub import measure_lines, size_lines
-from nsquark.kernel.publish import MPUB_TURN_MESSAGES_MAX, MPUB_WHOLE_MESSAGES_MAX, HttpIntake, ReplyQueue
+from nsquark.kernel.publish import MPUB_TURN_MESSAGES_MAX, MPUB_WHOLE_MESSAGES_MAX
 from nsquark.kernel.records import MPUB_BAD_SIZE, MPUB_INCOMPLETE, MPUB_TOO_BIG, measure_mpub
-from nsquark.kernel.tail import Commit
+from nsquark.kernel.replies import ReplyQueue
 from nsquark.web.messages import (
     JSON_TYPE,
     NSQ_HEADER,
@@ -88,7 +90,7 @@ class Refused(Exception):
 class Publishing(Pending):
     """The answer to a publish, given by the commit that it waits for."""
 
-    def committed(self, commit: Commit) -> None:
+    def settled(self, commit: Commit) -> None:
         self.resolve(_outcome(commit))
 
 
@@ -257,7 +259,7 @@ class Api:
         except (TopicExiting, OSError) as failure:
             return _refusal(failure)
 
-    def pub_lane(self, request: Request, write: Callable[[bytes], object]) -> HttpIntake | None:
+    def pub_lane(self, request: Request, write: Callable[[bytes], object]) -> HttpLane | None:
         """The short way for more requests like this one, as long as their topic is there."""
         if not self._auth.is_free(request):
             return None
@@ -266,7 +268,8 @@ class Api:
         if topic is None or len(around_length) != 2 or "defer" in request.query:
             return None
         before, behind = around_length
-        return HttpIntake(topic.log, PubReplies(OK.wire(), write, None), before, behind, self.nsqd.options.max_msg_size)
+        replies = PubReplies(OK.wire(), write, None)
+        return HttpLane(topic.log.tail, replies, before, behind, self.nsqd.options.max_msg_size)
 
     def mpub(self, request: Request) -> PublishAnswer:
         try:

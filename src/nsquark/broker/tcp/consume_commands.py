@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from nsquark.base.clock import now_ms
 from nsquark.broker.tcp.command import STATE_CLOSING, STATE_INIT, STATE_SUBSCRIBED, Command, text_of
-from nsquark.kernel.ledger import DONE, NOT_OWNER, Consumer, Ledger, sequence_of
+from nsquark.kernel.answers import sequence_of
+from nsquark.kernel.ledger import DONE, NOT_OWNER, Ledger
+from nsquark.kernel.share import Share
 from nsquark.wire.errors import ClientError, FatalClientError
 from nsquark.wire.frames import CLOSE_WAIT
 from nsquark.wire.names import is_valid_name
@@ -86,7 +88,7 @@ def NOP(session: Session, command: Command) -> None:
     """Answers a heartbeat; that something was heard is noted where it is read."""
 
 
-def _message_of(session: Session, command: Command, params: int) -> tuple[Ledger, Consumer, int]:
+def _message_of(session: Session, command: Command, params: int) -> tuple[Ledger, Share, int]:
     """What FIN, REQ and TOUCH are about: the ledger, the consumer that asks, and the message's sequence number."""
     if session.state not in (STATE_SUBSCRIBED, STATE_CLOSING):
         raise FatalClientError("E_INVALID", f"cannot {command.word} in current state")

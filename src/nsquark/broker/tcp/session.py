@@ -24,9 +24,11 @@ from nsquark.broker.tcp.publish_commands import DPUB, MPUB, PUB, MpubProgress, p
 from nsquark.broker.tcp.tls import TlsState
 from nsquark.broker.tcp.waits import FOR_COMMIT, FOR_READER, Waits
 from nsquark.broker.topic import Topic, TopicExiting
+from nsquark.kernel.answers import acknowledge
+from nsquark.kernel.commits import Commit
 from nsquark.kernel.connection import Connection
-from nsquark.kernel.publish import Intake, ReplyQueue
-from nsquark.kernel.tail import Commit
+from nsquark.kernel.publish import Intake
+from nsquark.kernel.replies import ReplyQueue
 from nsquark.web.fairness import TURN_NS_MAX
 from nsquark.wire.errors import ClientError, FatalClientError
 from nsquark.wire.frames import HEARTBEAT, MAGIC_V2, OK, FrameType, frame
@@ -224,7 +226,7 @@ class Session(Connection, asyncio.BufferedProtocol):
         """The session goes on when the others had their turn."""
         self.waits.give_way()
 
-    def not_taken(self, error: OSError) -> None:
+    def not_published(self, error: OSError) -> None:
         """The kernel could not publish an MPUB."""
         self.fail(failed("MPUB", error))
 
@@ -256,13 +258,13 @@ class Session(Connection, asyncio.BufferedProtocol):
     def _take_quickly(self, pos: int, end: int) -> int:
         """Lets the kernel do what it does by itself; where the first other thing starts."""
         if self.consumer is not None and self.channel is not None:
-            pos = self.channel.ledger.acknowledge(self.consumer, self._data, pos, end, now_ms())
+            pos = acknowledge(self.channel.ledger, self.consumer, self._data, pos, end, now_ms())
             if pos == end:
                 return pos
         if self._write_paused_at_ms and not self._data.startswith(NOP_LINE, pos, end):
             self.waits.begin(FOR_READER)  # no answer is made that would not be read
         elif self._intake is not None and not self.mpub.measured_messages:
-            pos = self.take(pos, end)
+            pos = self.publish(pos, end)
         return pos
 
     def _next(self, pos: int, end: int, at_eof: bool) -> int:
@@ -343,11 +345,11 @@ class Session(Connection, asyncio.BufferedProtocol):
         self.replies.promise(commit, word, replies)
         if topic.log.is_congested and not commit.is_settled:
             self._congested()
-        if self.guard is None and (self._intake is None or self._intake.log is not topic.log):
+        if self.guard is None and (self._intake is None or self._intake.tail is not topic.log.tail):
             options = self.nsqd.options
             self._intake = Intake(
                 topic.name,
-                topic.log,
+                topic.log.tail,
                 self.replies,
                 self.published,
                 self._congested,

@@ -1,6 +1,5 @@
 """Writes the files of a log aside from any topic: for messages that come in bulk, with times of their own."""
 
-import os
 from pathlib import Path
 
 from nsquark.kernel.records import Chunk
@@ -11,7 +10,7 @@ from nsquark.log.nsq_import.diskqueue import Piece
 from nsquark.log.segment import Segment
 from nsquark.log.sequences import LEASE_SEQS_MAX, LEASE_SEQS_MIN
 from nsquark.log.services import LogShared
-from nsquark.log.writer import encode_header
+from nsquark.log.writer import BatchWriter
 from nsquark.wire.batch_format import HEADER_BYTES, NO_TOKEN, Batch
 from nsquark.wire.record import RECORD_OVERHEAD_BYTES
 
@@ -86,11 +85,9 @@ class LogImport:
         self._lease = (chunk.first_seq + chunk.count, self._lease[1])
         payload = chunk.view[: chunk.used]
         segment = self._segment_for(chunk.first_seq, HEADER_BYTES + len(payload))
-        batch = Batch(segment.size, chunk.first_seq, chunk.count, len(payload), *self._times, 0, NO_TOKEN)
-        size = HEADER_BYTES + len(payload)
-        if os.pwritev(segment.fd, [encode_header(batch, payload), payload], segment.size) != size:
-            raise OSError(28, "no space left on device: the write was cut short")
-        segment.note(batch)
+        with BatchWriter(segment.fd, segment.size) as writer:
+            writer.add(Batch(0, chunk.first_seq, chunk.count, len(payload), *self._times, 0, NO_TOKEN), payload)
+        segment.add(writer.batches[0])
 
     def _segment_for(self, first_seq: int, size: int) -> Segment:
         segment = self._segment

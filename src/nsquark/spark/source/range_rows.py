@@ -213,7 +213,7 @@ class RangeReader:
 
     def _take(self) -> pa.RecordBatch:
         self._rows += self._builder.rows
-        return self._columns.batch(self._builder.take())
+        return self._columns.batch(self._builder.hand_over())
 
     def _keep(self, used: int, filled: int) -> int:
         """Moves what is left to the front. A batch that is larger gets a larger buffer; what is none is dropped."""

@@ -1,0 +1,18 @@
+# cython: language_level=3
+"""What one consumer has of a channel. The C types are in share.pxd."""
+
+import cython
+
+
+class Share:
+    """The share of one consumer in a channel: its window and its counts."""
+
+    def __init__(self, share_id: cython.uint, rdy_max: cython.longlong, msg_timeout_ms: cython.longlong):
+        self.id = share_id
+        self.rdy = 0
+        self.rdy_max = rdy_max
+        self.in_flight = 0
+        self.msg_timeout_ms = msg_timeout_ms
+        self.message_count = 0
+        self.finish_count = 0
+        self.requeue_count = 0
