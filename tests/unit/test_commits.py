@@ -127,4 +127,4 @@ class QueueModel(RuleBasedStateMachine):
 
 def test_commits_are_written_in_order_and_end_once(form: str) -> None:
     machine = type("QueueMachine", (QueueModel,), {"commits": kernel_forms.load("commits", form)})
-    run_state_machine_as_test(machine)  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(machine)
