@@ -6,7 +6,7 @@ import pytest
 
 from tools.rig import run_tool
 
-ALL = ["nsq_tail", "nsq_to_file", "to_nsq"]
+ALL = ["nsq_stat", "nsq_tail", "nsq_to_file", "nsq_to_http", "nsq_to_nsq", "to_nsq"]
 STAMP = re.compile(r"^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d ")
 BOTH = ("--nsqd-tcp-address=127.0.0.1:1", "--lookupd-http-address=127.0.0.1:1")
 
@@ -61,6 +61,9 @@ def test_version_is_that_of_nsq(tool: str) -> None:
             [BOTH[0], "--topic=x", "--gzip", "--filename-format=<TOPIC>"],
             "missing <REV> in --filename-format when gzip, rotation, or work dir enabled",
         ),
+        ("nsq_stat", ["--topic=x", "--channel=y", "--count=0"], "--count should be positive"),
+        ("nsq_to_http", ["--topic=x", BOTH[0]], "--get or --post required"),
+        ("nsq_to_nsq", ["--topic=x", BOTH[0]], "--destination-nsqd-tcp-address required"),
         ("to_nsq", [], "--topic required"),
         ("to_nsq", ["--topic=x"], "--nsqd-tcp-address required"),
         ("to_nsq", ["--topic=x", "--delimiter=ab"], "--delimiter must be a single byte"),

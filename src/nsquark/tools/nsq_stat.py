@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 async def _stat(options: Options) -> None:
-    _check(options)
+    check(options)
     cluster = Cluster(
         options.nsqd_http_address,
         options.lookupd_http_address,
@@ -77,7 +77,7 @@ async def _stat(options: Options) -> None:
     await _until_signal(watch(cluster, options.topic, options.channel, options.interval.seconds, options.count))
 
 
-def _check(options: Options) -> None:
+def check(options: Options) -> None:
     """Whether the options fit together; they are looked at in NSQ's order."""
     if not options.watch and (not options.topic or not options.channel):
         raise Fatal("--topic and --channel are required")

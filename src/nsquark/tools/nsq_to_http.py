@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 async def _forward(options: Options) -> None:
-    sender = _checked(options)
+    sender = checked(options)
     failures = Failures(options)
     consumer = make_consumer(
         "nsq_to_http", options, options.topic, options.channel, auto_touch=True, max_attempts=KEEP_TRYING
@@ -57,7 +57,7 @@ async def _forward(options: Options) -> None:
         await consumer.run(handler.handle, min(options.n, max(options.max_in_flight, 1)))
 
 
-def _checked(options: Options) -> HttpSender:
+def checked(options: Options) -> HttpSender:
     """The sender of options that fit together; they are looked at in NSQ's order."""
     try:
         from nsquark.tools.http_sender import HttpSender, check_urls, parse_headers

@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 async def _forward(options: Options) -> None:
-    _check(options)
+    check(options)
     forwarder = Forwarder(options)
     consumers = [
         make_consumer("nsq_to_nsq", options, topic, options.channel, auto_touch=True, max_attempts=KEEP_TRYING)
@@ -82,7 +82,7 @@ async def _forward(options: Options) -> None:
         await forwarder.close()
 
 
-def _check(options: Options) -> None:
+def check(options: Options) -> None:
     """Whether the options fit together; they are looked at in NSQ's order."""
     if not options.topic or not options.channel:
         raise Fatal("--topic and --channel are required")
