@@ -7,7 +7,7 @@ import pytest
 
 import nsquark as package
 from nsquark.base.version import NSQ_VERSION
-from nsquark.tool.main import COMMANDS
+from nsquark.tool.main import COMMANDS, TOOLS
 
 from .conftest import NSQUARK, RUN_TIMEOUT_S, nsquark
 
@@ -15,8 +15,8 @@ from .conftest import NSQUARK, RUN_TIMEOUT_S, nsquark
 def test_help_names_every_command() -> None:
     result = nsquark("--help")
     assert result.returncode == 0
-    assert all(f"  {name} " in result.stdout for name in COMMANDS)
-    assert len(result.stdout.splitlines()) < 25
+    assert all(f"  {name} " in result.stdout for name in (*COMMANDS, *TOOLS))
+    assert len(result.stdout.splitlines()) < 30
 
 
 def test_without_a_command_it_shows_its_help_and_fails() -> None:
@@ -45,6 +45,14 @@ def test_every_command_has_help_of_its_own(command: str) -> None:
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith(f"usage: nsquark {command} ")
     assert "--help" in result.stdout
+
+
+@pytest.mark.parametrize("command", TOOLS)
+def test_every_tool_is_a_command(command: str) -> None:
+    result = nsquark(command, "--help")
+    assert result.returncode == 0
+    assert result.stderr.startswith(f"Usage of {TOOLS[command][0]}:\n")
+    assert nsquark(command, "--no-such-flag").returncode == 2
 
 
 def test_a_wrong_option_is_named() -> None:

@@ -27,6 +27,16 @@ COMMANDS: Final = {
     "report": ("nsquark.spark.jobs.report", "count what is in topics or archives, with Spark"),
 }
 
+# command: (program, help). NSQ's tools are programs too: its module has `main(argv)`, which reads flags as NSQ's does.
+TOOLS: Final = {
+    "tail": ("nsq_tail", "print the messages of topics, as they come or from a point of their logs on"),
+    "to-file": ("nsq_to_file", "write the messages of topics to files"),
+    "to-http": ("nsq_to_http", "send the messages of a topic to HTTP endpoints"),
+    "to-nsq": ("nsq_to_nsq", "publish the messages of topics to other nsqds"),
+    "publish": ("to_nsq", "publish the lines of stdin"),
+    "stat": ("nsq_stat", "show rates and depths of a channel"),
+}
+
 
 class Command(Protocol):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
@@ -37,6 +47,8 @@ class Command(Protocol):
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     arguments = list(sys.argv[1:] if argv is None else argv)
     name, rest = _choose(arguments)
+    if name in TOOLS:
+        importlib.import_module(f"nsquark.tools.{TOOLS[name][0]}").main(rest)
     try:
         code = _run(name, rest)
     except KeyboardInterrupt:
@@ -56,8 +68,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _choose(arguments: list[str]) -> tuple[str, list[str]]:
     """The command and what is left for it; ends the program for --help, --version and mistakes."""
-    width = max(map(len, COMMANDS))
-    listing = "\n".join(f"  {name:{width}}  {text}" for name, (_, text) in COMMANDS.items())
+    known = COMMANDS | {name: (program, f"{text} ({program})") for name, (program, text) in TOOLS.items()}
+    width = max(map(len, known))
+    listing = "\n".join(f"  {name:{width}}  {text}" for name, (_, text) in known.items())
     parser = argparse.ArgumentParser(
         prog="nsquark",
         usage="nsquark <command> [options]",
@@ -73,8 +86,8 @@ def _choose(arguments: list[str]) -> tuple[str, list[str]]:
     if name is None:
         parser.print_help(sys.stderr)
         sys.exit(2)
-    if name not in COMMANDS:
-        parser.error(f"there is no command {name!r}: choose one of {', '.join(COMMANDS)}")
+    if name not in known:
+        parser.error(f"there is no command {name!r}: choose one of {', '.join(known)}")
     return name, arguments[ours + 1 :]
 
 
