@@ -1,5 +1,6 @@
 """A browser as far as nsqadmin can tell: it keeps cookies and sends the headers that pages cannot choose."""
 
+import http.client
 import re
 import urllib.parse
 from typing import Any
@@ -8,6 +9,7 @@ from harness import HttpReply
 from harness.nsqadmin import Nsqadmin
 
 AGENT = "Mozilla/5.0 (X11; Linux x86_64) Gecko/20100101 Firefox/140.0"
+STREAM_TIMEOUT_S = 30.0
 
 
 class Browser:
@@ -18,6 +20,12 @@ class Browser:
 
     def get(self, path: str, **headers: str) -> HttpReply:
         return self.send("GET", path, **{"Accept": "text/html", **headers})
+
+    def stream(self, path: str) -> http.client.HTTPResponse:
+        """An answer that goes on."""
+        connection = http.client.HTTPConnection(*self.admin.http, timeout=STREAM_TIMEOUT_S)
+        connection.request("GET", self._base + path, headers={"User-Agent": AGENT, "Cookie": self._cookie})
+        return connection.getresponse()
 
     def token(self, path: str = "/") -> str:
         """What a page of ours has in its head, or a form in a hidden field."""
@@ -40,11 +48,14 @@ class Browser:
         return self.submit("/login", fields)
 
     def send(self, method: str, path: str, body: bytes = b"", **headers: Any) -> HttpReply:
-        cookie = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
-        sent = {"User-Agent": AGENT, **({"Cookie": cookie} if cookie else {}), **headers}
+        sent = {"User-Agent": AGENT, "Cookie": self._cookie, **headers}
         given = {name: value for name, value in sent.items() if value}
         reply = self.admin.request(method, self._base + path, body, given)
         for line in reply.headers.get_all("Set-Cookie") or ():
             name, _, value = line.partition(";")[0].partition("=")
             self.cookies[name] = value
         return reply
+
+    @property
+    def _cookie(self) -> str:
+        return "; ".join(f"{name}={value}" for name, value in self.cookies.items())

@@ -9,6 +9,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -168,10 +169,13 @@ def test_after_a_logout_no_copy_of_the_cookie_is_good(locked: Nsqadmin) -> None:
     thief = Browser(locked)
     thief.cookies = dict(browser.cookies)
     assert thief.get("/").status == 200
+    stream = thief.stream("/events?page=/")
+    assert stream.readline().startswith(b"retry: ")
     assert browser.post("/logout").json()["message"] == "STALE_PAGE"
     assert browser.submit("/logout", {"csrf": browser.token()}).status == 303
     assert browser.get("/").status == 303
     assert thief.get("/").status == 303
+    assert stream.read().endswith(b"\n\n")  # and then it ends
     eventually(lambda: "AUDIT: logout of anna from 127.0.0.1" in locked.log)
 
 
@@ -453,11 +457,27 @@ def test_the_notification_endpoint_hears_of_it(nsqd: Nsqd, orders: str, people: 
         assert "channel" not in publish
 
 
+def test_nsqds_secret_is_not_for_the_notification_endpoint(
+    nsqd: Nsqd, orders: str, tmp_path: Path, heard: "Heard"
+) -> None:
+    """Not even if that one asks for it."""
+    heard.status = 401
+    (tmp_path / "secret").write_text("nsqds only")
+    flags = (f"--nsqd-http-address={nsqd.http_address}", f"--auth-secret-file={tmp_path / 'secret'}")
+    with Nsqadmin(*flags, f"--notification-http-endpoint={heard.url}") as admin:
+        assert admin.post(f"/api/topics/{orders}", CHANGE).status == 200
+        eventually(lambda: "AUDIT: failed to POST notification - got response 401" in admin.log)
+    assert len(heard.notices) == 1
+    assert "Authorization" not in heard.headers[0]
+
+
 class Heard:
     url: str
+    status = 200
 
     def __init__(self) -> None:
         self.notices: list[dict[str, object]] = []
+        self.headers: list[Message] = []
 
 
 @pytest.fixture
@@ -467,7 +487,8 @@ def heard() -> Iterator[Heard]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             found.notices.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
+            found.headers.append(self.headers)
+            self.send_response(found.status)
             self.send_header("Content-Length", "0")
             self.end_headers()
 

@@ -82,6 +82,17 @@ def session_of(request: web.Request) -> Session | None:
     return request.get(_SESSION)
 
 
+def is_still_in(request: web.Request) -> bool:
+    """For an answer that goes on for long: whether who asked for it may still see it."""
+    access, session = request.app[STATE].access, request.get(_SESSION)
+    if not access.needs_login:
+        return True
+    if session is not None and session.is_logged_in:
+        return access.sessions.is_alive(session) and access.by_session(session) == request[IDENTITY]
+    user = access.users.by_name.get(request[IDENTITY].name)
+    return user is not None and user.role == request[IDENTITY].role
+
+
 def begin_session(request: web.Request, session: Session) -> None:
     """From the answer to this request on, the browser has this session."""
     request[_SESSION] = request[_COOKIE_DUE] = session

@@ -92,6 +92,7 @@ class Audit:
                     self._endpoint,
                     body=msgspec.json.encode(notice),
                     headers={"Content-Type": "application/json"},
+                    shows_secret=False,
                 )
             except UpstreamError as error:
                 self._logger.error(f"AUDIT: failed to POST notification - {error}")

@@ -83,9 +83,12 @@ class Cluster:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
+        shows_secret: bool = True,
     ) -> bytes:
         """The body of a 200; any other status is an UpstreamError too."""
-        async with self.request(method, url, data=body, headers=headers, timeout_s=timeout_s) as answer:
+        async with self.request(
+            method, url, data=body, headers=headers, timeout_s=timeout_s, shows_secret=shows_secret
+        ) as answer:
             received = await _read(answer)
         if answer.status != 200:
             shown = quoted(received[:ERROR_BODY_BYTES_SHOWN_MAX].decode("utf-8", "surrogateescape"))
@@ -101,10 +104,12 @@ class Cluster:
         data: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
+        shows_secret: bool = True,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """An answer of any status, to be read inside; the time is for all of it.
 
-        An nsqd that wants TLS or a secret is asked once more, with it.
+        An nsqd that wants TLS or a secret is asked once more, with it. The secret is for nsqds alone: whoever asks
+        another server says so by `shows_secret`.
         """
         try:
             async with asyncio.timeout(timeout_s or self._options.http_client_request_timeout.seconds):
@@ -116,7 +121,7 @@ class Cluster:
                             url = str(URL(url, encoded=True).with_scheme("https").with_port(port))
                             answer.release()
                             answer = await self._send(method, url, data, headers)
-                    if answer.status == 401 and self._secret:
+                    if answer.status == 401 and self._secret and shows_secret:
                         answer.release()
                         shown = {**(headers or {}), "Authorization": f"Bearer {self._secret}"}
                         answer = await self._send(method, url, data, shown)

@@ -17,6 +17,7 @@ from typing import Final
 
 from aiohttp import web
 
+from nsquark.admin.access import is_still_in
 from nsquark.admin.history import Key
 from nsquark.admin.state import STATE, Live, State
 from nsquark.web.messages import encode_json
@@ -93,17 +94,20 @@ class Streams:
             )
             await response.prepare(request)
             with contextlib.suppress(ConnectionResetError, TimeoutError):
-                await _Stream(self, state, page, response).run()
+                await _Stream(self, state, page, request, response).run()
             return response
 
 
 class _Stream:
     """One tab: remembers what it was sent last."""
 
-    def __init__(self, streams: Streams, state: State, page: str, response: web.StreamResponse) -> None:
+    def __init__(
+        self, streams: Streams, state: State, page: str, request: web.Request, response: web.StreamResponse
+    ) -> None:
         self._streams = streams
         self._state = state
         self._page = page
+        self._request = request
         self._response = response
         self._figures: dict[str, str] = {}
         self._sent_to: dict[Key, float] = {}
@@ -111,7 +115,7 @@ class _Stream:
     async def run(self) -> None:
         await self._write(f"retry: {RETRY_MS}\n\n".encode())
         await self._state.poller.next(0.0)
-        while True:
+        while is_still_in(self._request):
             at = self._state.snapshot.at
             await self._write(self._step())
             try:

@@ -37,7 +37,7 @@ async def rate(request: web.Request, state: State) -> dict[str, Any]:
     url = f"{state.options.graphite_url}/render?{wanted}"
     state.logger.info(f"GRAPHITE: {url}")
     try:
-        found = decode(await state.cluster.ask("GET", url), list[_Series])
+        found = decode(await state.cluster.ask("GET", url, shows_secret=False), list[_Series])
         value = found[0].datapoints[0][0]
     except (UpstreamError, IndexError) as error:
         state.logger.error(f"graphite request failed - {error}")
@@ -54,7 +54,7 @@ async def render(request: web.Request) -> web.StreamResponse:
         raise web.HTTPNotFound
     url = f"{state.options.graphite_url.rstrip('/')}/render?{request.rel_url.raw_query_string}"
     try:
-        async with state.cluster.request("GET", url) as answer:
+        async with state.cluster.request("GET", url, shows_secret=False) as answer:
             headers = {name: answer.headers[name] for name in PASSED_ON if name in answer.headers}
             response = web.StreamResponse(status=answer.status, headers=headers)
             await response.prepare(request)

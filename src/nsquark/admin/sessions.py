@@ -66,9 +66,9 @@ class Sessions:
             session = Session(*_decoder.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))))
         except (binascii.Error, msgspec.MsgspecError):  # of another version
             return None
-        return session if self._is_alive(session) else None
+        return session if self.is_alive(session) else None
 
-    def _is_alive(self, session: Session) -> bool:
+    def is_alive(self, session: Session) -> bool:
         """A visit of nobody in particular allows nothing, so it need not end."""
         if not session.is_logged_in:
             return True
