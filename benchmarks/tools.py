@@ -5,6 +5,7 @@ Where the directory has no program of a name, or is not given, ours stands alone
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -70,8 +72,10 @@ def _write_lines(path: Path, count: int) -> Lines:
 class Bench:
     """What a row needs: an nsqd, messages in it, and a place for files."""
 
-    def __init__(self, broker: Broker, directory: Path, messages: int) -> None:
+    def __init__(self, broker: Broker, destination: Broker, directory: Path, messages: int) -> None:
         self.broker = broker
+        self.destination = destination
+        """Another nsqd, for what publishes messages again."""
         self.directory = directory
         self.messages = messages
         self.lines = _write_lines(directory / "lines", messages)
@@ -81,6 +85,10 @@ class Bench:
     @property
     def source(self) -> str:
         return "--nsqd-tcp-address={}:{}".format(*self.broker.tcp)
+
+    @property
+    def to_destination(self) -> str:
+        return "--destination-nsqd-tcp-address={}:{}".format(*self.destination.tcp)
 
     def topic(self, *, is_filled: bool) -> str:
         """A new topic with a channel, which has all messages if it is to be filled."""
@@ -96,6 +104,8 @@ class Bench:
 
     def remove(self, topic: str) -> None:
         self._post("/topic/delete", topic)
+        with contextlib.suppress(urllib.error.HTTPError):  # most tools publish nothing there
+            self._post("/topic/delete", topic, broker=self.destination)
 
     def publish(self, command: Sequence[str], lines: Lines) -> float:
         """Lines per second that a program publishes."""
@@ -127,9 +137,9 @@ class Bench:
         with urllib.request.urlopen("http://{}:{}{}".format(*self.broker.http, path)) as answer:
             return json.load(answer)
 
-    def _post(self, path: str, topic: str, channel: str = "") -> None:
+    def _post(self, path: str, topic: str, channel: str = "", broker: Broker | None = None) -> None:
         url = "http://{}:{}{}?topic={}{}".format(
-            *self.broker.http, path, topic, f"&channel={channel}" if channel else ""
+            *(broker or self.broker).http, path, topic, f"&channel={channel}" if channel else ""
         )
         urllib.request.urlopen(urllib.request.Request(url, method="POST")).close()
 
@@ -152,7 +162,7 @@ def consuming(tool: str, *flags: str) -> Callable[[Bench, Tools], float]:
         topic = bench.topic(is_filled=True)
         try:
             with tempfile.TemporaryDirectory(dir=bench.directory) as files:
-                own = [f"--output-dir={files}"] if tool == "nsq_to_file" else []
+                own = {"nsq_to_file": [f"--output-dir={files}"], "nsq_to_nsq": [bench.to_destination]}.get(tool, [])
                 common = (f"--topic={topic}", f"--channel={CHANNEL}", bench.source)
                 return bench.consume(tools.command(tool, *common, *own, *flags), topic)
         finally:
@@ -183,6 +193,8 @@ ROWS = (
         1.5,
     ),
     Row("nsq_tail", "nsq_tail", consuming("nsq_tail")),
+    Row("nsq_to_nsq", "nsq_to_nsq", consuming("nsq_to_nsq"), 1.5),
+    Row("nsq_to_nsq --max-in-flight=2500", "nsq_to_nsq", consuming("nsq_to_nsq", "--max-in-flight=2500"), 1.5),
 )
 
 
@@ -192,8 +204,9 @@ def main() -> None:
     makers = [OURS, *([Tools("NSQ's", peer)] if peer else [])]
     print(f"{options.messages:,} messages of {BODY_BYTES} B, median of {options.times}, messages/s\n")
     print("| | ours | NSQ's | ratio | target |\n|---|---:|---:|---:|---:|")
-    with Broker(Path(options.nsqd)) as broker, tempfile.TemporaryDirectory() as directory:
-        bench = Bench(broker, Path(directory), options.messages)
+    program = Path(options.nsqd)
+    with Broker(program) as broker, Broker(program) as destination, tempfile.TemporaryDirectory() as directory:
+        bench = Bench(broker, destination, Path(directory), options.messages)
         for row in ROWS:
             if options.only in row.title:
                 print(_line(row, _rates(row, bench, makers, options.times)), flush=True)
