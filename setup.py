@@ -33,8 +33,7 @@ setup(
             Extension(
                 f"nsquark.kernel.{name}",
                 [str(KERNEL / f"{name}.py")],
-                extra_compile_args=["-O3", "-g0"],
-                extra_link_args=["-Wl,--strip-debug"],
+                extra_compile_args=["-O3", "-g0"],  # debug symbols would treble the wheel
             )
             for name in KERNEL_MODULES
         ],
