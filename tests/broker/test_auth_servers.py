@@ -19,7 +19,7 @@ from harness.upgrades import make_certificate, use_snappy
 from nsquark.base.logs import Level, Logger
 from nsquark.broker.auth import Asker, AuthServers
 from nsquark.broker.grants import Grant
-from nsquark.broker.options import Options
+from nsquark.broker.options import NsqdOptions
 
 GRANTED = b'{"identity":"kay","identity_url":"http://kay","permission_count":1}'
 SECRET = "hush-hush"
@@ -364,7 +364,7 @@ def test_answers_are_bounded(
 async def test_expressions_are_not_compiled_on_the_loop(server: AuthServer) -> None:
     """By the CPU time of the loop's thread in one turn, which a busy machine does not change."""
     server.answer = granting(*({**GRANT_ALL, "topic": f"^topic-{number}-[a-z]+$"} for number in range(4_000)))
-    servers = AuthServers(Options(auth_http_address=[server.address]), Logger("", Level.FATAL))  # type: ignore[call-arg]
+    servers = AuthServers(NsqdOptions(auth_http_address=[server.address]), Logger("", Level.FATAL))  # type: ignore[call-arg]
     asking = asyncio.create_task(servers.ask(Asker(b"", "", "127.0.0.1", False)))
     longest_s, before_s = 0.0, time.thread_time()
     while not asking.done():

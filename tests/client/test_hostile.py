@@ -17,10 +17,10 @@ from client.pool_rig import address_of
 from client.scripted import HEARTBEAT, OK, Peer, ScriptedNsqd, error_frame, frame, message_frame, say_ok
 from harness import Nsqd
 from nsquark import Consumer, Message, Producer
-from nsquark.client import lookupd as lookups
 from nsquark.client.config import Config
 from nsquark.client.lookupd import lookup
 from nsquark.errors import IdentifyFailed, LookupFailed, NotConnected, NsqError
+from nsquark.wire.lookup_answer import PRODUCERS_MAX
 
 QUICK: dict[str, Any] = {"lookupd_poll_interval": "50ms", "max_in_flight": 10}
 HELD_S_MAX = 0.25
@@ -243,7 +243,7 @@ async def test_more_nsqds_than_any_cluster_has(
     answers: Callable[[bytes], str], nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish(nsqd, topic, b"x")
-    address = answers(_producers(lookups.PRODUCERS_MAX))
+    address = answers(_producers(PRODUCERS_MAX))
     async with Consumer(topic, "ch", nsqd=address_of(nsqd), lookupd=address, dial_timeout="5s") as consumer, Watch():
         await until(lambda: "more than 1000 nsqds were found" in caplog.text)
         async with await asyncio.wait_for(anext(consumer), 10) as message:

@@ -151,7 +151,7 @@ def test_a_channel_in_a_slot_used_before_survives_a_crash(tmp_path: Path) -> Non
 
 
 def take(waiting: DeferredMessages, now_ms: int) -> Due:
-    waiting.next_due_ms(now_ms)
+    waiting.load_near(now_ms)
     due = waiting.take_due(now_ms)
     assert due is not None
     return due
@@ -183,7 +183,7 @@ def test_what_was_put_back_is_not_confirmed_with_another_minute(tmp_path: Path) 
 def test_a_deferred_message_that_cannot_be_read_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = DeferredMessages(make_shared(), tmp_path / "deferred", Appends(), 1, 0)
     waiting.add(b"one", 1, 0, 1000)
-    waiting.next_due_ms(2000)
+    waiting.load_near(2000)
     with monkeypatch.context() as patch:
         patch.setattr(os, "pread", fail(errno.EIO))
         assert waiting.take_due(2000) is None

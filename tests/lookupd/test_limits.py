@@ -18,7 +18,7 @@ from harness import eventually
 from harness.lookupd import MAGIC_V1, Nsqlookupd, identify_command, nsqlookupd_program
 from nsquark.base.logs import Level, LineWriter, Logger
 from nsquark.lookupd import daemon, session
-from nsquark.lookupd.options import Options
+from nsquark.lookupd.options import LookupdOptions
 
 FILES_MAX = 40
 
@@ -46,7 +46,7 @@ async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Port]:
     monkeypatch.setattr(session, "STRANGER_IDLE_S_MAX", 0.3)
     monkeypatch.setattr(session, "STRANGERS_MAX", 3)
     monkeypatch.setattr(daemon, "STRANGER_SWEEP_INTERVAL_S", 0.05)
-    options = Options(tcp_address="127.0.0.1:0", http_address="127.0.0.1:0")  # type: ignore[call-arg]
+    options = LookupdOptions(tcp_address="127.0.0.1:0", http_address="127.0.0.1:0")  # type: ignore[call-arg]
     lookupd = daemon.Nsqlookupd(options, Logger("", Level.FATAL, LineWriter(-1)))
     await lookupd.start()
     port = Port(lookupd.tcp_port)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsquark.lookupd.peer import PeerInfo
-from nsquark.lookupd.registry import Producer, Registry
+from nsquark.lookupd.registry import Registry, RegistryProducer
 
 INACTIVE_NS = 300
 TOMBSTONE_NS = 45
@@ -23,12 +23,12 @@ def make() -> tuple[Registry, Clock]:
     return Registry(INACTIVE_NS, TOMBSTONE_NS, clock), clock
 
 
-def join(registry: Registry, number: int = 1) -> Producer:
+def join(registry: Registry, number: int = 1) -> RegistryProducer:
     info = PeerInfo(f"127.0.0.1:{number}", "h", f"host{number}", 4150, 4151, "1.3.0")
     return registry.identify(info, b"{}")
 
 
-def live(registry: Registry, topic: str) -> list[Producer]:
+def live(registry: Registry, topic: str) -> list[RegistryProducer]:
     return registry.live_producers_of(registry.topics[topic])
 
 

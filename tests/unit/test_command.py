@@ -2,7 +2,7 @@
 
 import pytest
 
-from nsquark.broker.tcp.command import Command, Incomplete
+from nsquark.broker.tcp.command import Command, Unfinished
 from nsquark.wire.errors import FatalClientError
 
 BODY = b"\0\0\0\5hello"
@@ -36,7 +36,7 @@ def test_a_body_is_copied() -> None:
 def test_what_has_not_arrived_is_waited_for_and_nothing_is_passed(arrived: int) -> None:
     for read in ("message", "body"):
         part = command(b"PUB t", BODY[:arrived])
-        with pytest.raises(Incomplete):
+        with pytest.raises(Unfinished):
             getattr(part, read)(10)
         assert part.next == part.pos
 

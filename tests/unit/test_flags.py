@@ -9,8 +9,8 @@ from nsquark.base.durations import Duration
 from nsquark.base.logs import Level
 from nsquark.broker.options import (
     SPEC,
-    Options,
-    OptionsError,
+    NsqdOptions,
+    NsqdOptionsError,
     TlsRequired,
     TlsVersion,
     config_value,
@@ -21,7 +21,7 @@ from nsquark.broker.options import (
 from nsquark.lookupd.options import parse_options as parse_lookupd_options
 
 
-def from_config(tmp_path: Path, text: str, *argv: str) -> Options:
+def from_config(tmp_path: Path, text: str, *argv: str) -> NsqdOptions:
     file = tmp_path / "nsqd.toml"
     file.write_text(text)
     return parse_options([*argv, "--config", str(file)])
@@ -274,19 +274,19 @@ def test_missing_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None
     ],
 )
 def test_contradictions_are_refused(argv: list[str], text: str) -> None:
-    with pytest.raises(OptionsError) as refused:
+    with pytest.raises(NsqdOptionsError) as refused:
         validate(parse_options(argv))
     assert str(refused.value) == text
 
 
 def test_a_lone_certificate_or_key_is_refused() -> None:
-    with pytest.raises(OptionsError, match="failed to build TLS config - "):
-        validate(Options(tls_cert="cert.pem"))  # type: ignore[call-arg]
+    with pytest.raises(NsqdOptionsError, match="failed to build TLS config - "):
+        validate(NsqdOptions(tls_cert="cert.pem"))  # type: ignore[call-arg]
 
 
 def test_defaults_are_valid_and_a_client_policy_turns_tls_on() -> None:
-    validate(Options())  # type: ignore[call-arg]
-    options = Options(tls_client_auth_policy="require", tls_cert="c", tls_key="k")  # type: ignore[call-arg]
+    validate(NsqdOptions())  # type: ignore[call-arg]
+    options = NsqdOptions(tls_client_auth_policy="require", tls_cert="c", tls_key="k")  # type: ignore[call-arg]
     validate(options)
     assert options.tls_required is TlsRequired.YES
 
@@ -315,7 +315,7 @@ def test_config_values() -> None:
 @pytest.mark.parametrize("key", ["node_id", "lookupd_tcp_address", "version", "config", "verbose", "worker_id", "x"])
 def test_config_has_no_other_keys(key: str) -> None:
     with pytest.raises(KeyError):
-        config_value(Options(), key)  # type: ignore[call-arg]
+        config_value(NsqdOptions(), key)  # type: ignore[call-arg]
 
 
 # --- nsqlookupd

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import pytest
 
-from nsquark.web.server import Answer, Limits, Pending, Request, Response, Router, StreamResponse, plain, text
+from nsquark.web.server import Answer, HttpLimits, Pending, Request, Response, Router, StreamResponse, plain, text
 from unit.webserver import LOOPS, WAIT_SECONDS_MAX, Client, ServerThread
 
-LIMITS = Limits(header_bytes=8 * 1024, linger_seconds=0.2, close_seconds=0.5)
+LIMITS = HttpLimits(header_bytes=8 * 1024, linger_seconds=0.2, close_seconds=0.5)
 BIG_ANSWER_BYTES = 100_000
 
 
@@ -67,7 +67,7 @@ def server(request: pytest.FixtureRequest, app: App) -> Iterator[ServerThread]:
 Test = TypeVar("Test", bound=Callable[..., None])
 
 
-def with_limits(limits: Limits) -> Callable[[Test], Test]:
+def with_limits(limits: HttpLimits) -> Callable[[Test], Test]:
     def mark(function: Test) -> Test:
         function.limits = limits  # type: ignore[attr-defined]
         return function
@@ -207,7 +207,7 @@ def test_a_client_still_sending_can_read_the_refusal(server: ServerThread) -> No
 # --- time
 
 
-@with_limits(Limits(request_seconds=1, linger_seconds=0.2))
+@with_limits(HttpLimits(request_seconds=1, linger_seconds=0.2))
 def test_a_slow_request_is_cut(server: ServerThread) -> None:
     with server.connect() as client:
         client.send(b"POST /any HTTP/1.1\r\nContent-Length: 100\r\n\r\n")
@@ -224,7 +224,7 @@ def test_a_slow_request_is_cut(server: ServerThread) -> None:
         assert reply.status == 408
 
 
-@with_limits(Limits(idle_seconds=1))
+@with_limits(HttpLimits(idle_seconds=1))
 def test_an_idle_connection_is_closed_and_a_busy_one_is_not(server: ServerThread, app: App) -> None:
     with server.connect() as idle, server.connect() as busy:
         busy.send(get("/later"))
@@ -240,7 +240,7 @@ def test_an_idle_connection_is_closed_and_a_busy_one_is_not(server: ServerThread
 # --- number
 
 
-@with_limits(Limits(pipelined_requests=5))
+@with_limits(HttpLimits(pipelined_requests=5))
 def test_requests_being_answered_are_bounded(server: ServerThread, app: App) -> None:
     with server.connect() as client:
         client.send(get("/later") * 500)
@@ -251,7 +251,7 @@ def test_requests_being_answered_are_bounded(server: ServerThread, app: App) -> 
             assert client.reply().body == str(number).encode()
 
 
-@with_limits(Limits(connections=2, linger_seconds=0.2))
+@with_limits(HttpLimits(connections=2, linger_seconds=0.2))
 def test_connections_are_bounded(server: ServerThread) -> None:
     with server.connect() as first, server.connect() as second:
         for client in (first, second):
@@ -282,7 +282,7 @@ def test_a_peer_that_does_not_read_stops_the_work_done_for_it(server: ServerThre
         wait_until(lambda: client.sock.recv(1 << 20) and app.big_count > before)
 
 
-@with_limits(Limits(write_stall_seconds=1))
+@with_limits(HttpLimits(write_stall_seconds=1))
 def test_a_peer_that_never_reads_is_dropped(server: ServerThread) -> None:
     with server.connect() as client:
         send_all_of(client, get("/big") * 5000)
@@ -303,7 +303,7 @@ def test_close_ends_idle_connections_and_listening(server: ServerThread) -> None
         server.connect()
 
 
-@with_limits(Limits(close_seconds=10))
+@with_limits(HttpLimits(close_seconds=10))
 def test_close_waits_for_what_is_being_answered(server: ServerThread, app: App) -> None:
     with server.connect() as client:
         client.send(get("/later") + get("/blocked"))

@@ -12,9 +12,10 @@ from typing import Any
 
 import uvloop
 
+from nsquark.base.addresses import listen_anywhere
 from nsquark.base.logs import Level, LineWriter, Logger
 from nsquark.web.browsers import BrowserGuard
-from nsquark.web.server import HttpServer, Limits, Router
+from nsquark.web.server import HttpLimits, HttpServer, Router
 
 WAIT_SECONDS_MAX = 20.0
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
@@ -29,14 +30,14 @@ class ServerThread:
     def __init__(
         self,
         router: Router,
-        limits: Limits | None = None,
+        limits: HttpLimits | None = None,
         *,
         loop: str = "uvloop",
         ssl_context: ssl.SSLContext | None = None,
         unix_path: str | None = None,
     ) -> None:
         self._router = router
-        self._limits = limits or Limits()
+        self._limits = limits or HttpLimits()
         self._ssl_context = ssl_context
         self._unix_path = unix_path
         self._log_read_fd, self._log_write_fd = os.pipe()
@@ -94,10 +95,9 @@ class ServerThread:
 
     async def _start(self) -> None:
         self.http = HttpServer(self._router, BrowserGuard("test", ()), self._limits, self.logger)
-        if self._unix_path is not None:
-            await self.http.listen_unix(self._unix_path)
-        else:
-            _, self.port = await self.http.listen("127.0.0.1", 0, self._ssl_context)
+        listener = listen_anywhere(self._unix_path or "127.0.0.1:0")
+        await self.http.serve(listener, self._ssl_context)
+        self.port = listener.port
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)

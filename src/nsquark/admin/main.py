@@ -7,7 +7,6 @@ import contextlib
 import gc
 import logging
 import signal
-import socket
 import sys
 from typing import Final
 
@@ -15,7 +14,7 @@ from aiohttp import web
 
 from nsquark.admin.app import make_app, make_state
 from nsquark.admin.options import Options, OptionsError, check_options, parse_options
-from nsquark.base.addresses import listen, show_address
+from nsquark.base.addresses import Listener, listen
 from nsquark.base.logs import Logger
 from nsquark.base.version import version_line
 
@@ -61,7 +60,7 @@ async def serve(options: Options, logger: Logger) -> int:
     try:
         check_options(options)
         state = make_state(options, logger)
-        bound = _listen(options.http_address)
+        listener = _listen(options.http_address)
     except OptionsError as error:
         logger.fatal(f"failed to instantiate nsqadmin - {error}")
         return EXIT_FATAL
@@ -73,16 +72,15 @@ async def serve(options: Options, logger: Logger) -> int:
         max_line_size=LINE_BYTES_MAX,
     )
     await runner.setup()
-    await web.SockSite(runner, bound).start()
-    address = show_address(bound.getsockname())
-    logger.info(f"HTTP: listening on {address}")
+    await web.SockSite(runner, listener.socket).start()
+    logger.info(f"HTTP: listening on {listener.shown}")
     await stopping.wait()
-    logger.info(f"HTTP: closing {address}")
+    logger.info(f"HTTP: closing {listener.shown}")
     await runner.cleanup()
     return 0
 
 
-def _listen(address: str) -> socket.socket:
+def _listen(address: str) -> Listener:
     try:
         return listen(address)
     except (OSError, ValueError) as error:

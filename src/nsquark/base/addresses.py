@@ -1,14 +1,25 @@
-"""Addresses as NSQ writes them: `host:port`, an IPv6 host in brackets, or the path of a unix socket."""
+"""Addresses as NSQ writes them: `host:port`, an IPv6 host in brackets, or the path of a unix socket.
 
+Listening is here too, so that every program does it in one way and shows the same address for it.
+"""
+
+import asyncio
 import contextlib
 import errno
 import os
 import socket
+import ssl
 import stat
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
-BACKLOG = 1024
+BACKLOG: Final = 1024
 """A whole cluster reconnects at once when its nsqlookupd restarts."""
+TLS_HANDSHAKE_S_MAX: Final = 10.0
+UNIX_PORT: Final = -1
+"""What stands for the port of a unix socket, as in NSQ."""
+UNIX_PEER: Final = "@"
+"""How a client of a unix socket is shown: it has no name."""
 PROBE_TIMEOUT_S: Final = 1.0
 """How long a listener may take to answer whether a unix socket is in use."""
 
@@ -30,26 +41,74 @@ def join_address(host: str, port: int) -> str:
 
 
 def show_address(name: tuple[Any, ...]) -> str:
-    """Of a socket's own or remote name. An IPv4 peer of a dual-stack listener is shown as IPv4."""
+    """Shows a socket's own or remote name; an IPv4 peer of a dual-stack listener is shown as IPv4."""
     host = str(name[0])
     return join_address(host.removeprefix("::ffff:") if "." in host else host, int(name[1]))
 
 
-def host_to_bind(host: str) -> str:
-    """Every address of either IP version means those of both, as for NSQ; empty says so."""
-    return "" if host in ("0.0.0.0", "::") else host
+def show_peer(transport: asyncio.BaseTransport) -> str:
+    """Shows who is at the other end of a connection."""
+    peer = transport.get_extra_info("peername")
+    return show_address(peer) if isinstance(peer, tuple) else UNIX_PEER
 
 
-def listen(address: str) -> socket.socket:
+class Listener(NamedTuple):
+    """A socket that listens, the address that people are shown for it, and its port."""
+
+    socket: socket.socket
+    shown: str
+    port: int
+
+    async def serve(
+        self,
+        new_protocol: Callable[[], asyncio.BaseProtocol],
+        tls: ssl.SSLContext | None = None,
+        *,
+        start: bool = True,
+    ) -> asyncio.AbstractServer:
+        """Lets the running event loop accept connections, at once or when the server is told to start."""
+        loop = asyncio.get_running_loop()
+        if self.port == UNIX_PORT:
+            return await loop.create_unix_server(new_protocol, sock=self.socket, backlog=BACKLOG, start_serving=start)
+        try:
+            return await loop.create_server(
+                new_protocol,
+                sock=self.socket,
+                ssl=tls,
+                backlog=BACKLOG,
+                ssl_handshake_timeout=TLS_HANDSHAKE_S_MAX if tls is not None else None,
+                start_serving=start,
+            )
+        except BaseException:
+            self.socket.close()
+            raise
+
+    def remove_file(self) -> None:
+        """Removes the file of a unix socket, when nobody is to connect any more."""
+        if self.port == UNIX_PORT:
+            with contextlib.suppress(OSError):
+                if stat.S_ISSOCK(os.lstat(self.shown).st_mode):
+                    os.unlink(self.shown)
+
+
+def listen(address: str) -> Listener:
+    """Listens on `host:port`. A name with several addresses gets the first, IPv4 before IPv6, as in NSQ."""
     host, port = split_address(address)
-    host = host_to_bind(host)
-    if not host:
+    if host in ("", "0.0.0.0", "::"):  # every address of either IP version means those of both, as for NSQ
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
-        return socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=dual)
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, _, _, _, name = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-    return socket.create_server((str(name[0]), port), family=family, backlog=BACKLOG)
+        bound = socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=dual)
+    else:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, name = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+        bound = socket.create_server((str(name[0]), port), family=family, backlog=BACKLOG)
+    name = bound.getsockname()
+    return Listener(bound, show_address(name), int(name[1]))
+
+
+def listen_anywhere(address: str) -> Listener:
+    """Listens on `host:port`, or at the path of a unix socket."""
+    return Listener(_listen_unix(address), address, UNIX_PORT) if is_unix_address(address) else listen(address)
 
 
 def is_unix_address(address: str) -> bool:
@@ -60,7 +119,7 @@ def is_unix_address(address: str) -> bool:
     return not colon or ":" in host or "[" in host or "]" in port
 
 
-def listen_unix(path: str) -> socket.socket:
+def _listen_unix(path: str) -> socket.socket:
     """A listening socket at `path`. A socket file nobody listens on is replaced; any other file is left alone."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -76,12 +135,6 @@ def listen_unix(path: str) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def remove_socket(path: str) -> None:
-    with contextlib.suppress(OSError):
-        if stat.S_ISSOCK(os.lstat(path).st_mode):
-            os.unlink(path)
 
 
 def _is_abandoned(path: str) -> bool:

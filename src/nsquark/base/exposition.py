@@ -1,5 +1,6 @@
 """Prometheus' text form of metrics, written by hand: a library for it would double the time nsqd takes to start."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from nsquark.base.histogram import Histogram
@@ -35,6 +36,14 @@ class Family:
 def single(name: str, kind: str, help_text: str, value: float, labels: str = "") -> Family:
     family = Family(name, kind, help_text)
     family.add(value, labels)
+    return family
+
+
+def labelled(name: str, kind: str, help_text: str, label: str, values: Mapping[str, float]) -> Family:
+    """A metric with one label: a sample for each of its words, in order."""
+    family = Family(name, kind, help_text)
+    for word, value in sorted(values.items()):
+        family.add(value, f'{label}="{word}"')
     return family
 
 

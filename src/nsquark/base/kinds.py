@@ -91,7 +91,8 @@ def _integer_of(value: object) -> int:
     raise ValueError("expected an integer")
 
 
-def parse_boolean(text: str) -> bool:
+def parse_boolean(text: object) -> bool:
+    """One of the words that Go takes for true and false."""
     if text in _TRUE:
         return True
     if text in _FALSE:

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from nsquark.broker.grants import AuthError, Grant, Question
-from nsquark.broker.options import Options
+from nsquark.broker.options import NsqdOptions
 from nsquark.broker.tcp.tls import client_context
 from nsquark.broker.tcp.waits import FOR_AUTH
 from nsquark.web.fetch import FetchError, fetch
@@ -49,7 +49,7 @@ class Asker(NamedTuple):
 class AuthServers:
     """The servers of --auth-http-address, any of which may be asked."""
 
-    def __init__(self, options: Options, logger: Logger) -> None:
+    def __init__(self, options: NsqdOptions, logger: Logger) -> None:
         self._addresses = options.auth_http_address
         self._method = options.auth_http_request_method.upper()
         self._connect_timeout_s = options.http_client_connect_timeout.seconds

@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from nsquark.base.clock import now_ms
-from nsquark.broker.delivery import Delivery
+from nsquark.broker.deferrals import Awaited
+from nsquark.broker.feed import Feed
 from nsquark.broker.observe.latency import LatencyWindow
+from nsquark.broker.sharing import Sharing
 from nsquark.broker.topology import TopologyCounts, is_aware
 from nsquark.kernel.ledger import Ledger
 from nsquark.kernel.restart import note_finished, restore, snapshot
@@ -32,19 +34,17 @@ class RangeChannelError(Exception):
     """Push and range use of one channel exclude each other."""
 
 
-class Channel(Delivery):
-    """Consumers, a position that survives, and what operators do with both; who gets what is in delivery.py.
+class Channel:
+    """Consumers, a position that survives, and what operators do with both.
 
+    * `feed` has the messages, `sharing` decides which consumer gets how many, `ledger` knows what became of each.
     * `_slot` is what the cursor file has of this channel; `persist` brings it up to date once a turn.
     """
 
-    def __init__(
-        self, topic: Topic, name: str, slot: Slot | None, state: ChannelState, position: int, deferred: int
-    ) -> None:
-        super().__init__()
-        options = topic.nsqd.options
+    def __init__(self, topic: Topic, slot: Slot | None, state: ChannelState, position: int, deferred: Awaited) -> None:
+        nsqd, options = topic.nsqd, topic.nsqd.options
         self.topic = topic
-        self.name = name
+        self.name = name = state.name
         self.ephemeral = is_ephemeral(name)
         self.is_trimmed = self.ephemeral or topic.directory is None
         """What it holds back lies in memory only, so it is bounded."""
@@ -53,40 +53,56 @@ class Channel(Delivery):
         self.owner_ttl_ms = state.owner_ttl_ms
         self._owner_seen_ms = now_ms()
         """By the monotonic clock; while nsqd was down nobody could be heard of."""
-        self.deferred_from = deferred
-        """Deferred messages with lower numbers are not for this channel."""
+        self.deferred = deferred
         self.sessions: list[Session] = []
         self.had_subscribers = state.had_subscribers
         self.is_deleted = False
         is_measured = bool(options.e2e_processing_latency_percentile)
         self.ledger = Ledger(position, options.max_msg_timeout.ms, options.max_req_timeout.ms, is_measured)
-        self.ledger.wall_offset_ms = topic.nsqd.clock.offset_ms()
+        self.ledger.wall_offset_ms = nsqd.clock.offset_ms()
         self.latency: LatencyWindow | None = None
         if is_measured:
             self.latency = LatencyWindow(options.e2e_processing_latency_window_time.seconds, time.monotonic())
         self.topology = TopologyCounts(options) if is_aware(options) else None
-        self.deferred_pending = topic.deferred_found(deferred)
+        self.feed = Feed(topic, self.ledger, list(state.skips), self.latency, self.wake)
+        self.sharing = Sharing(self.feed, self.topology, self.wake, nsqd.loop.call_later)
         self._joined_at = topic.pumped
         self._counted_ahead = 0
         """Deferred messages in the log that the topic has yet to count."""
-        self._skips = list(state.skips)
         self._slot = slot
         self._journal: Journal | None = None
         self._is_parking = False
         self._note_timer = False
         if slot is not None and topic.directory is not None:
-            self._journal = Journal(topic.nsqd.logs, topic.directory / f"c.{name}.journal")
+            self._journal = Journal(nsqd.logs, topic.directory / f"c.{name}.journal")
             self._journal.on_mended = self.wake
             self._restore(self._journal)
 
     def _restore(self, journal: Journal) -> None:
         ledger, topic = self.ledger, self.topic
         records = journal.load(ledger.req_timeout_max_ms)
-        if records and restore(ledger, records, now_ms(), topic.log.extents.ranges(), topic.kept):
+        if records and restore(ledger, records, now_ms(), topic.log.extents.ranges(), topic.retention.kept):
             with contextlib.suppress(OSError):  # only the next start would let them wait again
                 journal.rewrite(snapshot(ledger))
 
+    # -- delivery ----------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Asks for `persist` and `deliver` in this turn or the next."""
+        self.topic.nsqd.turn.wake(self)
+
+    def deliver(self) -> None:
+        """Sends what is available to the consumers that are ready."""
+        if self.sessions and not self.paused and not self.is_deleted:
+            self.sharing.deliver(self.sessions)
+        if self.is_trimmed:
+            self.feed.trim(self.topic.nsqd.options.mem_queue_size)
+
     # -- what /stats shows ---------------------------------------------------------------------------------
+
+    @property
+    def depth(self) -> int:
+        return self.feed.depth
 
     @property
     def backend_depth(self) -> int:
@@ -98,11 +114,11 @@ class Channel(Delivery):
 
     @property
     def deferred_count(self) -> int:
-        return self.ledger.deferred + self.deferred_pending
+        return self.ledger.deferred + self.deferred.count
 
     @property
     def message_count(self) -> int:
-        return self.topic.pumped - self._joined_at + self.deferred_pending
+        return self.topic.pumped - self._joined_at + self.deferred.count
 
     def deferred_came(self, appended: Iterable[tuple[int, int]], *, pumped: bool) -> None:
         """Deferred messages entered the log, as (number, sequence number); `pumped` tells that the topic counts them.
@@ -111,11 +127,11 @@ class Channel(Delivery):
         topic counts, now or when its pump follows again, is taken off.
         """
         for number, seq in appended:
-            if number < self.deferred_from:
+            if number < self.deferred.first:
                 self.ledger.finish_ahead(seq, 1)
                 self._joined_at += pumped
             else:
-                self.deferred_pending -= 1
+                self.deferred.count -= 1
                 self._joined_at -= not pumped
             self._counted_ahead += not pumped
         self.wake()
@@ -162,10 +178,11 @@ class Channel(Delivery):
         try:
             if ledger.journal:
                 self._append_journal()
-            if self._skips and self._skips[0][1] <= ledger.floor and self._drop_skips():
-                self._write_rest()
+            skips = self.feed.skips
+            if skips and skips[0][1] <= ledger.floor and self._drop_skips():
+                self._write_state()
             elif ledger.floor != self._slot.position:
-                self.topic.move_on(self._slot, ledger.floor)
+                self.topic.slots.move_on(self._slot, ledger.floor)
             if ledger.blocks_open > PARK_BLOCKS and not self._is_parking:
                 self._park()
             if ledger.has_news and not self._note_timer:
@@ -177,10 +194,11 @@ class Channel(Delivery):
 
     def _drop_skips(self) -> bool:
         """Forgets the skips that the floor has passed, when they are half of all: the state may be long to write."""
-        passed = sum(high <= self.ledger.floor for _, high in self._skips)
-        if 2 * passed < len(self._skips):
+        skips = self.feed.skips
+        passed = sum(high <= self.ledger.floor for _, high in skips)
+        if 2 * passed < len(skips):
             return False
-        del self._skips[:passed]
+        del skips[:passed]
         return True
 
     def _note_finished(self) -> None:
@@ -230,20 +248,20 @@ class Channel(Delivery):
 
     def state(self) -> ChannelState:
         return ChannelState(
-            self.name, self.paused, self.owner, self.owner_ttl_ms, 0, tuple(self._skips), self.had_subscribers
+            self.name, self.paused, self.owner, self.owner_ttl_ms, 0, tuple(self.feed.skips), self.had_subscribers
         )
 
-    def _write_rest(self) -> None:
+    def _write_state(self) -> None:
         if self._slot is not None:
             self._slot.state, self._slot.brief = encode_state(self.state())
-            self._slot.deferred = self.deferred_from
+            self._slot.deferred = self.deferred.first
             self._slot.position = self.ledger.floor
-            self.topic.store(self._slot)
+            self.topic.slots.store(self._slot)
 
     def _note_state(self) -> None:
         """The same where nobody can be refused: if the disk does, it is stored with the next thing to note."""
         try:
-            self._write_rest()
+            self._write_state()
         except OSError as error:
             assert self._slot is not None
             self._slot.position = NOT_STORED
@@ -253,15 +271,15 @@ class Channel(Delivery):
 
     def set_paused(self, paused: bool) -> None:
         self.paused = paused
-        self._write_rest()
+        self._write_state()
         self.wake()
 
     def empty(self) -> None:
         self.restart_at(self.topic.pump)
-        self.deferred_from = self.topic.deferred.number
-        self._joined_at -= self.deferred_pending  # they stay counted
-        self.deferred_pending = 0
-        self._write_rest()
+        self.deferred.first = self.topic.deferrals.number
+        self._joined_at -= self.deferred.count  # they stay counted
+        self.deferred.count = 0
+        self._write_state()
 
     def seek_counts(self, seq: int) -> tuple[int, int]:
         """How many finished messages would come again if it were set to `seq`, and how many others never would."""
@@ -270,33 +288,34 @@ class Channel(Delivery):
         unfinished += self._new_below(seq, known)
         unfinished_in_all = ledger.in_flight + ledger.queued + ledger.deferred + self._new_below(log.head, ledger.ahead)
         come_again = log.extents.between(seq, log.head) - (unfinished_in_all - unfinished)
-        return max(0, come_again), unfinished + self.deferred_pending
+        return max(0, come_again), unfinished + self.deferred.count
 
     def _new_below(self, seq: int, known: int) -> int:
         """Messages below `seq` that were never delivered, whether or not the topic's pump has come to them."""
         extents, start = self.topic.log.extents, self.ledger.next
-        skipped = sum(extents.between(max(low, start), min(high, seq)) for low, high in self._skips)
+        skipped = sum(extents.between(max(low, start), min(high, seq)) for low, high in self.feed.skips)
         return max(0, extents.between(start, seq) - known - skipped)
 
     def restart_at(self, seq: int) -> None:
         """Drops all state and goes on from `seq`."""
         self.ledger.empty(seq)
         self.ledger.journal.clear()
-        self._skips = []
+        self.feed.skips = []
         if self._journal is not None:
             self._journal.rewrite(b"")
             self._is_parking = False
-        self._write_rest()
+        self._write_state()
         self.wake()
 
     def skip_range(self, low: int, high: int) -> None:
         """The messages in `low <= seq < high` are not for this channel."""
         self._counted_ahead = 0  # the pump passes them uncounted
-        if self._skips and self._skips[-1][1] == low:
-            self._skips[-1] = (self._skips[-1][0], high)
+        skips = self.feed.skips
+        if skips and skips[-1][1] == low:
+            skips[-1] = (skips[-1][0], high)
         elif low < high:
-            self._skips.append((low, high))
-        self._write_rest()
+            skips.append((low, high))
+        self._write_state()
         self.wake()
 
     def commit(self, owner: str, seq: int, ttl_ms: int) -> None:
@@ -315,7 +334,7 @@ class Channel(Delivery):
         self.owner, self.owner_ttl_ms, self._owner_seen_ms = owner, ttl_ms, now_ms()
         self.ledger.skip(min(seq, self.topic.log.head))
         self.ledger.raise_floor()
-        self._write_rest()
+        self._write_state()
         if is_new:
             self.topic.nsqd.metadata_changed(self.ephemeral)
 
@@ -339,7 +358,7 @@ class Channel(Delivery):
                 self._journal.rewrite(snapshot(self.ledger))
                 self._journal.close()
         finally:
-            self._write_rest()
+            self._write_state()
             self.is_deleted = True  # a turn or timer that is still due must not write behind this
 
     def delete(self) -> None:
@@ -347,6 +366,6 @@ class Channel(Delivery):
         for session in list(self.sessions):
             session.abort()
         if self._slot is not None:
-            self.topic.free(self._slot)
+            self.topic.slots.free(self._slot)
         if self._journal is not None:
             self._journal.delete()

@@ -49,7 +49,7 @@ class Metadata(msgspec.Struct):
     nsquark: int = 0
 
 
-class Node(msgspec.Struct):
+class NodeIdentity(msgspec.Struct):
     """Who this nsqd is, for as long as its data path lives, and in which format its files are."""
 
     id: str
@@ -85,7 +85,7 @@ class DataPath:
                 ) from None
             raise DataPathError(f"failed to lock data-path: open {self.path}: {reason}") from None
 
-    def prepare(self, report: Callable[[str], None]) -> Node:
+    def prepare(self, report: Callable[[str], None]) -> NodeIdentity:
         """Makes our own directories if they are missing; this nsqd's identity."""
         try:
             for directory in (self.own, self.topics):
@@ -97,7 +97,7 @@ class DataPath:
         except OSError as error:
             raise DataPathError(f"data-path {self.path} cannot be used - {error}") from None
 
-    def _load_node(self, report: Callable[[str], None]) -> Node:
+    def _load_node(self, report: Callable[[str], None]) -> NodeIdentity:
         """The node from its file or the copy of that; both are written anew if one is damaged or of an older format."""
         paths = [self.own / NODE_FILE, self.own / NODE_COPY]
         found = [_read_node(path, report) for path in paths]
@@ -117,8 +117,8 @@ class DataPath:
                 f""" echo '{{"id": "'$(cat /proc/sys/kernel/random/uuid)'"}}' > {paths[0]} ."""
                 " With a new id, Spark queries that read this nsqd take it for another one and begin at their start"
             )
-        node = intact[0] if intact else Node(str(uuid.uuid4()))
-        current = Node(node.id)
+        node = intact[0] if intact else NodeIdentity(str(uuid.uuid4()))
+        current = NodeIdentity(node.id)
         current.check = current.checksum()
         for path, stored in zip(paths, found, strict=True):
             if stored != current:
@@ -146,14 +146,14 @@ class DataPath:
             self._lock_fd = -1
 
 
-def _read_node(path: Path, report: Callable[[str], None]) -> Node | None:
+def _read_node(path: Path, report: Callable[[str], None]) -> NodeIdentity | None:
     """The node in a file; None if it is damaged or not there.
 
     One without a check is of format 1, or written by hand.
     """
     try:
         raw, _ = read_surviving(path, report)
-        node = msgspec.json.decode(raw, type=Node)
+        node = msgspec.json.decode(raw, type=NodeIdentity)
     except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
     return node if node.id and node.check in ("", node.checksum()) else None

@@ -84,7 +84,7 @@ class NsqExport:
     def _of_channel(self, topic: Topic, channel: Channel) -> Iterator[tuple[int, int, bytes, bytes | memoryview]]:
         attempts, finished = _known(channel)
         for seq in sorted(attempts):
-            kept = topic.kept.record(seq)
+            kept = topic.retention.kept.record(seq)
             if kept is not None:
                 yield _message(memoryview(kept), attempts[seq])
             else:
@@ -93,12 +93,12 @@ class NsqExport:
         between = [(max(low, channel.ledger.next), min(high, topic.pump)) for low, high in existing]
         passed_over = [*finished, *channel.state().skips, *((seq, seq + 1) for seq in attempts)]
         yield from self._from_log(topic, without(between, passed_over), 0)
-        yield from self._deferred(topic, channel.deferred_from, topic.own_deferred_from)
+        yield from self._deferred(topic, channel.deferred.first, topic.deferrals.own.first)
 
     def _of_topic(self, topic: Topic) -> Iterator[tuple[int, int, bytes, bytes | memoryview]]:
         existing = [(first, first + count) for first, count in topic.log.extents.ranges()]
         yield from self._from_log(topic, [(max(low, topic.pump), high) for low, high in existing], 0)
-        yield from self._deferred(topic, topic.own_deferred_from, topic.deferred.number)
+        yield from self._deferred(topic, topic.deferrals.own.first, topic.deferrals.number)
 
     def _from_log(
         self, topic: Topic, ranges: list[Range], attempts: int
@@ -124,7 +124,7 @@ class NsqExport:
 
     def _deferred(self, topic: Topic, low: int, high: int) -> Iterator[tuple[int, int, bytes, bytes]]:
         """NSQ's files have no place for a delay: these are ready at once, as after a restart of NSQ."""
-        for number, timestamp_ns, body in topic.deferred_waiting():
+        for number, timestamp_ns, body in topic.deferrals.waiting():
             if low <= number < high:
                 yield timestamp_ns, 0, self._new_id(), body
 

@@ -15,9 +15,11 @@ import msgspec
 
 from nsquark.base.addresses import join_address, split_address
 from nsquark.base.logs import Logger
-from nsquark.web.fetch import FetchError, fetch
+from nsquark.web.fetch import FetchError
+from nsquark.web.lookupd import ask_lookupd
 from nsquark.wire.documents import decode_json
 from nsquark.wire.frames import MAGIC_V1
+from nsquark.wire.lookup_answer import read_channels
 from nsquark.wire.names import is_ephemeral, is_valid_name
 
 PING_INTERVAL_S = 15.0
@@ -111,19 +113,15 @@ class LookupPeers:
         url = f"http://{host}/channels?topic={quote(topic, safe='')}"
         self.logger.info(f"CI: querying nsqlookupd {url}")
         try:
-            status, _, body = await fetch(
-                url, connect_timeout=self._connect_timeout_s, request_timeout=self._request_timeout_s
+            return await ask_lookupd(
+                url,
+                read_channels,
+                connect_timeout=self._connect_timeout_s,
+                request_timeout=self._request_timeout_s,
             )
-            if status != 200:
-                raise FetchError(f"GET {url} failed - status {status}")
-            return decode_json(body, _Channels).channels
-        except (FetchError, ValueError) as error:
+        except FetchError as error:
             self.logger.warning(f"failed to query nsqlookupd for channels to pre-create for topic {topic} - {error}")
             return []
-
-
-class _Channels(msgspec.Struct):
-    channels: list[str]
 
 
 class _PeerInfo(msgspec.Struct):

@@ -11,8 +11,8 @@ from nsquark import kernel
 from nsquark.base.logs import Logger
 from nsquark.base.version import version_line
 from nsquark.broker.data_path import DataPath, DataPathError
-from nsquark.broker.nsqd import Nsqd, StartError
-from nsquark.broker.options import Options, OptionsError, parse_options, validate
+from nsquark.broker.nsqd import Nsqd, NsqdStartError
+from nsquark.broker.options import NsqdOptions, NsqdOptionsError, parse_options, validate
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         data.lock()
         validate(options)
         _run(_serve(options, logger, data))
-    except (OptionsError, DataPathError, StartError) as error:
+    except (NsqdOptionsError, DataPathError, NsqdStartError) as error:
         logger.fatal(f"failed to instantiate nsqd - {error}")
         logger.flush()
         sys.exit(1)
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     os._exit(0)
 
 
-async def _serve(options: Options, logger: Logger, data: DataPath) -> None:
+async def _serve(options: NsqdOptions, logger: Logger, data: DataPath) -> None:
     loop = asyncio.get_running_loop()
     logger.report_failures(loop)
     stop = asyncio.Event()

@@ -1,41 +1,32 @@
-"""nsqd itself: it owns topics, clients, clocks and listeners. The story of a message starts in session.py."""
+"""nsqd itself: it owns topics, clients, clocks and listeners. The story of a message starts in tcp/session.py."""
 
 import asyncio
 import os
 import shutil
-import ssl
 import uuid
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from nsquark.base.addresses import (
-    BACKLOG,
-    host_to_bind,
-    is_unix_address,
-    listen,
-    listen_unix,
-    remove_socket,
-    show_address,
-    split_address,
-)
-from nsquark.base.clock import now_ms, wall_ms
+from nsquark.base.addresses import Listener, listen_anywhere
+from nsquark.base.clock import wall_ms
 from nsquark.base.hosts import HOSTNAME
 from nsquark.base.logs import Logger
 from nsquark.base.version import NSQ_VERSION
 from nsquark.broker.auth import AuthServers
 from nsquark.broker.data_path import DOOMED_PREFIX, METADATA_FILE, DataPath, ListedTopic, encode_metadata
-from nsquark.broker.http.api import Api
+from nsquark.broker.http.api import NsqdApi
 from nsquark.broker.lookup_peers import LookupPeers
 from nsquark.broker.observe.loop_delay import LoopDelay
 from nsquark.broker.observe.statsd import StatsdPusher
-from nsquark.broker.options import Options, TlsRequired
+from nsquark.broker.options import NsqdOptions, TlsRequired
 from nsquark.broker.steady_clock import SteadyClock
 from nsquark.broker.takeover import take_over
 from nsquark.broker.tcp.session import LINE_BYTES_MAX, Session
 from nsquark.broker.tcp.tls import TlsRequiredRouter, server_context, tls_warnings
 from nsquark.broker.topic import DIRECTORY_PREFIX, Topic
 from nsquark.broker.topology import is_shown
+from nsquark.broker.upkeep import Upkeep
 from nsquark.kernel.turn import Turn
 from nsquark.log.cache import ChunkCache
 from nsquark.log.files import write_atomically
@@ -43,30 +34,23 @@ from nsquark.log.sequences import Sequences
 from nsquark.log.services import LogSettings, LogShared
 from nsquark.web.browsers import BrowserGuard
 from nsquark.web.descriptors import Descriptors
-from nsquark.web.server import HttpServer, Limits
+from nsquark.web.server import HttpLimits, HttpServer
 from nsquark.wire.batch_format import UnknownVersion
 from nsquark.wire.names import is_ephemeral, is_valid_name
 
 READ_BUFFER_BYTES = 256 << 10
-TICK_S = 0.1
-"""How often timeouts and delays are looked at, as in NSQ."""
-COLLECT_S = 1.0
-PROBE_BYTES = 64 << 10
 METADATA_DELAY_S = 0.05
 DESCRIPTORS_SAID_EVERY_S = 10.0
-OPEN_AGAIN_S = 5.0
-ROOM_EVERY_S = 0.1
-"""How often all topics are searched for files that can go, at the most, while the disk is full."""
 
 
-class StartError(Exception):
+class NsqdStartError(Exception):
     """nsqd cannot start; the text says why."""
 
 
 class Nsqd:
     """One broker. All of it but the log's threads runs in one event loop."""
 
-    def __init__(self, options: Options, logger: Logger, data: DataPath) -> None:
+    def __init__(self, options: NsqdOptions, logger: Logger, data: DataPath) -> None:
         self.options = options
         self.logger = logger
         self.data = data
@@ -83,7 +67,7 @@ class Nsqd:
         self.listed_topics: dict[str, ListedTopic] = {}
         """What nsqd.dat named, while the topics are loaded: to make again what their own files have lost."""
         self.descriptors = Descriptors()
-        self._descriptors_said_s = self._made_room_s = self._opened_again_s = float("-inf")
+        self._descriptors_said_s = float("-inf")
         self.sessions: set[Session] = set()
         self.sessions_admitted = 0
         self.producers: dict[Session, None] = {}
@@ -118,7 +102,8 @@ class Nsqd:
             self.loop.call_later,
             logger.warning,
         )
-        self.logs.make_room = self._make_room
+        self.upkeep = Upkeep(self)
+        self.logs.make_room = self.upkeep.make_room
         self.logs.syncer.on_behind = self._choose_ways
         self.turn.jobs = self.logs.running
         self.lookup = LookupPeers(
@@ -129,13 +114,13 @@ class Nsqd:
             request_timeout=options.http_client_request_timeout.seconds,
             max_body_bytes=options.max_body_size,
         )
-        router, limits = Api(self).router(), Limits(connections=options.max_connections)
+        router, limits = NsqdApi(self).router(), HttpLimits(connections=options.max_connections)
         browsers = BrowserGuard("nsqd", (options.broadcast_address, *options.http_allowed_hosts))
         self.https = HttpServer(router, browsers, limits, logger)
         refused = options.tls_required is TlsRequired.YES
         self.http = HttpServer(TlsRequiredRouter(self) if refused else router, browsers, limits, logger)
+        self._tcp_listener: Listener | None = None
         self._tcp: asyncio.AbstractServer | None = None
-        self._ticker: asyncio.Task[None] | None = None
         self._metadata_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -148,7 +133,7 @@ class Nsqd:
         await self._listen()
         self.write_metadata(sync=True)  # an empty one, left by a power cut, would refuse the next start
         self.lookup.start(self.options.lookupd_tcp_address)
-        self._ticker = self.loop.create_task(self._tick())
+        self.spawn(self.upkeep.run())
         self.loop_delay.start()
         if self.options.statsd_address:
             self.spawn(StatsdPusher(self).run())
@@ -162,22 +147,22 @@ class Nsqd:
                 continue
             name = directory.name.removeprefix(DIRECTORY_PREFIX)
             if directory.name.startswith(DIRECTORY_PREFIX) and is_valid_name(name):
-                self._load_topic(name)
+                self.load_topic(name)
         highest = max((topic.highest_named for topic in self.topics.values()), default=0)
         try:
             self.logs.sequences = Sequences(self.data.own / "sequence", highest + 1, self.logs.report)
         except OSError as error:
-            raise StartError(f"{self.data.own / 'sequence'} cannot be read - {error}") from None
+            raise NsqdStartError(f"{self.data.own / 'sequence'} cannot be read - {error}") from None
         self.listed_topics = self.unopened_topics
         take_over(self)
 
-    def _load_topic(self, name: str) -> None:
+    def load_topic(self, name: str) -> None:
         """One that cannot be opened is left alone; the others are served, and it is tried again."""
         counted = self.logs.disk_bytes
         try:
             topic = self.topics[name] = Topic(self, name)
         except UnknownVersion as error:
-            raise StartError(str(error)) from None
+            raise NsqdStartError(str(error)) from None
         except Exception as error:  # whatever is wrong with one must not stop the others
             self.logs.disk_bytes = counted
             self.unopened_topics[name] = self.listed_topics.get(name) or ListedTopic(name)
@@ -186,53 +171,35 @@ class Nsqd:
         self.deferring[topic] = None
         self.unopened_topics.pop(name, None)
 
-    def _open_again(self) -> None:
-        """What kept a topic from being opened may be over."""
-        now = self.loop.time()
-        if not self.unopened_topics or now - self._opened_again_s < OPEN_AGAIN_S:
-            return
-        self._opened_again_s = now
-        for name in list(self.unopened_topics):
-            self._load_topic(name)
-            if name in self.topics:
-                self.logger.info(f"TOPIC({name}): opened")
-                for registration in [(name, None), *((name, channel) for channel in self.topics[name].channels)]:
-                    self.lookup.register(*registration)
-
     async def _listen(self) -> None:
         options = self.options
         try:
-            await self._listen_tcp(address := options.tcp_address)
+            listener = self._tcp_listener = listen_anywhere(address := options.tcp_address)
+            self._tcp = await listener.serve(lambda: Session(self))
+            self.tcp_port = listener.port
+            self.logger.info(f"TCP: listening on {listener.shown}")
             if self.tls_context is not None and (address := options.https_address):
-                self.https_port, shown = await _listen_http(self.https, address, self.tls_context)
-                self.logger.info(f"HTTPS: listening on {shown}")
+                listener = listen_anywhere(address)
+                await self.https.serve(listener, self.tls_context)
+                self.https_port = listener.port
+                self.logger.info(f"HTTPS: listening on {listener.shown}")
             if address := options.http_address:
-                self.http_port, shown = await _listen_http(self.http, address, None)
-                self.logger.info(f"HTTP: listening on {shown}")
+                listener = listen_anywhere(address)
+                await self.http.serve(listener)
+                self.http_port = listener.port
+                self.logger.info(f"HTTP: listening on {listener.shown}")
         except (OSError, ValueError) as error:
-            raise StartError(f"listen ({address}) failed - {error}") from None
-
-    async def _listen_tcp(self, address: str) -> None:
-        if is_unix_address(address):
-            bound, shown, self.tcp_port = listen_unix(address), address, -1
-        else:
-            bound = listen(address)
-            shown, self.tcp_port = show_address(bound.getsockname()), int(bound.getsockname()[1])
-        make = self.loop.create_unix_server if self.tcp_port == -1 else self.loop.create_server
-        self._tcp = await make(lambda: Session(self), sock=bound, backlog=BACKLOG)
-        self.logger.info(f"TCP: listening on {shown}")
+            raise NsqdStartError(f"listen ({address}) failed - {error}") from None
 
     async def stop(self) -> None:
         """Answers what was received, closes all connections, and leaves nothing unsaved."""
         self.is_exiting = True
         self.loop_delay.stop()
-        if self._tcp is not None:
+        if self._tcp is not None and self._tcp_listener is not None:
             self._tcp.close()
-            if is_unix_address(self.options.tcp_address):
-                remove_socket(self.options.tcp_address)
-        for task in [*self._tasks, self._ticker]:
-            if task is not None:
-                task.cancel()
+            self._tcp_listener.remove_file()
+        for task in list(self._tasks):
+            task.cancel()
         await asyncio.gather(self.http.close(), self.https.close())
         await self.lookup.stop()
         self.turn.run()
@@ -241,7 +208,7 @@ class Nsqd:
         await asyncio.sleep(0)
         self.write_metadata()
         self.logger.info("NSQ: closing topics")
-        self._guard(self.logs.flush)  # all at once takes less time than one topic after another
+        self.upkeep.guard(self.logs.flush)  # all at once takes less time than one topic after another
         for topic in list(self.topics.values()):
             try:
                 topic.close()
@@ -331,26 +298,6 @@ class Nsqd:
     def doomed_path(self, directory: Path) -> Path:
         return directory.with_name(f"{DOOMED_PREFIX}{uuid.uuid4().hex}")
 
-    def _make_room(self, size: int) -> bool:
-        """Finished files go, the newest too; with --disk-policy=drop-oldest then the oldest of all, read or not."""
-        now = self.loop.time()
-        if now - self._made_room_s >= ROOM_EVERY_S:
-            self._made_room_s = now
-            for topic in self.topics.values():
-                topic.collect(newest_too=True)
-        if self.options.disk_policy == "drop-oldest":
-            self._drop_oldest(size)
-        return self.logs.disk_bytes + size <= self.options.max_disk_bytes
-
-    def _drop_oldest(self, size: int) -> None:
-        """Whole files, those that are no longer written to before any that is."""
-        found = (topic.log.segments for topic in self.topics.values())
-        candidates = [segments for segments in found if segments is not None and len(segments)]
-        while candidates and self.logs.disk_bytes + size > self.options.max_disk_bytes:
-            oldest = min(candidates, key=lambda segments: (len(segments) == 1, segments.oldest_ns))
-            if not oldest.drop_oldest() or not len(oldest):
-                candidates.remove(oldest)
-
     def _choose_ways(self) -> None:
         """While the disk is behind, an OK waits for the sync of its message: publishers go no faster than it does."""
         for topic in self.topics.values():
@@ -405,84 +352,6 @@ class Nsqd:
             registrations += [(topic.name, name) for name in topic.channels] or [(topic.name, None)]
         return registrations
 
-    # -- time --------------------------------------------------------------------------------------------
-
-    async def _tick(self) -> None:
-        """Timeouts, delays, syncs and removal; each step survives a fault in it."""
-        collected_s = 0.0
-        while True:
-            await asyncio.sleep(TICK_S)
-            self._guard(self._expire)
-            self._guard(self._append_due)
-            self._guard(self.logs.syncer.tick)
-            elapsed = self.loop.time()
-            if elapsed - collected_s >= COLLECT_S:
-                collected_s = elapsed
-                self._guard(self._follow_clock)
-                self._guard(self._collect)
-                self._guard(self._probe_disk)
-                self._guard(self._open_again)
-
-    def _guard(self, work) -> None:  # type: ignore[no-untyped-def]
-        try:
-            work()
-        except Exception as error:
-            self.logger.error(f"INTERNAL: {type(error).__name__}: {error}")
-
-    def _expire(self) -> None:
-        now = now_ms()
-        for topic in self.topics.values():
-            for channel in topic.channels.values():
-                if channel.ledger.earliest <= now:
-                    channel.expire(now)
-
-    def _append_due(self) -> None:
-        now = self.clock.now_ms()
-        for topic in list(self.deferring):
-            due_ms = topic.deferred.next_due_ms(now)
-            if due_ms is None:
-                del self.deferring[topic]
-            elif due_ms <= now:
-                topic.append_due()
-
-    def _follow_clock(self) -> None:
-        """The monotonic clock stands while the machine sleeps, that of due times does not."""
-        offset = self.clock.offset_ms()
-        for topic in self.topics.values():
-            for channel in topic.channels.values():
-                channel.ledger.wall_offset_ms = offset
-
-    def _probe_disk(self) -> None:
-        """After a failed write, finds out by itself when there is space again: /ping decides whether clients come."""
-        limit = self.options.max_disk_bytes
-        if self.logs.disk.error is None or (limit and self.logs.disk_bytes + PROBE_BYTES > limit):
-            return
-        try:
-            probe = self.data.own / "probe"
-            write_atomically(probe, bytes(PROBE_BYTES))
-            probe.unlink()
-        except OSError as error:
-            self.logs.disk.failed(error)
-        else:
-            self.logs.disk.worked()
-
-    def _collect(self) -> None:
-        is_short = self._is_space_short()
-        for topic in list(self.topics.values()):
-            topic.collect(newest_too=is_short)
-            for channel in list(topic.channels.values()):
-                if channel.is_abandoned:
-                    self.logger.info(f"CHANNEL({channel.name}): its owner {channel.owner} is gone, deleting")
-                    topic.delete_channel(channel.name)
-
-    def _is_space_short(self) -> bool:
-        """Whether files that are finished should go although they are the newest of their topics."""
-        limit = self.options.max_disk_bytes
-        if self.logs.disk.error is not None or (limit and 2 * self.logs.disk_bytes > limit):
-            return True
-        room = os.statvfs(self.data.path)
-        return room.f_bavail * room.f_frsize < 2 * self.options.max_bytes_per_file
-
     # -- health ------------------------------------------------------------------------------------------
 
     @property
@@ -495,13 +364,3 @@ class Nsqd:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-async def _listen_http(server: HttpServer, address: str, tls: ssl.SSLContext | None) -> tuple[int, str]:
-    """The port, -1 with a unix socket, and the address as it is shown."""
-    if is_unix_address(address):
-        await server.listen_unix(address)
-        return -1, address
-    host, port = split_address(address)
-    host, port = await server.listen(host_to_bind(host), port, tls)
-    return port, show_address((host, port))

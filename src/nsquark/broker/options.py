@@ -31,7 +31,7 @@ AUTH_REQUEST_METHODS: Final = ("get", "post")
 HTTP_AUTH_MODES: Final = ("", "required", "optional", "off")
 
 
-class OptionsError(Exception):
+class NsqdOptionsError(Exception):
     """The options contradict each other or leave their range; nsqd must not start."""
 
 
@@ -109,7 +109,7 @@ def _span(text: str) -> Duration:
 
 
 @option_table
-class Options:
+class NsqdOptions:
     # Basics
     version: bool = option(BOOLEAN, False, "print the version and exit", in_config=False)
     config: str = option(STRING, "", "path of a TOML config file", in_config=False)
@@ -221,7 +221,7 @@ class Options:
     busy_poll: Duration = option(DURATION, _span("200us"), "look for commands this long before sleeping, while it pays")
 
 
-SPEC: Final[tuple[Option, ...]] = table(Options)
+SPEC: Final[tuple[Option, ...]] = table(NsqdOptions)
 _BY_KEY: Final = {row.key: row for row in SPEC if row.key is not None}
 _NOT_NEGATIVE: Final = (
     "retention_time",
@@ -234,36 +234,36 @@ _NOT_NEGATIVE: Final = (
 )
 
 
-def parse_options(argv: Sequence[str]) -> Options:
-    return parse("nsqd", Options, argv, version_line("nsqd"))
+def parse_options(argv: Sequence[str]) -> NsqdOptions:
+    return parse("nsqd", NsqdOptions, argv, version_line("nsqd"))
 
 
-def validate(options: Options) -> None:
+def validate(options: NsqdOptions) -> None:
     """The start-up checks that need neither socket nor file. A client certificate policy implies TLS."""
     if not 1 <= options.max_deflate_level <= DEFLATE_LEVEL_MAX:
-        raise OptionsError("--max-deflate-level must be [1,9]")
+        raise NsqdOptionsError("--max-deflate-level must be [1,9]")
     if not 0 <= options.node_id < NODE_ID_COUNT:
-        raise OptionsError("--node-id must be [0,1024)")
+        raise NsqdOptionsError("--node-id must be [0,1024)")
     if options.tls_client_auth_policy and options.tls_required is TlsRequired.NO:
         options.tls_required = TlsRequired.YES
     if bool(options.tls_cert) != bool(options.tls_key):
-        raise OptionsError("failed to build TLS config - --tls-cert and --tls-key must be given together")
+        raise NsqdOptionsError("failed to build TLS config - --tls-cert and --tls-key must be given together")
     if options.tls_required is not TlsRequired.NO and not options.tls_cert:
-        raise OptionsError("cannot require TLS client connections without TLS key and cert")
+        raise NsqdOptionsError("cannot require TLS client connections without TLS key and cert")
     if options.auth_http_request_method not in AUTH_REQUEST_METHODS:
-        raise OptionsError("--auth-http-request-method must be post or get")
+        raise NsqdOptionsError("--auth-http-request-method must be post or get")
     if options.http_auth == "required" and not options.auth_http_address:
-        raise OptionsError("--http-auth=required needs --auth-http-address")
+        raise NsqdOptionsError("--http-auth=required needs --auth-http-address")
     for percentile in options.e2e_processing_latency_percentile:
         if not 0 < percentile <= 1:
             shown = repr(percentile).removesuffix(".0")
-            raise OptionsError(f"invalid E2E processing latency percentile: {shown}")
+            raise NsqdOptionsError(f"invalid E2E processing latency percentile: {shown}")
     for attribute in _NOT_NEGATIVE:
         if (getattr(options, attribute) or 0) < 0:
-            raise OptionsError(f"--{attribute.replace('_', '-')} must not be negative")
+            raise NsqdOptionsError(f"--{attribute.replace('_', '-')} must not be negative")
 
 
-def config_value(options: Options, key: str) -> str | int | bool | list[str] | list[float] | None:
+def config_value(options: NsqdOptions, key: str) -> str | int | bool | list[str] | list[float] | None:
     """What `GET /config/<key>` shows: durations in nanoseconds, words by number. KeyError for other keys."""
     value: str | int | bool | list[str] | list[float] | None = getattr(options, _BY_KEY[key].attribute)
     # Durations and numbered words are subclasses of int; JSON wants the plain number.

@@ -53,14 +53,14 @@ ATTEMPTS_KEPT_MAX = 1_000_000
 """Per channel: a journal is read into memory as a whole. Messages beyond this many start with their first attempt."""
 
 
-class Plan(msgspec.Struct):
+class TakenFiles(msgspec.Struct):
     """NSQ's files that a step took over: name, and (size, modification time in ns) to know them by."""
 
     files: dict[str, tuple[int, int] | None]
 
 
 @dataclass(slots=True)
-class Found:
+class NsqLeftovers:
     """What NSQ left of one topic."""
 
     listed: ListedTopic | None = None
@@ -170,22 +170,22 @@ class TakeOver:
         except OSError as error:
             return f"it is written anew, since it could not be set aside: {error}"
 
-    def _find(self, metadata: Metadata | None) -> dict[str, Found]:
-        found: dict[str, Found] = {}
+    def _find(self, metadata: Metadata | None) -> dict[str, NsqLeftovers]:
+        found: dict[str, NsqLeftovers] = {}
         for listed in (metadata.topics if metadata is not None else None) or ():
             if not is_valid_name(listed.name):
                 self.logger.warning(f"skipping creation of invalid topic {listed.name}")
             elif not is_ephemeral(listed.name):
-                found.setdefault(listed.name, Found()).listed = listed
+                found.setdefault(listed.name, NsqLeftovers()).listed = listed
         for queue in find_queues(self.data_path).values():
             topic, channel = _split(queue.base)
             if any(not is_valid_name(name) or is_ephemeral(name) for name in (topic, channel or topic)):
                 self.logger.warning(f"TAKEOVER: {queue.base}: no lasting topic or channel, its files are set aside")
                 self._set_aside(queue.files)
             elif channel:
-                found.setdefault(topic, Found()).channels[channel] = queue
+                found.setdefault(topic, NsqLeftovers()).channels[channel] = queue
             else:
-                found.setdefault(topic, Found()).own = queue
+                found.setdefault(topic, NsqLeftovers()).own = queue
         return found
 
     def _check_room(self) -> None:
@@ -200,7 +200,7 @@ class TakeOver:
 
     # -- one topic ---------------------------------------------------------------------------------------
 
-    def _take_topic(self, name: str, found: Found) -> None:
+    def _take_topic(self, name: str, found: NsqLeftovers) -> None:
         self._declare(name, found)
         if found.has_messages:
             self._import(name, found)
@@ -210,7 +210,7 @@ class TakeOver:
             for problem in queue.problems:
                 self.logger.error(f"TAKEOVER: {problem}")
 
-    def _declare(self, name: str, found: Found) -> None:
+    def _declare(self, name: str, found: NsqLeftovers) -> None:
         """Makes the topic and its channels, empty; the topic's pause first, since it decides where channels start."""
         topic = self.nsqd.topic(name)
         listed = found.listed or ListedTopic(name, topic.paused)
@@ -226,7 +226,7 @@ class TakeOver:
         for channel_name in found.channels:
             topic.channel(channel_name)
 
-    def _import(self, name: str, found: Found) -> None:
+    def _import(self, name: str, found: NsqLeftovers) -> None:
         """Steps 1 to 3 for a topic that exists here by now."""
         topic = self.nsqd.topics[name]
         pump, log_end = topic.pump, topic.log.head
@@ -240,7 +240,7 @@ class TakeOver:
         elif not placed.of_channel and pump < log_end:
             placed.own_from = pump
         _write_cursors(self.nsqd.logs, self._directory(name), stage, placed)
-        plan = Plan({path.name: _mark(path) for path in found.files})
+        plan = TakenFiles({path.name: _mark(path) for path in found.files})
         write_atomically(stage / PLAN_FILE, msgspec.json.encode(plan))
         sync_directory(self._directory(name))
         sync_directory(self.nsqd.topics_path)
@@ -248,7 +248,7 @@ class TakeOver:
         sync_directory(self.staging)
         self._settle(ready, name)
 
-    def _write_log(self, stage: Path, directory: Path, found: Found, log_end: int) -> Placed:
+    def _write_log(self, stage: Path, directory: Path, found: NsqLeftovers, log_end: int) -> Placed:
         log = LogImport(stage, self.nsqd.logs)
         placed = Placed(log_end, log.next_seq())
         for channel in sorted(found.channels):
@@ -320,7 +320,7 @@ class TakeOver:
         directory = self._directory(name)
         plan_file = ready / PLAN_FILE
         if plan_file.exists():  # else all was done but for removing what is left, which the topic has too
-            plan = msgspec.json.decode(plan_file.read_bytes(), type=Plan)
+            plan = msgspec.json.decode(plan_file.read_bytes(), type=TakenFiles)
             staged = [path for path in ready.iterdir() if path != plan_file]
             for path in sorted(staged, key=lambda path: (path.name == CURSORS_FILE, path.suffix != ".log", path.name)):
                 path.replace(directory / path.name)
@@ -331,7 +331,7 @@ class TakeOver:
             plan_file.unlink()
         shutil.rmtree(ready)
         self.nsqd.topics[name] = Topic(self.nsqd, name)
-        if self.nsqd.topics[name].deferred.count:
+        if self.nsqd.topics[name].deferrals.count:
             self.nsqd.deferring[self.nsqd.topics[name]] = None
 
     def _close(self, topic: Topic) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,16 +13,14 @@ import msgspec
 
 from nsquark.broker.channel import Channel
 from nsquark.broker.data_path import ListedChannel
+from nsquark.broker.deferrals import Deferrals
+from nsquark.broker.retention import Retention
+from nsquark.broker.slots import Slots
 from nsquark.kernel.commits import Commit
-from nsquark.log.cursors import ChannelState, CursorFile, Slot, TopicState, encode_state
-from nsquark.log.deferred import DeferredMessages, Due
-from nsquark.log.deferred_appends import Appends
-from nsquark.log.outliving import KEPT_MESSAGES_MAX, Generation, KeptInMemory, KeptMessages
+from nsquark.log.cursors import ChannelState, TopicState, encode_state
 from nsquark.log.segment import Segment
-from nsquark.log.segments import Segments, read_records
 from nsquark.log.tokens import Tokens
 from nsquark.log.topic_log import TopicLog
-from nsquark.wire.batch_format import DEFERRED
 from nsquark.wire.names import is_ephemeral, is_valid_name
 
 if TYPE_CHECKING:
@@ -71,78 +68,47 @@ class Topic:
         self.pumped = 0
         """Messages that entered the channels since the start."""
         self.pump = self.log.head
-        self._pump_deferred = 0
-        self._own_deferred = 0
-        """Deferred messages that wait and belong to no channel yet."""
-        self._follows = False
+        self.is_pump_following = False
         self._deleted_meanwhile: set[str] | None = None
         """The channels deleted since nsqlookupd was asked for those of this topic; None while no answer is awaited."""
-        self._appending: tuple[Due, list[int], list[int]] | None = None
-        self.kept = KeptMessages(nsqd.logs, self.directory / "kept") if self.directory is not None else KeptInMemory()
-        self._is_keeping = False
-        self._cursors = CursorFile(nsqd.logs, self.directory / "cursors") if self.directory is not None else None
-        self._slot: Slot | None = None
-        self._unfreed: list[Slot] = []
-        """Of deleted channels that are still in the file."""
         self._tokens: Tokens | None = None
-        self._collect_error = ""
-        self._load()
+        self.retention = Retention(self)
+        self.slots = Slots(name, nsqd.logs, self.directory / "cursors" if self.directory is not None else None)
+        own = [self.slots.own] if self.slots.own is not None else []
+        self.deferrals = Deferrals(self, self.slots.state, [slot.deferred for slot in self.slots.found + own])
+        if self.log.segments is not None:
+            self.log.segments.before_remove = self._note_removed
+        if self.directory is not None:
+            self.slots.when_mended(self._wake_channels)
+            self._restore()
+        self.deferrals.started()
 
     # -- start and state ---------------------------------------------------------------------------------
 
-    def _load(self) -> None:
-        cursors, segments = self._cursors, self.log.segments
-        slots = cursors.load() if cursors is not None else []
-        slot = slots.pop(0) if slots and slots[0].index == 0 else None
-        state = TopicState(self.name)
-        if slot is not None and cursors is not None:
-            state = msgspec.msgpack.decode(slot.state, type=TopicState)
-            cursors.expect(state.slots)
-        self._voided_deferred = list(state.voided_deferred)
-        self._removed_append = state.deferred_append
-        positions = [found.deferred for found in (*slots, slot) if found is not None]
-        appends = segments.deferred_appends if segments is not None else Appends()
-        appends.add_durable(state.deferred_append)
-        self.deferred = DeferredMessages(
-            self.nsqd.logs,
-            self.directory / "deferred" if self.directory is not None else None,
-            appends,
-            max([1, *positions, *(high for _, high in state.voided_deferred)]),
-            self.nsqd.clock.now_ms(),
-        )
-        if segments is not None:
-            segments.before_remove = self._note_removed
-            self.deferred.when_log_synced = segments.when_synced
-        if cursors is not None:
-            cursors.file.on_mended = self._cursors_mended
-            self._restore(cursors, slot, state, slots)
-        self.deferred.found.clear()
-
-    def _restore(self, cursors: CursorFile, slot: Slot | None, state: TopicState, channel_slots: list[Slot]) -> None:
+    def _restore(self) -> None:
+        """Makes the channels as the files have them, and lets the pump stand where it stood."""
         head, first = self.log.head, self.log.extents.first
+        slots, state = self.slots, self.slots.state
         listed = self.nsqd.listed_topics.get(self.name)
-        self.paused = state.paused if slot is not None or listed is None else listed.paused
-        for channel_slot in channel_slots:
-            channel_state = msgspec.msgpack.decode(channel_slot.state, type=ChannelState)
-            position = min(channel_slot.position, head)
-            channel = Channel(self, channel_state.name, channel_slot, channel_state, position, channel_slot.deferred)
-            self.channels[channel.name] = channel
-        if (cursors.lost or cursors.is_new) and listed is not None:
+        self.paused = state.paused if slots.own is not None or listed is None else listed.paused
+        for slot in slots.found:
+            channel_state = msgspec.msgpack.decode(slot.state, type=ChannelState)
+            awaited = self.deferrals.found_from(slot.deferred)
+            self.channels[channel_state.name] = Channel(self, slot, channel_state, min(slot.position, head), awaited)
+        if slots.are_incomplete and listed is not None:
             self._make_again(listed.channels or [])
-        if slot is None:
+        follows = state.follows
+        if slots.own is None:
             # Nothing may be lost: the channels know themselves how far they are, and without one all is the topic's.
-            state = TopicState(self.name, follows=bool(self.channels))
-            slot = cursors.topic_slot()
-            slot.position = head if self.channels else first
-            slot.deferred = self.deferred.number if self.channels else 0
-        self._slot = slot
-        self._pump_deferred = slot.deferred
-        self._own_deferred = 0 if state.follows else self.deferred_found(slot.deferred)
+            follows = bool(self.channels)
+            slots.make_own(head if follows else first, self.deferrals.number if follows else 0)
+        assert slots.own is not None
+        self.deferrals.restore_own(slots.own.deferred)
         # A cursor may be ahead of a log that lost its end with the power; new messages come above both.
-        self.pump = head if state.follows else max(first, min(slot.position, head))
+        self.pump = head if follows else max(first, min(slots.own.position, head))
         try:
             self._follow()
-            cursors.repair()
+            slots.repair()
         except OSError as error:  # a full disk: what is there is served all the same
             self.nsqd.logs.disk.failed(error)
 
@@ -156,20 +122,12 @@ class Topic:
                 " message, so messages that were finished come again"
             )
             state = ChannelState(entry.name, entry.paused, entry.owner, had_subscribers=not entry.owner)
-            slot = self._new_slot(state, self.log.extents.first, 0)
-            self.channels[entry.name] = Channel(self, entry.name, slot, state, self.log.extents.first, 0)
+            slot = self.slots.new(state, self.log.extents.first, 0)
+            awaited = self.deferrals.found_from(0)
+            self.channels[entry.name] = Channel(self, slot, state, self.log.extents.first, awaited)
             if slot is not None:
                 with contextlib.suppress(OSError):  # on a full disk it is stored with the next thing to note
-                    self.store(slot)
-
-    def _new_slot(self, state: ChannelState, position: int, deferred_from: int) -> Slot | None:
-        """For a channel that is to be stored."""
-        if self._cursors is None or is_ephemeral(state.name):
-            return None
-        slot = self._cursors.new_slot()
-        slot.position, slot.deferred = position, deferred_from
-        slot.state, slot.brief = encode_state(state)
-        return slot
+                    self.slots.store(slot)
 
     @property
     def listed_channels(self) -> list[ListedChannel]:
@@ -180,21 +138,24 @@ class Topic:
     @property
     def highest_named(self) -> int:
         """The highest sequence number this topic's files name."""
-        positions = [self.log.head, self._slot.position if self._slot is not None else 0]
+        positions = [self.log.head, self.slots.own.position if self.slots.own is not None else 0]
         return max(positions + [channel.stored_position for channel in self.channels.values()])
 
-    def _store_topic(self) -> None:
-        if self._slot is not None:
-            self._slot.position = self.pump
-            self._slot.deferred = self._pump_deferred
-            voided, slots = tuple(self._voided_deferred), self._cursors.slots if self._cursors is not None else 0
-            state = TopicState(self.name, self.paused, self._follows, voided, self._removed_append, slots)
-            self._slot.state, self._slot.brief = encode_state(state)
-            self.store(self._slot)
+    def _store(self) -> None:
+        """Stores the topic's own slot, if it has one."""
+        slot, deferrals = self.slots.own, self.deferrals
+        if slot is not None:
+            slot.position = self.pump
+            slot.deferred = deferrals.stored_first
+            voided, count = tuple(deferrals.voided), self.slots.count
+            follows, removed = self.is_pump_following, deferrals.removed_append
+            state = TopicState(self.name, self.paused, follows, voided, removed, count)
+            slot.state, slot.brief = encode_state(state)
+            self.slots.store(slot)
 
     @property
     def tokens(self) -> Tokens:
-        """Of the appends that happen once; read when they are needed first."""
+        """The tokens of the appends that happen once; they are read when they are needed first."""
         if self._tokens is None:
             assert self.directory is not None and self.log.segments is not None
             self._tokens = Tokens(self.nsqd.logs, self.directory / "tokens", self.log.segments.tokens)
@@ -207,42 +168,13 @@ class Topic:
         """
         if segment.tokens:
             self.tokens.store_of(segment)
-        if segment.deferred.last > self._removed_append:
-            self._removed_append = segment.deferred.last
-            self._store_topic()
+        if self.deferrals.segment_goes(segment):
+            self._store()
 
-    def store(self, slot: Slot) -> None:
-        assert self._cursors is not None
-        self._cursors.write(slot)
-
-    def move_on(self, slot: Slot, position: int) -> None:
-        assert self._cursors is not None
-        self._cursors.move_on(slot, position)
-
-    def free(self, slot: Slot) -> None:
-        """A channel is gone; if the disk does not take that now, it is tried again."""
-        assert self._cursors is not None
-        try:
-            self._cursors.free(slot)
-        except OSError as error:
-            self._unfreed.append(slot)
-            self.nsqd.logs.disk.failed(error)
-
-    def _free_again(self) -> None:
-        unfreed, self._unfreed = self._unfreed, []
-        for slot in unfreed:
-            self.free(slot)
-
-    def _cursors_mended(self) -> None:
-        """They can be written to again after a failed sync: what was not stored meanwhile is."""
-        self._free_again()
+    def _wake_channels(self) -> None:
+        """What could not be stored while the cursor file could not be written to is stored now."""
         for channel in self.channels.values():
             channel.wake()
-
-    def make_durable(self) -> None:
-        """Syncs what it and its channels are, here and now, or raises; when no thread uses its files."""
-        if self._cursors is not None:
-            self._cursors.make_durable()
 
     # -- publishing --------------------------------------------------------------------------------------
 
@@ -260,32 +192,14 @@ class Topic:
     def publish_deferred(self, body: bytes, delay_ms: int) -> Commit:
         if self.is_exiting:
             raise TopicExiting
-        commit = Commit()
-        try:
-            bucket = self.deferred.add(body, time.time_ns(), self.nsqd.clock.now_ms(), delay_ms)
-        except OSError as error:
-            self.nsqd.logs.disk.failed(error, 1)
-            commit.settle(error)
-            return commit
-        self.message_count += 1
-        self.message_bytes += len(body)
-        if not self._follows:
-            self._own_deferred += 1
-        for channel in self.channels.values():
-            channel.deferred_pending += 1
-        self.nsqd.deferring[self] = None
-        if self.nsqd.options.sync_every == 1 and self.directory is not None:
-            bucket.when_durable(commit.settle)
-        else:
-            commit.settle()
-        return commit
+        return self.deferrals.publish(body, delay_ms)
 
     def _on_committed(self, messages: int, body_bytes: int) -> None:
         self.nsqd.logs.commit_messages.observe(messages)
-        if self._appending is None:
+        if self.deferrals.appending is None:  # those were counted when they were published
             self.message_count += messages
             self.message_bytes += body_bytes
-        if self._follows:
+        if self.is_pump_following:
             self.pumped += messages
             self.pump = self.log.head
             for channel in self.listening:
@@ -309,69 +223,6 @@ class Topic:
         if excess > 0:
             self.pump = extents.nth(extents.ordinal(self.pump) + excess)
 
-    # -- deferred messages -------------------------------------------------------------------------------
-
-    def deferred_found(self, number: int) -> int:
-        """How many of the deferred messages found at the start have this number or a higher one."""
-        return len(self.deferred.found) - bisect_left(self.deferred.found, number)
-
-    def append_due(self) -> None:
-        """Moves some of what is due into the log, and comes back for more when the event loop has turned."""
-        if self._appending is not None or self.is_exiting or self.nsqd.is_exiting:
-            return
-        try:
-            due = self.deferred.take_due(self.nsqd.clock.now_ms())
-        except OSError as error:
-            self.nsqd.logs.disk.failed(error)
-            return
-        if due is None:
-            return
-        for channel in self.channels.values():
-            channel.deferred_pending -= sum(number >= channel.deferred_from for number in due.lost)
-        messages = [message for message in due.messages if not self._is_voided(message[0])]
-        if not messages:
-            self.deferred.confirm(due)
-            self.nsqd.loop.call_soon(self.append_due)
-            return
-        token = self.deferred.appends.token(due.append_number)
-        try:
-            commit, seqs = self.log.append_apart([message[1:] for message in messages], DEFERRED, token)
-        except OSError as error:
-            if not isinstance(error, BlockingIOError):  # the log is busy: the next tick tries again
-                self.nsqd.logs.disk.failed(error)
-            self.deferred.put_back(due)
-            return
-        self._appending = (due, [message[0] for message in messages], seqs)
-        commit.waiters.append(self)
-        self.log.write()
-
-    def settled(self, commit: Commit) -> None:
-        """The log took what was due, or not."""
-        assert self._appending is not None
-        due, numbers, seqs = self._appending
-        self._appending = None
-        if commit.error is not None:
-            self.deferred.put_back(due)
-            return
-        self.deferred.confirm(due)
-        if not self._follows:
-            self._own_deferred -= sum(number >= self._pump_deferred for number in numbers)
-        for channel in self.channels.values():
-            channel.deferred_came(zip(numbers, seqs, strict=True), pumped=self._follows)
-        self.nsqd.loop.call_soon(self.append_due)
-
-    def deferred_waiting(self) -> Iterator[tuple[int, int, bytes]]:
-        """The messages that wait for their time, as (number, timestamp in ns, body)."""
-        return (message for message in self.deferred.waiting() if not self._is_voided(message[0]))
-
-    @property
-    def own_deferred_from(self) -> int:
-        """Deferred messages with lower numbers are the channels', these and higher ones the topic's own."""
-        return self.deferred.number if self._follows else self._pump_deferred
-
-    def _is_voided(self, number: int) -> bool:
-        return any(low <= number < high for low, high in self._voided_deferred)
-
     # -- the pump ----------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
@@ -383,11 +234,10 @@ class Topic:
             for channel in self.channels.values():
                 channel.pump_follows()
                 self.nsqd.turn.wake(channel)
-        if not follows and self._follows:
-            self._pump_deferred = self.deferred.number
-            self._own_deferred = 0
-        self._follows = follows
-        self._store_topic()
+        if not follows and self.is_pump_following:
+            self.deferrals.pump_stopped()
+        self.is_pump_following = follows
+        self._store()
 
     def await_channels(self) -> None:
         """nsqlookupd is asked for the channels of this new topic: messages stay in the topic until `bring_channels`."""
@@ -414,22 +264,18 @@ class Topic:
 
     @property
     def backend_depth(self) -> int:
-        if self.log.segments is None or self._follows:
+        if self.log.segments is None or self.is_pump_following:
             return 0
         return self.log.extents.between(self.pump, self.log.resident_from)
 
     def empty(self) -> None:
         """Drops what is the topic's own; what the channels have stays."""
         low, self.pump = self.pump, self.log.head
-        if not self._follows and self.deferred.number > self._pump_deferred:
-            self._voided_deferred.append((self._pump_deferred, self.deferred.number))
-            self._pump_deferred = self.deferred.number
-            self._own_deferred = 0
+        self.deferrals.void_own()
         for channel in self.channels.values():
             channel.skip_range(low, self.pump)
-        self._store_topic()
-        floor = min([self.pump, *(channel.floor_needed for channel in self.channels.values())])
-        self.collect(newest_too=True, keep_none=floor >= self.log.head)
+        self._store()
+        self.collect(newest_too=True, keep_none=self.retention.floor >= self.log.head)
 
     # -- channels ----------------------------------------------------------------------------------------
 
@@ -440,28 +286,18 @@ class Topic:
             return found
         if self.is_exiting:
             raise TopicExiting
-        deferred_from = self.deferred.number if self._follows else self._pump_deferred
         position = self.pump if start is None else min(start, self.log.head)
+        awaited = self.deferrals.own.copy()
         state = ChannelState(name)
-        slot = self._new_slot(state, position, deferred_from)
+        slot = self.slots.new(state, position, awaited.first)
         if slot is not None:
-            self._store_new(slot)
-        channel = self.channels[name] = Channel(self, name, slot, state, position, deferred_from)
-        channel.deferred_pending = 0 if self._follows else self._own_deferred
+            self.slots.store_new(slot)
+        channel = self.channels[name] = Channel(self, slot, state, position, awaited)
         if channel.is_trimmed:
             self.listening[channel] = None
         self.nsqd.channel_changed(self, name, created=True)
         self._follow()
         return channel
-
-    def _store_new(self, slot: Slot) -> None:
-        """A channel is in the file before anybody is told of it, or not there at all."""
-        try:
-            self.store(slot)
-        except OSError as error:
-            self.nsqd.logs.disk.failed(error)
-            self.free(slot)
-            raise
 
     def delete_channel(self, name: str) -> bool:
         """False if there is none; then none comes from nsqlookupd either, if that is being asked."""
@@ -483,72 +319,12 @@ class Topic:
 
     def collect(self, *, newest_too: bool = False, keep_none: bool = False) -> None:
         """Removes what nobody needs any more; the newest file too, and what retention holds, if that is asked for."""
-        self._free_again()
-        if isinstance(self.kept, KeptInMemory):
-            self._collect_memory(self.kept)
-        elif self.log.segments is not None:
-            try:
-                self._collect_segments(self.log.segments, self.kept, newest_too, keep_none)
-                self._collect_error = ""
-            except OSError as error:
-                if self._collect_error != str(error):  # it is tried again every second
-                    self._collect_error = str(error)
-                    self.nsqd.logger.warning(f"TOPIC({self.name}): could not remove what is finished - {error}")
+        self.slots.free_again()
+        self.retention.collect(newest_too=newest_too, keep_none=keep_none)
 
-    def _collect_memory(self, kept: KeptInMemory) -> None:
-        """Without files only what was never delivered stays in the log; what was, and is not finished, is copied."""
-        channels = self.channels.values()
-        cut = min([self.pump, *(channel.ledger.next for channel in channels)])
-        held = {seq for channel in channels for seq in channel.ledger.unfinished_below(cut)}
-        records: dict[int, bytearray] = {}
-        for seq in held:
-            record = kept.record(seq) or self.log.record(seq)
-            if record is not None:
-                records[seq] = record
-        kept.replace(records)
-        self.log.forget_below(cut)
-
-    def _collect_segments(
-        self, segments: Segments, kept: KeptMessages, newest_too: bool = False, keep_none: bool = False
-    ) -> None:
-        now_ns = time.time_ns()
-        channels = self.channels.values()
-        floor = min([self.pump, *(channel.floor_needed for channel in channels)])
-        if sum(channel.ledger.parked_count for channel in channels) > KEPT_MESSAGES_MAX:
-            segments.remove_below(min([floor, *(channel.ledger.lowest() for channel in channels)]), now_ns)
-            return
-        if floor >= self.log.head and (newest_too or segments.is_newest_out_of_time(now_ns)):
-            cut = self.log.head
-        else:
-            cut = segments.last_base_at_or_below(floor)
-        held = sorted({seq for channel in channels for seq in channel.ledger.unfinished_below(cut)})
-        missing = [seq for seq in held if seq not in kept]
-        segments.remove_below(min([floor, *missing]), now_ns, newest_too=newest_too, keep_none=keep_none)
-        if missing or kept.wants_rewrite(len(held)):
-            self._keep(segments, kept, held, missing)
-
-    def _keep(self, segments: Segments, kept: KeptMessages, held: list[int], missing: list[int]) -> None:
-        """Copies the records that are held for long, so that their segments can go."""
-        if self._is_keeping:
-            return
-        self._is_keeping = True
-
-        places = segments.places(missing)
-        written: list[Generation] = []
-
-        def work() -> None:
-            written.append(kept.write(kept.content_with(read_records(places), held)))
-
-        def done(error: Exception | None) -> None:
-            self._is_keeping = False
-            for generation in written:
-                kept.adopt(generation)
-            if self.is_exiting:
-                kept.close()
-            elif error is not None:
-                self.nsqd.logger.warning(f"TOPIC({self.name}): could not set messages aside that are held - {error}")
-
-        self.nsqd.logs.run(work, done)
+    def make_durable(self) -> None:
+        """Syncs what it and its channels are, here and now, or raises; when no thread uses its files."""
+        self.slots.make_durable()
 
     def delete(self) -> None:
         self.is_exiting = self.log.tail.is_closed = True
@@ -560,10 +336,8 @@ class Topic:
         self.listening.clear()
         self.log.write()  # what was published before gets its OK
         self.log.discard()
-        self.deferred.close()
-        self.kept.close()
-        if self._cursors is not None and self.directory is not None:
-            self._cursors.close()
+        self._close_all()
+        if self.directory is not None:
             doomed = self.nsqd.doomed_path(self.directory)
             self.directory.rename(doomed)
             self.nsqd.logs.run(lambda: shutil.rmtree(doomed), lambda error: None)
@@ -581,12 +355,14 @@ class Topic:
 
     def _close_files(self) -> None:
         try:
-            self._free_again()
-            self._store_topic()
-            self.deferred.make_durable()
+            self.slots.free_again()
+            self._store()
+            self.deferrals.make_durable()
             self.make_durable()
         finally:
-            self.deferred.close()
-            self.kept.close()
-            if self._cursors is not None:
-                self._cursors.close()
+            self._close_all()
+
+    def _close_all(self) -> None:
+        self.deferrals.close()
+        self.retention.close()
+        self.slots.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
-from nsquark.broker.options import Options
+from nsquark.broker.options import NsqdOptions
 
 if TYPE_CHECKING:
     from nsquark.broker.tcp.identify import ClientSettings
@@ -25,7 +25,7 @@ class Closeness(IntEnum):
 class TopologyCounts:
     """Which consumers of one channel come first, and how many messages went how far."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: NsqdOptions) -> None:
         self._region = options.topology_region
         self._zone = options.topology_zone
         self.sent = dict.fromkeys(Closeness, 0)
@@ -39,10 +39,10 @@ class TopologyCounts:
         return Closeness.ELSEWHERE
 
 
-def is_aware(options: Options) -> bool:
+def is_aware(options: NsqdOptions) -> bool:
     return AWARE_CONSUMPTION in options.enable_experiment
 
 
-def is_shown(options: Options) -> bool:
+def is_shown(options: NsqdOptions) -> bool:
     """NSQ 1.3.0 has none of these fields, so they are left out where nobody asked for them."""
     return bool(options.topology_region or options.topology_zone or is_aware(options))

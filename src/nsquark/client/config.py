@@ -24,7 +24,7 @@ from nsquark.client.options import (
     BackoffStrategy,
     FilePath,
     Fraction,
-    Kind,
+    OptionKind,
     Secret,
     Span,
     SpanOrOff,
@@ -101,7 +101,7 @@ class Options(TypedDict, total=False):
     max_msg_size: int
 
 
-def _option(kind: Kind[T], default: T, *, is_secret: bool = False) -> T:
+def _option(kind: OptionKind[T], default: T, *, is_secret: bool = False) -> T:
     # The cast that `dataclasses.field` itself makes: it returns a Field and is typed as the field's value.
     option: T = dataclasses.field(default=default, metadata={_KIND: kind}, repr=not is_secret)
     return option
@@ -335,10 +335,10 @@ def parse_option(argument: str) -> tuple[str, str | bool]:
     return name, value
 
 
-_KINDS: Final[dict[str, Kind[Any]]] = {field.name: field.metadata[_KIND] for field in dataclasses.fields(Config)}
+_KINDS: Final[dict[str, OptionKind[Any]]] = {field.name: field.metadata[_KIND] for field in dataclasses.fields(Config)}
 
 
-def _kind_of(name: str) -> Kind[Any]:
+def _kind_of(name: str) -> OptionKind[Any]:
     kind = _KINDS.get(name)
     if kind is None:
         similar = difflib.get_close_matches(name, _KINDS, n=1)

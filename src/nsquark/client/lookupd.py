@@ -9,26 +9,19 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-import msgspec
-
-from nsquark.base.addresses import join_address
 from nsquark.client.config import Config
 from nsquark.client.errors import ConfigError, LookupFailed, WrongPort
 from nsquark.client.logs import Log, client_log
 from nsquark.web.bearer import bearer
-from nsquark.web.fetch import FetchError, fetch
-from nsquark.wire.documents import decode_json
+from nsquark.web.fetch import FetchError
+from nsquark.web.lookupd import BadAnswer, ask_lookupd
+from nsquark.wire.lookup_answer import Found, read_producers
 
 TRIES_PER_ROUND_MAX: Final = 3
 RECHECK_S_MIN: Final = 0.1
 """Between rounds that are asked for: an nsqd which closes every connection must not make us flood nsqlookupd."""
 TIMEOUT_S_MAX: Final = 3600.0
 """Where the config sets no timeout."""
-ERROR_TEXT_LENGTH_MAX: Final = 200
-ANSWER_BYTES_MAX: Final = 4 << 20
-"""Thousands of nsqds, or hundreds with a thousand topics each; to read more would hold the event loop for too long."""
-PRODUCERS_MAX: Final = 10_000
-NOT_FOUND: Final = b"TOPIC_NOT_FOUND"
 TCP_CHECK_S: Final = 1.0
 LOOKUPD_PING: Final = b"  V1PING\n"
 LOOKUPD_OK: Final = b"\x00\x00\x00\x02OK"
@@ -38,43 +31,6 @@ AddressFilter = Callable[[list[str]], Iterable[str]]
 
 class TopicNotFound(LookupFailed):
     """The nsqlookupd knows no nsqd with this topic; nobody may have published to it yet."""
-
-
-class Found(msgspec.Struct, frozen=True):
-    """An nsqd as a nsqlookupd knows it. Only the answer of `nodes` names topics."""
-
-    broadcast_address: str
-    tcp_port: int
-    http_port: int = 0
-    hostname: str = ""
-    remote_address: str = ""
-    version: str = ""
-    topology_region: str = ""
-    topology_zone: str = ""
-    topics: list[str] | None = None
-    tombstones: list[bool] | None = None
-
-    @property
-    def address(self) -> str:
-        return join_address(self.broadcast_address, self.tcp_port)
-
-
-class _Producers(msgspec.Struct):
-    producers: list[Found] | None
-
-
-class _Answer(msgspec.Struct):
-    """Producers at the top, or in `data` as before NSQ 1.0."""
-
-    producers: list[Found] | msgspec.UnsetType | None = msgspec.UNSET
-    status_code: int = 200
-    status_txt: str = ""
-    data: _Producers | None = None
-
-
-class _Refusal(msgspec.Struct):
-    message: str
-    reason: str = ""
 
 
 async def lookup(address: str, topic: str, config: Config) -> list[Found]:
@@ -126,26 +82,22 @@ async def _ask(url: str, config: Config) -> list[Found]:
     timeout_s = config.lookupd_poll_timeout.seconds
     timeout_s = min(timeout_s, TIMEOUT_S_MAX) if timeout_s > 0 else TIMEOUT_S_MAX
     try:
-        headers = bearer(config.auth_secret) if config.skip_lookupd_authorization else {}
-        status, _, body = await fetch(
+        return await ask_lookupd(
             url,
-            headers=headers,
+            read_producers,
+            headers=bearer(config.auth_secret) if config.skip_lookupd_authorization else {},
             connect_timeout=timeout_s,
             request_timeout=timeout_s,
             ssl_context=config.ssl_context() if url.startswith("https:") else None,
-            response_bytes_max=ANSWER_BYTES_MAX,
         )
+    except BadAnswer as bad:
+        raise (TopicNotFound if bad.is_topic_unknown else LookupFailed)(str(bad)) from None
     except (FetchError, ValueError) as error:
         if isinstance(error, FetchError) and await _is_tcp_port(url):
             raise WrongPort(
                 f"{url}: this is nsqlookupd's TCP port (4160 by default); give its HTTP port (4161)"
             ) from None
         raise LookupFailed(str(error)) from None
-    if status == 404 and NOT_FOUND in body:
-        raise TopicNotFound(f"GET {url} failed - {status} {_refusal(body)}")
-    if status != 200:
-        raise LookupFailed(f"GET {url} failed - {status} {_refusal(body)}")
-    return _producers(url, body)
 
 
 async def _is_tcp_port(url: str) -> bool:
@@ -161,30 +113,6 @@ async def _is_tcp_port(url: str) -> bool:
                 writer.transport.abort()
     except (OSError, TimeoutError, EOFError, ValueError):
         return False
-
-
-def _producers(url: str, body: bytes) -> list[Found]:
-    try:
-        answer = decode_json(body, _Answer)
-    except ValueError as error:
-        raise LookupFailed(f"GET {url} failed - this is no answer of a nsqlookupd: {error}") from None
-    if answer.producers is not msgspec.UNSET:
-        found = answer.producers or []
-    elif answer.data is not None:
-        found = answer.data.producers or []
-    else:
-        reason = answer.status_txt or "no producers in the answer"
-        raise LookupFailed(f"GET {url} failed - {answer.status_code} {reason}")
-    if len(found) > PRODUCERS_MAX:
-        raise LookupFailed(f"GET {url} failed - {len(found)} nsqds, more than {PRODUCERS_MAX}")
-    return found
-
-
-def _refusal(body: bytes) -> str:
-    with contextlib.suppress(ValueError):
-        refusal = decode_json(body, _Refusal)
-        return ": ".join(filter(None, (refusal.message, refusal.reason)))[:ERROR_TEXT_LENGTH_MAX]
-    return body[:ERROR_TEXT_LENGTH_MAX].decode(errors="replace")
 
 
 class PollLoop:

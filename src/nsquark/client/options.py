@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
 
 from nsquark.base.addresses import split_address
 from nsquark.base.durations import Duration
+from nsquark.base.kinds import parse_boolean
 from nsquark.client.errors import ConfigError
 
 DISABLED: Final = Duration(-1)
@@ -26,9 +27,6 @@ NS_PER_MS: Final = 1_000_000
 NS_PER_US: Final = 1_000
 US_PER_S: Final = 1_000_000
 S_PER_DAY: Final = 86_400
-
-_TRUE: Final = frozenset(("1", "t", "T", "true", "True", "TRUE"))
-_FALSE: Final = frozenset(("0", "f", "F", "false", "False", "FALSE"))
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float, Duration)
@@ -42,7 +40,7 @@ class BackoffStrategy(Protocol):
         """Seconds to wait at this level, which starts at 1."""
 
 
-class Kind(ABC, Generic[T]):
+class OptionKind(ABC, Generic[T]):
     """What an option may be; a ValueError of a reader says why a value is not that."""
 
     @abstractmethod
@@ -61,7 +59,7 @@ class Kind(ABC, Generic[T]):
         """Raises ConfigError for a value of the right type and the wrong size."""
 
 
-class _Ranged(Kind[Number]):
+class _Ranged(OptionKind[Number]):
     def __init__(self, least: Number | None, most: Number | None) -> None:
         self._least: Number | None = least
         self._most: Number | None = most
@@ -151,7 +149,7 @@ class Fraction(_Ranged[float]):
             raise ValueError("expected a number") from None
 
 
-class YesNo(Kind[bool]):
+class YesNo(OptionKind[bool]):
     def typed(self, value: Any) -> bool:
         if isinstance(value, bool):
             return value
@@ -160,12 +158,13 @@ class YesNo(Kind[bool]):
     def loose(self, value: Any) -> bool:
         if isinstance(value, int):
             return value != 0
-        if value in _TRUE or value in _FALSE:
-            return value in _TRUE
-        raise ValueError("expected true or false")
+        try:
+            return parse_boolean(value)
+        except ValueError:
+            raise ValueError("expected true or false") from None
 
 
-class Text(Kind[str]):
+class Text(OptionKind[str]):
     def typed(self, value: Any) -> str:
         if isinstance(value, str):
             return value
@@ -183,7 +182,7 @@ class Secret(Text):
         return "..."
 
 
-class FilePath(Kind[str]):
+class FilePath(OptionKind[str]):
     def typed(self, value: Any) -> str:
         if isinstance(value, str | os.PathLike):
             path = os.fspath(value)
@@ -202,7 +201,7 @@ class Address(Text):
         return text
 
 
-class Word(Kind[str]):
+class Word(OptionKind[str]):
     def __init__(self, *words: str) -> None:
         self._words = words
 
@@ -212,7 +211,7 @@ class Word(Kind[str]):
         raise ValueError(f"expected one of {', '.join(self._words)}")
 
 
-class Strategy(Kind["str | BackoffStrategy"]):
+class Strategy(OptionKind["str | BackoffStrategy"]):
     _word: Final = Word("exponential", "full_jitter")
 
     def typed(self, value: Any) -> str | BackoffStrategy:
@@ -224,7 +223,7 @@ class Strategy(Kind["str | BackoffStrategy"]):
             raise ValueError(f"{error}, or an object with calculate(attempt) that returns seconds") from None
 
 
-class Tls(Kind["ssl.SSLContext | None"]):
+class Tls(OptionKind["ssl.SSLContext | None"]):
     def typed(self, value: Any) -> ssl.SSLContext | None:
         if value is None or isinstance(value, ssl.SSLContext):
             return value
@@ -236,7 +235,7 @@ def duration_of(span: timedelta) -> Duration:
     return Duration(((span.days * S_PER_DAY + span.seconds) * US_PER_S + span.microseconds) * NS_PER_US)
 
 
-def read(name: str, value: Any, reader: Callable[[Any], T], kind: Kind[T]) -> T:
+def read(name: str, value: Any, reader: Callable[[Any], T], kind: OptionKind[T]) -> T:
     """`value` of option `name` as its kind keeps it."""
     try:
         kept = reader(value)

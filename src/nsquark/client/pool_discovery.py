@@ -10,7 +10,8 @@ from typing import Final
 from nsquark.client.config import Config
 from nsquark.client.errors import LookupFailed, WrongPort
 from nsquark.client.logs import Log, client_log
-from nsquark.client.lookupd import Found, PollLoop, TopicNotFound, lookup, lookup_url, nodes, unique_addresses
+from nsquark.client.lookupd import PollLoop, TopicNotFound, lookup, lookup_url, nodes, unique_addresses
+from nsquark.wire.lookup_answer import Found
 
 ROUNDS_ABSENT_MAX: Final = 2
 """An nsqd that registers anew is missing from one answer now and then."""

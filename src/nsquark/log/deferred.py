@@ -144,12 +144,16 @@ class DeferredMessages:
         bucket.load(self.appends)
         return bucket
 
+    def load_near(self, now_ms: int) -> None:
+        """Reads some of the buckets whose time is near and that are not in memory; to be called again and again."""
+        for bucket in self._buckets.values():
+            if bucket.waiting is None and bucket.starts_ms <= now_ms + BUCKET_MS:
+                bucket.load_some(self.appends, LOAD_RECORDS_MAX)
+
     def next_due_ms(self, now_ms: int) -> int | None:
         """When the next message is due, or a bucket has to be looked into or can go; None if there is no bucket."""
         soonest: int | None = None
         for bucket in self._buckets.values():
-            if bucket.waiting is None and bucket.starts_ms <= now_ms + BUCKET_MS:
-                bucket.load_some(self.appends, LOAD_RECORDS_MAX)
             if bucket.is_loading:
                 due_ms = now_ms
             elif bucket.waiting is None:

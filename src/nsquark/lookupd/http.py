@@ -6,14 +6,14 @@ Long answers are joined from JSON written at IDENTIFY: a peer never changes, and
 import time
 from collections.abc import Callable
 
+from nsquark.base.exposition import CONTENT_TYPE
 from nsquark.base.logs import Logger
 from nsquark.base.version import NSQ_VERSION
-from nsquark.lookupd.metrics import CONTENT_TYPE as METRICS_CONTENT_TYPE
 from nsquark.lookupd.metrics import Metrics
-from nsquark.lookupd.registry import Producer, Registry
+from nsquark.lookupd.registry import Registry, RegistryProducer
+from nsquark.web.arguments import Arguments, Refusal
 from nsquark.web.messages import JSON_TYPE, NSQ_HEADER, Request, Response, empty, error, json, plain
 from nsquark.web.router import Router
-from nsquark.wire.names import is_valid_name
 
 NEVER_UNIX_NS = -6795364578871345152
 """How NSQ shows a time that never was: the year 1 in nanoseconds, overflowed."""
@@ -21,11 +21,9 @@ NEVER_UNIX_NS = -6795364578871345152
 Handler = Callable[[Request], Response]
 
 
-class BadRequestError(Exception):
-    """Answered with 400 and this code."""
+class LookupdApi:
+    """The requests that nsqlookupd answers."""
 
-
-class Api:
     def __init__(self, registry: Registry, metrics: Metrics, logger: Logger) -> None:
         self._registry = registry
         self._metrics = metrics
@@ -55,8 +53,8 @@ class Api:
         def answer(request: Request) -> Response:
             try:
                 response = handler(request)
-            except BadRequestError as bad:
-                response = error(400, str(bad))
+            except Refusal as refusal:
+                response = refusal.response()
             self._metrics.requests[path, response.status] += 1
             return response
 
@@ -71,7 +69,7 @@ class Api:
         return json({"version": NSQ_VERSION})
 
     def metrics(self, request: Request) -> Response:
-        return Response(body=self._metrics.text().encode(), content_type=METRICS_CONTENT_TYPE)
+        return Response(body=self._metrics.text().encode(), content_type=CONTENT_TYPE)
 
     # What consumers and operators ask
 
@@ -79,10 +77,10 @@ class Api:
         return json({"topics": list(self._registry.topics)})
 
     def channels(self, request: Request) -> Response:
-        return json({"channels": self._registry.channels_of(argument(request, "topic"))})
+        return json({"channels": self._registry.channels_of(Arguments(request).get("topic"))})
 
     def lookup(self, request: Request) -> Response:
-        topic = argument(request, "topic")
+        topic = Arguments(request).get("topic")
         key = self._registry.topics.get(topic)
         if key is None:
             return error(404, "TOPIC_NOT_FOUND")
@@ -107,31 +105,32 @@ class Api:
     # What operators do
 
     def create_topic(self, request: Request) -> Response:
-        topic = valid_topic(request)
+        topic = Arguments(request).name("topic")
         self._logger.info(f"DB: adding topic({topic})")
         self._registry.create_topic(topic)
         return empty()
 
     def delete_topic(self, request: Request) -> Response:
-        for key in self._registry.delete_topic(argument(request, "topic")):
+        for key in self._registry.delete_topic(Arguments(request).get("topic")):
             self._log_removal(key.topic, key.channel)
         return empty()
 
     def tombstone_topic(self, request: Request) -> Response:
-        topic, node = argument(request, "topic"), argument(request, "node")
+        arguments = Arguments(request)
+        topic, node = arguments.get("topic"), arguments.get("node")
         self._logger.info(f"DB: setting tombstone for producer@{node} of topic({topic})")
         self._registry.tombstone(topic, node)
         return empty()
 
     def create_channel(self, request: Request) -> Response:
-        topic, channel = valid_channel(request)
+        topic, channel = topic_and_channel(request)
         self._logger.info(f"DB: adding channel({channel}) in topic({topic})")
         self._logger.info(f"DB: adding topic({topic})")
         self._registry.create_channel(topic, channel)
         return empty()
 
     def delete_channel(self, request: Request) -> Response:
-        topic, channel = valid_channel(request)
+        topic, channel = topic_and_channel(request)
         if not self._registry.delete_channel(topic, channel):
             return error(404, "CHANNEL_NOT_FOUND")
         self._log_removal(topic, channel)
@@ -139,7 +138,7 @@ class Api:
 
     # Parts of answers
 
-    def _node(self, producer: Producer) -> bytes:
+    def _node(self, producer: RegistryProducer) -> bytes:
         topics = producer.topics()
         if producer.tombstones:
             flags = ["true" if self._registry.is_tombstoned(producer, key) else "false" for key in topics]
@@ -155,29 +154,9 @@ class Api:
             self._logger.info(f"DB: removing topic({topic})")
 
 
-def argument(request: Request, name: str) -> str:
-    """Given but empty counts as given, as for NSQ."""
-    if not request.query_ok:
-        raise BadRequestError("INVALID_REQUEST")
-    value = request.query.get(name)
-    if value is None:
-        raise BadRequestError(f"MISSING_ARG_{name.upper()}")
-    return value
-
-
-def valid_topic(request: Request) -> str:
-    topic = argument(request, "topic")
-    if not is_valid_name(topic):
-        raise BadRequestError("INVALID_ARG_TOPIC")
-    return topic
-
-
-def valid_channel(request: Request) -> tuple[str, str]:
-    topic = valid_topic(request)
-    channel = argument(request, "channel")
-    if not is_valid_name(channel):
-        raise BadRequestError("INVALID_ARG_CHANNEL")
-    return topic, channel
+def topic_and_channel(request: Request) -> tuple[str, str]:
+    arguments = Arguments(request)
+    return arguments.name("topic"), arguments.name("channel")
 
 
 def name_list(names: list[str]) -> bytes:
@@ -185,7 +164,7 @@ def name_list(names: list[str]) -> bytes:
     return b'["%s"]' % '","'.join(names).encode() if names else b"[]"
 
 
-def debug_row(producer: Producer, tombstoned_ns: int | None, to_unix_ns: int) -> dict[str, object]:
+def debug_row(producer: RegistryProducer, tombstoned_ns: int | None, to_unix_ns: int) -> dict[str, object]:
     info = producer.info
     return {
         "broadcast_address": info.broadcast_address,

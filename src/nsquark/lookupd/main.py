@@ -11,7 +11,7 @@ from typing import Any
 from nsquark.base.logs import Logger
 from nsquark.base.version import version_line
 from nsquark.lookupd.daemon import ListenError, Nsqlookupd
-from nsquark.lookupd.options import Options, parse_options
+from nsquark.lookupd.options import LookupdOptions, parse_options
 
 EXIT_FATAL = 1
 
@@ -31,7 +31,7 @@ def allow_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
 
 
-async def serve(options: Options, logger: Logger) -> int:
+async def serve(options: LookupdOptions, logger: Logger) -> int:
     """Until SIGINT or SIGTERM; the exit code."""
     loop = asyncio.get_running_loop()
     logger.report_failures(loop)

@@ -12,7 +12,7 @@ from nsquark.base.version import version_line
 
 
 @option_table
-class Options:
+class LookupdOptions:
     version: bool = option(BOOLEAN, False, "print the version and exit", in_config=False)
     config: str = option(STRING, "", "path of a TOML config file", in_config=False)
     verbose: bool = option(BOOLEAN, False, "deprecated, no effect: use --log-level", in_config=False)
@@ -35,8 +35,8 @@ class Options:
     )
 
 
-SPEC: Final[tuple[Option, ...]] = table(Options)
+SPEC: Final[tuple[Option, ...]] = table(LookupdOptions)
 
 
-def parse_options(argv: Sequence[str]) -> Options:
-    return parse("nsqlookupd", Options, argv, version_line("nsqlookupd"))
+def parse_options(argv: Sequence[str]) -> LookupdOptions:
+    return parse("nsqlookupd", LookupdOptions, argv, version_line("nsqlookupd"))

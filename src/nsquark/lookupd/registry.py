@@ -12,7 +12,7 @@ from nsquark.lookupd.peer import PeerInfo
 from nsquark.wire.names import is_ephemeral
 
 
-class Producer:
+class RegistryProducer:
     """One identified connection of an nsqd; a second connection of the same nsqd is another producer.
 
     Always: `producer in key.producers` exactly if `key in producer.keys`; only those have tombstones.
@@ -26,15 +26,15 @@ class Producer:
         self.json = json
         """What `/lookup` shows. It never changes, so it is written once instead of at every request."""
         self.last_update_ns = now_ns
-        self.keys: dict[Key, None] = {}
-        self.tombstones: dict[Key, int] = {}
+        self.keys: dict[RegistryKey, None] = {}
+        self.tombstones: dict[RegistryKey, int] = {}
         """When set, even if long ago."""
 
-    def topics(self) -> list["Key"]:
+    def topics(self) -> list["RegistryKey"]:
         return [key for key in self.keys if not key.channel]
 
 
-class Key:
+class RegistryKey:
     """A topic (no channel) or a channel, with its producers in the order they came."""
 
     __slots__ = ("channel", "producers", "topic")
@@ -42,7 +42,7 @@ class Key:
     def __init__(self, topic: str, channel: str = "") -> None:
         self.topic = intern(topic)
         self.channel = intern(channel)
-        self.producers: dict[Producer, None] = {}
+        self.producers: dict[RegistryProducer, None] = {}
 
     @property
     def category(self) -> str:
@@ -52,7 +52,7 @@ class Key:
         """As NSQ's logs name it."""
         return f"category:{self.category} key:{self.topic} subkey:{self.channel}"
 
-    def add(self, producer: Producer) -> bool:
+    def add(self, producer: RegistryProducer) -> bool:
         """False if it was there already; then nothing changes, a tombstone included."""
         if producer in self.producers:
             return False
@@ -60,7 +60,7 @@ class Key:
         producer.keys[self] = None
         return True
 
-    def remove(self, producer: Producer) -> bool:
+    def remove(self, producer: RegistryProducer) -> bool:
         if producer not in self.producers:
             return False
         del self.producers[producer]
@@ -72,7 +72,7 @@ class Key:
             self._forget(producer)
         self.producers.clear()
 
-    def _forget(self, producer: Producer) -> None:
+    def _forget(self, producer: RegistryProducer) -> None:
         del producer.keys[self]
         producer.tombstones.pop(self, None)
 
@@ -93,30 +93,30 @@ class Registry:
         self._inactive_producer_timeout_ns = inactive_producer_timeout_ns
         self._tombstone_lifetime_ns = tombstone_lifetime_ns
         self.clock_ns = clock_ns
-        self.producers: dict[Producer, None] = {}
-        self.topics: dict[str, Key] = {}
+        self.producers: dict[RegistryProducer, None] = {}
+        self.topics: dict[str, RegistryKey] = {}
         # Beside the topics, not below them: a channel's key outlives its topic's when that was ephemeral.
-        self.channels: dict[str, dict[str, Key]] = {}
+        self.channels: dict[str, dict[str, RegistryKey]] = {}
 
     # What connections do
 
-    def identify(self, info: PeerInfo, json: bytes) -> Producer:
-        producer = Producer(info, json, self.clock_ns())
+    def identify(self, info: PeerInfo, json: bytes) -> RegistryProducer:
+        producer = RegistryProducer(info, json, self.clock_ns())
         self.producers[producer] = None
         return producer
 
-    def ping(self, producer: Producer) -> int:
+    def ping(self, producer: RegistryProducer) -> int:
         """Nanoseconds since it was last heard of."""
         before, producer.last_update_ns = producer.last_update_ns, self.clock_ns()
         return producer.last_update_ns - before
 
-    def register(self, producer: Producer, topic: str, channel: str) -> list[Key]:
+    def register(self, producer: RegistryProducer, topic: str, channel: str) -> list[RegistryKey]:
         """The keys it was not yet registered under."""
         keys = [self._channel_key(topic, channel)] if channel else []
         keys.append(self._topic_key(topic))
         return [key for key in keys if key.add(producer)]
 
-    def unregister_channel(self, producer: Producer, topic: str, channel: str) -> Key | None:
+    def unregister_channel(self, producer: RegistryProducer, topic: str, channel: str) -> RegistryKey | None:
         key = self.channels.get(topic, {}).get(channel)
         if key is None:
             return None
@@ -125,7 +125,7 @@ class Registry:
             self._drop_channel(key)
         return key if removed else None
 
-    def unregister_topic(self, producer: Producer, topic: str) -> list[Key]:
+    def unregister_topic(self, producer: RegistryProducer, topic: str) -> list[RegistryKey]:
         """The keys it was registered under: channels, which should have gone before, then the topic."""
         channels = self.channels.get(topic, {}).values()
         removed = [key for key in channels if key.remove(producer)]
@@ -137,7 +137,7 @@ class Registry:
                 del self.topics[topic]
         return removed
 
-    def disconnect(self, producer: Producer) -> list[Key]:
+    def disconnect(self, producer: RegistryProducer) -> list[RegistryKey]:
         """Forgets the producer. Keys stay, even ephemeral ones: its nsqd may be back in a moment."""
         keys = list(producer.keys)
         for key in keys:
@@ -156,7 +156,7 @@ class Registry:
         self._channel_key(topic, channel)
         self._topic_key(topic)
 
-    def delete_topic(self, topic: str) -> list[Key]:
+    def delete_topic(self, topic: str) -> list[RegistryKey]:
         """The keys that were there. Live nsqds are not told, and come back only with a new REGISTER."""
         removed = list(self.channels.pop(topic, {}).values())
         key = self.topics.pop(topic, None)
@@ -188,7 +188,7 @@ class Registry:
     def channels_of(self, topic: str) -> list[str]:
         return list(self.channels.get(topic, ()))
 
-    def live_producers_of(self, key: Key) -> list[Producer]:
+    def live_producers_of(self, key: RegistryKey) -> list[RegistryProducer]:
         """Those a consumer should connect to: heard of lately, and not tombstoned for this topic."""
         heard_after_ns = self.clock_ns() - self._inactive_producer_timeout_ns
         return [
@@ -198,35 +198,35 @@ class Registry:
             and not (producer.tombstones and self.is_tombstoned(producer, key))
         ]
 
-    def active_producers(self) -> list[Producer]:
+    def active_producers(self) -> list[RegistryProducer]:
         heard_after_ns = self.clock_ns() - self._inactive_producer_timeout_ns
         return [producer for producer in self.producers if producer.last_update_ns >= heard_after_ns]
 
-    def is_tombstoned(self, producer: Producer, key: Key) -> bool:
+    def is_tombstoned(self, producer: RegistryProducer, key: RegistryKey) -> bool:
         tombstoned_ns = producer.tombstones.get(key)
         return tombstoned_ns is not None and self.clock_ns() - tombstoned_ns < self._tombstone_lifetime_ns
 
-    def all_keys(self) -> Iterator[Key]:
+    def all_keys(self) -> Iterator[RegistryKey]:
         yield from self.topics.values()
         for channels in self.channels.values():
             yield from channels.values()
 
-    def _topic_key(self, topic: str) -> Key:
+    def _topic_key(self, topic: str) -> RegistryKey:
         key = self.topics.get(topic)
         if key is None:
-            key = Key(topic)
+            key = RegistryKey(topic)
             self.topics[key.topic] = key
         return key
 
-    def _channel_key(self, topic: str, channel: str) -> Key:
+    def _channel_key(self, topic: str, channel: str) -> RegistryKey:
         channels = self.channels.setdefault(intern(topic), {})
         key = channels.get(channel)
         if key is None:
-            key = Key(topic, channel)
+            key = RegistryKey(topic, channel)
             channels[key.channel] = key
         return key
 
-    def _drop_channel(self, key: Key) -> None:
+    def _drop_channel(self, key: RegistryKey) -> None:
         channels = self.channels[key.topic]
         del channels[key.channel]
         if not channels:

@@ -7,11 +7,11 @@ import time
 from collections import Counter
 from typing import cast
 
-from nsquark.base.addresses import show_address
+from nsquark.base.addresses import show_peer
 from nsquark.base.durations import Duration
 from nsquark.base.logs import Logger
 from nsquark.lookupd.peer import BadJsonError, peer_json, read_peer_info
-from nsquark.lookupd.registry import Key, Producer, Registry
+from nsquark.lookupd.registry import Registry, RegistryKey, RegistryProducer
 from nsquark.web.fairness import TURN_NS_MAX
 from nsquark.wire.errors import FatalClientError
 from nsquark.wire.frames import MAGIC_V1
@@ -54,7 +54,7 @@ def reply_frame(data: bytes) -> bytes:
 OK = reply_frame(b"OK")
 
 
-class Sessions:
+class LookupdSessions:
     """What the connections of one nsqlookupd share, and the limit on those that never say who they are.
 
     Always: `strangers` are in the order of their last command, the one silent for longest first.
@@ -65,16 +65,16 @@ class Sessions:
         self.logger = logger
         self.identity = b""
         """The answer to IDENTIFY; known once the ports are."""
-        self.open: set[Session] = set()
-        self.strangers: dict[Session, float] = {}
+        self.open: set[LookupdSession] = set()
+        self.strangers: dict[LookupdSession, float] = {}
         self.accepted = 0
         self.commands: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
 
-    def new_session(self) -> "Session":
-        return Session(self)
+    def new_session(self) -> "LookupdSession":
+        return LookupdSession(self)
 
-    def heard_of_stranger(self, session: "Session") -> None:
+    def heard_of_stranger(self, session: "LookupdSession") -> None:
         self.strangers.pop(session, None)
         self.strangers[session] = time.monotonic()
         if len(self.strangers) > STRANGERS_MAX:
@@ -90,7 +90,7 @@ class Sessions:
             session.leave("nsqlookupd is stopping")
 
 
-class Session(asyncio.Protocol):
+class LookupdSession(asyncio.Protocol):
     """Reads magic, then lines; IDENTIFY switches to reading its body and back.
 
     Always: unless the others have their turn or the replies are not read, at most one line or body, within its limit,
@@ -100,13 +100,13 @@ class Session(asyncio.Protocol):
     transport: asyncio.Transport
     _loop: asyncio.AbstractEventLoop
 
-    def __init__(self, shared: Sessions) -> None:
+    def __init__(self, shared: LookupdSessions) -> None:
         self._shared = shared
         self._registry = shared.registry
         self._logger = shared.logger
         self._buffer = bytearray()
         self._read_next = self._read_magic
-        self._producer: Producer | None = None
+        self._producer: RegistryProducer | None = None
         self._left = False
         self._waits = False
         """The others have their turn."""
@@ -120,12 +120,11 @@ class Session(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but type
         self._loop = asyncio.get_running_loop()
-        peer = transport.get_extra_info("peername")
-        if peer is None:  # it was reset before it could be accepted
+        if transport.get_extra_info("peername") is None:  # it was reset before it could be accepted
             self._left = True
             self.transport.abort()
             return
-        self.name = show_address(peer)
+        self.name = show_peer(transport)
         keep_alive(self.transport)
         self._shared.accepted += 1
         self._shared.open.add(self)
@@ -340,20 +339,20 @@ class Session(asyncio.Protocol):
         self._logger.info(f"DB: client({self.name}) REGISTER category:client key: subkey:")
         self.transport.write(reply_frame(self._shared.identity))
 
-    def _identified(self) -> Producer:
+    def _identified(self) -> RegistryProducer:
         if self._producer is None:
             raise FatalClientError("E_INVALID", "client must IDENTIFY")
         return self._producer
 
-    def _log_key(self, what: str, key: Key) -> None:
+    def _log_key(self, what: str, key: RegistryKey) -> None:
         self._logger.info(f"DB: client({self.name}) {what} {key}")
 
 
 _COMMANDS = {
-    "IDENTIFY": Session.IDENTIFY,
-    "REGISTER": Session.REGISTER,
-    "UNREGISTER": Session.UNREGISTER,
-    "PING": Session.PING,
+    "IDENTIFY": LookupdSession.IDENTIFY,
+    "REGISTER": LookupdSession.REGISTER,
+    "UNREGISTER": LookupdSession.UNREGISTER,
+    "PING": LookupdSession.PING,
 }
 
 

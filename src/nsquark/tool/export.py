@@ -8,8 +8,8 @@ from nsquark.base.errors import UserError
 from nsquark.base.logs import Logger
 from nsquark.broker.data_path import DataPath, DataPathError
 from nsquark.broker.export import Exported, ExportError, NsqExport
-from nsquark.broker.nsqd import Nsqd, StartError
-from nsquark.broker.options import OptionsError, parse_options
+from nsquark.broker.nsqd import Nsqd, NsqdStartError
+from nsquark.broker.options import NsqdOptionsError, parse_options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     try:
         exported = asyncio.run(_export(args.data_path, args.to_nsq))
-    except (OptionsError, DataPathError, StartError, ExportError, OSError) as error:
+    except (NsqdOptionsError, DataPathError, NsqdStartError, ExportError, OSError) as error:
         raise UserError(str(error)) from None
     for name, messages in exported.queues.items():
         print(f"{name}: {messages} messages")

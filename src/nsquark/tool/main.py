@@ -38,7 +38,7 @@ TOOLS: Final = {
 }
 
 
-class Command(Protocol):
+class Subcommand(Protocol):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
     def run(self, args: argparse.Namespace) -> int: ...
@@ -102,10 +102,10 @@ def _run(name: str, arguments: list[str]) -> int:
     return command.run(parser.parse_args(arguments))
 
 
-def _load(name: str) -> Command:
+def _load(name: str) -> Subcommand:
     module = COMMANDS[name][0]
     try:
-        return cast(Command, importlib.import_module(module))
+        return cast(Subcommand, importlib.import_module(module))
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.startswith("nsquark"):
             raise UserError(f"this installation has no {error.name}: reinstall nsquark") from None

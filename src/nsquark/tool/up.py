@@ -38,7 +38,7 @@ _COLOURS: Final = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 
 
 @dataclass(frozen=True)
-class Kind:
+class ProgramKind:
     """A program of which `count` processes run; its functions get the arguments, what runs, and a number from 1."""
 
     program: str
@@ -179,7 +179,7 @@ class Fleet:
             for child in children:
                 child.kill()
 
-    def _child(self, kind: Kind, number: int) -> Child:
+    def _child(self, kind: ProgramKind, number: int) -> Child:
         name = f"{kind.program}-{number}" if kind.count is _nsqd_count else kind.program
         # Ports are read from lines of level INFO; what the user does not want to see is left out when shown.
         flags = [*kind.flags(self, number), f"--log-level={min(self.args.log_level, Level.INFO).word}"]
@@ -321,7 +321,7 @@ def _bracketed(host: str) -> str:
 
 
 KINDS: Final = (
-    Kind("nsqlookupd", "nsquark.lookupd.main", _one, _lookupd_ports, _lookupd_flags),
-    Kind("nsqd", "nsquark.broker.main", _nsqd_count, _nsqd_ports, _nsqd_flags),
-    Kind("nsqadmin", "nsquark.admin.main", _admin_count, _admin_ports, _admin_flags),
+    ProgramKind("nsqlookupd", "nsquark.lookupd.main", _one, _lookupd_ports, _lookupd_flags),
+    ProgramKind("nsqd", "nsquark.broker.main", _nsqd_count, _nsqd_ports, _nsqd_flags),
+    ProgramKind("nsqadmin", "nsquark.admin.main", _admin_count, _admin_ports, _admin_flags),
 )

@@ -9,17 +9,17 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
-import msgspec
-
-from nsquark.base.addresses import show_address
+from nsquark.base.addresses import show_peer
 from nsquark.base.durations import Duration
 from nsquark.base.logs import Level
+from nsquark.web.answers import AnswerSlot, stream
 from nsquark.web.certificates import common_name
 from nsquark.web.fairness import TURN_NS_MAX
-from nsquark.web.messages import Answer, Lane, LaneMaker, Pending, Request, Response, StreamResponse, error, plain
-from nsquark.web.reader import INTERNAL_ERROR, KEEP, UNIX_REMOTE, Persistence, RequestReader
+from nsquark.web.lane import LaneOfConnection
+from nsquark.web.messages import Answer, Pending, Request, Response, StreamResponse, error, plain
+from nsquark.web.outgoing import Outgoing
+from nsquark.web.reader import INTERNAL_ERROR, KEEP, Persistence, RequestReader
 from nsquark.web.router import BAD_REQUEST, Target
-from nsquark.web.streaming import stream
 
 if TYPE_CHECKING:
     from nsquark.web.server import HttpServer
@@ -35,20 +35,6 @@ TOO_SLOW: Final = plain(408, "408 Request Timeout", close=True)
 TOO_MANY_CONNECTIONS: Final = error(503, "TOO_MANY_CONNECTIONS", close=True)
 # Stands for a request line that could not be read.
 UNREADABLE: Final = Target("", "", "", "", {}, False, lambda request: BAD_REQUEST, False, 0, BAD_REQUEST)
-
-
-class Slot(msgspec.Struct, eq=False):
-    """The place of one answer in the order of answers."""
-
-    request: Request
-    persistence: Persistence
-    # 0 if the request is not for the log.
-    started_ns: int
-    answer: Answer | None = None
-    # The handler, if it waits for something, or the sending of a long answer.
-    task: asyncio.Task[None] | None = None
-    # What its handler takes of `waiting_handlers` while it waits: a change takes all, since changes keep their order.
-    share: int = 0
 
 
 class HttpConnection(asyncio.Protocol):
@@ -70,12 +56,10 @@ class HttpConnection(asyncio.Protocol):
         "_held",
         "_https",
         "_lane",
-        "_lane_target",
         "_limits",
         "_lingering",
         "_logger",
         "_out",
-        "_out_bytes",
         "_reader",
         "_reading",
         "_refused",
@@ -84,14 +68,10 @@ class HttpConnection(asyncio.Protocol):
         "_server",
         "_shares",
         "_slots",
-        "_stalled_bytes",
-        "_stalled_tick",
         "_transport",
         "_turn_due",
         "_unread",
         "_until_ns",
-        "_writable",
-        "_write_paused",
     )
 
     def __init__(self, server: HttpServer) -> None:
@@ -103,13 +83,10 @@ class HttpConnection(asyncio.Protocol):
         self._remote = ""
         self._unread = b""
         self._held: deque[tuple[Request, Persistence]] = deque()
-        self._slots: deque[Slot] = deque()
+        self._slots: deque[AnswerSlot] = deque()
         self._shares = 0
-        # The short way for the next request, and the target of the last one that might have had it.
-        self._lane: Lane | None = None
-        self._lane_target: Target | None = None
-        self._out: list[bytes] = []
-        self._out_bytes = 0
+        self._lane = LaneOfConnection(self._lane_answered)
+        self._out: Outgoing
         self._busy = False
         # The peer, or the server's closing, asks for no more than the answers that are due.
         self._eof = False
@@ -119,23 +96,20 @@ class HttpConnection(asyncio.Protocol):
         self._ended = False
         self._lingering = False
         self._reading = True
-        self._write_paused = False
         # When this turn's time is over, 0 before its first request; whether the next turn is waited for.
         self._until_ns = 0
         self._turn_due = False
-        self._writable: asyncio.Future[None] | None = None
-        # By the server's clock: last data, start of a half read request, last change of a full buffer.
+        # By the server's clock: last data, start of a half read request.
         self._data_tick = server.tick
         self._request_tick = 0
-        self._stalled_tick = 0
-        self._stalled_bytes = 0
 
     # --- the transport's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._out = Outgoing(self._transport)
         self._transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
-        self._remote = _remote_of(transport.get_extra_info("peername"))
+        self._remote = show_peer(transport)
         self._https = transport.get_extra_info("sslcontext") is not None
         self._reader = RequestReader(
             self._server.router,
@@ -158,10 +132,11 @@ class HttpConnection(asyncio.Protocol):
         if reader.stopped:
             return
         self._data_tick = self._server.tick
+        lane = self._lane.open
         if (
-            self._lane is not None
-            and not (self._slots or self._held or self._unread or self._write_paused or reader.has_begun)
-            and self._lane.handle(data)
+            lane is not None
+            and not (self._slots or self._held or self._unread or self._out.is_paused or reader.has_begun)
+            and lane.handle(data)
         ):
             return
         if self._unread:
@@ -184,25 +159,19 @@ class HttpConnection(asyncio.Protocol):
         return self._is_answering and not self._ended and not self._https
 
     def pause_writing(self) -> None:
-        self._write_paused = True
-        self._stalled_tick = self._server.tick
+        self._out.pause(self._server.tick)
         self._set_reading()
 
     def resume_writing(self) -> None:
-        self._write_paused = False
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_result(None)
+        self._out.resume()
         if not self._busy:
             self._pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.forget(self)
         self._end()
-        if self._lane is not None:
-            self._lane.replies.stop()
-            self._lane = None
-        if self._writable is not None:
-            self._writable.cancel()
+        self._lane.stop()
+        self._out.lost()
         for slot in self._slots:
             # A change that has begun goes on without its client; what only reads ends with it.
             if slot.task is not None and (slot.request.method == "GET" or slot.answer is not None):
@@ -223,7 +192,7 @@ class HttpConnection(asyncio.Protocol):
         if refusal is not None:
             self._refuse(refusal)
         self._busy = False
-        if self._out or self._ended or self._eof:
+        if self._out.gathered_bytes or self._ended or self._eof:
             self._flush()
         if self._reader.url and not self._request_tick:
             self._request_tick = self._server.tick
@@ -233,7 +202,8 @@ class HttpConnection(asyncio.Protocol):
     def _take(self, request: Request, persistence: Persistence) -> None:
         self._request_tick = 0
         if self._held or (
-            (self._slots or self._out or self._write_paused or self._lane is not None) and self._is_full()
+            (self._slots or self._out.gathered_bytes or self._out.is_paused or self._lane.open is not None)
+            and self._is_full()
         ):
             self._held.append((request, persistence))
         elif self._is_time_over():
@@ -244,15 +214,15 @@ class HttpConnection(asyncio.Protocol):
 
     def _send_continue(self) -> None:
         # An earlier answer must come first; the client then sends the body after a while without being told.
-        if not self._slots and not self._held and not self._is_lane_busy:
-            self._out.append(CONTINUE)
+        if not self._slots and not self._held and not self._lane.is_busy:
+            self._out.add(CONTINUE)
 
     def _is_full(self) -> bool:
         limits = self._limits
         return (
-            self._write_paused
-            or self._is_lane_busy
-            or self._out_bytes > limits.write_buffer_bytes
+            self._out.is_paused
+            or self._lane.is_busy
+            or self._out.gathered_bytes > limits.write_buffer_bytes
             or len(self._slots) >= limits.pipelined_requests
             or self._shares >= limits.waiting_handlers
         )
@@ -278,11 +248,7 @@ class HttpConnection(asyncio.Protocol):
     @property
     def _is_answering(self) -> bool:
         """Whether requests that came, whole or as bytes, wait for their answers."""
-        return bool(self._slots or self._held or self._unread or self._is_lane_busy)
-
-    @property
-    def _is_lane_busy(self) -> bool:
-        return self._lane is not None and self._lane.replies.are_owed
+        return bool(self._slots or self._held or self._unread or self._lane.is_busy)
 
     def _lane_answered(self) -> None:
         """What came behind may go on."""
@@ -290,14 +256,6 @@ class HttpConnection(asyncio.Protocol):
             self._pump()
         if self._eof:
             self._flush()
-
-    def _open_lane(self, request: Request, make: LaneMaker) -> None:
-        """For the second of two requests alike; nothing is owed on an earlier lane."""
-        if request.target is self._lane_target and request.head:
-            self._lane = make(request, self._transport.write)
-            if self._lane is not None:
-                self._lane.replies.after = self._lane_answered
-        self._lane_target = request.target
 
     def _pump(self) -> None:
         """Go on with what was held back, as far as the limits and this turn's time allow."""
@@ -321,7 +279,7 @@ class HttpConnection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         # What is sent after a refusal is read, to be thrown away.
-        reading = self._refused or not (self._held or self._unread or self._write_paused or self._turn_due)
+        reading = self._refused or not (self._held or self._unread or self._out.is_paused or self._turn_due)
         if reading != self._reading:
             self._reading = reading
             if reading:
@@ -334,7 +292,7 @@ class HttpConnection(asyncio.Protocol):
     def _dispatch(self, request: Request, persistence: Persistence) -> None:
         target = request.target
         if target.lane is not None:
-            self._open_lane(request, target.lane)
+            self._lane.saw(request, target.lane, self._transport.write)
         started_ns = time.perf_counter_ns() if target.log else 0
         try:
             result = target.handler(request)
@@ -346,7 +304,7 @@ class HttpConnection(asyncio.Protocol):
                 self._log(request, result.status, started_ns)
             self._send(result, persistence)
             return
-        slot = Slot(request, persistence, started_ns)
+        slot = AnswerSlot(request, persistence, started_ns)
         self._slots.append(slot)
         if isinstance(result, Pending):
             result.when_resolved(partial(self._settle, slot))
@@ -357,7 +315,7 @@ class HttpConnection(asyncio.Protocol):
             self._shares += slot.share
             slot.task = self._server.run(result, partial(self._settle, slot), request)
 
-    def _settle(self, slot: Slot, answer: Answer) -> None:
+    def _settle(self, slot: AnswerSlot, answer: Answer) -> None:
         self._shares -= slot.share
         if self._ended:
             return
@@ -394,11 +352,11 @@ class HttpConnection(asyncio.Protocol):
             if self._held or self._unread:
                 self._pump()
 
-    async def _stream(self, slot: Slot, response: StreamResponse) -> None:
+    async def _stream(self, slot: AnswerSlot, response: StreamResponse) -> None:
         chunked = slot.persistence in (Persistence.KEEP, Persistence.CLOSE)
         close = slot.persistence is not Persistence.KEEP
         try:
-            await stream(response, self._transport, self._wait_writable, chunked=chunked, close=close)
+            await stream(response, self._transport, self._out.wait_writable, chunked=chunked, close=close)
         except asyncio.CancelledError:
             self._transport.abort()
             raise
@@ -416,12 +374,6 @@ class HttpConnection(asyncio.Protocol):
             self._end()
         self._advance()
 
-    async def _wait_writable(self) -> None:
-        if self._write_paused:
-            self._writable = asyncio.get_running_loop().create_future()
-            await self._writable
-            self._writable = None
-
     def _send(self, response: Response, persistence: Persistence) -> None:
         if persistence is KEEP and not response.close:
             wire = response.kept_wire or response.wire()
@@ -430,15 +382,10 @@ class HttpConnection(asyncio.Protocol):
         else:
             wire = response.encode("close")
             self._end()
-        self._out.append(wire)
-        self._out_bytes += len(wire)
+        self._out.add(wire)
 
     def _flush(self) -> None:
-        out = self._out
-        if out:
-            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
-            self._out = []
-            self._out_bytes = 0
+        self._out.write()
         if self._ended or (self._eof and not self._is_answering):
             self._hang_up()
 
@@ -484,17 +431,13 @@ class HttpConnection(asyncio.Protocol):
     def check_time(self, tick: int) -> None:
         """Called once a second: end what takes too long."""
         limits = self._limits
-        if self._write_paused or self._ended:
-            waiting_bytes = self._transport.get_write_buffer_size()
-            if waiting_bytes != self._stalled_bytes:
-                self._stalled_bytes = waiting_bytes
-                self._stalled_tick = tick
-            elif tick - self._stalled_tick > limits.write_stall_seconds:
+        if self._out.is_paused or self._ended:
+            if self._out.is_stalled(tick, limits.write_stall_seconds):
                 self._transport.abort()
         elif self._request_tick:
             if self._reading and tick - self._request_tick > limits.request_seconds:
                 self._refuse(TOO_SLOW)
-        elif self._slots or self._is_lane_busy:
+        elif self._slots or self._lane.is_busy:
             # A connection is idle from its last answer on, not from its last request.
             self._data_tick = tick
         elif tick - self._data_tick > limits.idle_seconds:
@@ -504,8 +447,3 @@ class HttpConnection(asyncio.Protocol):
         if self._logger.level <= Level.INFO:
             elapsed = Duration(time.perf_counter_ns() - started_ns)
             self._logger.info(f"{status} {request.method} {request.uri} ({self._remote}) {elapsed}")
-
-
-def _remote_of(peername: object) -> str:
-    """`host:port` of a TCP peer; that of a unix socket has no name."""
-    return show_address(peername) if isinstance(peername, tuple) else UNIX_REMOTE

@@ -8,7 +8,7 @@ BODY_BYTES_MAX: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class HttpLimits:
     # Request line and headers together; also what may pass in a body's framing without a byte of the body.
     header_bytes: int = 32 * 1024
     # A kept connection without a request. Long, since NSQ's nsqd never closes one and clients count on it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -144,32 +144,7 @@ class Pending(msgspec.Struct, eq=False):
             callback(self._response)
 
 
-class LaneReplies(Protocol):
-    """The answers that a lane owes, in order."""
-
-    # Called whenever some were given.
-    after: Callable[[], None] | None
-
-    @property
-    def are_owed(self) -> bool: ...
-
-    def stop(self) -> None:
-        """The connection is closed."""
-
-
-class Lane(Protocol):
-    """A short way around requests and responses, for what one connection asks again and again."""
-
-    @property
-    def replies(self) -> LaneReplies: ...
-
-    def handle(self, data: bytes) -> bool:
-        """Answers `data` here if it is just such a request; tells whether it is."""
-
-
 Answer = Response | StreamResponse
-LaneMaker = Callable[[Request, Callable[[bytes], object]], Lane | None]
-"""Gets a request like those to come, and how to write to its connection."""
 Handler = Callable[[Request], Answer | Pending | Coroutine[Any, Any, Answer]]
 
 

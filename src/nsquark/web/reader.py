@@ -6,9 +6,10 @@ from typing import Final
 
 import httptools
 
+from nsquark.base.addresses import UNIX_PEER
 from nsquark.base.logs import Logger
 from nsquark.web.browsers import BrowserGuard
-from nsquark.web.limits import Limits
+from nsquark.web.limits import HttpLimits
 from nsquark.web.messages import Request, Response, error, plain
 from nsquark.web.router import BAD_REQUEST, Router, Target
 
@@ -25,9 +26,6 @@ class Persistence(IntEnum):
     CLOSE = 2
     CLOSE_1_0 = 3
 
-
-UNIX_REMOTE: Final = "@"
-"""The name of a peer that came by a unix socket."""
 
 # Only browsers send these, and always with what a page asks of another site.
 OF_BROWSERS: Final = frozenset((b"origin", b"sec-fetch-site"))
@@ -82,7 +80,7 @@ class RequestReader:
         self,
         router: Router,
         browsers: BrowserGuard,
-        limits: Limits,
+        limits: HttpLimits,
         logger: Logger,
         remote: str,
         https: bool,
@@ -218,7 +216,7 @@ class RequestReader:
     def _check_browser(self, target: Target, headers: Mapping[bytes, bytes]) -> None:
         if target.method == "GET" and target.path == "/ping":
             return
-        refusal = self._browsers.refusal(headers, checks_host=self._remote != UNIX_REMOTE)
+        refusal = self._browsers.refusal(headers, checks_host=self._remote != UNIX_PEER)
         if refusal is not None:
             raise RefusedError(refusal)
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from nsquark.web.lane import LaneMaker
 from nsquark.web.limits import BODY_BYTES_MAX
-from nsquark.web.messages import JSON_TYPE, NSQ_HEADER, Handler, LaneMaker, Request, Response, encode_json, error, plain
+from nsquark.web.messages import JSON_TYPE, NSQ_HEADER, Handler, Request, Response, encode_json, error, plain
 from nsquark.web.query import EscapeError, parse_query, unescape
 
 # The same few request lines come again and again; what they mean is kept for this many of them.

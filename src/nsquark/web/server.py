@@ -5,17 +5,16 @@
 
 import asyncio
 import contextlib
-import socket
 import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from nsquark.base.addresses import BACKLOG, listen_unix, remove_socket
+from nsquark.base.addresses import Listener
 from nsquark.base.logs import Logger
 from nsquark.web.browsers import BrowserGuard
 from nsquark.web.connection import HttpConnection
 from nsquark.web.descriptors import Descriptors
-from nsquark.web.limits import Limits
+from nsquark.web.limits import HttpLimits
 from nsquark.web.messages import (
     Answer,
     Handler,
@@ -35,8 +34,8 @@ from nsquark.web.router import Router
 __all__ = [
     "Answer",
     "Handler",
+    "HttpLimits",
     "HttpServer",
-    "Limits",
     "Pending",
     "Request",
     "Response",
@@ -49,7 +48,6 @@ __all__ = [
     "text",
 ]
 
-TLS_HANDSHAKE_SECONDS_MAX: Final = 10.0
 # How often the time limits of connections are looked at; one pass for all costs requests nothing.
 TICK_SECONDS: Final = 1.0
 
@@ -57,7 +55,7 @@ TICK_SECONDS: Final = 1.0
 class HttpServer:
     """Any number of listening sockets with one set of routes."""
 
-    def __init__(self, router: Router, browsers: BrowserGuard, limits: Limits, logger: Logger) -> None:
+    def __init__(self, router: Router, browsers: BrowserGuard, limits: HttpLimits, logger: Logger) -> None:
         self.router = router
         self.browsers = browsers
         self.descriptors = Descriptors()
@@ -67,8 +65,8 @@ class HttpServer:
         self.tick = 1
         self._connections: set[HttpConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listeners: list[asyncio.AbstractServer] = []
-        self._unix_paths: list[str] = []
+        self._listeners: list[Listener] = []
+        self._servers: list[asyncio.AbstractServer] = []
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
         self._empty = asyncio.Event()
@@ -78,38 +76,20 @@ class HttpServer:
     def connection_count(self) -> int:
         return len(self._connections)
 
-    async def listen(self, host: str, port: int, ssl_context: ssl.SSLContext | None = None) -> tuple[str, int]:
-        """Listen on one address and return it with the real port. An empty host means all addresses."""
-        loop = asyncio.get_running_loop()
-        listener = await _bind(host, port)
-        try:
-            server = await loop.create_server(
-                lambda: HttpConnection(self),
-                sock=listener,
-                ssl=ssl_context,
-                backlog=BACKLOG,
-                ssl_handshake_timeout=TLS_HANDSHAKE_SECONDS_MAX if ssl_context else None,
-            )
-        except BaseException:
-            listener.close()
-            raise
-        self._started(server)
-        address = listener.getsockname()
-        return str(address[0]), int(address[1])
-
-    async def listen_unix(self, path: str) -> None:
-        loop = asyncio.get_running_loop()
-        server = await loop.create_unix_server(lambda: HttpConnection(self), sock=listen_unix(path), backlog=BACKLOG)
-        self._started(server)
-        self._unix_paths.append(path)
+    async def serve(self, listener: Listener, tls: ssl.SSLContext | None = None) -> None:
+        """Answers on one more listening socket, which is closed with the server."""
+        self._servers.append(await listener.serve(lambda: HttpConnection(self), tls))
+        self._listeners.append(listener)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._on_tick)
 
     async def close(self) -> None:
         """Stop listening, close idle connections, and give those being answered a bounded time."""
         self._closing = True
-        for server in self._listeners:
+        for server in self._servers:
             server.close()
-        for path in self._unix_paths:
-            remove_socket(path)
+        for listener in self._listeners:
+            listener.remove_file()
         for connection in list(self._connections):
             connection.shut_down()
         with contextlib.suppress(TimeoutError):
@@ -162,25 +142,8 @@ class HttpServer:
             answer = INTERNAL_ERROR
         settle(answer)
 
-    def _started(self, server: asyncio.AbstractServer) -> None:
-        self._listeners.append(server)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._on_tick)
-
     def _on_tick(self) -> None:
         self.tick += 1
         for connection in list(self._connections):
             connection.check_time(self.tick)
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._on_tick)
-
-
-async def _bind(host: str, port: int) -> socket.socket:
-    """One listening socket. A name with several addresses gets the first, IPv4 before IPv6, as in NSQ."""
-    if not host:
-        if socket.has_dualstack_ipv6():
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-        return socket.create_server(("", port))
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-    return socket.create_server(address[:2], family=family)

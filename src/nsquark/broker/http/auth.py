@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nsquark.broker.auth import Asker
 from nsquark.broker.grants import Grant, Permission, Question
-from nsquark.broker.http.arguments import CHALLENGE, Refusal
-from nsquark.web.messages import JSON_TYPE, NSQ_HEADER, Answer, Handler, Pending, Request, Response, encode_json
+from nsquark.web.arguments import Refusal
+from nsquark.web.messages import Answer, Handler, Pending, Request, Response
 
 if TYPE_CHECKING:
     from nsquark.broker.nsqd import Nsqd
@@ -60,7 +60,7 @@ class HttpAuth:
         """The handler, for those who may. `refuse` answers the others in the style of the handler."""
         if self._servers is None:
             return handler
-        refused = refuse or _refused
+        refused = refuse or Refusal.response
 
         def guard(request: Request) -> Answer | Pending | Coroutine[Any, Any, Answer]:
             try:
@@ -169,12 +169,6 @@ def _check(grant: Grant, rule: Rule, request: Request) -> None:
 
 
 _VERBS: Final = {"publish": "publish to", "subscribe": "read from", "admin": "administer"}
-
-
-def _refused(refusal: Refusal) -> Response:
-    body = encode_json({"message": refusal.code, **refusal.fields})
-    headers = (NSQ_HEADER, CHALLENGE) if refusal.status == 401 else (NSQ_HEADER,)
-    return Response(refusal.status, body, JSON_TYPE, headers)
 
 
 async def _settled(answer: Answer | Pending | Coroutine[Any, Any, Answer]) -> Answer:

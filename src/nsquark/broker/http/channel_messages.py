@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nsquark.base.clock import now_ms
 from nsquark.broker.channel import Channel
-from nsquark.broker.http.arguments import INT64_MAX, Arguments, Refusal, invalid
+from nsquark.broker.http.arguments import NsqdArguments
+from nsquark.web.arguments import INT64_MAX, Refusal, invalid
 from nsquark.web.messages import Request
 from nsquark.wire.record import message_id
 
@@ -27,9 +28,9 @@ class ChannelMessages:
     def __init__(self, api: LogApi) -> None:
         self._api = api
 
-    async def listing(self, arguments: Arguments, request: Request) -> dict[str, Any]:
+    async def listing(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
         """GET /channel/messages: changes nothing, and takes a short piece of each turn."""
-        channel = existing_channel(arguments)
+        channel = arguments.channel()
         state = arguments.text("state", 16)
         if state not in (IN_FLIGHT, REQUEUED):
             raise invalid("state", f"{IN_FLIGHT} or {REQUEUED}")
@@ -76,13 +77,6 @@ class ChannelMessages:
 
     def _message(self, seq: int, attempts: int) -> dict[str, Any]:
         return {"seq": seq, "id": message_id(self._api.nsqd.logs.node_id, seq).decode(), "attempts": attempts}
-
-
-def existing_channel(arguments: Arguments) -> Channel:
-    channel = arguments.topic().channels.get(arguments.name("channel"))
-    if channel is None:
-        raise Refusal(404, "CHANNEL_NOT_FOUND")
-    return channel
 
 
 def require_existing(channel: Channel) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsquark.broker.commits import settled
-from nsquark.broker.http.arguments import Arguments, Refusal, require_stored
+from nsquark.broker.http.arguments import NsqdArguments, require_stored
+from nsquark.broker.http.commits import settled
 from nsquark.broker.topic import Topic
 from nsquark.kernel.records import MPUB_TOO_BIG, measure_mpub
 from nsquark.log.disk import DiskLimitReached
@@ -29,6 +29,7 @@ from nsquark.log.staging import (
     token_of,
     write_part,
 )
+from nsquark.web.arguments import Refusal
 from nsquark.web.messages import Request
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class AppendApi:
 
     # -- POST /log/stage ---------------------------------------------------------------------------------
 
-    async def stage(self, arguments: Arguments, request: Request) -> dict[str, Any]:
+    async def stage(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
         topic = self._nsqd.topic(arguments.name("topic"))
         require_stored(topic)
         token = token_of(arguments.text("token", TOKEN_CHARS_MAX))
@@ -116,7 +117,7 @@ class AppendApi:
 
     # -- POST /log/append --------------------------------------------------------------------------------
 
-    async def append(self, arguments: Arguments, request: Request) -> dict[str, Any]:
+    async def append(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
         topic = arguments.stored_topic()
         token = token_of(arguments.text("token", TOKEN_CHARS_MAX))
         parts = arguments.number("parts", 1, PARTS_MAX) if "parts" in arguments else None
@@ -164,7 +165,7 @@ class AppendApi:
 
     # -- POST /log/abort ---------------------------------------------------------------------------------
 
-    async def abort(self, arguments: Arguments, request: Request) -> dict[str, Any]:
+    async def abort(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
         topic = arguments.stored_topic()
         token = token_of(arguments.text("token", TOKEN_CHARS_MAX))
         stage = self._staging.find(topic, token)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nsquark.broker.channel import Channel, RangeChannelError
-from nsquark.broker.http.arguments import INT64_MAX, Arguments, Refusal, decimal, invalid, require_stored
-from nsquark.broker.http.channel_messages import existing_channel, require_existing
+from nsquark.broker.http.arguments import NsqdArguments, require_stored
+from nsquark.broker.http.channel_messages import require_existing
 from nsquark.broker.topic import Topic
+from nsquark.web.arguments import INT64_MAX, Refusal, decimal, invalid
 from nsquark.web.messages import Request, Response, empty
 from nsquark.wire.names import is_ephemeral
 
@@ -52,9 +53,9 @@ class ChannelPositions:
             return self._api.refuse(refusal)
         return empty()
 
-    async def seek(self, arguments: Arguments, request: Request) -> dict[str, Any]:
+    async def seek(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
         """Empties a channel and sets it somewhere else."""
-        channel = existing_channel(arguments)
+        channel = arguments.channel()
         owner = arguments.text("owner", OWNER_CHARS_MAX) if "owner" in arguments else ""
         position = await self.start_position(channel.topic, arguments.text("to", POSITION_CHARS_MAX), "to")
         require_existing(channel)
@@ -64,9 +65,9 @@ class ChannelPositions:
         channel.restart_at(position)
         return _standing(channel)
 
-    async def preview(self, arguments: Arguments, request: Request) -> dict[str, Any]:
+    async def preview(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
         """What a seek to the same place would do; nothing is changed."""
-        channel = existing_channel(arguments)
+        channel = arguments.channel()
         topic = channel.topic
         target = await self.start_position(topic, arguments.text("to", POSITION_CHARS_MAX), "to")
         require_existing(channel)
@@ -81,7 +82,7 @@ class ChannelPositions:
             "owner": channel.owner,
         }
 
-    async def commit(self, arguments: Arguments, request: Request) -> dict[str, Any]:
+    async def commit(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
         """A reader by range has done with everything below `seq`; its channel is made if it is not there."""
         topic = arguments.topic()
         name = arguments.name("channel")

@@ -10,16 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from nsquark.broker.channel import Channel
-from nsquark.broker.http.arguments import INT64_MAX, Arguments, Refusal, extra_headers, invalid
+from nsquark.broker.http.arguments import NsqdArguments, extra_headers
 from nsquark.broker.http.auth import HttpAuth, Rule
 from nsquark.broker.http.channel_messages import ChannelMessages
 from nsquark.broker.http.log_append import AppendApi
 from nsquark.broker.http.log_positions import ChannelPositions
-from nsquark.broker.observe.stats import Pace
 from nsquark.broker.places import NoPlace, Places
 from nsquark.broker.topic import Topic
 from nsquark.log.range_plan import Part, plan
 from nsquark.log.range_read import RangeReader, TimeSearch
+from nsquark.web.arguments import INT64_MAX, Refusal, invalid
+from nsquark.web.fairness import TurnPace
 from nsquark.web.messages import JSON_TYPE, Answer, Handler, Pending, Request, Response, StreamResponse, encode_json
 from nsquark.web.router import Router
 
@@ -45,7 +46,7 @@ READ = Rule("subscribe", is_ours=True)
 MOVE = Rule("subscribe", of_channel=True, is_ours=True)
 APPEND = Rule("publish", is_ours=True)
 
-JsonHandler = Callable[[Arguments, Request], Awaitable[dict[str, Any]]]
+JsonHandler = Callable[[NsqdArguments, Request], Awaitable[dict[str, Any]]]
 
 
 class LogApi:
@@ -86,7 +87,7 @@ class LogApi:
     def _answering(self, handler: JsonHandler) -> Handler:
         async def answer(request: Request) -> Answer:
             try:
-                return self.answer(await handler(Arguments(self.nsqd, request), request))
+                return self.answer(await handler(NsqdArguments(self.nsqd, request), request))
             except Refusal as refusal:
                 return self.refuse(refusal)
             except OSError as error:
@@ -115,9 +116,9 @@ class LogApi:
 
         return answer
 
-    async def list(self, arguments: Arguments, request: Request) -> dict[str, Any]:
+    async def list(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
         allowed = await self._auth.among(self.nsqd.topics, request, READ)
-        pace = Pace()
+        pace = TurnPace()
         topics = []
         for topic in list(self.nsqd.topics.values()):
             if topic.name in allowed:
@@ -137,7 +138,7 @@ class LogApi:
             "limit_bytes": nsqd.options.max_disk_bytes,
         }
 
-    async def info(self, arguments: Arguments, request: Request) -> dict[str, Any]:
+    async def info(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
         topic = arguments.topic()
         wait_s = arguments.seconds("wait", INFO_WAIT_S_MAX)
         after = arguments.number("after", 0, INT64_MAX, topic.log.head)
@@ -164,7 +165,7 @@ class LogApi:
 
     # -- /log/at -----------------------------------------------------------------------------------------
 
-    async def at(self, arguments: Arguments, request: Request) -> dict[str, Any]:
+    async def at(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
         topic = arguments.stored_topic()
         if "ts_ms" in arguments:
             time_ns = arguments.number("ts_ms", 0, INT64_MAX // NS_PER_MS) * NS_PER_MS
@@ -182,7 +183,7 @@ class LogApi:
 
     # -- /log/plan ---------------------------------------------------------------------------------------
 
-    async def plan(self, arguments: Arguments, request: Request) -> dict[str, Any]:
+    async def plan(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
         topic = arguments.stored_topic()
         segments = topic.log.segments
         assert segments is not None
@@ -206,7 +207,7 @@ class LogApi:
 
     def read(self, request: Request) -> Answer:
         try:
-            arguments = Arguments(self.nsqd, request)
+            arguments = NsqdArguments(self.nsqd, request)
             topic = arguments.stored_topic()
             low, high = _range(arguments, topic)
             segments = topic.log.segments
@@ -292,7 +293,7 @@ def _info(topic: Topic) -> dict[str, Any]:
     }
 
 
-def _range(arguments: Arguments, topic: Topic) -> tuple[int, int]:
+def _range(arguments: NsqdArguments, topic: Topic) -> tuple[int, int]:
     low = arguments.number("from", 0, INT64_MAX)
     high = arguments.number("to", 0, INT64_MAX)
     head = topic.log.head

@@ -18,8 +18,8 @@ from nsquark.base.exposition import Family, of_histogram, single
 from nsquark.base.version import NSQ_VERSION, __version__
 from nsquark.broker.observe.latency import Sketch
 from nsquark.broker.observe.process import ProcessFigures, process_figures
-from nsquark.broker.observe.stats import Pace
 from nsquark.broker.topology import Closeness, is_aware
+from nsquark.web.fairness import TurnPace
 
 if TYPE_CHECKING:
     from nsquark.broker.channel import Channel
@@ -123,7 +123,7 @@ async def _topics_and_channels(nsqd: Nsqd) -> list[Family]:
     quantiles = nsqd.options.e2e_processing_latency_percentile
     topic_latency = Latencies("nsqd_topic_latency_seconds", quantiles, OTHER_TOPIC)
     channel_latency = Latencies("nsqd_channel_latency_seconds", quantiles, OTHER_CHANNEL)
-    pace = Pace()
+    pace = TurnPace()
     for topic in list(nsqd.topics.values()):
         if topic.is_exiting:
             continue

@@ -6,7 +6,6 @@ out.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
@@ -18,7 +17,7 @@ from nsquark.base.version import NSQ_VERSION
 from nsquark.broker.observe.latency import Sketch
 from nsquark.broker.observe.process import MemoryStats
 from nsquark.broker.topology import Closeness, is_shown
-from nsquark.web.fairness import TURN_NS_MAX
+from nsquark.web.fairness import TurnPace
 from nsquark.web.messages import encode_json
 
 if TYPE_CHECKING:
@@ -33,20 +32,20 @@ CLIENT_VERSION: Final = "V2"
 # None of these is ever part of a cycle, so the collector need not visit the thousands a large broker has (gc=False).
 
 
-class Percentile(msgspec.Struct, gc=False):
+class PercentileStats(msgspec.Struct, gc=False):
     quantile: float
     value: int
     """Nanoseconds."""
 
 
-class Latency(msgspec.Struct, gc=False):
+class LatencyStats(msgspec.Struct, gc=False):
     """From publish to FIN; `percentiles` is None where it is not measured."""
 
     count: int = 0
-    percentiles: list[Percentile] | None = None
+    percentiles: list[PercentileStats] | None = None
 
 
-NOT_MEASURED: Final = Latency()
+NOT_MEASURED: Final = LatencyStats()
 
 
 class PubCount(msgspec.Struct, gc=False):
@@ -98,7 +97,7 @@ class ChannelStats(msgspec.Struct, kw_only=True, gc=False):
     client_count: int
     clients: list[ClientStats] | None
     paused: bool
-    e2e_processing_latency: Latency
+    e2e_processing_latency: LatencyStats
 
 
 class TopicStats(msgspec.Struct, gc=False):
@@ -109,10 +108,10 @@ class TopicStats(msgspec.Struct, gc=False):
     message_count: int
     message_bytes: int
     paused: bool
-    e2e_processing_latency: Latency
+    e2e_processing_latency: LatencyStats
 
 
-class Stats(msgspec.Struct, kw_only=True, gc=False):
+class NsqdStats(msgspec.Struct, kw_only=True, gc=False):
     version: str = NSQ_VERSION
     health: str
     start_time: int
@@ -121,25 +120,13 @@ class Stats(msgspec.Struct, kw_only=True, gc=False):
     producers: list[ClientStats] | None = None
 
 
-class Pace:
-    """Lets others run when a turn's time is used up; to be asked after each row."""
-
-    def __init__(self) -> None:
-        self._until_ns = time.monotonic_ns() + TURN_NS_MAX
-
-    async def step(self) -> None:
-        if time.monotonic_ns() > self._until_ns:
-            await asyncio.sleep(0)
-            self._until_ns = time.monotonic_ns() + TURN_NS_MAX
-
-
-async def collect_stats(nsqd: Nsqd, *, topic: str = "", channel: str = "", include_clients: bool = True) -> Stats:
+async def collect_stats(nsqd: Nsqd, *, topic: str = "", channel: str = "", include_clients: bool = True) -> NsqdStats:
     """All topics, or the one named; with a channel's name, only that channel and the topics that have it."""
-    stats = Stats(health=nsqd.health, start_time=nsqd.start_time)
+    stats = NsqdStats(health=nsqd.health, start_time=nsqd.start_time)
     if topic and topic not in nsqd.topics:
         return stats
     chosen = [nsqd.topics[topic]] if topic else sorted(nsqd.topics.values(), key=lambda each: each.name)
-    pace = Pace()
+    pace = TurnPace()
     stats.topics = []
     for each in chosen:
         if not each.is_exiting and (not channel or channel in each.channels):
@@ -153,9 +140,9 @@ async def collect_stats(nsqd: Nsqd, *, topic: str = "", channel: str = "", inclu
     return stats
 
 
-async def stats_as_json(stats: Stats) -> bytes:
+async def stats_as_json(stats: NsqdStats) -> bytes:
     """Topic by topic, since the whole takes a while for a broker of many."""
-    pace = Pace()
+    pace = TurnPace()
     written: list[msgspec.Raw] = []
     for topic in stats.topics or ():
         written.append(msgspec.Raw(encode_json(topic)))
@@ -167,7 +154,7 @@ async def stats_as_json(stats: Stats) -> bytes:
 
 
 async def _topic_stats(
-    topic: Topic, topic_filter: str, channel_filter: str, include_clients: bool, pace: Pace
+    topic: Topic, topic_filter: str, channel_filter: str, include_clients: bool, pace: TurnPace
 ) -> TopicStats:
     names = [channel_filter] if channel_filter else sorted(topic.channels)
     channels: list[ChannelStats] = []
@@ -216,7 +203,7 @@ def _channel_stats(channel: Channel, clients: list[ClientStats] | None) -> Chann
     return stats
 
 
-def latency_of(nsqd: Nsqd, channels: Iterable[Channel]) -> Latency:
+def latency_of(nsqd: Nsqd, channels: Iterable[Channel]) -> LatencyStats:
     """Of all these channels together."""
     wanted = nsqd.options.e2e_processing_latency_percentile
     windows = [channel.latency for channel in channels if channel.latency is not None] if wanted else []
@@ -226,7 +213,7 @@ def latency_of(nsqd: Nsqd, channels: Iterable[Channel]) -> Latency:
     for window in windows:
         window.add_to(sketch, now_s)
     values = zip(wanted, sketch.quantiles(wanted), strict=True)
-    return Latency(sketch.count, [Percentile(quantile, value) for quantile, value in values])
+    return LatencyStats(sketch.count, [PercentileStats(quantile, value) for quantile, value in values])
 
 
 def _client_stats(session: Session, topic_filter: str) -> ClientStats:

@@ -10,12 +10,12 @@ from nsquark.base.durations import Duration
 from nsquark.base.printable import printable
 from nsquark.base.version import version_line
 from nsquark.broker.observe.process import MemoryStats
-from nsquark.broker.observe.stats import ChannelStats, ClientStats, Latency, Stats, TopicStats
+from nsquark.broker.observe.stats import ChannelStats, ClientStats, LatencyStats, NsqdStats, TopicStats
 
 SECOND_NS = 1_000_000_000
 
 
-def lines(stats: Stats, uptime_ns: int) -> Iterator[str]:
+def lines(stats: NsqdStats, uptime_ns: int) -> Iterator[str]:
     yield version_line("nsqd")
     yield f"start_time {_local_time(stats.start_time)}"
     yield f"uptime {Duration(uptime_ns)}"
@@ -75,7 +75,7 @@ def _client(client: ClientStats) -> str:
     )
 
 
-def _latency(latency: Latency) -> str:
+def _latency(latency: LatencyStats) -> str:
     return ", ".join(_scaled(percentile.value) for percentile in latency.percentiles or ())
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 from nsquark.base.addresses import split_address
 from nsquark.broker.http.config import statsd_prefix
 from nsquark.broker.observe.process import MemoryStats, memory_stats
-from nsquark.broker.observe.stats import ChannelStats, Latency, Pace, Stats, TopicStats, collect_stats
+from nsquark.broker.observe.stats import ChannelStats, LatencyStats, NsqdStats, TopicStats, collect_stats
+from nsquark.web.fairness import TurnPace
 from nsquark.wire.names import is_ephemeral
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ QUIET_S: Final = 1.0
 """The datagrams of a push are spread over the interval less this."""
 
 
-class Endpoint(asyncio.DatagramProtocol):
+class StatsdSocket(asyncio.DatagramProtocol):
     """The socket of one push; it only listens for errors."""
 
     def __init__(self, pusher: StatsdPusher) -> None:
@@ -68,7 +69,7 @@ class StatsdPusher:
         self._close()
         self._nsqd.logger.info(f"STATSD: pushing stats to {address}")
         self._transport, _ = await loop.create_datagram_endpoint(
-            lambda: Endpoint(self), remote_addr=split_address(address)
+            lambda: StatsdSocket(self), remote_addr=split_address(address)
         )
         packets = pack(await self._lines(), self._nsqd.options.statsd_udp_packet_size)
         pause_s = max(self._interval_s - QUIET_S, 0) / max(len(packets), 1)
@@ -99,14 +100,14 @@ class StatsdPusher:
         stats = await collect_stats(self._nsqd, include_clients=False)
         memory = memory_stats() if self._nsqd.options.statsd_mem_stats else None
         lines: list[bytes] = []
-        pace = Pace()
+        pace = TurnPace()
         for line in self._keys(stats, memory):
             lines.append(f"{prefix}{line}\n".encode())
             await pace.step()
         self._last, self._seen = self._seen, {}
         return lines
 
-    def _keys(self, stats: Stats, memory: MemoryStats | None) -> Iterator[str]:
+    def _keys(self, stats: NsqdStats, memory: MemoryStats | None) -> Iterator[str]:
         without_ephemeral = self._nsqd.options.statsd_exclude_ephemeral
         for topic in stats.topics or ():
             if not (without_ephemeral and is_ephemeral(topic.topic_name)):
@@ -158,7 +159,7 @@ def _gauge(key: str, value: int) -> str:
     return f"{key}:{value}|g"
 
 
-def _latency(key: str, latency: Latency) -> Iterator[str]:
+def _latency(key: str, latency: LatencyStats) -> Iterator[str]:
     for percentile in latency.percentiles or ():
         yield _gauge(f"{key}.e2e_processing_latency_{percentile.quantile * 100:.0f}", percentile.value)
 

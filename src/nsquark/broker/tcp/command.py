@@ -7,16 +7,15 @@ from collections.abc import Container
 from nsquark.wire.errors import FatalClientError
 from nsquark.wire.names import is_valid_name
 from nsquark.wire.quote import quote
+from nsquark.wire.record import SIZE_BYTES
 
 STATE_INIT, STATE_SUBSCRIBED, STATE_CLOSING = 0, 3, 4
 """The states of a session, by NSQ's numbers, which /stats shows: not subscribed, subscribed, and after CLS."""
-SIZE_BYTES = 4
-"""A body stands behind its size, a big-endian number of so many bytes."""
 UINT64_MAX = (1 << 64) - 1
 DIGITS_THAT_COUNT = 64
 
 
-class Incomplete(Exception):
+class Unfinished(Exception):
     """A command has not arrived as a whole, or it has to wait; later it is looked at again from its beginning."""
 
 
@@ -24,7 +23,7 @@ class Command:
     """The command whose line has been read; `data[pos:end]` holds what has arrived behind the line.
 
     * `next` is where the following command starts, as far as is known: reading a body moves it behind that body.
-    * With `at_eof` no more bytes will come: what is missing is an error then, and otherwise raises `Incomplete`.
+    * With `at_eof` no more bytes will come: what is missing is an error then, and otherwise raises `Unfinished`.
     """
 
     __slots__ = ("at_eof", "data", "end", "next", "params", "pos")
@@ -96,7 +95,7 @@ class Command:
 
     def unfinished(self, code: str, missing: str) -> Exception:
         """What to raise because something has not arrived: it still may come, or it never will."""
-        return FatalClientError(code, f"{self.word} failed to read {missing}") if self.at_eof else Incomplete()
+        return FatalClientError(code, f"{self.word} failed to read {missing}") if self.at_eof else Unfinished()
 
 
 def failed(word: str, error: Exception) -> FatalClientError:

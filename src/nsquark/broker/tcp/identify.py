@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from nsquark.base.version import NSQ_VERSION
-from nsquark.broker.options import Options
+from nsquark.broker.options import NsqdOptions
 from nsquark.broker.tcp import upgrade
-from nsquark.broker.tcp.command import STATE_INIT, Command, Incomplete, text_of
+from nsquark.broker.tcp.command import STATE_INIT, Command, Unfinished, text_of
 from nsquark.broker.tcp.waits import FOR_THREAD
 from nsquark.broker.topology import is_shown
 from nsquark.wire.errors import FatalClientError
@@ -100,7 +100,7 @@ def AUTH(session: Session, command: Command) -> None:
         raise FatalClientError("E_AUTH_DISABLED", "AUTH disabled")
     answer = session.guard.authorize(secret)
     if answer is None:
-        raise Incomplete
+        raise Unfinished
     session.replies.send(frame(FrameType.RESPONSE, answer))
 
 
@@ -120,10 +120,10 @@ def _fields_of(session: Session, body: bytes) -> dict[str, Any]:
 
     session.reading_fields = session.nsqd.loop.run_in_executor(None, read_fields, body)
     session.reading_fields.add_done_callback(read)
-    raise Incomplete
+    raise Unfinished
 
 
-def identify(fields: dict[str, Any], settings: ClientSettings, options: Options) -> bytes:
+def identify(fields: dict[str, Any], settings: ClientSettings, options: NsqdOptions) -> bytes:
     """Applies what IDENTIFY said to the settings, and returns the answer, which is OK without feature negotiation."""
     settings.client_id = fields["client_id"]
     settings.hostname = fields["hostname"]
@@ -148,7 +148,7 @@ def identify(fields: dict[str, Any], settings: ClientSettings, options: Options)
     return _answer(settings, options, fields["show_limits"])
 
 
-def _answer(settings: ClientSettings, options: Options, show_limits: bool) -> bytes:
+def _answer(settings: ClientSettings, options: NsqdOptions, show_limits: bool) -> bytes:
     """NSQ's fields in NSQ's order; ours only for a client that asks."""
     answer: dict[str, Any] = {
         "max_rdy_count": options.max_rdy_count,
@@ -221,7 +221,7 @@ def _set_heartbeat(settings: ClientSettings, asked_ms: int, max_ms: int) -> None
         raise _bad(f"heartbeat interval ({asked_ms}) is invalid")
 
 
-def _set_output_buffer(settings: ClientSettings, timeout_ms: int, size: int, options: Options) -> None:
+def _set_output_buffer(settings: ClientSettings, timeout_ms: int, size: int, options: NsqdOptions) -> None:
     """Both are upper bounds here: output is sent at the end of every turn of the event loop anyway."""
     if timeout_ms == -1:
         settings.output_buffer_timeout_ms = 0
@@ -244,7 +244,7 @@ def _set_sample_rate(settings: ClientSettings, rate: int) -> None:
     settings.sample_rate = rate
 
 
-def _set_msg_timeout(settings: ClientSettings, asked_ms: int, options: Options) -> None:
+def _set_msg_timeout(settings: ClientSettings, asked_ms: int, options: NsqdOptions) -> None:
     if MSG_TIMEOUT_MS_MIN <= asked_ms <= options.max_msg_timeout.ms:
         settings.msg_timeout_ms = asked_ms
     elif asked_ms != 0:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsquark.broker.tcp.command import SIZE_BYTES, UINT64_MAX, Command, Incomplete
+from nsquark.broker.tcp.command import UINT64_MAX, Command, Unfinished
 from nsquark.kernel.publish import MPUB_TURN_MESSAGES_MAX, MPUB_WHOLE_MESSAGES_MAX
 from nsquark.kernel.records import MPUB_BAD_SIZE, MPUB_TOO_BIG, measure_mpub
 from nsquark.wire.errors import FatalClientError
+from nsquark.wire.record import SIZE_BYTES
 
 if TYPE_CHECKING:
     from nsquark.broker.tcp.session import Session
@@ -116,5 +117,5 @@ def _measure(session: Session, command: Command, start: int, count: int) -> None
             missing = f"message({index}) body size" if message_bytes < 0 else "message body"
             raise command.unfinished("E_BAD_MESSAGE", missing)
         mpub.measured_messages, mpub.measured_bytes = index, reached - start
-        raise Incomplete
+        raise Unfinished
     command.next = after

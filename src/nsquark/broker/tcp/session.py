@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, cast
 
-from nsquark.base.addresses import show_address
+from nsquark.base.addresses import show_peer
 from nsquark.base.clock import now_ms
 from nsquark.broker.auth import Guard
 from nsquark.broker.channel import Channel
 from nsquark.broker.options import TlsRequired
-from nsquark.broker.tcp.command import STATE_INIT, STATE_SUBSCRIBED, Command, Incomplete, failed, text_of
+from nsquark.broker.tcp.command import STATE_INIT, STATE_SUBSCRIBED, Command, Unfinished, failed, text_of
 from nsquark.broker.tcp.consume_commands import CLS, FIN, NOP, RDY, REQ, SUB, TOUCH
 from nsquark.broker.tcp.identify import AUTH, IDENTIFY, ClientSettings
 from nsquark.broker.tcp.publish_commands import DPUB, MPUB, PUB, MpubProgress, publish_more
@@ -91,8 +91,7 @@ class Session(Connection, asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.use(cast(asyncio.Transport, transport))
         self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
-        peer = self.transport.get_extra_info("peername")
-        self.remote_address = show_address(peer) if isinstance(peer, tuple) else "@"
+        self.remote_address = show_peer(transport)
         self.remote_ip = host = self.remote_address.rpartition(":")[0].strip("[]")
         options = self.nsqd.options
         self.settings = ClientSettings(host, host, options.msg_timeout.ms, options.output_buffer_timeout.ms)
@@ -240,7 +239,7 @@ class Session(Connection, asyncio.BufferedProtocol):
                     break
             try:
                 pos = self._next(pos, end, at_eof)
-            except Incomplete:
+            except Unfinished:
                 break
             except ClientError as error:
                 if self.fail(error):
@@ -278,7 +277,7 @@ class Session(Connection, asyncio.BufferedProtocol):
         if line_end < 0:
             if end - pos >= LINE_BYTES_MAX:
                 self.abort()
-            raise Incomplete
+            raise Unfinished
         line = bytes(self._data[pos:line_end])
         command = Command(line[:-1] if line.endswith(b"\r") else line, self._data, line_end + 1, end, at_eof)
         carry_out = self._commands.get(command.params[0])
@@ -308,7 +307,7 @@ class Session(Connection, asyncio.BufferedProtocol):
     def require_permission(self, word: str, topic: str, channel: str = "") -> None:
         """Refuses a command that AUTH does not allow, or lets it wait until that is known."""
         if self.guard is not None and not self.guard.allows(word, topic, channel):
-            raise Incomplete
+            raise Unfinished
 
     def identified(self) -> None:
         """The client has said what it asks for."""

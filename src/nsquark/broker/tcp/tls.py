@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from nsquark.broker.options import Options, OptionsError, TlsVersion
+from nsquark.broker.options import NsqdOptions, NsqdOptionsError, TlsVersion
 from nsquark.web.certificates import common_name
 from nsquark.web.messages import JSON_TYPE, NSQ_HEADER, Request, Response
 from nsquark.web.router import Router, Target
@@ -37,7 +37,7 @@ _CIPHER_SUITES: Final = {
 """Those NSQ has a name for; it shows all others by number."""
 
 
-def server_context(options: Options) -> ssl.SSLContext | None:
+def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
     """For clients and HTTPS; None without a certificate."""
     if not options.tls_cert:
         return None
@@ -51,12 +51,12 @@ def server_context(options: Options) -> ssl.SSLContext | None:
         elif options.tls_root_ca_file:
             context.load_verify_locations(options.tls_root_ca_file)
     except (OSError, ValueError) as error:
-        raise OptionsError(f"failed to build TLS config - {error}") from None
+        raise NsqdOptionsError(f"failed to build TLS config - {error}") from None
     _set_versions(context, options)
     return context
 
 
-def tls_warnings(options: Options) -> Iterator[str]:
+def tls_warnings(options: NsqdOptions) -> Iterator[str]:
     """What an operator should know of the TLS settings, once they proved usable."""
     if asks_for_certificates(options) and options.tls_client_auth_policy != "require-verify":
         yield "--tls-client-auth-policy=require checks certificates as require-verify does"
@@ -64,17 +64,17 @@ def tls_warnings(options: Options) -> Iterator[str]:
         yield f"--tls-key={options.tls_key} can be read by every user of this machine: chmod 600 it"
 
 
-def asks_for_certificates(options: Options) -> bool:
+def asks_for_certificates(options: NsqdOptions) -> bool:
     return options.tls_client_auth_policy in CLIENT_CERTIFICATE_POLICIES
 
 
-def client_context(options: Options) -> ssl.SSLContext:
+def client_context(options: NsqdOptions) -> ssl.SSLContext:
     """For auth servers at an https address."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         _trust(context, options.tls_root_ca_file, ssl.Purpose.SERVER_AUTH)
     except (OSError, ValueError) as error:
-        raise OptionsError(f"failed to build TLS config - {error}") from None
+        raise NsqdOptionsError(f"failed to build TLS config - {error}") from None
     context.minimum_version = ssl.TLSVersion(max(options.tls_min_version, TlsVersion.TLS1_2))
     return context
 
@@ -86,7 +86,7 @@ def _trust(context: ssl.SSLContext, root_ca_file: str, purpose: ssl.Purpose) -> 
         context.load_default_certs(purpose)
 
 
-def _set_versions(context: ssl.SSLContext, options: Options) -> None:
+def _set_versions(context: ssl.SSLContext, options: NsqdOptions) -> None:
     """At the level the old versions need, weak signatures pass for certificates too: not where those are checked."""
     least = options.tls_min_version
     if least < TlsVersion.TLS1_2 and context.verify_mode is ssl.CERT_NONE:

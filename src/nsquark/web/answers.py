@@ -1,9 +1,28 @@
-"""Sending an answer of unknown length as fast as the peer takes it, and no faster."""
+"""One answer of a connection: its place in the order of answers, and the sending of one whose length is unknown."""
+
+from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
-from nsquark.web.messages import StreamResponse, encode_head
+import msgspec
+
+from nsquark.web.messages import Answer, Request, StreamResponse, encode_head
+from nsquark.web.reader import Persistence
+
+
+class AnswerSlot(msgspec.Struct, eq=False):
+    """The place of one answer in the order of answers."""
+
+    request: Request
+    persistence: Persistence
+    # 0 if the request is not for the log.
+    started_ns: int
+    answer: Answer | None = None
+    # The handler, if it waits for something, or the sending of a long answer.
+    task: asyncio.Task[None] | None = None
+    # What its handler takes of `waiting_handlers` while it waits: a change takes all, since changes keep their order.
+    share: int = 0
 
 
 async def stream(
@@ -14,7 +33,10 @@ async def stream(
     chunked: bool,
     close: bool,
 ) -> None:
-    """Send the whole response. Without chunks (HTTP/1.0) its end is the end of the connection."""
+    """Sends the whole response as fast as the peer takes it, and no faster.
+
+    Without chunks (HTTP/1.0) its end is the end of the connection.
+    """
     encoding = (("Transfer-Encoding", "chunked"),) if chunked else ()
     connection = "close" if close else ""
     transport.write(encode_head(response.status, response.content_type, response.headers + encoding, connection))

@@ -1,0 +1,61 @@
+"""How the commit of a publish becomes the answer to a request."""
+
+import asyncio
+from typing import Final
+
+from nsquark.kernel.commits import Commit
+from nsquark.kernel.replies import ReplyQueue
+from nsquark.web.messages import Pending, Response, error, text
+
+# Answers that are always the same: the server keeps their bytes.
+OK: Final = text("OK")
+EXITING: Final = error(503, "EXITING")
+
+
+class PublishAnswer(Pending):
+    """The answer to a publish, given by the commit that it waits for."""
+
+    def settled(self, commit: Commit) -> None:
+        self.resolve(_outcome(commit))
+
+
+class LaneReplies(ReplyQueue):
+    """The answers to the publishes that take a connection's lane."""
+
+    def refusal(self, word: str, error: Exception) -> bytes:
+        return not_stored(error).wire()
+
+
+class _Waiter:
+    def __init__(self, outcome: asyncio.Future[None]) -> None:
+        self._outcome = outcome
+
+    def settled(self, commit: Commit) -> None:
+        if not self._outcome.done():
+            self._outcome.set_result(None)
+
+
+async def settled(commit: Commit) -> None:
+    """Returns when the commit is settled, with an error or without."""
+    if not commit.is_settled:
+        outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        commit.waiters.append(_Waiter(outcome))
+        await outcome
+
+
+def answered_by(commit: Commit) -> Response | Pending:
+    """The answer to a publish: at once if its commit is settled, else when it is."""
+    if commit.is_settled:
+        return _outcome(commit)
+    answer = PublishAnswer()
+    commit.waiters.append(answer)
+    return answer
+
+
+def not_stored(failure: object) -> Response:
+    """Says why nothing was stored: nsqd or the topic is going, or what the disk says."""
+    return error(503, f"DISK_ERROR: {failure}") if isinstance(failure, OSError) else EXITING
+
+
+def _outcome(commit: Commit) -> Response:
+    return OK if commit.error is None else not_stored(commit.error)

@@ -1,0 +1,140 @@
+"""What nsqd does by the clock: timeouts, due messages, syncs, removal, and looking whether a fault is over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from nsquark.base.clock import now_ms
+from nsquark.log.files import write_atomically
+
+if TYPE_CHECKING:
+    from nsquark.broker.nsqd import Nsqd
+
+TICK_S = 0.1
+"""How often timeouts and delays are looked at, as in NSQ."""
+COLLECT_S = 1.0
+PROBE_BYTES = 64 << 10
+OPEN_AGAIN_S = 5.0
+ROOM_EVERY_S = 0.1
+"""How often all topics are searched for files that can go, at the most, while the disk is full."""
+
+
+class Upkeep:
+    """The housekeeping of one nsqd. Each step survives a fault in it."""
+
+    def __init__(self, nsqd: Nsqd) -> None:
+        self._nsqd = nsqd
+        self._made_room_s = self._opened_again_s = float("-inf")
+
+    async def run(self) -> None:
+        """Goes on until it is cancelled."""
+        nsqd, collected_s = self._nsqd, 0.0
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.guard(self._expire)
+            self.guard(self._append_due)
+            self.guard(nsqd.logs.syncer.tick)
+            elapsed = nsqd.loop.time()
+            if elapsed - collected_s >= COLLECT_S:
+                collected_s = elapsed
+                self.guard(self._follow_clock)
+                self.guard(self._collect)
+                self.guard(self._probe_disk)
+                self.guard(self._open_again)
+
+    def guard(self, step: Callable[[], object]) -> None:
+        """Does a step; a fault in it is logged, and the next one is done all the same."""
+        try:
+            step()
+        except Exception as error:
+            self._nsqd.logger.error(f"INTERNAL: {type(error).__name__}: {error}")
+
+    def make_room(self, size: int) -> bool:
+        """Finished files go, the newest too; with --disk-policy=drop-oldest then the oldest of all, read or not."""
+        nsqd, now = self._nsqd, self._nsqd.loop.time()
+        if now - self._made_room_s >= ROOM_EVERY_S:
+            self._made_room_s = now
+            for topic in nsqd.topics.values():
+                topic.collect(newest_too=True)
+        if nsqd.options.disk_policy == "drop-oldest":
+            self._drop_oldest(size)
+        return nsqd.logs.disk_bytes + size <= nsqd.options.max_disk_bytes
+
+    def _drop_oldest(self, size: int) -> None:
+        """Drops whole files, those that are no longer written to before any that is."""
+        nsqd = self._nsqd
+        found = (topic.log.segments for topic in nsqd.topics.values())
+        candidates = [segments for segments in found if segments is not None and len(segments)]
+        while candidates and nsqd.logs.disk_bytes + size > nsqd.options.max_disk_bytes:
+            oldest = min(candidates, key=lambda segments: (len(segments) == 1, segments.oldest_ns))
+            if not oldest.drop_oldest() or not len(oldest):
+                candidates.remove(oldest)
+
+    def _expire(self) -> None:
+        now = now_ms()
+        for topic in self._nsqd.topics.values():
+            for channel in topic.channels.values():
+                if channel.ledger.earliest <= now:
+                    channel.expire(now)
+
+    def _append_due(self) -> None:
+        deferring = self._nsqd.deferring
+        for topic in list(deferring):
+            if not topic.deferrals.tick():
+                del deferring[topic]
+
+    def _follow_clock(self) -> None:
+        """The monotonic clock stands while the machine sleeps, that of due times does not."""
+        offset = self._nsqd.clock.offset_ms()
+        for topic in self._nsqd.topics.values():
+            for channel in topic.channels.values():
+                channel.ledger.wall_offset_ms = offset
+
+    def _collect(self) -> None:
+        is_short = self._is_space_short()
+        for topic in list(self._nsqd.topics.values()):
+            topic.collect(newest_too=is_short)
+            for channel in list(topic.channels.values()):
+                if channel.is_abandoned:
+                    owner = channel.owner
+                    self._nsqd.logger.info(f"CHANNEL({channel.name}): its owner {owner} is gone, deleting")
+                    topic.delete_channel(channel.name)
+
+    def _is_space_short(self) -> bool:
+        """Whether files that are finished should go although they are the newest of their topics."""
+        options, logs = self._nsqd.options, self._nsqd.logs
+        limit = options.max_disk_bytes
+        if logs.disk.error is not None or (limit and 2 * logs.disk_bytes > limit):
+            return True
+        room = os.statvfs(self._nsqd.data.path)
+        return room.f_bavail * room.f_frsize < 2 * options.max_bytes_per_file
+
+    def _probe_disk(self) -> None:
+        """After a failed write, finds out by itself when there is space again: /ping decides whether clients come."""
+        logs, limit = self._nsqd.logs, self._nsqd.options.max_disk_bytes
+        if logs.disk.error is None or (limit and logs.disk_bytes + PROBE_BYTES > limit):
+            return
+        try:
+            probe = self._nsqd.data.own / "probe"
+            write_atomically(probe, bytes(PROBE_BYTES))
+            probe.unlink()
+        except OSError as error:
+            logs.disk.failed(error)
+        else:
+            logs.disk.worked()
+
+    def _open_again(self) -> None:
+        """What kept a topic from being opened may be over."""
+        nsqd, now = self._nsqd, self._nsqd.loop.time()
+        if not nsqd.unopened_topics or now - self._opened_again_s < OPEN_AGAIN_S:
+            return
+        self._opened_again_s = now
+        for name in list(nsqd.unopened_topics):
+            nsqd.load_topic(name)
+            if name in nsqd.topics:
+                nsqd.logger.info(f"TOPIC({name}): opened")
+                for registration in [(name, None), *((name, channel) for channel in nsqd.topics[name].channels)]:
+                    nsqd.lookup.register(*registration)
