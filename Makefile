@@ -12,7 +12,7 @@ TEST_PACKAGES := $(patsubst tests/%/__init__.py,%,$(wildcard tests/*/__init__.py
 PACKAGED := build/packaged
 PROGRAMS := nsqd nsqlookupd nsquark nsq_stat nsq_tail nsq_to_file nsq_to_http nsq_to_nsq to_nsq
 
-.PHONY: build demo test reference lint package bench torture fuzz soak clean
+.PHONY: build demo test chromium screenshots reference lint package bench torture fuzz soak clean
 
 build: $(STAMP)
 
@@ -29,8 +29,19 @@ demo: build
 
 # In three processes, since tests wait a lot; WORKERS=0 runs all in one, where a debugger works. STRICT=1 makes a failure
 # of a test that is skipped because something is missing on this machine.
-test: build
+test: build chromium
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(if $(STRICT),--strict-skips) $(ARGS)
+
+# A browser for the tests of nsqadmin's pages: Debian's, where it may be installed.
+chromium:
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } > /dev/null || { \
+		test "$$(id -u)" = 0 && apt-get update -qq && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium; \
+	} > /dev/null 2>&1 || echo 'tests/browser is skipped: there is no chromium, and it cannot be installed here'
+
+# The pictures in docs/nsqadmin.md, of a real cluster under load.
+screenshots: build chromium
+	$(BIN)/python -m tests.browser.screenshots $(ARGS)
 
 # docs/client-reference.md and the map in docs/design.md, from the docstrings; tests check that they are up to date.
 reference: build

@@ -19,7 +19,7 @@ HOSTILE = b'<img src=x onerror="document.title=1"><script>document.title="owned"
 @pytest.fixture
 def topic(cluster: Cluster, request: pytest.FixtureRequest) -> str:
     """A topic of one nsqd with 60 messages, of which the last one is the newest."""
-    name = request.node.name[-60:]
+    name: str = request.node.name[-60:]
     nsqd = cluster.nsqds[0]
     for number in range(60):
         body = {"n": number, "user": {"id": number % 10, "name": f"user {number}"}, "tags": ["a", {"deep": [1, 2]}]}

@@ -234,6 +234,22 @@ def test_consumers_are_shown_with_what_they_do(cluster: Cluster, tabs: Tabs) -> 
     expect(finished).not_to_have_text(finished.inner_text())
 
 
+def test_a_spark_query_is_shown_as_one(cluster: Cluster, tabs: Tabs) -> None:
+    """It commits how far it came, to a channel that it owns."""
+    for nsqd in cluster.nsqds:
+        nsqd.post("/channel/commit", topic="clicks", channel="lake", owner="clicks-to-lake", seq=0)
+    page = settled(tabs.open(f"{cluster.url}/spark"))
+    row = page.locator("[data-rows=queries] tr")
+    expect(row).to_contain_text("clicks-to-lake")
+    expect(row.locator("[data-label=nsqds]")).to_have_text("3")
+    expect(row.locator("[data-label='backlog ends']")).to_contain_text("falls behind")
+    assert complaints(page) == []
+    row.get_by_role("link", name="lake").click()
+    expect(page.locator("[data-block=status]")).to_contain_text("read by clicks-to-lake")
+    for nsqd in cluster.nsqds:
+        nsqd.post("/channel/delete", topic="clicks", channel="lake")
+
+
 def test_what_is_empty_says_what_to_do_next(cluster: Cluster, tabs: Tabs) -> None:
     cluster.nsqds[0].post("/topic/create", topic="lonely")
     page = settled(tabs.open(f"{cluster.url}/topics/lonely", permissions=["clipboard-read", "clipboard-write"]))

@@ -25,7 +25,7 @@ DEPTH: Final = Chart(
     "count",
 )
 TROUBLE: Final = Chart(
-    "Requeued and timed out per second",
+    "Requeued and timed out",
     (
         Line(("cluster", "requeued"), "requeued", "requeued"),
         Line(("cluster", "timed_out"), "timed out", "timed_out"),

@@ -181,7 +181,7 @@ def channel(state: State, topic_name: str, name: str) -> View | None:
         ),
         _depth_chart(key),
         Chart(
-            "Requeued and timed out per second",
+            "Requeued and timed out",
             (Line((*key, "requeued"), "requeued", "requeued"), Line((*key, "timed_out"), "timed out", "timed_out")),
             "rate",
         ),

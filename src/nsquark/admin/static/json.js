@@ -5,19 +5,21 @@ const OPEN_DEPTH = 2;
 const CHILDREN_MAX = 500;
 
 export function tree(value) {
-  return make("div", { class: "body json" }, node(value, 0));
+  return make("div", { class: "body json", tabindex: "0" }, ...nodes(value, 0, ""));
 }
 
-function node(value, depth) {
-  if (value === null || typeof value === "boolean") return make("span", { class: "word" }, String(value));
-  if (typeof value === "number") return make("span", { class: "number" }, String(value));
-  if (typeof value === "string") return make("span", { class: "string" }, JSON.stringify(value));
-  return branch(value, depth);
+// `comma` follows the value, in the same line.
+function nodes(value, depth, comma) {
+  if (value === null || typeof value === "boolean") return [make("span", { class: "word" }, String(value)), comma];
+  if (typeof value === "number") return [make("span", { class: "number" }, String(value)), comma];
+  if (typeof value === "string") return [make("span", { class: "string" }, JSON.stringify(value)), comma];
+  return [branch(value, depth, comma)];
 }
 
-function branch(value, depth) {
+function branch(value, depth, comma) {
   const isList = Array.isArray(value);
-  const [opening, closing] = isList ? "[]" : "{}";
+  const [opening, bracket] = isList ? "[]" : "{}";
+  const closing = bracket + comma;
   const entries = Object.entries(value);
   if (!entries.length) return make("span", {}, opening + closing);
   const kids = make("span", { class: "kids" });
@@ -28,7 +30,7 @@ function branch(value, depth) {
     if (kids.childElementCount) return;
     kids.append(...entries.slice(0, CHILDREN_MAX).map(([key, child], index) => make("div", {},
       isList ? null : make("span", { class: "key" }, JSON.stringify(key)), isList ? null : ": ",
-      node(child, depth + 1), index < entries.length - 1 ? "," : "")));
+      ...nodes(child, depth + 1, index < entries.length - 1 ? "," : ""))));
     if (entries.length > CHILDREN_MAX) kids.append(make("div", { class: "fold" }, `and ${entries.length - CHILDREN_MAX} more`));
   };
   if (details.open) fill();
