@@ -79,6 +79,8 @@ class Runner:
             self._start(
                 Block(0, "sh", f"exec {sys.executable} -m nsquark.tool.main up --dir {self._data}", in_background=True)
             )
+            for url in PINGS.values():
+                self._wait_for(url)
         for place, block in enumerate(blocks):
             if block.file:
                 self._write(block, blocks[place + 1 :])

@@ -99,10 +99,11 @@ def run_tool(tool: str, *flags: str, stdin: bytes = b"") -> Result:
 class Cluster:
     """An nsqlookupd and two nsqds that it knows."""
 
-    def __init__(self, directory: Path, *flags: str) -> None:
+    def __init__(self, directory: Path, *flags: str, program: str | None = None) -> None:
         self.lookupd = Nsqlookupd()
         self._directory = directory
         self._flags = flags
+        self._program = program
         self.nsqds: list[Nsqd] = []
 
     def start(self) -> None:
@@ -110,9 +111,8 @@ class Cluster:
         for name in ("one", "two"):
             data_path = self._directory / name
             data_path.mkdir()
-            self.nsqds.append(
-                Nsqd(data_path, f"--lookupd-tcp-address={self.lookupd.tcp_address}", *self._flags).start()
-            )
+            flags = (f"--lookupd-tcp-address={self.lookupd.tcp_address}", *self._flags)
+            self.nsqds.append(Nsqd(data_path, *flags, program=self._program).start())
         eventually(lambda: len(self.lookupd.nodes()) == 2)
 
     def end(self) -> None:
