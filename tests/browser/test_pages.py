@@ -78,7 +78,8 @@ def test_tab_goes_through_the_page_in_its_order(cluster: Cluster, tabs: Tabs, na
         if (now === document.body) return "end";
         const style = getComputedStyle(now);
         if (!now.checkVisibility()) return `hidden: ${now.outerHTML.slice(0, 99)}`;
-        if (style.outlineStyle === "none") return `no mark: ${now.outerHTML.slice(0, 99)}`;
+        // A field for a time has parts, and the button among them marks itself.
+        if (style.outlineStyle === "none" && now.type !== "datetime-local") return `no mark: ${now.outerHTML.slice(0, 99)}`;
         const isBehind = before?.compareDocumentPosition(now) & Node.DOCUMENT_POSITION_FOLLOWING;
         if (before && before !== now && !isBehind) return "back";
         return "";
@@ -177,6 +178,7 @@ def test_slash_finds_anything_by_keyboard(cluster: Cluster, tabs: Tabs) -> None:
         expect(page.locator("#found li[aria-selected=true]")).to_contain_text(typed)
         page.keyboard.press("Enter")
         expect(page).to_have_url(re.compile(re.escape(found) + "$"))
+        settled(page)
     page.keyboard.press("/")
     page.keyboard.type("no such thing anywhere")
     expect(page.locator("#found")).to_contain_text("Nothing has this name")
