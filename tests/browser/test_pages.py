@@ -79,7 +79,8 @@ def test_tab_goes_through_the_page_in_its_order(cluster: Cluster, tabs: Tabs, na
         const style = getComputedStyle(now);
         if (!now.checkVisibility()) return `hidden: ${now.outerHTML.slice(0, 99)}`;
         // A field for a time has parts, and the button among them marks itself.
-        if (style.outlineStyle === "none" && now.type !== "datetime-local") return `no mark: ${now.outerHTML.slice(0, 99)}`;
+        const isMarked = style.outlineStyle !== "none" || now.type === "datetime-local";
+        if (!isMarked) return `no mark: ${now.outerHTML.slice(0, 99)}`;
         const isBehind = before?.compareDocumentPosition(now) & Node.DOCUMENT_POSITION_FOLLOWING;
         if (before && before !== now && !isBehind) return "back";
         return "";
