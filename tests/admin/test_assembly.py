@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from nsquark.admin.assembly import build, version_key
-from nsquark.admin.snapshot import LogHeads, NodeAnswer, Producer, Snapshot, Stats
+from nsquark.admin.assembly import build, read_rows, version_key
+from nsquark.admin.snapshot import LogHeads, NodeAnswer, Producer, Snapshot, Stats, StatsRows
 
 
 def answer(
@@ -144,3 +144,40 @@ def test_an_nsqd_without_an_answer_is_still_a_node() -> None:
 def test_versions_are_ordered() -> None:
     words = ["nonsense", "1.2.9-alpha", "1.2.9", "1.3.0-rc.1", "1.3.0", "1.10.0"]
     assert [max(words[: place + 1], key=version_key) for place in range(len(words))] == words
+
+
+def rows(*topics: dict[str, Any]) -> StatsRows:
+    return msgspec.json.decode(msgspec.json.encode({"start_time": 1, "topics": topics}), type=StatsRows)
+
+
+def test_what_did_not_change_is_used_again() -> None:
+    idle, busy = topic("idle", 5, 0, channel("c", 5)), topic("busy", 1)
+    producer = Producer(address="a:1")
+    previous: dict[str, NodeAnswer] = {}
+    stats: Stats | None = None
+    snapshots = [Snapshot()]
+    for number in range(4):
+        stats = read_rows(rows(idle, {**busy, "message_count": number}), stats)
+        answered = NodeAnswer(producer=producer, stats=stats, stats_at=10.0 + 2 * number)
+        snapshots.append(build(10.0 + 2 * number, [answered], previous=previous, last=snapshots[-1]))
+        previous = {"a:1": answered}
+    _, first, second, third, fourth = snapshots
+    assert first.topics["idle"].rate_in is None, "what was shown stays as it was"
+    assert second.topics["idle"].rate_in == 0.0 == second.topics["idle"].channels["c"].rate_out
+    assert fourth.topics["idle"] is third.topics["idle"] is second.topics["idle"]
+    assert [each.topics["busy"].rate_in for each in (second, third, fourth)] == [0.5, 0.5, 0.5]
+    assert fourth.totals.messages == 8
+
+
+def test_what_stops_has_a_rate_of_zero() -> None:
+    stats: Stats | None = None
+    previous: dict[str, NodeAnswer] = {}
+    found = Snapshot()
+    rates = []
+    for number, messages in enumerate([0, 10, 10, 10, 14]):
+        stats = read_rows(rows(topic("t", messages)), stats)
+        answered = NodeAnswer(producer=Producer(address="a:1"), stats=stats, stats_at=2.0 * number)
+        found = build(2.0 * number, [answered], previous=previous, last=found)
+        previous = {"a:1": answered}
+        rates.append(found.topics["t"].rate_in)
+    assert rates == [None, 5.0, 0.0, 0.0, 2.0]

@@ -52,6 +52,7 @@ def topic(*channels: Channel, name: str = "t", depth: int = 0, paused: bool = Fa
         backend_depth=0,
         total_depth=depth,
         in_flight=0,
+        deferred=0,
         messages=0,
         bytes=0,
         client_count=0,
@@ -59,6 +60,8 @@ def topic(*channels: Channel, name: str = "t", depth: int = 0, paused: bool = Fa
         rate_in=None,
         rate_bytes_in=None,
         rate_out=None,
+        rate_requeued=None,
+        rate_timed_out=None,
         latency=(),
     )
 

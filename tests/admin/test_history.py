@@ -20,6 +20,7 @@ def topic(name: str, rate: float = 0.0, depth: int = 0, channels: dict[str, Chan
         backend_depth=0,
         total_depth=depth,
         in_flight=0,
+        deferred=0,
         messages=0,
         bytes=0,
         client_count=0,
@@ -27,6 +28,8 @@ def topic(name: str, rate: float = 0.0, depth: int = 0, channels: dict[str, Chan
         rate_in=rate,
         rate_bytes_in=0.0,
         rate_out=rate,
+        rate_requeued=None,
+        rate_timed_out=None,
         latency=(),
     )
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
+import msgspec
+from msgspec.structs import replace
+
 from nsquark.admin.snapshot import (
+    EMPTY,
     Channel,
     ChannelOnNode,
     Failure,
@@ -16,6 +21,8 @@ from nsquark.admin.snapshot import (
     Percentile,
     Snapshot,
     SparkQuery,
+    Stats,
+    StatsRows,
     Topic,
     TopicOnNode,
     Totals,
@@ -28,8 +35,11 @@ def build(
     lookupds: Iterable[Lookupd] = (),
     failures: Iterable[Failure] = (),
     previous: Mapping[str, NodeAnswer] | None = None,
+    last: Snapshot = EMPTY,
 ) -> Snapshot:
-    """The snapshot of a poll; `previous` are the answers of the one before, from which rates are counted."""
+    """The snapshot of a poll. `previous` are the answers of the one before, from which rates are counted, and `last` is
+    its snapshot, of which that is used again which did not change.
+    """
     found = sorted(answers, key=lambda answer: (answer.producer.hostname, answer.producer.address))
     before = previous or {}
     newest = max((version_key(answer.producer.version) for answer in found), default=())
@@ -43,7 +53,7 @@ def build(
         node = nodes[address] = _node(answer, newest)
         for topic in node.topics:
             by_topic[topic.name].append(topic)
-    topics = {name: _topic(name, by_topic[name]) for name in sorted(by_topic)}
+    topics = {name: _topic(name, by_topic[name], last.topics.get(name)) for name in sorted(by_topic)}
     return Snapshot(
         at=at,
         nodes=nodes,
@@ -67,6 +77,24 @@ def version_key(version: str) -> tuple[int, ...]:
 # Rates, and what /stats leaves to be added
 
 
+def read_rows(rows: StatsRows, last: Stats | None) -> Stats:
+    """The answer with its topics read; those that are written as in the last one are taken from there. DecodeError if a
+    topic cannot be read.
+    """
+    known = dict(zip(last.texts, last.topics or (), strict=False)) if last is not None else {}
+    found = {
+        text: known.get(text) or msgspec.json.decode(text, type=TopicOnNode) for text in map(bytes, rows.topics or ())
+    }
+    return Stats(
+        version=rows.version,
+        health=rows.health,
+        start_time=rows.start_time,
+        topics=None if rows.topics is None else tuple(found.values()),
+        texts=tuple(found),
+        memory=rows.memory,
+    )
+
+
 def _complete(answer: NodeAnswer, before: NodeAnswer | None) -> None:
     """Adds to the rows of an answer who gave it and how fast its counters rise."""
     stats = answer.stats
@@ -75,33 +103,58 @@ def _complete(answer: NodeAnswer, before: NodeAnswer | None) -> None:
     old = before.stats if before is not None else None
     if old is stats:
         return  # the same answer as in the last poll, complete already
-    if old is None or old.start_time != stats.start_time or before is None:
-        old_topics: dict[str, TopicOnNode] = {}
-        seconds = 0.0
-    else:
+    old_topics: dict[str, TopicOnNode] = {}
+    seconds = 0.0
+    if old is not None and before is not None and old.start_time == stats.start_time:
         old_topics = {topic.name: topic for topic in old.topics or ()}
         seconds = answer.stats_at - before.stats_at
     heads = {head.topic: head for head in answer.heads.topics} if answer.heads is not None else {}
+    tombstones = answer.producer.tombstones
+    completed = []
     for topic in stats.topics:
-        topic.node = answer.producer.address
-        topic.is_tombstoned = topic.name in answer.producer.tombstones
-        topic.log = heads.get(topic.name)
         earlier = old_topics.get(topic.name)
-        old_channels: dict[str, ChannelOnNode] = {}
-        topic.rate_in = topic.rate_bytes_in = None
-        if earlier is not None and seconds > 0:
-            topic.rate_in = _rate(topic.messages - earlier.messages, seconds)
-            topic.rate_bytes_in = _rate(topic.bytes - earlier.bytes, seconds)
-            old_channels = {channel.name: channel for channel in earlier.channels}
-        for channel in topic.channels:
-            channel.node = topic.node
+        log = heads.get(topic.name)
+        is_tombstoned = topic.name in tombstones
+        if not (topic is earlier and topic.is_still and topic.log == log and topic.is_tombstoned == is_tombstoned):
+            if topic.node:
+                # A row that a snapshot shows already: that one stays as it is.
+                topic = replace(topic, channels=tuple(map(replace, topic.channels)))
+            topic.node, topic.log, topic.is_tombstoned = answer.producer.address, log, is_tombstoned
+            _complete_topic(topic, earlier, seconds)
+        completed.append(topic)
+    stats.topics = tuple(completed)
+
+
+def _complete_topic(topic: TopicOnNode, earlier: TopicOnNode | None, seconds: float) -> None:
+    topic.rate_in = topic.rate_bytes_in = None
+    then_by_name: dict[str, ChannelOnNode] = {}
+    if earlier is not None and seconds > 0:
+        topic.rate_in = _rate(topic.messages - earlier.messages, seconds)
+        topic.rate_bytes_in = _rate(topic.bytes - earlier.bytes, seconds)
+        then_by_name = {channel.name: channel for channel in earlier.channels}
+    is_still = topic.rate_in == 0 == topic.rate_bytes_in
+    depth = in_flight = deferred = client_count = 0
+    for channel in topic.channels:
+        channel.node = topic.node
+        then = then_by_name.get(channel.name)
+        if then is None:
             channel.rate_out = channel.rate_requeued = channel.rate_timed_out = None
-            then = old_channels.get(channel.name)
-            if then is not None:
-                left = channel.messages - then.messages - (channel.waiting - then.waiting)
-                channel.rate_out = max(0.0, left / seconds)
-                channel.rate_requeued = _rate(channel.requeued - then.requeued, seconds)
-                channel.rate_timed_out = _rate(channel.timed_out - then.timed_out, seconds)
+            is_still = False
+        else:
+            left = channel.messages - then.messages - (channel.waiting - then.waiting)
+            channel.rate_out = max(0.0, left / seconds)
+            channel.rate_requeued = _rate(channel.requeued - then.requeued, seconds)
+            channel.rate_timed_out = _rate(channel.timed_out - then.timed_out, seconds)
+            is_still = is_still and channel.rate_out == 0 == channel.rate_requeued and channel.rate_timed_out == 0
+        depth += channel.depth
+        in_flight += channel.in_flight
+        deferred += channel.deferred
+        client_count += channel.client_count
+    topic.channel_depth, topic.in_flight, topic.deferred, topic.client_count = depth, in_flight, deferred, client_count
+    topic.rate_out = _sum([channel.rate_out for channel in topic.channels])
+    topic.rate_requeued = _sum([channel.rate_requeued for channel in topic.channels])
+    topic.rate_timed_out = _sum([channel.rate_timed_out for channel in topic.channels])
+    topic.is_still = is_still
 
 
 def _rate(more: int, seconds: float) -> float | None:
@@ -125,7 +178,6 @@ def _node(answer: NodeAnswer, newest: tuple[int, ...]) -> Node:
     if stats is None:
         return Node(producer=producer, failure=answer.failure, version=version, is_out_of_date=out_of_date)
     topics = stats.topics or ()
-    channels = [channel for topic in topics for channel in topic.channels]
     return Node(
         producer=producer,
         failure=answer.failure,
@@ -139,17 +191,19 @@ def _node(answer: NodeAnswer, newest: tuple[int, ...]) -> Node:
         disk=heads.disk if heads is not None else None,
         memory=stats.memory,
         topics=topics,
-        depth=sum(topic.depth for topic in topics) + sum(channel.depth for channel in channels),
-        in_flight=sum(channel.in_flight for channel in channels),
+        depth=sum(topic.depth + topic.channel_depth for topic in topics),
+        in_flight=sum(topic.in_flight for topic in topics),
         messages=sum(topic.messages for topic in topics),
-        client_count=sum(channel.client_count for channel in channels),
-        channel_count=len(channels),
+        client_count=sum(topic.client_count for topic in topics),
+        channel_count=sum(len(topic.channels) for topic in topics),
         rate_in=_sum(topic.rate_in for topic in topics),
-        rate_out=_sum(channel.rate_out for channel in channels),
+        rate_out=_sum(topic.rate_out for topic in topics),
     )
 
 
-def _topic(name: str, nodes: list[TopicOnNode]) -> Topic:
+def _topic(name: str, nodes: list[TopicOnNode], last: Topic | None) -> Topic:
+    if last is not None and len(last.nodes) == len(nodes) and all(map(operator.is_, last.nodes, nodes)):
+        return last
     by_channel: dict[str, list[ChannelOnNode]] = defaultdict(list)
     owners: dict[str, str] = {}
     for node in nodes:
@@ -165,47 +219,65 @@ def _topic(name: str, nodes: list[TopicOnNode]) -> Topic:
         channels=channels,
         depth=depth,
         backend_depth=sum(node.backend_depth for node in nodes),
-        total_depth=depth + sum(channel.depth for channel in channels.values()),
-        in_flight=sum(channel.in_flight for channel in channels.values()),
+        total_depth=depth + sum(node.channel_depth for node in nodes),
+        in_flight=sum(node.in_flight for node in nodes),
+        deferred=sum(node.deferred for node in nodes),
         messages=sum(node.messages for node in nodes),
         bytes=sum(node.bytes for node in nodes),
-        client_count=sum(channel.client_count for channel in channels.values()),
+        client_count=sum(node.client_count for node in nodes),
         paused=any(node.paused for node in nodes),
-        rate_in=_sum(node.rate_in for node in nodes),
-        rate_bytes_in=_sum(node.rate_bytes_in for node in nodes),
-        rate_out=_sum(channel.rate_out for channel in channels.values()),
-        latency=_worst(node.latency for node in nodes),
+        rate_in=_sum([node.rate_in for node in nodes]),
+        rate_bytes_in=_sum([node.rate_bytes_in for node in nodes]),
+        rate_out=_sum([node.rate_out for node in nodes]),
+        rate_requeued=_sum([node.rate_requeued for node in nodes]),
+        rate_timed_out=_sum([node.rate_timed_out for node in nodes]),
+        latency=_worst([node.latency for node in nodes]),
     )
 
 
 def _channel(topic: str, name: str, nodes: list[ChannelOnNode], owner: str) -> Channel:
+    """In one pass, since there are many of them."""
+    depth = backend_depth = in_flight = deferred = messages = requeued = timed_out = client_count = 0
+    paused = False
+    for node in nodes:
+        depth += node.depth
+        backend_depth += node.backend_depth
+        in_flight += node.in_flight
+        deferred += node.deferred
+        messages += node.messages
+        requeued += node.requeued
+        timed_out += node.timed_out
+        client_count += node.client_count
+        paused = paused or node.paused
     return Channel(
         topic=topic,
         name=name,
         nodes=tuple(nodes),
-        depth=sum(node.depth for node in nodes),
-        backend_depth=sum(node.backend_depth for node in nodes),
-        in_flight=sum(node.in_flight for node in nodes),
-        deferred=sum(node.deferred for node in nodes),
-        messages=sum(node.messages for node in nodes),
-        requeued=sum(node.requeued for node in nodes),
-        timed_out=sum(node.timed_out for node in nodes),
-        client_count=sum(node.client_count for node in nodes),
-        paused=any(node.paused for node in nodes),
-        rate_out=_sum(node.rate_out for node in nodes),
-        rate_requeued=_sum(node.rate_requeued for node in nodes),
-        rate_timed_out=_sum(node.rate_timed_out for node in nodes),
-        latency=_worst(node.latency for node in nodes),
+        depth=depth,
+        backend_depth=backend_depth,
+        in_flight=in_flight,
+        deferred=deferred,
+        messages=messages,
+        requeued=requeued,
+        timed_out=timed_out,
+        client_count=client_count,
+        paused=paused,
+        rate_out=_sum([node.rate_out for node in nodes]),
+        rate_requeued=_sum([node.rate_requeued for node in nodes]),
+        rate_timed_out=_sum([node.rate_timed_out for node in nodes]),
+        latency=_worst([node.latency for node in nodes]),
         owner=owner,
     )
 
 
-def _worst(latencies: Iterable[Latency]) -> tuple[Percentile, ...]:
+def _worst(latencies: list[Latency]) -> tuple[Percentile, ...]:
+    if not any(latency.percentiles for latency in latencies):
+        return ()
     worst: dict[float, float] = {}
     for latency in latencies:
         for percentile in latency.percentiles or ():
             worst[percentile.quantile] = max(worst.get(percentile.quantile, 0.0), percentile.value)
-    return tuple(Percentile(quantile, worst[quantile]) for quantile in sorted(worst, reverse=True)) if worst else ()
+    return tuple(Percentile(quantile, worst[quantile]) for quantile in sorted(worst, reverse=True))
 
 
 def _queries(at: float, topics: Mapping[str, Topic]) -> Iterable[SparkQuery]:
@@ -233,20 +305,19 @@ def _queries(at: float, topics: Mapping[str, Topic]) -> Iterable[SparkQuery]:
 
 
 def _totals(nodes: Mapping[str, Node], topics: Mapping[str, Topic]) -> Totals:
-    channels = [channel for topic in topics.values() for channel in topic.channels.values()]
     return Totals(
         topics=len(topics),
-        channels=len(channels),
+        channels=sum(len(topic.channels) for topic in topics.values()),
         nodes=len(nodes),
         nodes_answering=sum(1 for node in nodes.values() if node.answered and not node.failure),
         depth=sum(topic.total_depth for topic in topics.values()),
         in_flight=sum(topic.in_flight for topic in topics.values()),
-        deferred=sum(channel.deferred for channel in channels),
+        deferred=sum(topic.deferred for topic in topics.values()),
         messages=sum(topic.messages for topic in topics.values()),
         client_count=sum(topic.client_count for topic in topics.values()),
         rate_in=_sum(topic.rate_in for topic in topics.values()),
         rate_bytes_in=_sum(topic.rate_bytes_in for topic in topics.values()),
         rate_out=_sum(topic.rate_out for topic in topics.values()),
-        rate_requeued=_sum(channel.rate_requeued for channel in channels),
-        rate_timed_out=_sum(channel.rate_timed_out for channel in channels),
+        rate_requeued=_sum(topic.rate_requeued for topic in topics.values()),
+        rate_timed_out=_sum(topic.rate_timed_out for topic in topics.values()),
     )

@@ -131,27 +131,27 @@ def _of_versions(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _of_channel(channel: Channel, trends: Trends) -> Iterator[Finding]:
-    name = f"{channel.topic}/{channel.name}"
-    path = channel_path(channel.topic, channel.name)
+    place = channel.topic, channel.name
+    name = "/".join(place)
     if channel.paused:
-        yield Finding(("paused", channel.topic, channel.name), "info", f"channel {name} is paused", path)
+        yield Finding(("paused", *place), "info", f"channel {name} is paused", channel_path(*place))
     elif not channel.client_count and not channel.owner and channel.waiting:
         text = f"channel {name} has no consumers: {channel.waiting:,} messages wait"
-        yield Finding(("no consumers", channel.topic, channel.name), "warning", text, path, channel.waiting)
-    trend = trends.get(channel.topic, channel.name)
+        yield Finding(("no consumers", *place), "warning", text, channel_path(*place), channel.waiting)
+    trend = trends.get(*place)
     if trend is None:
         return
-    if _grows(trend) and channel.waiting >= GROWING_WAITING_MIN and not channel.owner:
+    if trend.growing_since and _grows(trend) and channel.waiting >= GROWING_WAITING_MIN and not channel.owner:
         text = f"depth of {name} grows by {trend.growth:,.1f}/s: {channel.waiting:,} messages wait"
-        key = ("growing", channel.topic, channel.name)
-        yield Finding(key, "warning", text, path, channel.waiting, trend.growing_since)
+        key = ("growing", *place)
+        yield Finding(key, "warning", text, channel_path(*place), channel.waiting, trend.growing_since)
     for word, rate, usual in (
         ("requeues", trend.requeued, trend.usual_requeued or 0.0),
         ("timeouts", trend.timed_out, trend.usual_timed_out or 0.0),
     ):
         if rate >= REQUEUES_RATE_MIN and rate >= ABOVE_NORMAL * usual:
             text = f"{name} has {rate:,.1f} {word}/s, usually {usual:,.1f}/s"
-            yield Finding((word, channel.topic, channel.name), "warning", text, path, rate)
+            yield Finding((word, *place), "warning", text, channel_path(*place), rate)
 
 
 def _of_query(query: SparkQuery, now: float, trends: Trends) -> Iterator[Finding]:

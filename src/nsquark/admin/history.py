@@ -83,11 +83,15 @@ class History:
         snapshot = self._latest
         if snapshot is None:
             return
-        for subject in {key[:-1] for key in keys}:
-            if subject not in self._tracks and _values(snapshot, subject) is not None:
-                self._track(subject, snapshot)
-            if (track := self._tracks.get(subject)) is not None:
-                track.watched_at = snapshot.at
+        subjects = {key[:-1] for key in keys}
+        for subject in subjects & self._tracks.keys():
+            self._tracks[subject].watched_at = snapshot.at
+        missing = [each for each in sorted(subjects - self._tracks.keys()) if _values(snapshot, each) is not None]
+        if missing:
+            self._track_watched(missing, snapshot)
+            for subject in missing:
+                if (track := self._tracks.get(subject)) is not None:
+                    track.watched_at = snapshot.at
 
     def points(self, key: Key, since: float = 0.0, points_max: int = 0) -> tuple[list[float], list[float | None]]:
         """Times in unix seconds and values, oldest first, of moments after `since`; None where there was no value.
@@ -145,25 +149,21 @@ class History:
     def _make_room(self, snapshot: Snapshot) -> None:
         """New subjects come in while there is room; now and then the busiest replace the idlest."""
         for subject in _subjects(snapshot):
-            if self._series >= self._series_max:
+            if subject not in self._tracks and not self._track(subject, snapshot):
                 break
-            if subject not in self._tracks:
-                self._track(subject, snapshot)
-        if snapshot.at - self._ranked_at < RERANK_INTERVAL_S and self._ranked_at <= snapshot.at:
+        if 0 <= snapshot.at - self._ranked_at < RERANK_INTERVAL_S:
             return
         self._ranked_at = snapshot.at
         for subject in [each for each, track in self._tracks.items() if snapshot.at - track.seen_at > SPAN_S]:
             self._drop(subject)
-        if self._series >= self._series_max:
-            self._replace_idle(snapshot)
+        self._replace_idle(snapshot)
 
     def _replace_idle(self, snapshot: Snapshot) -> None:
-        busiest = heapq.nlargest(
-            REPLACED_MAX,
-            ((_business(snapshot, each), each) for each in _subjects(snapshot) if each not in self._tracks),
+        outside = (each for each in _subjects(snapshot) if each not in self._tracks)
+        busiest = heapq.nlargest(REPLACED_MAX, ((_business(snapshot, each), each) for each in outside))
+        idlest = heapq.nsmallest(
+            REPLACED_MAX, ((_business(snapshot, each), each) for each in self._replaceable(snapshot))
         )
-        replaceable = [each for each, track in self._tracks.items() if snapshot.at - track.watched_at > WATCHED_S]
-        idlest = heapq.nsmallest(REPLACED_MAX, ((_business(snapshot, each), each) for each in replaceable))
         for (rate, subject), (idle_rate, idle) in zip(busiest, idlest, strict=False):
             # Twice as busy, or two that are alike would change places for ever.
             if rate <= 2 * idle_rate:
@@ -171,19 +171,30 @@ class History:
             self._drop(idle)
             self._track(subject, snapshot)
 
-    def _track(self, subject: Key, snapshot: Snapshot) -> None:
-        values = _values(snapshot, subject)
-        if values is None:
-            return
-        while self._tracks and self._series + len(values) > self._series_max:
-            idle = [each for each, track in self._tracks.items() if snapshot.at - track.watched_at > WATCHED_S]
-            if not idle:
-                return
-            self._drop(min(idle, key=lambda each: _business(snapshot, each)))
+    def _replaceable(self, snapshot: Snapshot) -> list[Key]:
+        return [each for each, track in self._tracks.items() if snapshot.at - track.watched_at > WATCHED_S]
+
+    def _track_watched(self, subjects: list[Key], snapshot: Snapshot) -> None:
+        """In the place of the idlest of those that nobody looks at."""
+        idle = self._replaceable(snapshot)
+        idle.sort(key=lambda each: _business(snapshot, each), reverse=True)
+        for subject in subjects:
+            while not self._track(subject, snapshot):
+                if not idle:
+                    return
+                self._drop(idle.pop())
+
+    def _track(self, subject: Key, snapshot: Snapshot) -> bool:
+        """Whether there is room for it; what the snapshot does not have takes none."""
+        names = list(_values(snapshot, subject) or ())[:SERIES_PER_SUBJECT_MAX]
+        if not names:
+            return True
+        if self._series + len(names) > self._series_max:
+            return False
         track = self._tracks[subject] = Track(snapshot.at)
-        for name in list(values)[:SERIES_PER_SUBJECT_MAX]:
-            track.rings[name] = array("f", [math.nan]) * self._points_max
-            self._series += 1
+        track.rings = {name: array("f", [math.nan]) * self._points_max for name in names}
+        self._series += len(names)
+        return True
 
     def _drop(self, subject: Key) -> None:
         self._series -= len(self._tracks.pop(subject).rings)

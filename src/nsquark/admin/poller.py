@@ -14,13 +14,13 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from nsquark.admin.assembly import build
+from nsquark.admin.assembly import build, read_rows
 from nsquark.admin.attention import Attention, Watch
 from nsquark.admin.clients import Clients
 from nsquark.admin.cluster import Cluster
 from nsquark.admin.errors import UpstreamError
 from nsquark.admin.history import History
-from nsquark.admin.snapshot import EMPTY, Failure, LogHeads, Lookupd, NodeAnswer, Producer, Snapshot, Stats
+from nsquark.admin.snapshot import EMPTY, Failure, LogHeads, Lookupd, NodeAnswer, Producer, Snapshot, Stats, StatsRows
 from nsquark.base.addresses import join_address
 from nsquark.base.logs import Logger
 
@@ -230,7 +230,7 @@ class Poller:
             )
             for source in self._lookupds.values()
         ]
-        self.snapshot = build(at, answers, lookupds, self._failures(), self._previous)
+        self.snapshot = build(at, answers, lookupds, self._failures(), self._previous, self.snapshot)
         self._previous = {answer.producer.address: answer for answer in answers if answer.stats is not None}
         self._history.record(self.snapshot)
         self.attention = self._watch.update(self.snapshot)
@@ -293,7 +293,12 @@ class Poller:
         return Source("nsqd", address, lambda: self._ask_nsqd(address))
 
     async def _ask_nsqd(self, address: str) -> NsqdAnswer:
-        stats = await self._cluster.get(address, STATS_TARGET, Stats)
+        last = self._nsqds[address].value
+        rows = await self._cluster.get(address, STATS_TARGET, StatsRows)
+        try:
+            stats = read_rows(rows, last.stats if last is not None else None)
+        except msgspec.DecodeError as error:
+            raise UpstreamError(str(error)) from None
         heads = await self._heads(address, stats.start_time)
         info = None if self._cluster.lookupds else await self._cluster.get(address, "/info", Info)
         return NsqdAnswer(stats=stats, heads=heads, info=info)

@@ -140,6 +140,17 @@ class TopicOnNode(
     log: LogHead | None = None
     """Of our nsqds only."""
 
+    # Of its channels together
+    channel_depth: int = 0
+    in_flight: int = 0
+    deferred: int = 0
+    client_count: int = 0
+    rate_out: float | None = None
+    rate_requeued: float | None = None
+    rate_timed_out: float | None = None
+    is_still: bool = False
+    """Whether it is as it was in the poll before, all rates zero."""
+
 
 class Memory(msgspec.Struct, kw_only=True, gc=False):
     heap_objects: int = 0
@@ -155,8 +166,20 @@ class Stats(msgspec.Struct, kw_only=True, gc=False):
     health: str = "OK"
     start_time: int = 0
     topics: tuple[TopicOnNode, ...] | None = None
+    texts: tuple[bytes, ...] = ()
+    """The topics as they were written, if they were read one by one."""
     memory: Memory | None = None
     producers: tuple[ClientInfo, ...] | None = None
+
+
+class StatsRows(msgspec.Struct, kw_only=True, gc=False):
+    """The answer of /stats with each topic as it was written: most are as they were in the last poll."""
+
+    version: str = ""
+    health: str = "OK"
+    start_time: int = 0
+    topics: tuple[msgspec.Raw, ...] | None = None
+    memory: Memory | None = None
 
 
 class RangeChannel(msgspec.Struct, kw_only=True, frozen=True, gc=False):
@@ -292,6 +315,7 @@ class Topic(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     total_depth: int
     """With that of its channels: how much there is to do."""
     in_flight: int
+    deferred: int
     messages: int
     bytes: int
     client_count: int
@@ -299,7 +323,9 @@ class Topic(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     rate_in: float | None
     rate_bytes_in: float | None
     rate_out: float | None
-    """Of all its channels."""
+    """This and the next two of all its channels."""
+    rate_requeued: float | None
+    rate_timed_out: float | None
     latency: tuple[Percentile, ...]
 
     @property

@@ -47,12 +47,17 @@ class Trend(msgspec.Struct, gc=False):
     def of(at: float, channel: Channel) -> Trend:
         return Trend(at, len(channel.nodes), channel.waiting, channel.waiting, at)
 
-    def move(self, at: float, channel: Channel) -> None:
-        seconds = at - self.at
-        if seconds <= 0:
-            return
+    def move(self, at: float, channel: Channel, fast: float, slow: float) -> None:
+        """`fast` and `slow` are the weights of what is new in rates."""
         self.at = at
-        self._rate(channel, 1 - math.exp(-seconds / FAST_S), 1 - math.exp(-seconds / SLOW_S))
+        if channel.rate_requeued or self.requeued:
+            self.requeued, self.usual_requeued = _moved(
+                self.requeued, self.usual_requeued, channel.rate_requeued, fast, slow
+            )
+        if channel.rate_timed_out or self.timed_out:
+            self.timed_out, self.usual_timed_out = _moved(
+                self.timed_out, self.usual_timed_out, channel.rate_timed_out, fast, slow
+            )
         self.lowest = min(self.lowest, channel.waiting)
         if at - self.step_began >= STEP_S:
             self._end_step(channel.waiting)
@@ -65,14 +70,6 @@ class Trend(msgspec.Struct, gc=False):
         else:
             self.growing_since = self.growth = 0.0
         self.last_lowest, self.lowest, self.step_began = self.lowest, waiting, self.at
-
-    def _rate(self, channel: Channel, fast: float, slow: float) -> None:
-        self.requeued, self.usual_requeued = _moved(
-            self.requeued, self.usual_requeued, channel.rate_requeued, fast, slow
-        )
-        self.timed_out, self.usual_timed_out = _moved(
-            self.timed_out, self.usual_timed_out, channel.rate_timed_out, fast, slow
-        )
 
 
 def _moved(now: float, usual: float | None, rate: float | None, fast: float, slow: float) -> tuple[float, float | None]:
@@ -88,11 +85,17 @@ class Trends:
 
     def __init__(self) -> None:
         self._trends: dict[Place, Trend] = {}
+        self._at = 0.0
 
     def get(self, topic: str, channel: str) -> Trend | None:
         return self._trends.get((topic, channel))
 
     def update(self, snapshot: Snapshot) -> None:
+        seconds = snapshot.at - self._at
+        self._at = snapshot.at
+        if seconds <= 0:
+            return
+        fast, slow = 1 - math.exp(-seconds / FAST_S), 1 - math.exp(-seconds / SLOW_S)
         kept: dict[Place, Trend] = {}
         for channel in _worth(snapshot):
             if len(kept) >= TRENDS_MAX:
@@ -103,7 +106,7 @@ class Trends:
             if trend is None or trend.node_count != len(channel.nodes):
                 trend = Trend.of(snapshot.at, channel)
             else:
-                trend.move(snapshot.at, channel)
+                trend.move(snapshot.at, channel, fast, slow)
             kept[place] = trend
         self._trends = kept
 
