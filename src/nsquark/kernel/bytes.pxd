@@ -1,11 +1,8 @@
-# The C form of bytes.py: each module that uses a function has it inline.
-cimport cython
+# cython: boundscheck=False, wraparound=False, initializedcheck=False
+# The C form of bytes.py: each module that uses a function has it inline. Decorators for the above have no effect here.
 from libc.string cimport memcpy
 
 
-@cython.boundscheck(False)
-@cython.wraparound(False)
-@cython.initializedcheck(False)
 cdef inline long long u32(const unsigned char[::1] data, long long pos) noexcept:
     return (
         (<long long> data[pos] << 24)
@@ -23,9 +20,6 @@ cdef inline long long i64(const unsigned char[::1] data, long long pos) noexcept
     return <long long> ((<unsigned long long> u32(data, pos) << 32) | <unsigned long long> u32(data, pos + 4))
 
 
-@cython.boundscheck(False)
-@cython.wraparound(False)
-@cython.initializedcheck(False)
 cdef inline unsigned long long little_u64(const unsigned char[::1] data, long long pos) noexcept:
     cdef unsigned long long value = 0
     cdef int index
@@ -34,9 +28,6 @@ cdef inline unsigned long long little_u64(const unsigned char[::1] data, long lo
     return value
 
 
-@cython.boundscheck(False)
-@cython.wraparound(False)
-@cython.initializedcheck(False)
 cdef inline void put(unsigned char[::1] data, long long pos, long long value, int size) noexcept:
     cdef int shift = 8 * (size - 1)
     while shift >= 0:
@@ -45,9 +36,6 @@ cdef inline void put(unsigned char[::1] data, long long pos, long long value, in
         shift -= 8
 
 
-@cython.boundscheck(False)
-@cython.wraparound(False)
-@cython.initializedcheck(False)
 cdef inline void copy(
     unsigned char[::1] target,
     long long target_pos,
