@@ -52,7 +52,7 @@ def test_info_without_a_topic_lists_all(nsqd: Nsqd, topic: str) -> None:
     listed = answer(nsqd, "GET", "/log/info")
     mine = next(entry for entry in listed["topics"] if entry["topic"] == topic)
     found = info(nsqd, topic)
-    assert mine == {key: found[key] for key in ("topic", "first", "next", "count")}
+    assert mine == {key: found[key] for key in ("topic", "id", "first", "next", "count")}
 
 
 def test_info_without_a_topic_shows_who_reads_by_range(nsqd: Nsqd, topic: str) -> None:
@@ -80,7 +80,8 @@ def test_every_answer_names_the_nsqd_and_the_name_stays(make_nsqd: Callable[...,
     _publish(daemon, "t", 3)
     node = info(daemon, "t")["nsqd_id"]
     _, refused = refusal(daemon, "GET", "/log/info", topic="missing")
-    assert refused == {"message": "TOPIC_NOT_FOUND", "nsqd_id": node}
+    run = refused["nsqd_run"]
+    assert refused == {"message": "TOPIC_NOT_FOUND", "nsqd_id": node, "nsqd_run": run}
     daemon.restart(crash=True)
     assert info(daemon, "t")["nsqd_id"] == node
     stream = daemon.get("/log/read", topic="t", **{"from": 0, "to": 1})
@@ -225,6 +226,7 @@ def test_the_slowest_reader_makes_room(make_nsqd: Callable[..., Nsqd]) -> None:
         ("/log/plan", {"topic": "t", "from": "1"}, "MISSING_ARG_TO"),
         ("/log/plan", {"topic": "t", "from": "1", "to": "0"}, "INVALID_ARG_TO"),
         ("/log/plan", {"topic": "t", "from": "0", "to": "1", "parts": "0"}, "INVALID_ARG_PARTS"),
+        ("/log/plan", {"topic": "t", "from": "0", "to": "1", "part_bytes": "0"}, "INVALID_ARG_PART_BYTES"),
         ("/log/plan", {"topic": "t", "from": "0", "to": "1", "max_bytes": "9" * 5000}, "INVALID_ARG_MAX_BYTES"),
         ("/log/plan", {"topic": "t", "from": "9" * 18, "to": "9" * 18}, "BEYOND_HEAD"),
         ("/log/read", {"topic": "t", "from": "9" * 18, "to": "9" * 18}, "BEYOND_HEAD"),
@@ -323,12 +325,48 @@ def test_parts_together_are_the_range_and_each_has_its_count(planned: Nsqd) -> N
         assert found["bytes"] == info(planned, "t")["bytes"] == sum(part["bytes"] for part in found["parts"])
 
 
-def test_parts_begin_between_batches(planned: Nsqd) -> None:
-    """Else a batch would be sent to two readers."""
-    head = info(planned, "t")["next"]
-    parts = plan(planned, "t", 0, head, parts=7)["parts"]
-    for part in parts[1:]:
-        assert decode(read_raw(planned, "t", part["from"], part["to"]))[0].seq == part["from"]
+def test_a_fixed_range_is_cut_the_same_for_ever(make_nsqd: Callable[..., Nsqd]) -> None:
+    """However the log goes on: a writer recognises what it has written by the part that it came from."""
+    daemon = make_nsqd(*SMALL_FILES)
+    cuts: dict[tuple[int, int, int, int], list[dict[str, Any]]] = {}
+    ends = [0]
+
+    def cut(low: int, high: int, parts: int, part_bytes: int) -> list[dict[str, Any]]:
+        found = plan(daemon, "t", low, high, parts=parts, part_bytes=part_bytes)
+        assert found["removed"] is None
+        return [{**part, "bytes": None} for part in found["parts"]]
+
+    def grow() -> None:
+        size = 20 + 37 * len(ends)
+        _publish(daemon, "t", 40, size=size, together=1 + len(ends) % 7)
+        ends.append(info(daemon, "t")["next"])
+        for low in ends[-4:-1]:
+            for parts, part_bytes in ((2, 1 << 60), (8, 1 << 60), (1, 3000), (1, 20_000)):
+                cuts[low, ends[-1], parts, part_bytes] = cut(low, ends[-1], parts, part_bytes)
+
+    def differing() -> list[tuple[int, ...]]:
+        return [key for key, parts in cuts.items() if cut(*key) != parts]
+
+    for _ in range(12):
+        grow()
+        assert differing() == []
+    for crash in (False, True):
+        daemon.restart(crash=crash)
+        assert differing() == []
+        grow()
+        assert differing() == []
+    daemon.stop()
+    for index in (daemon.data_path / "nsquark" / "topics").rglob("*.idx"):
+        index.unlink()
+    daemon.start()
+    assert differing() == []
+    assert len(cuts) > 100 and max(map(len, cuts.values())) > 8
+    first = info(daemon, "t")["first"]
+    daemon.post("/channel/create", topic="t", channel="ch", start=ends[9])
+    eventually(lambda: info(daemon, "t")["first"] > first)
+    removed_to = info(daemon, "t")["removed_to"]
+    cuts = {key: parts for key, parts in cuts.items() if key[0] >= removed_to}
+    assert cuts and differing() == []
 
 
 def test_limits_cut_a_plan_at_a_message(planned: Nsqd) -> None:

@@ -69,7 +69,8 @@ def test_reading_and_writing(nsqd: Nsqd, server: AuthServer) -> None:
     assert tcp_addresses(sink(nsqd)) == ["{}:{}".format(*nsqd.tcp)]
     channel = source(nsqd, topic="orders-1", channel="spark")
     found = identify(address(nsqd), channel.access)
-    assert ChannelHold(channel).hold(found, Key("orders-1", found.id), "owner", 0) >= 0
+    key = Key("orders-1", found.id)
+    assert ChannelHold(channel).hold(found, "owner", {key: 0}) == {key: 0}
     found.close()
     assert {query["secret"] for query in server.queries} == {SECRET}
 
@@ -84,7 +85,7 @@ def test_a_topic_that_is_not_granted(nsqd: Nsqd) -> None:
     channel = source(nsqd, topic="orders-1", channel="another")
     found = identify(address(nsqd), channel.access)
     with pytest.raises(Refused, match="UNAUTHORIZED"):
-        ChannelHold(channel).hold(found, Key("orders-1", found.id), "owner", 0)
+        ChannelHold(channel).hold(found, "owner", {Key("orders-1", found.id): 0})
     found.close()
 
 

@@ -21,7 +21,7 @@ from nsquark.spark.options import Access, SourceOptions
 from nsquark.spark.sink.options import SinkOptions
 from nsquark.spark.sink.publisher import tcp_addresses
 from nsquark.spark.source.channel import ChannelHold
-from nsquark.spark.source.offsets import Key
+from nsquark.spark.source.offsets import Key, Range
 from nsquark.spark.source.plan import DataLost, Planner, RangePartition
 from nsquark.spark.source.range_rows import COLUMNS, RangeReader
 from nsquark.wire.batch_format import HEAD, HEADER_BYTES, MAGIC, TAIL, VERSION, Batch
@@ -210,8 +210,8 @@ def test_junk_where_numbers_belong(hostile: Callable[[Script], Hostile], junk: o
     for work in (
         nsqd.topics,
         lambda: nsqd.head("t"),
-        lambda: nsqd.first_at("t", 0),
-        lambda: hold.hold(nsqd, Key("t", ID), "owner", 0),
+        lambda: nsqd.first_at(["t"], ts_ms=0),
+        lambda: hold.hold(nsqd, "owner", {Key("t", ID): 0}),
     ):
         assert isinstance(within(5, work), WrongAddress)
 
@@ -236,13 +236,13 @@ def test_junk_where_numbers_belong(hostile: Callable[[Script], Hostile], junk: o
 )
 def test_plans_that_cannot_be(hostile: Callable[[Script], Hostile], changed: dict[str, Any]) -> None:
     part = {"from": LOW, "to": HIGH, "count": 10, "bytes": 10}
-    plan = {"nsqd_id": ID, **part, "parts": [part], "removed": None, "next": HIGH, **changed}
-    server = hostile(lambda target: [answer(plan)])
+    plan = {"topic": "t", **part, "parts": [part], "removed": None, "next": HIGH, **changed}
+    server = hostile(lambda target: [answer({"nsqd_id": ID, "plans": [plan]})])
     nsqd = Nsqd(server.address, Access(), ID)
     planner = Planner(options(server.address))
     if "from" in changed:
         plan["parts"] = [{**part, **changed}]
-    assert isinstance(within(5, lambda: planner.partitions({Key("t", ID): (LOW, HIGH)}, {ID: nsqd})), WrongAddress)
+    assert isinstance(within(5, lambda: planner.partitions({Key("t", ID): Range(LOW, HIGH)}, {ID: nsqd})), WrongAddress)
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_json_and_the_logged_offset_of_another_query(nsqd: Nsqd, topic: str, sta
     assert start(nsqd, topic=topic, startingOffsets=json.dumps({key: seq})).next() == bodies(4, 20)
     assert start(nsqd, topic=topic, startingOffsets=first.committed).next() == bodies(10, 20)
     assert start(nsqd, topic=topic, startingOffsets=json.dumps({key: "latest"})).next() == []
-    assert start(nsqd, topic=topic, startingOffsets='{"other@x": 1}').next() == bodies(0, 20), "not named: earliest"
+    assert start(nsqd, topic=topic, startingOffsets="{}").next() == bodies(0, 20), "not named: earliest"
 
 
 def test_a_batch_that_failed_is_the_same_again(nsqd: Nsqd, topic: str, start: MakeQuery) -> None:
@@ -105,13 +105,29 @@ def test_a_batch_that_failed_is_the_same_again(nsqd: Nsqd, topic: str, start: Ma
 
 def test_offsets_have_the_documented_form(nsqd: Nsqd, topic: str, start: MakeQuery) -> None:
     one = start(nsqd, topic=topic)
-    assert json.loads(one.committed) == {"v": 1}
+    assert json.loads(one.committed) == {"v": 2}
     publish(nsqd, topic, bodies(0, 3))
     one.next()
     there = info(nsqd, topic)
     assert list(one.offset) == sorted(one.offset)
-    assert one.offset[f"{topic}@{nsqd_id(nsqd)}"] == {"from": there["first"], "next": there["next"]}
-    assert set(one.offset) == {f"{topic}@{nsqd_id(nsqd)}", "q", "t", "v"}
+    span = {"from": there["first"], "id": there["id"], "next": there["next"]}
+    assert one.offset[f"{topic}@{nsqd_id(nsqd)}"] == span
+    assert one.offset["n"] == {nsqd_id(nsqd): {"at": address(nsqd), "run": there["nsqd_run"]}}
+    assert set(one.offset) == {f"{topic}@{nsqd_id(nsqd)}", "n", "q", "t", "v"}
+
+
+def test_offsets_of_version_1_are_read_on(nsqd: Nsqd, topic: str, start: MakeQuery) -> None:
+    publish(nsqd, topic, bodies(0, 10))
+    one = start(nsqd, topic=topic)
+    assert one.next() == bodies(0, 10)
+    key = f"{topic}@{nsqd_id(nsqd)}"
+    span = {name: one.offset[key][name] for name in ("from", "next")}
+    one.committed = json.dumps({key: span, "q": one.offset["q"], "t": one.offset["t"], "v": 1})
+    publish(nsqd, topic, bodies(10, 20))
+    again = one.restarted()
+    assert again.state() == bodies(10, 20)
+    assert again.offset["v"] == 2 and again.offset[key]["id"] == info(nsqd, topic)["id"]
+    again.stop()
 
 
 # -- how much it takes -------------------------------------------------------------------------------------

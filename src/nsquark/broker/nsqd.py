@@ -20,6 +20,7 @@ from nsquark.broker.lookup_peers import LookupPeers
 from nsquark.broker.observe.loop_delay import LoopDelay
 from nsquark.broker.observe.statsd import StatsdPusher
 from nsquark.broker.options import NsqdOptions, TlsRequired
+from nsquark.broker.runs import Run, begin_run
 from nsquark.broker.steady_clock import SteadyClock
 from nsquark.broker.takeover import take_over
 from nsquark.broker.tcp.session import LINE_BYTES_MAX, Session
@@ -29,6 +30,7 @@ from nsquark.broker.topology import is_shown
 from nsquark.broker.upkeep import Upkeep
 from nsquark.kernel.turn import Turn
 from nsquark.log.cache import ChunkCache
+from nsquark.log.deleted_topics import DeletedTopics
 from nsquark.log.files import write_atomically
 from nsquark.log.sequences import Sequences
 from nsquark.log.services import LogSettings, LogShared
@@ -63,6 +65,9 @@ class Nsqd:
         self.node = data.prepare(logger.warning)
         self.start_time = int(wall_ms() // 1000)
         self.clock = SteadyClock(data.own / "clock")
+        self.runs: list[Run] = []
+        """The starts on this data path, this one last."""
+        self.deleted_topics = DeletedTopics(data.own / "deleted")
         self.topics: dict[str, Topic] = {}
         self.listed_topics: dict[str, ListedTopic] = {}
         """What nsqd.dat named, while the topics are loaded: to make again what their own files have lost."""
@@ -153,6 +158,7 @@ class Nsqd:
             self.logs.sequences = Sequences(self.data.own / "sequence", highest + 1, self.logs.report)
         except OSError as error:
             raise NsqdStartError(f"{self.data.own / 'sequence'} cannot be read - {error}") from None
+        self.runs = begin_run(self.data.own / "runs", self.logs.sequences.next, self.logs.report)
         self.listed_topics = self.unopened_topics
         take_over(self)
 

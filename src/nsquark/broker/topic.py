@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterable
@@ -59,6 +60,8 @@ class Topic:
         self.channels: dict[str, Channel] = {}
         self.listening: dict[Channel, None] = {}
         """The channels that a commit has to visit."""
+        self.id = secrets.token_hex(8)
+        """Of this incarnation: a topic that is deleted and made again has another."""
         self.paused = False
         self.is_exiting = False
         self.message_count = 0
@@ -87,6 +90,7 @@ class Topic:
 
     def _restore(self) -> None:
         """Makes the channels as the files have them, and lets the pump stand where it stood."""
+        self.id = self.slots.state.id or self.id
         head, first = self.log.head, self.log.extents.first
         slots, state = self.slots, self.slots.state
         listed = self.nsqd.listed_topics.get(self.name)
@@ -149,7 +153,7 @@ class Topic:
             slot.deferred = deferrals.stored_first
             voided, count = tuple(deferrals.voided), self.slots.count
             follows, removed = self.is_pump_following, deferrals.removed_append
-            state = TopicState(self.name, self.paused, follows, voided, removed, count)
+            state = TopicState(self.name, self.paused, follows, voided, removed, count, self.id)
             slot.state, slot.brief = encode_state(state)
             self.slots.store(slot)
 
@@ -335,6 +339,8 @@ class Topic:
             self.nsqd.channel_changed(self, name, created=False)
         self.listening.clear()
         self.log.write()  # what was published before gets its OK
+        if self.directory is not None:
+            self.nsqd.deleted_topics.note(self.name, self.id, self.log.extents)
         self.log.discard()
         self._close_all()
         if self.directory is not None:

@@ -56,6 +56,7 @@ class TopicState(msgspec.Struct, array_like=True, frozen=True):
     voided_deferred: tuple[tuple[int, int], ...] = ()
     deferred_append: int = 0  # the last append of deferred messages in a segment that was removed
     slots: int = 0  # in the file, so that one that was cut is noticed
+    id: str = ""  # of this incarnation: one that is deleted and made again has another
 
 
 def encode_state(state: ChannelState | TopicState) -> tuple[bytes, bytes]:

@@ -1,14 +1,20 @@
 """What a range of a log holds, and where to split it, from the index in memory alone.
 
-Counts are exact. Bytes are exact where the sparse index has an entry and interpolated in between.
+Counts are exact. Bytes are exact where the sparse index has an entry and interpolated in between, so they change a
+little while the log grows. Where a range is split must not: a writer that is started again recognises what it has
+written by the part it came from. So parts are cut by the ordinal of their messages, and how many there are follows from
+the count and from `settled_bytes`, which depend on the range alone.
 """
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from nsquark.kernel.extents import Extents
 from nsquark.log.segment import Segment
 from nsquark.log.segments import Segments
+
+PARTS_MAX = 4096
 
 
 @dataclass(slots=True)
@@ -84,8 +90,20 @@ class _Step:
         return self._extents.nth(self._extents.ordinal(self.low) + nth)
 
 
-def plan(segments: Segments, low: int, high: int, *, messages_max: int = 0, bytes_max: int = 0, parts: int = 1) -> Plan:
-    """The range from `low`, up to `high` or where a limit (0: none) cuts it, in at most `parts` parts."""
+def plan(
+    segments: Segments,
+    low: int,
+    high: int,
+    *,
+    messages_max: int = 0,
+    bytes_max: int = 0,
+    parts: int = 1,
+    part_bytes: int = 0,
+) -> Plan:
+    """The range from `low`, up to `high` or where a limit (0: none) cuts it, in `parts` parts.
+
+    There are more parts where each would exceed `part_bytes`, if that is given, and fewer if there are fewer messages.
+    """
     extents = segments.extents
     high = max(low, min(high, extents.head))
     if messages_max:
@@ -97,8 +115,27 @@ def plan(segments: Segments, low: int, high: int, *, messages_max: int = 0, byte
     if bytes_max and scale.at(high) - scale.at(low) > bytes_max:
         high = _cut(scale, extents, low, scale.at(low) + bytes_max)
         count = extents.between(low, high)
+    if part_bytes:
+        parts = min(max(parts, -(-settled_bytes(segments, low, high) // part_bytes)), PARTS_MAX)
     split = _split(scale, extents, low, high, min(parts, count))
     return Plan(low, high, count, sum(part.size for part in split), split)
+
+
+def settled_bytes(segments: Segments, low: int, high: int) -> int:
+    """What a range takes in the files, up to a step of the index less: the same however the log goes on.
+
+    It counts from the entry at or below the range's first message to that of its last. Both were there when the range
+    was, later entries lie beyond it, and an index that is made again has the same ones.
+    """
+    extents = segments.extents
+    first, last = extents.at_or_after(low), extents.nth(extents.ordinal(high) - 1)
+    total = 0
+    for segment in segments:
+        if segment.extents.count and segment.extents.head > first and segment.extents.first <= last:
+            seqs, offsets = segment.index
+            end = segment.size if segment.extents.head <= last else offsets[bisect_right(seqs, last) - 1]
+            total += end - offsets[max(bisect_right(seqs, first) - 1, 0)]
+    return total
 
 
 def _cut(scale: ByteScale, extents: Extents, low: int, position: int) -> int:
@@ -109,13 +146,8 @@ def _cut(scale: ByteScale, extents: Extents, low: int, position: int) -> int:
 
 
 def _split(scale: ByteScale, extents: Extents, low: int, high: int, parts: int) -> list[Part]:
-    start, end = scale.at(low), scale.at(high)
-    split: list[Part] = []
-    for number in range(1, parts + 1):
-        position = start + (end - start) * number // parts
-        cut = high if number == parts else min(_cut(scale, extents, low, position), high)
-        count = extents.between(low, cut)
-        if count:
-            split.append(Part(low, cut, count, scale.at(cut) - scale.at(low)))
-            low = cut
-    return split
+    first, count = extents.ordinal(low), extents.between(low, high)
+    cuts = [low, *(extents.nth(first + count * number // parts) for number in range(1, parts)), high]
+    return [
+        Part(start, end, extents.between(start, end), scale.at(end) - scale.at(start)) for start, end in pairwise(cuts)
+    ]

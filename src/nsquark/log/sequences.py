@@ -74,6 +74,11 @@ class Sequences:
             return start
         return max(reserved, above, by_clock, LEASE_SEQS_MIN)
 
+    @property
+    def next(self) -> int:
+        """Above every number that was ever handed out."""
+        return self._next
+
     def lease(self, count: int) -> tuple[int, int]:
         """A new range of at least `count` sequence numbers, as (first, end)."""
         size = _aligned(min(max(count, LEASE_SEQS_MIN), LEASE_SEQS_MAX))

@@ -1,7 +1,7 @@
 """The nsqds of a topic, found by the ids they keep, and what each of them says of its logs."""
 
 import http.client
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -21,6 +21,8 @@ from nsquark.wire.names import is_valid_name
 
 ID_HEADER = "X-Nsquark-Id"
 ID_CHARS_MAX = 64
+ITEMS_MAX = 4096
+"""Asked about in one request."""
 NSQDS_MAX = 4096
 """Found through nsqlookupds: each is asked for its id."""
 
@@ -34,6 +36,19 @@ class TopicHead(msgspec.Struct, frozen=True):
     topic: str
     first: Seq
     next: Seq
+    id: str = ""
+    """Of the topic's incarnation; an nsqd of an older version tells none."""
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A start of an nsqd: ids sort by time, and no message of an earlier run has `first_seq` or a higher number."""
+
+    id: str
+    first_seq: Seq
+
+
+class _Runs(msgspec.Struct):
+    runs: list[Run]
 
 
 class _Topics(msgspec.Struct):
@@ -41,6 +56,7 @@ class _Topics(msgspec.Struct):
 
 
 class _Place(msgspec.Struct):
+    topic: str
     seq: Seq
 
 
@@ -61,14 +77,41 @@ class _Producers(msgspec.Struct):
 class Nsqd(Endpoint):
     """An nsqd that reads by range: it has told its id."""
 
-    def __init__(self, address: str, access: Access, nsqd_id: str, timeout_s: float = REQUEST_TIMEOUT_S):
+    def __init__(self, address: str, access: Access, nsqd_id: str, timeout_s: float = REQUEST_TIMEOUT_S, run: str = ""):
         super().__init__(address, access, timeout_s)
         self.id = nsqd_id
+        self.run = run
+        """Which of its starts the last answer came from."""
 
     def ask(self, path: str, method: str = "GET", body: bytes | None = None, /, **query: Any) -> dict[str, Any]:
         fields = super().ask(path, method, body, **query)
         self.check_id(fields.get("nsqd_id"))
+        self.run = str(fields.get("nsqd_run", ""))
         return fields
+
+    def ask_many(
+        self, path: str, name: str, items: Sequence[Any], answers: str, /, **query: Any
+    ) -> list[dict[str, Any]]:
+        """Asks about many things at once, as the list `name` of a document; each has its answer in `answers`."""
+        found: list[dict[str, Any]] = []
+        for start in range(0, len(items), ITEMS_MAX):
+            asked = items[start : start + ITEMS_MAX]
+            try:
+                fields = self.ask(path, "POST", msgspec.json.encode({name: asked}), **query)
+            except Refused as refused:
+                if refused.status in (404, 405):
+                    raise WrongAddress(f"{self.address} is an nsqd of an older version: upgrade it first") from None
+                raise
+            listed = self.read_as(fields.get(answers), list[dict[str, Any]])
+            if len(listed) != len(asked):
+                raise self.wrong(f", with {len(listed)} answers to {len(asked)} questions")
+            found += listed
+        return found
+
+    def refusal(self, path: str, fields: dict[str, Any]) -> Refused:
+        """One of many answers that is an error."""
+        status = fields.get("status")
+        return Refused(self.address, path, status if isinstance(status, int) else 400, fields)
 
     def stream(self, path: str, /, **query: Any) -> http.client.HTTPResponse:
         response = super().stream(path, **query)
@@ -85,9 +128,22 @@ class Nsqd(Endpoint):
         heads = self.read_as(self.ask("/log/info"), _Topics).topics
         return {head.topic: head for head in heads if is_valid_name(head.topic)}
 
-    def first_at(self, topic: str, time_ms: int) -> int:
-        """The first message published at this time or later; the end of the log if there is none."""
-        return self.read_as(self.ask("/log/at", topic=topic, ts_ms=time_ms), _Place).seq
+    def first_at(self, topics: Sequence[str], **when: int) -> dict[str, int]:
+        """The first message published at a time or later, the end of the log if there is none: `ts_ms` since 1970, or
+        `age_ms` ago by the clock of nsqd. Without topics that are not there.
+        """
+        places: dict[str, int] = {}
+        for fields in self.ask_many("/log/at", "topics", topics, "places", **when):
+            if "message" not in fields:
+                place = self.read_as(fields, _Place)
+                places[place.topic] = place.seq
+            elif fields["message"] != "TOPIC_NOT_FOUND":
+                raise self.refusal("/log/at", fields)
+        return places
+
+    def runs(self) -> list[Run]:
+        """Its starts that it remembers, the latest last."""
+        return self.read_as(self.ask("/log/runs"), _Runs).runs
 
     def head(self, topic: str) -> TopicHead | None:
         """None if it has no such topic."""
@@ -106,16 +162,17 @@ def identify(address: str, access: Access) -> Nsqd:
     """Who answers at this address. Every answer carries the id; that to a topic which is not there is the shortest."""
     endpoint = Endpoint(address, access)
     try:
-        nsqd_id = endpoint.ask("/log/info", topic="_").get("nsqd_id")
+        fields = endpoint.ask("/log/info", topic="_")
     except Refused as refused:
         if refused.code in ("AUTH_REQUIRED", "AUTH_FAILED"):
             raise
-        nsqd_id = refused.fields.get("nsqd_id")
+        fields = refused.fields
     finally:
         endpoint.close()
+    nsqd_id = fields.get("nsqd_id")
     if not isinstance(nsqd_id, str) or not 1 <= len(nsqd_id) <= ID_CHARS_MAX or not nsqd_id.isprintable():
         raise _not_ours(address, endpoint)
-    return Nsqd(address, access, nsqd_id)
+    return Nsqd(address, access, nsqd_id, run=str(fields.get("nsqd_run", "")))
 
 
 def _not_ours(address: str, endpoint: Endpoint) -> WrongAddress:
@@ -138,21 +195,52 @@ class Finder:
     def __init__(self, options: SourceOptions):
         self._options = options
         self.unreachable: dict[str, str] = {}
+        self.replaced: dict[str, Nsqd] = {}
+        """By the id of an nsqd that was known at an address: another that answers there now."""
 
-    def find(self) -> dict[str, Nsqd]:
-        """By id. Raises if nothing at all can be asked, or if an address is not what it should be."""
-        options = self._options
-        self.unreachable = {}
-        addresses = options.nsqd or self._look_up()
+    def find(self, known: Mapping[str, str] | None = None) -> dict[str, Nsqd]:
+        """By id. `known` has addresses by id, where nsqds are also looked for that no nsqlookupd names any more.
+
+        Raises if nothing at all can be asked, or if an address is not what it should be.
+        """
+        self.unreachable, self.replaced = {}, {}
         found: dict[str, Nsqd] = {}
-        for address in addresses:
+        for address in self._options.nsqd or self._look_up():
             try:
                 nsqd = self._identify(address)
             except Unreachable as error:
                 self.unreachable[address] = str(error)
             else:
-                found.setdefault(nsqd.id, nsqd)
+                self._add(found, nsqd)
+        for nsqd_id, address in (known or {}).items():
+            if nsqd_id not in found:
+                self._find_known(found, nsqd_id, address)
         return found
+
+    def _add(self, found: dict[str, Nsqd], nsqd: Nsqd) -> None:
+        """One nsqd may have several addresses. Two with one id have copies of one data path."""
+        other = found.setdefault(nsqd.id, nsqd)
+        if other.run == nsqd.run:
+            return
+        # One that was started again meanwhile has the same run now.
+        first, second = self._identify(other.address), self._identify(nsqd.address)
+        if first.id == second.id and first.run != second.run:
+            raise WrongAddress(
+                f"two nsqds have the id {nsqd.id}, {other.address} and {nsqd.address}: one runs on a copy of the "
+                "other's data path. Stop one of them, or give it an id of its own (docs/operations.md); until then "
+                "neither can be read, since their messages could not be told apart"
+            )
+
+    def _find_known(self, found: dict[str, Nsqd], nsqd_id: str, address: str) -> None:
+        try:
+            nsqd = self._identify(address)
+        except NsqdError as error:
+            self.unreachable.setdefault(address, str(error))
+            return
+        if nsqd.id == nsqd_id:
+            found[nsqd_id] = nsqd
+        else:
+            self.replaced[nsqd_id] = nsqd
 
     def _identify(self, address: str) -> Nsqd:
         try:

@@ -31,6 +31,7 @@ NAMES = (
     "headers",
     "failOnDataLoss",
     "lostNsqds",
+    "expectedNsqds",
     "readTimeout",
     "tlsRootCaFile",
     "tlsCertFile",
@@ -39,7 +40,7 @@ NAMES = (
     "authSecret",
     "authSecretFile",
 )
-BATCH_ONLY = ("endingOffsets", "endingTimestamp")
+BATCH_ONLY = ("endingOffsets", "endingTimestamp", "expectedNsqds")
 STREAM_ONLY = (
     "channel",
     "channelTtl",
@@ -102,6 +103,14 @@ class Position:
     places: tuple[tuple[str, int | str], ...] = ()
 
 
+@dataclass(frozen=True)
+class ExpectedNsqds:
+    """How many nsqds there must be at least, and some of their ids."""
+
+    count: int
+    ids: tuple[str, ...] = ()
+
+
 EARLIEST = Position("earliest")
 LATEST = Position("latest")
 
@@ -126,6 +135,7 @@ class SourceOptions:
     """Envelopes are opened, and there is a column of headers."""
     fail_on_data_loss: bool
     lost_nsqds: frozenset[str]
+    expected_nsqds: ExpectedNsqds | None
     read_timeout_s: float
     access: Access
     given: frozenset[str]
@@ -154,6 +164,7 @@ class SourceOptions:
             headers=read_flag(given, "headers", False),
             fail_on_data_loss=read_flag(given, "failOnDataLoss", True),
             lost_nsqds=frozenset(_listed(given, "lostNsqds")),
+            expected_nsqds=_expected_nsqds(given),
             read_timeout_s=read_seconds(given, "readTimeout", READ_TIMEOUT_S_DEFAULT),
             access=Access(read_tls(given), read_auth_secret(given)),
             given=frozenset(given),
@@ -278,6 +289,20 @@ def _channel_ttl_s(given: Mapping[str, str]) -> float:
     return ttl_s
 
 
+def _expected_nsqds(given: Mapping[str, str]) -> ExpectedNsqds | None:
+    ids = tuple(dict.fromkeys(_listed(given, "expectedNsqds")))
+    if "expectedNsqds" not in given:
+        return None
+    if len(ids) == 1 and ids[0].isdecimal() and 0 < int(ids[0]) <= COUNT_MAX:
+        return ExpectedNsqds(int(ids[0]))
+    if not ids or any(item.isdecimal() for item in ids):
+        raise OptionError(
+            f"expectedNsqds={given['expectedNsqds']!r}: write how many nsqds there are, or their ids by comma (the "
+            "column nsqd has them, and /log/info)"
+        )
+    return ExpectedNsqds(len(ids), ids)
+
+
 def _position(given: Mapping[str, str], side: str) -> Position | None:
     if text := given.get(f"{side}Timestamp"):
         return Position("time", time_ms=_time_ms(f"{side}Timestamp", text))
@@ -304,7 +329,7 @@ def _places(name: str, text: str) -> tuple[tuple[str, int | str], ...]:
         raise OptionError(f"{name} is no JSON ({error}): write an object like {_EXAMPLE}") from None
     places: dict[str, int | str] = {}
     for key, value in found.items():
-        if "@" not in key and key in ("v", "q", "t"):
+        if "@" not in key and key in ("v", "q", "t", "n"):
             continue
         place: int | str = value.get("next", "") if isinstance(value, dict) else value
         topic, _, nsqd_id = key.partition("@")

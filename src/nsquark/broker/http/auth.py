@@ -77,13 +77,14 @@ class HttpAuth:
         return guard
 
     async def among(self, names: Iterable[str], request: Request, rule: Rule) -> set[str]:
-        """Those of the topics that the request may be told of; Refusal if it may be told of none."""
+        """Those of the topics that the request may be told of; Refusal if nobody vouches for it."""
         topics = set(names)
         asker = self._asker(request, rule) if self._servers is not None else None
         if asker is None or rule.permission is None:
             return topics
         grant, permission = await self._grant_of(asker), rule.permission
-        return await asyncio.to_thread(lambda: {name for name in topics if grant.allows((permission, name, ""))})
+        channel = request.query.get("channel", "") if rule.of_channel else ""
+        return await asyncio.to_thread(lambda: {name for name in topics if grant.allows((permission, name, channel))})
 
     def _asker(self, request: Request, rule: Rule) -> Asker | None:
         """Whom to ask about; None where nothing was shown and nothing needs to be."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import msgspec
 
 from nsquark.broker.channel import Channel, RangeChannelError
 from nsquark.broker.http.arguments import NsqdArguments, require_stored
+from nsquark.broker.http.auth import Rule
 from nsquark.broker.http.channel_messages import require_existing
+from nsquark.broker.http.log_plan import RANGES_MAX, decoded, refused_part, require_allowed
 from nsquark.broker.topic import Topic
 from nsquark.web.arguments import INT64_MAX, Refusal, decimal, invalid
 from nsquark.web.messages import Request, Response, empty
@@ -20,6 +25,10 @@ TTL_S_MAX = 10 * 365 * 86400.0
 POSITION_CHARS_MAX = 32
 TIME_PREFIX = "time:"
 NS_PER_MS = 1_000_000
+COMMITS_PER_TURN = 64
+"""Done before others get their turn."""
+
+MOVE = Rule("subscribe", of_channel=True, is_ours=True)
 
 
 class ChannelPositions:
@@ -84,26 +93,78 @@ class ChannelPositions:
 
     async def commit(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
         """A reader by range has done with everything below `seq`; its channel is made if it is not there."""
-        topic = arguments.topic()
-        name = arguments.name("channel")
-        if is_ephemeral(name):
-            raise Refusal(400, "EPHEMERAL_CHANNEL", reason="a channel that is read by range must be one that is kept")
-        owner = arguments.text("owner", OWNER_CHARS_MAX)
-        seq = arguments.number("seq", 0, INT64_MAX)
-        ttl_ms = int(arguments.seconds("ttl", TTL_S_MAX) * 1000)
-        channel = topic.channels.get(name)
+        start = arguments.text("start", POSITION_CHARS_MAX) if "start" in arguments else "oldest"
+        wanted = _Commit(arguments.name("topic"), arguments.number("seq", 0, INT64_MAX), start)
+        return await self._commit(_Owner.read(arguments), wanted)
+
+    async def commit_many(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
+        """The same for one channel of many topics; each has its own answer."""
+        owner = _Owner.read(arguments)
+        wanted = decoded(request, _Commits).commits
+        allowed = await self._api.auth.among({commit.topic for commit in wanted}, request, MOVE)
+        answers: list[dict[str, Any]] = []
+        for number, commit in enumerate(wanted):
+            if number % COMMITS_PER_TURN == COMMITS_PER_TURN - 1:
+                await asyncio.sleep(0)
+            try:
+                require_allowed(commit.topic, allowed)
+                answers.append(await self._commit(owner, commit))
+            except Refusal as refusal:
+                answers.append(refused_part(commit.topic, refusal))
+        return {"commits": answers}
+
+    async def _commit(self, owner: _Owner, wanted: _Commit) -> dict[str, Any]:
+        topic = self._api.nsqd.topics.get(wanted.topic)
+        if topic is None:
+            raise Refusal(404, "TOPIC_NOT_FOUND")
+        channel = topic.channels.get(owner.channel)
         if channel is None:
-            start = arguments.text("start", POSITION_CHARS_MAX) if "start" in arguments else "oldest"
-            position = await self.start_position(topic, start)
+            position = await self.start_position(topic, wanted.start)
             _require_alive(topic)
-            channel = topic.channel(name, position)
+            channel = topic.channel(owner.channel, position)
+            is_first = False
+        else:
+            is_first = not channel.owner
         try:
-            channel.commit(owner, seq, ttl_ms)
+            channel.commit(owner.name, wanted.seq, owner.ttl_ms)
         except RangeChannelError as error:
             if channel.owner:
                 raise _owned(channel) from None
             raise Refusal(409, "USED_BY_SUBSCRIBERS", reason=str(error)) from None
-        return {**_standing(channel), "owner": channel.owner}
+        if is_first and wanted.seq and channel.ledger.floor > wanted.seq:
+            # Made before by somebody who never used it: its first owner says where it stands.
+            channel.restart_at(await self.start_position(topic, str(wanted.seq)))
+        return {**_standing(channel), "owner": channel.owner, "removed_to": _removed_to(topic)}
+
+
+class _Owner(NamedTuple):
+    """Who commits to which channel of whatever topic."""
+
+    channel: str
+    name: str
+    ttl_ms: int
+
+    @classmethod
+    def read(cls, arguments: NsqdArguments) -> _Owner:
+        channel = arguments.name("channel")
+        if is_ephemeral(channel):
+            raise Refusal(400, "EPHEMERAL_CHANNEL", reason="a channel that is read by range must be one that is kept")
+        owner = arguments.text("owner", OWNER_CHARS_MAX)
+        return cls(channel, owner, int(arguments.seconds("ttl", TTL_S_MAX) * 1000))
+
+
+class _Commit(msgspec.Struct):
+    topic: str
+    seq: Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
+    start: Annotated[str, msgspec.Meta(max_length=POSITION_CHARS_MAX)] = "oldest"
+
+
+class _Commits(msgspec.Struct):
+    commits: Annotated[list[_Commit], msgspec.Meta(max_length=RANGES_MAX)]
+
+
+def _removed_to(topic: Topic) -> int:
+    return topic.log.segments.removed.to if topic.log.segments is not None else 0
 
 
 def _require_alive(topic: Topic) -> None:

@@ -5,21 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
 
 from nsquark.broker.channel import Channel
-from nsquark.broker.http.arguments import NsqdArguments, extra_headers
+from nsquark.broker.http.arguments import NsqdArguments, extra_headers, require_stored
 from nsquark.broker.http.auth import HttpAuth, Rule
 from nsquark.broker.http.channel_messages import ChannelMessages
 from nsquark.broker.http.log_append import AppendApi
-from nsquark.broker.http.log_positions import ChannelPositions
+from nsquark.broker.http.log_plan import (
+    RANGES_MAX,
+    READ,
+    PlanApi,
+    decoded,
+    range_of,
+    refused_part,
+    require_allowed,
+)
+from nsquark.broker.http.log_positions import MOVE, ChannelPositions
 from nsquark.broker.places import NoPlace, Places
 from nsquark.broker.topic import Topic
-from nsquark.log.range_plan import Part, plan
 from nsquark.log.range_read import RangeReader, TimeSearch
-from nsquark.web.arguments import INT64_MAX, Refusal, invalid
+from nsquark.web.arguments import INT64_MAX, Refusal
 from nsquark.web.fairness import TurnPace
 from nsquark.web.messages import JSON_TYPE, Answer, Handler, Pending, Request, Response, StreamResponse, encode_json
 from nsquark.web.router import Router
@@ -38,15 +49,17 @@ READS_PER_PEER_MAX = 64
 READ_PATIENCE_S = 1.0
 """A reader that took nothing for so long is cut off when its place is needed."""
 READ_THREADS_MAX = 2
-PLAN_PARTS_MAX = 4096
 NS_PER_MS = 1_000_000
 OCTETS = "application/octet-stream"
 
-READ = Rule("subscribe", is_ours=True)
-MOVE = Rule("subscribe", of_channel=True, is_ours=True)
+KNOWN = Rule(is_ours=True)
 APPEND = Rule("publish", is_ours=True)
 
 JsonHandler = Callable[[NsqdArguments, Request], Awaitable[dict[str, Any]]]
+
+
+class _Topics(msgspec.Struct):
+    topics: Annotated[list[str], msgspec.Meta(max_length=RANGES_MAX)]
 
 
 class LogApi:
@@ -54,11 +67,12 @@ class LogApi:
 
     def __init__(self, nsqd: Nsqd, auth: HttpAuth) -> None:
         self.nsqd = nsqd
-        self._auth = auth
+        self.auth = auth
         self.threads = ThreadPoolExecutor(READ_THREADS_MAX, thread_name_prefix="read")
         self.channels = ChannelPositions(self)
         self._messages = ChannelMessages(self)
         self._append = AppendApi(self)
+        self._plan = PlanApi(self)
         self._waiters = Places(INFO_WAITERS_MAX, INFO_WAITERS_PER_PEER_MAX, 0.0)
         self._reads = Places(READS_MAX, READS_PER_PEER_MAX, READ_PATIENCE_S)
 
@@ -66,12 +80,15 @@ class LogApi:
         body_bytes = self.nsqd.options.max_body_size
         router.add("GET", "/log/info", self._info_or_list(), log=False)
         router.add("GET", "/log/at", self._json(self.at, READ))
-        router.add("GET", "/log/plan", self._json(self.plan, READ))
+        router.add("POST", "/log/at", self._answering(self.at_many), log=False)
+        router.add("GET", "/log/runs", self._json(self.runs, KNOWN))
+        router.add("GET", "/log/plan", self._json(self._plan.plan, READ))
+        router.add("POST", "/log/plan", self._answering(self._plan.plan_many), log=False)
         router.add("GET", "/log/read", self._guarded(self.read, READ))
         router.add("GET", "/channel/messages", self._json(self._messages.listing, MOVE))
         router.add("GET", "/channel/seek", self._json(self.channels.preview, MOVE))
         router.add("POST", "/channel/seek", self._json(self.channels.seek, MOVE))
-        router.add("POST", "/channel/commit", self._json(self.channels.commit, MOVE), log=False)
+        router.add("POST", "/channel/commit", self._one_or_many_commits(), log=False)
         router.add("POST", "/log/stage", self._json(self._append.stage, APPEND), log=False, max_body_bytes=body_bytes)
         router.add("POST", "/log/append", self._json(self._append.append, APPEND))
         router.add("POST", "/log/abort", self._json(self._append.abort, APPEND))
@@ -79,7 +96,7 @@ class LogApi:
     # -- answers -----------------------------------------------------------------------------------------
 
     def _guarded(self, handler: Handler, rule: Rule) -> Handler:
-        return self._auth.guarded(handler, rule, self.refuse)
+        return self.auth.guarded(handler, rule, self.refuse)
 
     def _json(self, handler: JsonHandler, rule: Rule) -> Handler:
         return self._guarded(self._answering(handler), rule)
@@ -96,8 +113,9 @@ class LogApi:
         return answer
 
     def answer(self, fields: dict[str, Any], status: int = 200) -> Response:
-        node = self.nsqd.node.id
-        return Response(status, encode_json({**fields, "nsqd_id": node}), JSON_TYPE, extra_headers(node, status))
+        node, run = self.nsqd.node.id, self.nsqd.runs[-1].id
+        body = encode_json({**fields, "nsqd_id": node, "nsqd_run": run})
+        return Response(status, body, JSON_TYPE, extra_headers(node, status))
 
     def refuse(self, refusal: Refusal) -> Response:
         return self.answer({"message": refusal.code, **refusal.fields}, refusal.status)
@@ -116,8 +134,16 @@ class LogApi:
 
         return answer
 
+    def _one_or_many_commits(self) -> Handler:
+        one, many = self._json(self.channels.commit, MOVE), self._answering(self.channels.commit_many)
+
+        def answer(request: Request) -> Answer | Pending | Coroutine[Any, Any, Answer]:
+            return (one if "topic" in request.query or not request.body else many)(request)
+
+        return answer
+
     async def list(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
-        allowed = await self._auth.among(self.nsqd.topics, request, READ)
+        allowed = await self.auth.among(self.nsqd.topics, request, READ)
         pace = TurnPace()
         topics = []
         for topic in list(self.nsqd.topics.values()):
@@ -163,16 +189,36 @@ class LogApi:
             place.free()
             waiting.cancel()
 
+    async def runs(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
+        """Each start of this nsqd, the latest last."""
+        return {"runs": [msgspec.structs.asdict(run) for run in self.nsqd.runs]}
+
     # -- /log/at -----------------------------------------------------------------------------------------
 
     async def at(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
-        topic = arguments.stored_topic()
-        if "ts_ms" in arguments:
-            time_ns = arguments.number("ts_ms", 0, INT64_MAX // NS_PER_MS) * NS_PER_MS
-        else:
-            time_ns = arguments.number("ts", 0, INT64_MAX)
+        return await self._place(arguments.name("topic"), _time_ns(arguments))
+
+    async def at_many(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
+        """The same for many topics; each has its own answer, a place or why there is none."""
+        time_ns = _time_ns(arguments)
+        topics = decoded(request, _Topics).topics
+        allowed = await self.auth.among(topics, request, READ)
+        places: list[dict[str, Any]] = []
+        for name in topics:
+            try:
+                require_allowed(name, allowed)
+                places.append(await self._place(name, time_ns))
+            except Refusal as refusal:
+                places.append(refused_part(name, refusal))
+        return {"places": places}
+
+    async def _place(self, name: str, time_ns: int) -> dict[str, Any]:
+        topic = self.nsqd.topics.get(name)
+        if topic is None:
+            raise Refusal(404, "TOPIC_NOT_FOUND")
+        require_stored(topic)
         seq = await self.first_at_time(topic, time_ns)
-        return {"topic": topic.name, "seq": seq, "first": topic.log.extents.first, "next": topic.log.head}
+        return {"topic": name, "id": topic.id, "seq": seq, "first": topic.log.extents.first, "next": topic.log.head}
 
     async def first_at_time(self, topic: Topic, time_ns: int) -> int:
         """The first message, in the order of the log, published at this time or later; the head if there is none."""
@@ -181,45 +227,21 @@ class LogApi:
         found: int | None = await self.in_thread(TimeSearch(topic.log.segments, time_ns).find)
         return head if found is None else found
 
-    # -- /log/plan ---------------------------------------------------------------------------------------
-
-    async def plan(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
-        topic = arguments.stored_topic()
-        segments = topic.log.segments
-        assert segments is not None
-        low, high = _range(arguments, topic)
-        messages_max = arguments.number("max_messages", 1, INT64_MAX, 0)
-        bytes_max = arguments.number("max_bytes", 1, INT64_MAX, 0)
-        parts = arguments.number("parts", 1, PLAN_PARTS_MAX, 1)
-        removed_to = min(segments.removed.to, high)
-        removed = {"from": low, "to": removed_to} if low < removed_to else None
-        found = plan(segments, max(low, removed_to), high, messages_max=messages_max, bytes_max=bytes_max, parts=parts)
-        return {
-            "topic": topic.name,
-            **_part(found),
-            "parts": [_part(part) for part in found.parts],
-            "removed": removed,
-            "first": topic.log.extents.first,
-            "next": topic.log.head,
-        }
-
     # -- /log/read ---------------------------------------------------------------------------------------
 
     def read(self, request: Request) -> Answer:
         try:
             arguments = NsqdArguments(self.nsqd, request)
-            topic = arguments.stored_topic()
-            low, high = _range(arguments, topic)
-            segments = topic.log.segments
-            assert segments is not None
-            if low < segments.removed.to:
+            wanted = range_of(arguments)
+            topic, segments = wanted.found(self.nsqd)
+            if wanted.low < segments.removed.to:
                 raise Refusal(410, "REMOVED", first=topic.log.extents.first, removed_to=segments.removed.to)
             self._reads.check(request.peer)
         except NoPlace as full:
             return self.refuse(Refusal(503, "TOO_MANY_READS", reason=f"{full}; try again later"))
         except Refusal as refusal:
             return self.refuse(refusal)
-        pieces = self._pieces(RangeReader(segments, low, min(high, topic.log.head)), request.peer)
+        pieces = self._pieces(RangeReader(segments, wanted.low, min(wanted.high, topic.log.head)), request.peer)
         return StreamResponse(200, OCTETS, extra_headers(self.nsqd.node.id, 200), pieces)
 
     async def _pieces(self, reader: RangeReader, peer: str) -> AsyncIterator[bytes]:
@@ -262,9 +284,24 @@ async def _until_beyond(topic: Topic, after: int, wait_s: float, ended: asyncio.
         ended.set()
 
 
+def _time_ns(arguments: NsqdArguments) -> int:
+    """As `ts`, `ts_ms`, or `age_ms`: so long ago by this nsqd's own clock."""
+    if "age_ms" in arguments:
+        return max(time.time_ns() - arguments.number("age_ms", 0, INT64_MAX // NS_PER_MS) * NS_PER_MS, 0)
+    if "ts_ms" in arguments:
+        return arguments.number("ts_ms", 0, INT64_MAX // NS_PER_MS) * NS_PER_MS
+    return arguments.number("ts", 0, INT64_MAX)
+
+
 def _heads(topic: Topic) -> dict[str, Any]:
     extents = topic.log.extents
-    return {"topic": topic.name, "first": extents.first, "next": topic.log.head, "count": extents.count}
+    return {
+        "topic": topic.name,
+        "id": topic.id,
+        "first": extents.first,
+        "next": topic.log.head,
+        "count": extents.count,
+    }
 
 
 def _owned(channel: Channel) -> dict[str, Any]:
@@ -291,18 +328,3 @@ def _info(topic: Topic) -> dict[str, Any]:
         "newest_ns": max((segment.time_max_ns for segment in files if segment.size), default=None),
         "is_stored": segments is not None,
     }
-
-
-def _range(arguments: NsqdArguments, topic: Topic) -> tuple[int, int]:
-    low = arguments.number("from", 0, INT64_MAX)
-    high = arguments.number("to", 0, INT64_MAX)
-    head = topic.log.head
-    if low > head:
-        raise Refusal(400, "BEYOND_HEAD", next=head, reason=f"the log ends at {head}; from={low} is beyond it")
-    if high < low:
-        raise invalid("to", f"a number from {low} on")
-    return low, high
-
-
-def _part(part: Part) -> dict[str, int]:
-    return {"from": part.low, "to": part.high, "count": part.count, "bytes": part.size}

@@ -7,9 +7,7 @@ from nsquark.spark.endpoint import Unreachable
 from nsquark.spark.options import SourceOptions
 from nsquark.spark.source.cluster import Cluster
 from nsquark.spark.source.offsets import Key
-from nsquark.spark.source.plan import Plan, Planner
-
-Ranges = Mapping[Key, tuple[int, int]]
+from nsquark.spark.source.plan import Plan, Planner, Ranges
 
 
 class Admission:
@@ -24,7 +22,7 @@ class Admission:
         """Up to where each range is taken; None: too few messages, so wait for more."""
         options = self._options
         if not limited:
-            return {key: high for key, (_, high) in ranges.items()}
+            return {key: wanted.high for key, wanted in ranges.items()}
         plans = self._plans(ranges)
         messages = sum(plan.count for plan in plans.values())
         if may_wait and options.messages_min and messages < options.messages_min:
@@ -37,32 +35,34 @@ class Admission:
             options.bytes_max and size > options.bytes_max
         )
         if not is_over:
-            return {key: ranges[key][1] for key in plans}
-        return {key: self._cut(key, ranges[key], plan, messages, size) for key, plan in plans.items()}
+            return {key: ranges[key].high for key in plans}
+        return self._cut(ranges, plans, messages, size)
 
-    def _cut(self, key: Key, wanted: tuple[int, int], plan: Plan, messages: int, size: int) -> int:
+    def _cut(self, ranges: Ranges, plans: Mapping[Key, Plan], messages: int, size: int) -> dict[Key, int]:
         """A share by backlog, and at least one message, so that a small topic is not starved by a large one."""
-        limits = {}
-        if self._options.messages_max:
-            limits["max_messages"] = max(self._options.messages_max * plan.count // max(messages, 1), 1)
-        if self._options.bytes_max:
-            limits["max_bytes"] = max(self._options.bytes_max * plan.size // max(size, 1), 1)
-        nsqd = self._cluster.nsqds().get(key.nsqd_id)
-        if nsqd is None or not plan.count:
-            return wanted[0] if nsqd is None else wanted[1]
-        return self._planner.plan(nsqd, key, plan.low, plan.high, **limits).high
+        options, nsqds = self._options, self._cluster.nsqds()
+        limits: dict[Key, dict[str, int]] = {}
+        for key, plan in plans.items():
+            if plan.count and key.nsqd_id in nsqds:
+                limits[key] = {}
+                if options.messages_max:
+                    limits[key]["max_messages"] = max(options.messages_max * plan.count // max(messages, 1), 1)
+                if options.bytes_max:
+                    limits[key]["max_bytes"] = max(options.bytes_max * plan.size // max(size, 1), 1)
+        asked = {key: ranges[key]._replace(low=plans[key].low, high=plans[key].high) for key in limits}
+        cut = {key: plan.high for key, plan in self._planner.plans(asked, nsqds, limits).items()}
+        ends = {key: ranges[key].low if plan.count else ranges[key].high for key, plan in plans.items()}
+        return {**ends, **cut}
 
     def _plans(self, ranges: Ranges) -> dict[Key, Plan]:
         """Remembered for the polls of a query that waits for its minimum."""
         if self._planned[0] != ranges:
             plans: dict[Key, Plan] = {}
             nsqds = self._cluster.nsqds()
-            for key, (low, high) in ranges.items():
-                nsqd = nsqds.get(key.nsqd_id)
-                if nsqd is None:
-                    continue
+            for nsqd_id, nsqd in nsqds.items():
+                of_nsqd = {key: wanted for key, wanted in ranges.items() if key.nsqd_id == nsqd_id}
                 try:
-                    plans[key] = self._planner.plan(nsqd, key, low, high)
+                    plans |= self._planner.plans(of_nsqd, {nsqd_id: nsqd})
                 except Unreachable as error:
                     self._cluster.mark_silent(error)
             self._planned = (dict(ranges), plans)

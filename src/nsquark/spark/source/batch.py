@@ -5,30 +5,33 @@ from nsquark.spark.endpoint import NsqdError, Unreachable
 from nsquark.spark.nsqd_http import Finder, Nsqd
 from nsquark.spark.options import EARLIEST, SourceOptions
 from nsquark.spark.source.cluster import Head, is_wanted
-from nsquark.spark.source.offsets import Key
+from nsquark.spark.source.offsets import Key, Range
 from nsquark.spark.source.plan import Planner, RangePartition
-from nsquark.spark.source.positions import resolve
+from nsquark.spark.source.positions import check_named, resolve
 
 log = library_log("nsquark.spark")
 
 
 def plan_batch(options: SourceOptions) -> list[RangePartition]:
     nsqds = _nsqds(options)
-    heads = {
-        Key(topic, nsqd.id): Head(entry.first, entry.next)
-        for nsqd in nsqds.values()
-        for topic, entry in nsqd.topics().items()
-        if is_wanted(options, topic)
-    }
-    _check_topics(options, heads, nsqds)
-    ranges = {}
-    for key, head in heads.items():
-        nsqd = nsqds[key.nsqd_id]
-        low = resolve(options.starting or EARLIEST, nsqd, key, head, unnamed="earliest")
-        high = resolve(options.ending, nsqd, key, head, unnamed="latest")
-        if low < high:
-            ranges[key] = (low, high)
     try:
+        heads = {
+            Key(topic, nsqd.id): Head(entry.first, entry.next, entry.id)
+            for nsqd in nsqds.values()
+            for topic, entry in nsqd.topics().items()
+            if is_wanted(options, topic)
+        }
+        _check_topics(options, heads, nsqds)
+        starting = options.starting or EARLIEST
+        check_named("startingOffsets", starting, options, heads, nsqds)
+        check_named("endingOffsets", options.ending, options, heads, nsqds)
+        lows = resolve(starting, heads, nsqds, unnamed="earliest")
+        highs = resolve(options.ending, heads, nsqds, unnamed="latest")
+        ranges = {
+            key: Range(lows[key], highs[key], heads[key].topic_id)
+            for key in sorted(heads)
+            if key in lows and key in highs and lows[key] < highs[key]
+        }
         return Planner(options).partitions(ranges, nsqds)
     finally:
         for nsqd in nsqds.values():
@@ -43,7 +46,31 @@ def _nsqds(options: SourceOptions) -> dict[str, Nsqd]:
             f"{'; '.join(finder.unreachable.values())}: a batch reads what all nsqds have; start it again, "
             "or leave its address out to read without it"
         )
-    return {nsqd_id: nsqd for nsqd_id, nsqd in found.items() if nsqd_id not in options.lost_nsqds}
+    nsqds = {nsqd_id: nsqd for nsqd_id, nsqd in found.items() if nsqd_id not in options.lost_nsqds}
+    _check_expected(options, nsqds)
+    return nsqds
+
+
+def _check_expected(options: SourceOptions, nsqds: dict[str, Nsqd]) -> None:
+    """nsqlookupd forgets an nsqd as soon as it is down, so what it names may be less than there is."""
+    there = ", ".join(f"{nsqd_id} at {nsqd.address}" for nsqd_id, nsqd in nsqds.items()) or "none"
+    expected = options.expected_nsqds
+    if expected is None:
+        if options.lookupd:
+            log.warning(
+                "the batch reads the nsqds that %s knows now: %s; set expectedNsqds, a count or ids, to be told when "
+                "one is missing",
+                ", ".join(options.lookupd),
+                there,
+            )
+        return
+    missing = sorted(set(expected.ids) - nsqds.keys())
+    if missing or len(nsqds) < expected.count:
+        which = f"nsqd {', '.join(missing)}" if missing else f"{expected.count - len(nsqds)} of {expected.count} nsqds"
+        raise Unreachable(
+            f"{which} cannot be found, of those that expectedNsqds names; there are {there}: a batch reads what all "
+            "of them have; start it again, or leave it out of expectedNsqds"
+        )
 
 
 def _check_topics(options: SourceOptions, heads: dict[Key, Head], nsqds: dict[str, Nsqd]) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -18,7 +19,8 @@ ALIVE_INTERVAL_S = 30.0
 
 
 class _Committed(msgspec.Struct):
-    position: Seq
+    topic: str
+    removed_to: Seq = 0
 
 
 class ChannelHold:
@@ -32,61 +34,66 @@ class ChannelHold:
         self._alive_interval_s = min(ALIVE_INTERVAL_S, ttl_s / 3) if ttl_s else ALIVE_INTERVAL_S
 
     def commit(self, offset: Offset, nsqds: Mapping[str, Nsqd]) -> dict[Key, int]:
-        """All below the offset is done. A channel that is not there is made, at the offset. Gives the first message
-        that each channel still holds, as far as they were asked.
+        """All below the offset is done. A channel that is not there is made, at the offset. Gives, as far as it was
+        asked, below which number messages were removed before the channel held them.
         """
         assert offset.query is not None
-        self._owner = offset.query
-        positions: dict[Key, int] = {}
-        for key, span in offset.spans.items():
-            nsqd = nsqds.get(key.nsqd_id)
-            seq, at = self._committed.get(key, (-1, 0.0))
-            if nsqd is None or (seq == span.next and time.monotonic() - at < self._alive_interval_s):
-                continue
-            positions[key] = self.hold(nsqd, key, offset.query, span.next)
-        return positions
+        removed: dict[Key, int] = {}
+        for nsqd_id, nsqd in nsqds.items():
+            due = {
+                key: span.next
+                for key, span in offset.spans.items()
+                if key.nsqd_id == nsqd_id and self._is_due(key, span.next)
+            }
+            removed |= self.hold(nsqd, offset.query, due)
+        return removed
 
-    def hold(self, nsqd: Nsqd, key: Key, owner: str, seq: int) -> int:
-        """Commits one key; the first message that the channel now holds."""
+    def _is_due(self, key: Key, seq: int) -> bool:
+        committed, at = self._committed.get(key, (-1, 0.0))
+        return seq != committed or time.monotonic() - at >= self._alive_interval_s
+
+    def hold(self, nsqd: Nsqd, owner: str, seqs: Mapping[Key, int]) -> dict[Key, int]:
+        """Commits keys of one nsqd, in one request."""
+        self._owner = owner
+        if not seqs:
+            return {}
         try:
-            answer = nsqd.ask(
-                "/channel/commit",
-                "POST",
-                topic=key.topic,
-                channel=self._options.channel,
-                owner=owner,
-                seq=seq,
-                start=seq,
-                ttl=self._options.channel_ttl_s,
+            answers = self._ask(
+                nsqd, [{"topic": key.topic, "seq": seq, "start": str(seq)} for key, seq in seqs.items()]
             )
         except Unreachable as error:
             log.warning("channel %s: %s; it is committed with the next batch", self._options.channel, error)
-            return seq
-        except Refused as refused:
-            if refused.code == "TOPIC_NOT_FOUND":
-                return seq
-            raise self._explained(refused, key, owner) from None
-        self._committed[key] = (seq, time.monotonic())
-        return nsqd.read_as(answer, _Committed).position
+            return {}
+        removed: dict[Key, int] = {}
+        for (key, seq), fields in zip(seqs.items(), answers, strict=True):
+            if "message" in fields:
+                if fields["message"] != "TOPIC_NOT_FOUND":
+                    raise self._explained(nsqd.refusal("/channel/commit", fields), key, owner)
+                continue
+            self._committed[key] = (seq, time.monotonic())
+            removed[key] = nsqd.read_as(fields, _Committed).removed_to
+        return removed
+
+    def _ask(self, nsqd: Nsqd, commits: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        options = self._options
+        about = {"channel": options.channel, "owner": self._owner, "ttl": options.channel_ttl_s}
+        return nsqd.ask_many("/channel/commit", "commits", commits, "commits", **about)
 
     def keep_alive(self, nsqds: Mapping[str, Nsqd]) -> None:
         """For batches that take longer than channelTtl. Called in another thread, with connections of its own."""
-        for key, (_, at) in list(self._committed.items()):
-            nsqd = nsqds.get(key.nsqd_id)
-            if nsqd is None or time.monotonic() - at < self._alive_interval_s:
+        now = time.monotonic()
+        for nsqd_id, nsqd in nsqds.items():
+            due = [
+                (key, seq)
+                for key, (seq, at) in list(self._committed.items())
+                if key.nsqd_id == nsqd_id and now - at >= self._alive_interval_s
+            ]
+            if not due:
                 continue
+            self._committed |= {key: (seq, now) for key, seq in due}
             own = Nsqd(nsqd.address, self._options.access, nsqd.id)
             try:
-                self._committed[key] = (self._committed[key][0], time.monotonic())
-                own.ask(
-                    "/channel/commit",
-                    "POST",
-                    topic=key.topic,
-                    channel=self._options.channel,
-                    owner=self._owner,
-                    seq=0,
-                    ttl=self._options.channel_ttl_s,
-                )
+                self._ask(own, [{"topic": key.topic, "seq": 0} for key, _ in due])
             except NsqdError as error:
                 log.warning("channel %s: %s", self._options.channel, error)
             finally:
@@ -100,5 +107,8 @@ class ChannelHold:
                 "channel of its own, or delete the channel if that query is gone for good"
             )
         if refused.code == "USED_BY_SUBSCRIBERS":
-            return NsqdError(f"{where} has subscribers, which share its messages: give the query a channel of its own")
+            return NsqdError(
+                f"{where} has subscribers, or had some: messages that they finished are not in it any more. Give the "
+                "query a channel of its own"
+            )
         return refused

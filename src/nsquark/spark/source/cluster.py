@@ -3,7 +3,7 @@
 import re
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from nsquark.base.logs import library_log
@@ -30,6 +30,15 @@ WAIT_INTERVAL_S = 0.2
 class Head(NamedTuple):
     first: int
     next: int
+    topic_id: str = ""
+
+
+class Heads(dict[Key, Head]):
+    """Of every key that could be asked for, and the nsqds that answered, which may have none of the topics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nsqds: set[str] = set()
 
 
 class Cluster:
@@ -43,11 +52,22 @@ class Cluster:
         self._lock = threading.Lock()
         self._nsqds: dict[str, Nsqd] = {}
         self._silent: dict[str, str] = {}
+        self._known: dict[str, str] = {}
+        self._replaced: dict[str, Nsqd] = {}
         self._error: NsqdError | None = None
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
-        self._heads: dict[Key, Head] = {}
+        self._heads = Heads()
         self._heads_until = 0.0
+
+    def remember(self, addresses: Mapping[str, str]) -> None:
+        """Where nsqds were that the query has read. They are looked for there too when nsqlookupds forget them, which
+        they do at once when a connection breaks.
+        """
+        if self._options.lookupd:
+            self._known = {
+                nsqd_id: address for nsqd_id, address in addresses.items() if nsqd_id not in self._options.lost_nsqds
+            }
 
     # -- what there is -----------------------------------------------------------------------------------
 
@@ -70,14 +90,19 @@ class Cluster:
         with self._lock:
             return list(self._silent.values())
 
-    def heads(self, *, fresh: bool = False) -> dict[Key, Head]:
-        """Of every key that can be asked for now."""
+    def replaced_by(self, nsqd_id: str) -> Nsqd | None:
+        """Who answers now where this nsqd was."""
+        with self._lock:
+            return self._replaced.get(nsqd_id)
+
+    def heads(self, *, fresh: bool = False) -> Heads:
         if fresh or time.monotonic() >= self._heads_until:
             began = time.monotonic()
-            self._heads = {}
+            self._heads = Heads()
             for nsqd in self.nsqds().values():
                 try:
-                    self._heads |= self._heads_of(nsqd)
+                    self._heads.update(self._heads_of(nsqd))
+                    self._heads.nsqds.add(nsqd.id)
                 except Unreachable as error:
                     self.mark_silent(error)
             ended = time.monotonic()
@@ -91,7 +116,7 @@ class Cluster:
             found = [head for head in map(nsqd.head, options.topics) if head is not None]
         else:
             found = [head for topic, head in nsqd.topics().items() if is_wanted(options, topic)]
-        return {Key(head.topic, nsqd.id): Head(head.first, head.next) for head in found}
+        return {Key(head.topic, nsqd.id): Head(head.first, head.next, head.id) for head in found}
 
     def wait_for(self, ids: Collection[str]) -> dict[str, Nsqd]:
         """All of these, or an error after readTimeout: a batch that was begun needs them."""
@@ -122,7 +147,7 @@ class Cluster:
 
     def _find(self) -> None:
         finder = Finder(self._options)
-        found = finder.find()
+        found = finder.find(self._known)
         with self._lock:
             self._error = None
             for nsqd_id, nsqd in found.items():
@@ -132,6 +157,7 @@ class Cluster:
             for address in finder.unreachable.keys() - self._silent.keys():
                 log.warning("%s; the query goes on without it", finder.unreachable[address])
             self._silent = finder.unreachable
+            self._replaced = finder.replaced
 
     def _find_again(self) -> None:
         while not self._stopped.wait(FIND_INTERVAL_S):

@@ -1,12 +1,15 @@
 """A query's offsets, as Spark logs them in the checkpoint.
 
-    {"orders@<nsqd id>": {"from": 17, "next": 42}, "q": "<uuid>", "t": 1794777198000, "v": 1}
+    {"n": {"<nsqd id>": {"at": "10.0.0.1:4151", "run": "…"}},
+     "orders@<nsqd id>": {"from": 17, "id": "…", "next": 42}, "q": "<uuid>", "t": 1794777198000, "v": 2}
 
-A key is a topic on an nsqd; `from` is where the query began to read it and `next` the first message not yet read.
-`q` names the query to nsqd, as the owner of its channel. `t` is when the query began: with startingOffsets=latest a key
-that is found later is read from there.
+A key is a topic on an nsqd; `from` is where the query began to read it, `next` the first message not yet read, and `id`
+the incarnation of the topic. `n` has the nsqds that the query knows, where they were and in which run they were
+read. `q` names the query to nsqd, as the owner of its channel. `t` is when the query began: with
+startingOffsets=latest an nsqd that is found later is read from there.
 
 Keys are always sorted. Spark compares the text of offsets: the same offset in another order would be new data to it.
+Version 1 had neither `n` nor `id`; it is read, and both are learned.
 """
 
 import time
@@ -15,7 +18,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-VERSION = 1
+VERSION = 2
+VERSIONS_READ = (1, VERSION)
+MS_PER_NS = 1_000_000
 
 
 class Key(NamedTuple):
@@ -32,10 +37,25 @@ class Key(NamedTuple):
 
 
 class Span(NamedTuple):
-    """What a query has read of a key."""
+    """What a query has read of a key; another `start` than before means that it began anew there."""
 
     start: int
     next: int
+    topic_id: str = ""
+    """The incarnation of the topic; empty if it is not known."""
+
+
+class Range(NamedTuple):
+    """What a batch reads of a key."""
+
+    low: int
+    high: int
+    topic_id: str = ""
+
+
+class KnownNsqd(NamedTuple):
+    address: str
+    run: str
 
 
 @dataclass(frozen=True)
@@ -43,43 +63,62 @@ class Offset:
     query: str | None = None
     began_ms: int = 0
     spans: Mapping[Key, Span] = field(default_factory=dict)
+    nsqds: Mapping[str, KnownNsqd] = field(default_factory=dict)
 
     @classmethod
     def begin(cls) -> "Offset":
-        return cls(str(uuid.uuid4()), time.time_ns() // 1_000_000)
+        return cls(str(uuid.uuid4()), time.time_ns() // MS_PER_NS)
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> "Offset":
         version = fields.get("v")
-        if version != VERSION:
+        if version not in VERSIONS_READ:
             raise ValueError(
-                f"the checkpoint has offsets of version {version!r}, and this nsquark reads version {VERSION}: "
+                f"the checkpoint has offsets of version {version!r}, and this nsquark reads versions 1 to {VERSION}: "
                 "use the version of nsquark that wrote it, or a new checkpoint"
             )
-        spans = {Key.parse(text): Span(span["from"], span["next"]) for text, span in fields.items() if "@" in text}
-        return cls(fields.get("q"), fields.get("t", 0), spans)
+        spans = {
+            Key.parse(text): Span(span["from"], span["next"], span.get("id", ""))
+            for text, span in fields.items()
+            if "@" in text
+        }
+        nsqds = {nsqd_id: KnownNsqd(known["at"], known["run"]) for nsqd_id, known in fields.get("n", {}).items()}
+        return cls(fields.get("q"), fields.get("t", 0), spans, nsqds)
 
     def fields(self) -> dict[str, Any]:
-        fields: dict[str, Any] = {str(key): {"from": span.start, "next": span.next} for key, span in self.spans.items()}
+        fields: dict[str, Any] = {
+            str(key): {"from": span.start, "id": span.topic_id, "next": span.next} for key, span in self.spans.items()
+        }
         if self.query is not None:
-            fields |= {"q": self.query, "t": self.began_ms}
+            nsqds = {nsqd_id: {"at": known.address, "run": known.run} for nsqd_id, known in sorted(self.nsqds.items())}
+            fields |= {"n": nsqds, "q": self.query, "t": self.began_ms}
         fields["v"] = VERSION
         return dict(sorted(fields.items()))
 
+    @property
+    def age_ms(self) -> int:
+        """How long ago the query began, by this machine's clock."""
+        return max(time.time_ns() // MS_PER_NS - self.began_ms, 0)
+
     def with_spans(self, spans: Mapping[Key, Span]) -> "Offset":
         return replace(self, spans={**self.spans, **spans})
+
+    def with_nsqds(self, nsqds: Mapping[str, KnownNsqd]) -> "Offset":
+        return replace(self, nsqds={**self.nsqds, **nsqds})
 
 
 INITIAL = Offset()
 """What Spark takes as the start of batch 0. Asked for again after a failed batch 0, so it depends on nothing."""
 
 
-def ranges(start: Offset, end: Offset) -> dict[Key, tuple[int, int]]:
-    """What a batch reads. A key that is new in `end` begins at its own start; one that `end` lacks is not read."""
+def ranges(start: Offset, end: Offset) -> dict[Key, Range]:
+    """What a batch reads. A key that is new in `end`, or began anew, begins at its own start; one that `end` lacks is
+    not read.
+    """
     found = {}
     for key, span in end.spans.items():
         done = start.spans.get(key)
-        low = max(done.next, span.start) if done else span.start
+        low = done.next if done and done.start == span.start else span.start
         if low < span.next:
-            found[key] = (low, span.next)
+            found[key] = Range(low, span.next, span.topic_id)
     return found

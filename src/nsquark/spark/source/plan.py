@@ -1,7 +1,11 @@
-"""From ranges of the log to Spark's partitions: real counts and splits, asked of the nsqds that have the data."""
+"""From ranges of the log to Spark's partitions: real counts and splits, asked of the nsqds that have the data.
 
-from collections.abc import Mapping
-from typing import Annotated
+How a set of ranges is cut into partitions depends on the ranges and the options alone, never on what else the logs have
+by now: the idempotent sink recognises what it has written by the partition that it came from.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any
 
 import msgspec
 from pyspark.sql.datasource import InputPartition
@@ -10,12 +14,15 @@ from nsquark.base.logs import library_log
 from nsquark.spark.endpoint import NsqdError, Refused
 from nsquark.spark.nsqd_http import Nsqd, Seq
 from nsquark.spark.options import PARTITIONS_MAX, SourceOptions
-from nsquark.spark.source.offsets import Key
+from nsquark.spark.source.offsets import Key, Range
 
 log = library_log("nsquark.spark")
 
 PART_BYTES = 32 << 20
 """Of a partition, about: small enough to spread over cores, large enough that a task's start does not matter."""
+
+Ranges = Mapping[Key, Range]
+Limits = Mapping[str, int]
 
 
 class DataLost(NsqdError):
@@ -45,56 +52,82 @@ class Plan(Part, frozen=True):
 class RangePartition(InputPartition):
     """A range of one topic on one nsqd, and how many messages it holds."""
 
-    def __init__(self, key: Key, address: str, low: int, high: int, count: int):
+    def __init__(self, key: Key, address: str, low: int, high: int, count: int, topic_id: str = ""):
         self.key = key
         self.address = address
         self.low = low
         self.high = high
         self.count = count
+        self.topic_id = topic_id
 
 
 class Planner:
     def __init__(self, options: SourceOptions):
         self._options = options
 
-    def partitions(self, ranges: Mapping[Key, tuple[int, int]], nsqds: Mapping[str, Nsqd]) -> list[RangePartition]:
-        plans = {key: self.plan(nsqds[key.nsqd_id], key, low, high) for key, (low, high) in ranges.items()}
-        total_bytes = sum(plan.size for plan in plans.values())
-        found: list[RangePartition] = []
-        for key, plan in plans.items():
-            nsqd = nsqds[key.nsqd_id]
-            parts = plan.parts
-            wanted = self._parts(plan.size, total_bytes)
-            if wanted > 1 and plan.count > 1:
-                parts = ask_plan(nsqd, key, plan.low, plan.high, parts=wanted).parts
-            found += [
-                RangePartition(key, nsqd.address, part.low, part.high, part.count) for part in parts if part.count
-            ]
-        return found
+    def partitions(self, ranges: Ranges, nsqds: Mapping[str, Nsqd]) -> list[RangePartition]:
+        plans = self.plans(ranges, nsqds, {key: {"part_bytes": PART_BYTES} for key in ranges})
+        more = self._parts_to_reach_minimum(plans)
+        if more:
+            plans |= self.plans({key: ranges[key] for key in more}, nsqds, more)
+        return [
+            RangePartition(key, nsqds[key.nsqd_id].address, part.low, part.high, part.count, ranges[key].topic_id)
+            for key, plan in plans.items()
+            for part in plan.parts
+            if part.count
+        ]
 
-    def _parts(self, size: int, total_bytes: int) -> int:
-        """Of about PART_BYTES, and enough that all keys together make minPartitions."""
-        share = -(-self._options.partitions_min * size // total_bytes) if total_bytes else 1
-        return min(max(share, -(-size // PART_BYTES), 1), PARTITIONS_MAX)
+    def _parts_to_reach_minimum(self, plans: Mapping[Key, Plan]) -> dict[Key, Limits]:
+        """How often to split each key so that all together make minPartitions, by their share of the messages."""
+        minimum = self._options.partitions_min
+        total = sum(plan.count for plan in plans.values())
+        if sum(len(plan.parts) for plan in plans.values()) >= minimum:
+            return {}
+        wanted = {
+            key: min(max(-(-minimum * plan.count // total), len(plan.parts)), PARTITIONS_MAX)
+            for key, plan in plans.items()
+            if plan.count
+        }
+        return {key: {"parts": parts} for key, parts in wanted.items() if parts > len(plans[key].parts)}
 
-    def plan(self, nsqd: Nsqd, key: Key, low: int, high: int, **limits: int) -> Plan:
-        """What nsqd has of this range. What it no longer has is an error, or a warning with failOnDataLoss=false."""
-        try:
-            plan = ask_plan(nsqd, key, low, high, **limits)
-        except Refused as refused:
-            if refused.code not in ("BEYOND_HEAD", "TOPIC_NOT_FOUND"):
-                raise
-            self.lost(key, low, high, "the topic was deleted" if refused.status == 404 else "the log ends before it")
+    def plans(
+        self, ranges: Ranges, nsqds: Mapping[str, Nsqd], limits: Mapping[Key, Limits] | None = None
+    ) -> dict[Key, Plan]:
+        """What the nsqds have of these ranges, one request for each. What they no longer have is an error, or a warning
+        with failOnDataLoss=false.
+        """
+        limits = limits or {}
+        by_nsqd: dict[str, list[Key]] = {}
+        for key in ranges:
+            by_nsqd.setdefault(key.nsqd_id, []).append(key)
+        found: dict[Key, Plan] = {}
+        for nsqd_id, keys in by_nsqd.items():
+            answers = ask_plans(nsqds[nsqd_id], ((key, ranges[key], limits.get(key, {})) for key in keys))
+            found |= {key: self._checked(key, ranges[key], answer) for key, answer in zip(keys, answers, strict=True)}
+        return {key: found[key] for key in ranges}
+
+    def _checked(self, key: Key, wanted: Range, answer: Plan | Refused) -> Plan:
+        low, high = wanted.low, wanted.high
+        if isinstance(answer, Refused):
+            if answer.code not in _GONE:
+                raise answer
+            self.lost(key, low, high, _GONE[answer.code], answer.fields.get("lost"))
             return Plan(low=low, high=high, count=0, size=0, next=high)
-        if plan.removed is not None:
-            removed = plan.removed
+        if answer.removed is not None:
+            removed = answer.removed
             self.lost(key, removed.low, removed.high, "retention removed it, or the topic was emptied of it")
-        if plan.next < high:
-            self.lost(key, plan.next, high, "the log ends before it")
-        return plan
+        if answer.next < high:
+            self.lost(key, answer.next, high, _GONE["BEYOND_HEAD"])
+        return answer
 
-    def lost(self, key: Key, low: int, high: int, why: str) -> None:
-        text = f"messages {low} to {high - 1} of topic {key.topic} are gone from nsqd {key.nsqd_id}: {why}"
+    def lost(self, key: Key, low: int, high: int, why: str, count: object = None) -> None:
+        known = f" ({count} messages)" if isinstance(count, int) else ""
+        self.give_up(
+            f"messages {low} to {high - 1}{known} of topic {key.topic} are gone from nsqd {key.nsqd_id}: {why}"
+        )
+
+    def give_up(self, text: str) -> None:
+        """Messages that had to be read are lost: an error, or a warning if that was asked for."""
         if self._options.fail_on_data_loss:
             raise DataLost(
                 f"{text}. To go on without them set failOnDataLoss=false; to keep data until a query has read it, "
@@ -103,12 +136,33 @@ class Planner:
         log.warning("%s; going on without them (failOnDataLoss=false)", text)
 
 
-def ask_plan(nsqd: Nsqd, key: Key, low: int, high: int, **limits: int) -> Plan:
-    """A plan whose parts lie in the range, one behind the other."""
-    plan = nsqd.read_as(nsqd.ask("/log/plan", topic=key.topic, **{"from": low, "to": high}, **limits), Plan)
-    place = low
+_GONE = {
+    "BEYOND_HEAD": "the log ends before it",
+    "TOPIC_NOT_FOUND": "the topic was deleted",
+    "REPLACED": "the topic was deleted and made again",
+}
+
+Asked = tuple[Key, Range, Limits]
+
+
+def ask_plans(nsqd: Nsqd, asked: Iterable[Asked]) -> Iterator[Plan | Refused]:
+    """A plan for each range, whose parts lie in the range, one behind the other; or why there is none."""
+    listed = list(asked)
+    documents = [
+        {"topic": key.topic, "from": wanted.low, "to": wanted.high, "id": wanted.topic_id, **limits}
+        for key, wanted, limits in listed
+    ]
+    for (key, wanted, _), fields in zip(listed, nsqd.ask_many("/log/plan", "ranges", documents, "plans"), strict=True):
+        if fields.get("topic") != key.topic:
+            raise nsqd.wrong(f", with topic {fields.get('topic')!r} in answer to {key.topic!r}")
+        yield _plan(nsqd, wanted, fields) if "message" not in fields else nsqd.refusal("/log/plan", fields)
+
+
+def _plan(nsqd: Nsqd, wanted: Range, fields: dict[str, Any]) -> Plan:
+    plan = nsqd.read_as(fields, Plan)
+    place = wanted.low
     for part in (*plan.parts, Part(plan.high, plan.high, 0, 0)):
-        if not place <= part.low <= part.high <= high or part.count > part.high - part.low:
-            raise nsqd.wrong(f", with a plan for {part.low} to {part.high} in answer to {low} to {high}")
+        if not place <= part.low <= part.high <= wanted.high or part.count > part.high - part.low:
+            raise nsqd.wrong(f", with a plan for {part.low} to {part.high} in answer to {wanted.low} to {wanted.high}")
         place = part.high
     return plan

@@ -1,29 +1,60 @@
-"""What `startingOffsets` and its like mean for a key: a sequence number."""
+"""What `startingOffsets` and its like mean: a sequence number for each key, asked of the nsqds that have it."""
+
+from collections.abc import Callable, Iterable, Mapping
 
 from nsquark.spark.endpoint import NsqdError
 from nsquark.spark.nsqd_http import Nsqd
-from nsquark.spark.options import Position
-from nsquark.spark.source.cluster import Head
+from nsquark.spark.options import OptionError, Position, SourceOptions
+from nsquark.spark.source.cluster import Head, is_wanted
 from nsquark.spark.source.offsets import Key
 
 
-def resolve(position: Position, nsqd: Nsqd, key: Key, head: Head, *, unnamed: str) -> int:
+def resolve(
+    position: Position, heads: Mapping[Key, Head], nsqds: Mapping[str, Nsqd], *, unnamed: str
+) -> dict[Key, int]:
     """`unnamed` is for a key that a JSON object does not name: earliest or latest."""
     if position.kind == "time":
-        return at_time(nsqd, key, position.time_ms)
-    place: int | str = position.kind
-    if position.kind == "places":
-        place = dict(position.places).get(str(key), unnamed)
-    if place == "earliest":
-        return head.first
-    if place == "latest":
-        return head.next
-    seq = int(place)
-    if seq > head.next:
-        raise NsqdError(f"offset {seq} of {key} is beyond the end of its log, which is {head.next}: write that or less")
-    return seq
+        return at_times(heads, nsqds, lambda nsqd: {"ts_ms": position.time_ms})
+    places = dict(position.places)
+    found: dict[Key, int] = {}
+    for key, head in heads.items():
+        place = places.get(str(key), unnamed) if position.kind == "places" else position.kind
+        found[key] = {"earliest": head.first, "latest": head.next}[place] if isinstance(place, str) else place
+        if found[key] > head.next:
+            raise NsqdError(
+                f"offset {place} of {key} is beyond the end of its log, which is {head.next}: write that or less"
+            )
+    return found
 
 
-def at_time(nsqd: Nsqd, key: Key, time_ms: int) -> int:
-    """The first message published at this time or later; the end of the log if there is none."""
-    return nsqd.first_at(key.topic, time_ms)
+def at_times(heads: Iterable[Key], nsqds: Mapping[str, Nsqd], when: Callable[[Nsqd], dict[str, int]]) -> dict[Key, int]:
+    """The first message published at a time or later, the end of the log if there is none; one request for each nsqd.
+
+    A topic that is deleted meanwhile is left out.
+    """
+    by_nsqd: dict[str, list[str]] = {}
+    for key in heads:
+        by_nsqd.setdefault(key.nsqd_id, []).append(key.topic)
+    found: dict[Key, int] = {}
+    for nsqd_id, topics in by_nsqd.items():
+        nsqd = nsqds[nsqd_id]
+        found |= {Key(topic, nsqd_id): seq for topic, seq in nsqd.first_at(topics, **when(nsqd)).items()}
+    return found
+
+
+def check_named(
+    name: str, position: Position, options: SourceOptions, heads: Mapping[Key, Head], nsqds: Mapping[str, Nsqd]
+) -> None:
+    """Refuses a place that would count for nothing: of a topic or an nsqd that is not there, or not read."""
+    for text, _ in position.places:
+        key = Key.parse(text)
+        if key in heads or key.nsqd_id in options.lost_nsqds:
+            continue
+        if not is_wanted(options, key.topic):
+            why = f"topic {key.topic} is not among those to read"
+        elif key.nsqd_id not in nsqds:
+            there = ", ".join(f"{nsqd_id} at {nsqd.address}" for nsqd_id, nsqd in nsqds.items())
+            why = f"there is no nsqd with this id ({there or 'none answers'})"
+        else:
+            why = f"there is no topic {key.topic} on this nsqd"
+        raise OptionError(f"{name} names {text}, but {why}: leave it out, or write one that is there")

@@ -149,9 +149,9 @@ class RangeReader:
         nsqd = Nsqd(self._address, self._options.access, partition.key.nsqd_id, self._left_s())
         self._builder.low = self._position
         try:
-            response = nsqd.stream(
-                "/log/read", topic=partition.key.topic, **{"from": self._position, "to": partition.high}
-            )
+            which = {"id": partition.topic_id} if partition.topic_id else {}
+            where = {"from": self._position, "to": partition.high}
+            response = nsqd.stream("/log/read", topic=partition.key.topic, **which, **where)
             filled = 0
             while True:
                 nsqd.deadline.set(self._left_s())
@@ -269,11 +269,12 @@ class RangeReader:
             if not isinstance(removed_to, int) or removed_to <= self._position:
                 raise self._no_log(f"it says that messages from {self._position} on are gone, but not up to where")
             gone_to = min(removed_to, partition.high)
-        elif refused.code in ("BEYOND_HEAD", "TOPIC_NOT_FOUND"):
+        elif refused.code in ("BEYOND_HEAD", "TOPIC_NOT_FOUND", "REPLACED"):
             gone_to = partition.high
         else:
             raise refused
-        Planner(self._options).lost(partition.key, self._position, gone_to, refused.code)
+        lost = refused.fields.get("lost")
+        Planner(self._options).lost(partition.key, self._position, gone_to, refused.code, lost)
         self._position, self._gone = gone_to, True
 
     def _check_not_more(self, rows: int) -> None:

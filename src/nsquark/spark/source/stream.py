@@ -25,10 +25,11 @@ from nsquark.spark.nsqd_http import Nsqd
 from nsquark.spark.options import COUNT_MAX, EARLIEST, LATEST, SourceOptions
 from nsquark.spark.source.admission import Admission
 from nsquark.spark.source.channel import ChannelHold
-from nsquark.spark.source.cluster import Cluster, Head
-from nsquark.spark.source.offsets import INITIAL, Key, Offset, Span, ranges
-from nsquark.spark.source.plan import DataLost, Planner, RangePartition, ask_plan
-from nsquark.spark.source.positions import at_time, resolve
+from nsquark.spark.source.cluster import Cluster, Head, Heads
+from nsquark.spark.source.history import History
+from nsquark.spark.source.offsets import INITIAL, Key, KnownNsqd, Offset, Range, Span, ranges
+from nsquark.spark.source.plan import Asked, DataLost, Plan, Planner, RangePartition, ask_plans
+from nsquark.spark.source.positions import at_times, check_named, resolve
 from nsquark.spark.source.range_rows import RangeReader, check_schema
 
 if TYPE_CHECKING:
@@ -93,11 +94,13 @@ class Query:
         self._hold = ChannelHold(options) if options.channel else None
         self._cluster = Cluster(options, self._keep_alive)
         self._planner = Planner(options)
+        self._history = History(self._planner)
         self._admission = Admission(options, self._cluster, self._planner)
         self._begun = Offset.begin()
-        self._frozen: dict[Key, Head] | None = None
+        self._frozen: Heads | None = None
         self._end = INITIAL
         self._warned: set[str] = set()
+        self._said_deleted: set[tuple[Key, Span]] = set()
 
     def stop(self) -> None:
         self._cluster.stop()
@@ -110,59 +113,96 @@ class Query:
 
     def freeze(self) -> None:
         """AvailableNow: what comes after this moment is for the next run."""
-        self._frozen = dict(self._cluster.heads(fresh=True))
+        self._frozen = self._cluster.heads(fresh=True)
 
     def end_of_next_batch(self, start: Offset, *, limited: bool) -> Offset:
+        self._cluster.remember({nsqd_id: known.address for nsqd_id, known in start.nsqds.items()})
         heads = self._frozen if self._frozen is not None else self._cluster.heads()
         self._check_missing(start, heads)
         base = start if start.query else self._begun
-        spans = {**start.spans, **self._held(start), **self._entering(start, heads)}
-        self._end = base.with_spans(spans)
+        spans = {
+            **start.spans,
+            **self._history.begun_anew(start, heads, self._cluster.nsqds()),
+            **self._held(start),
+            **self._entering(start, heads),
+        }
+        self._end = self._with_nsqds(base.with_spans(spans), start, heads)
         if self._hold and not start.query:
             return self._end
-        wanted = {key: (span.next, heads[key].next) for key, span in spans.items() if _has_more(heads.get(key), span)}
+        wanted = {
+            key: Range(span.next, heads[key].next, span.topic_id)
+            for key, span in spans.items()
+            if _has_more(heads.get(key), span)
+        }
         admitted = self._admission.admit(wanted, limited=limited, may_wait=self._frozen is None)
         if admitted is None:
             return start if start.query else self._end
-        self._end = self._end.with_spans({key: Span(spans[key].start, high) for key, high in admitted.items()})
+        read_on = {key: spans[key]._replace(next=high) for key, high in admitted.items()}
+        self._end = self._with_nsqds(self._end.with_spans(read_on), start, heads)
         return self._end
 
+    def _with_nsqds(self, end: Offset, start: Offset, heads: Heads) -> Offset:
+        """Notes where the nsqds are of which the offset says something new, and those that it did not know: an offset
+        that differs in nothing else would be new data to Spark.
+        """
+        moved = {key.nsqd_id for key, span in end.spans.items() if start.spans.get(key) != span}
+        there = self._cluster.nsqds()
+        return end.with_nsqds(
+            {
+                nsqd_id: KnownNsqd(nsqd.address, nsqd.run)
+                for nsqd_id, nsqd in there.items()
+                if nsqd_id in moved or (nsqd_id in heads.nsqds and nsqd_id not in start.nsqds)
+            }
+        )
+
     def _held(self, start: Offset) -> dict[Key, Span]:
-        """Commits the channel. What retention took before the channel was made is not this query's to lose: with
-        `earliest` it begins where the channel does.
+        """Commits the channel. What retention took before the channel held it is not this query's to lose: with
+        `earliest` it begins behind that.
         """
         if not self._hold or not start.query:
             return {}
-        positions = self._hold.commit(start, self._cluster.nsqds())
+        removed = self._hold.commit(start, self._cluster.nsqds())
         if self._starting != EARLIEST:
             return {}
-        unread = {
-            key: position for key, position in positions.items() if start.spans[key].start == start.spans[key].next
+        return {
+            key: span._replace(start=removed[key], next=removed[key])
+            for key, span in start.spans.items()
+            if span.start == span.next < removed.get(key, 0)
         }
-        return {key: Span(position, position) for key, position in unread.items() if position > start.spans[key].next}
 
     def _entering(self, start: Offset, heads: dict[Key, Head]) -> dict[Key, Span]:
         """Keys that are read from now on and, with a channel, held."""
-        entering: dict[Key, Span] = {}
         nsqds = self._cluster.nsqds()
-        for key, head in heads.items():
-            nsqd = nsqds.get(key.nsqd_id)
-            if nsqd is None or key in start.spans or key.nsqd_id in self._options.lost_nsqds:
-                continue
+        new = {
+            key: head
+            for key, head in heads.items()
+            if key not in start.spans and key.nsqd_id in nsqds and key.nsqd_id not in self._options.lost_nsqds
+        }
+        if not start.query:
+            check_named("startingOffsets", self._starting, self._options, heads, nsqds)
+        entering: dict[Key, Span] = {}
+        for nsqd_id in {key.nsqd_id: None for key in new}:
+            of_nsqd = {key: head for key, head in new.items() if key.nsqd_id == nsqd_id}
             try:
-                low = self._first(nsqd, key, head, start)
+                firsts = self._firsts(of_nsqd, nsqds[nsqd_id], start)
                 if self._hold and start.query:
-                    self._hold.hold(nsqd, key, start.query, low)
+                    self._hold.hold(nsqds[nsqd_id], start.query, firsts)
             except Unreachable as error:
                 self._cluster.mark_silent(error)
             else:
-                entering[key] = Span(low, low)
+                entering |= {key: Span(low, low, heads[key].topic_id) for key, low in firsts.items()}
         return entering
 
-    def _first(self, nsqd: Nsqd, key: Key, head: Head, start: Offset) -> int:
+    def _firsts(self, heads: dict[Key, Head], nsqd: Nsqd, start: Offset) -> dict[Key, int]:
+        """Where keys of one nsqd begin. With `latest`, topics made after the query began are read whole, and an nsqd
+        that was not there then from that time on: by its own clock, since the driver's may be another.
+        """
+        nsqds = {nsqd.id: nsqd}
         if self._starting == LATEST and start.query:
-            return at_time(nsqd, key, start.began_ms)
-        return resolve(self._starting, nsqd, key, head, unnamed="earliest")
+            if nsqd.id in start.nsqds:
+                return resolve(EARLIEST, heads, nsqds, unnamed="earliest")
+            return at_times(heads, nsqds, lambda _: {"age_ms": start.age_ms})
+        return resolve(self._starting, heads, nsqds, unnamed="earliest")
 
     # -- what is not there -------------------------------------------------------------------------------
 
@@ -176,11 +216,20 @@ class Query:
         there, silent = self._cluster.nsqds(), self._cluster.silent
         for key in missing:
             if key.nsqd_id in there:
-                self._warn_once(f"topic {key.topic} is not there on nsqd {key.nsqd_id}: deleted, or not asked in time")
+                self._deleted(key, start.spans[key], there[key.nsqd_id])
+            elif other := self._cluster.replaced_by(key.nsqd_id):
+                self._replaced(key, {other.id: other})
             elif silent or self._options.lookupd:
                 self._warn_once(f"nsqd {key.nsqd_id} is not there now; topic {key.topic} goes on without it")
             else:
                 self._replaced(key, there)
+
+    def _deleted(self, key: Key, span: Span, nsqd: Nsqd) -> None:
+        """Said once: what was lost does not change any more."""
+        if (key, span) in self._said_deleted or not span.topic_id or nsqd.head(key.topic) is not None:
+            return  # not asked in time
+        self._history.replaced(key, span, nsqd, "deleted")
+        self._said_deleted.add((key, span))
 
     def _replaced(self, key: Key, there: dict[str, Nsqd]) -> None:
         answers = ", ".join(f"{nsqd.address} is {nsqd_id}" for nsqd_id, nsqd in there.items())
@@ -213,20 +262,27 @@ class Query:
 
     def lag(self) -> dict[str, Any] | None:
         """For the query's progress: the end of each log, and how many messages the last offset is behind it."""
-        found: dict[str, Any] = {}
         try:
-            nsqds = self._cluster.nsqds()
-            for key, head in self._cluster.heads().items():
-                span = self._end.spans.get(key)
-                behind = 0
-                if span is not None and key.nsqd_id in nsqds and head.next > span.next:
-                    behind = ask_plan(nsqds[key.nsqd_id], key, span.next, head.next).count
-                found[str(key)] = {"next": head.next, "behind": behind}
+            heads = self._cluster.heads()
+            behind = self._behind(heads)
         except NsqdError as error:
             # Only a report: what is wrong comes up where it matters.
             log.info("no lag to report: %s", error)
             return None
-        return dict(sorted(found.items()))
+        return {str(key): {"next": head.next, "behind": behind.get(key, 0)} for key, head in sorted(heads.items())}
+
+    def _behind(self, heads: dict[Key, Head]) -> dict[Key, int]:
+        nsqds = self._cluster.nsqds()
+        asked: dict[str, list[Asked]] = {}
+        for key, head in heads.items():
+            span = self._end.spans.get(key)
+            if span is not None and key.nsqd_id in nsqds and head.next > span.next:
+                asked.setdefault(key.nsqd_id, []).append((key, Range(span.next, head.next, span.topic_id), {}))
+        return {
+            key: answer.count if isinstance(answer, Plan) else 0
+            for nsqd_id, of_nsqd in asked.items()
+            for (key, _, _), answer in zip(of_nsqd, ask_plans(nsqds[nsqd_id], of_nsqd), strict=True)
+        }
 
 
 def _has_more(head: Head | None, span: Span | None) -> bool:

@@ -1,0 +1,157 @@
+"""/log/plan: what ranges of logs hold, and where to split them; one range in the query, or many in a document."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Container
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import msgspec
+
+from nsquark.broker.http.arguments import NsqdArguments, require_stored
+from nsquark.broker.http.auth import Rule
+from nsquark.broker.topic import Topic
+from nsquark.log.range_plan import PARTS_MAX, Part, plan
+from nsquark.log.segments import Segments
+from nsquark.web.arguments import INT64_MAX, Refusal, invalid
+from nsquark.web.messages import Request
+
+if TYPE_CHECKING:
+    from nsquark.broker.http.log_read import LogApi
+    from nsquark.broker.nsqd import Nsqd
+
+T = TypeVar("T")
+
+RANGES_MAX = 4096
+"""In one request."""
+RANGES_PER_TURN = 64
+"""Planned before others get their turn."""
+TOPIC_ID_CHARS_MAX = 64
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
+READ = Rule("subscribe", is_ours=True)
+
+
+class LogRange(msgspec.Struct, frozen=True):
+    """A range of one topic's log; `id` is the incarnation of the topic that it must be of, if that matters."""
+
+    topic: str
+    low: Number = msgspec.field(name="from")
+    high: Number = msgspec.field(name="to")
+    id: str = ""
+
+    def found(self, nsqd: Nsqd) -> tuple[Topic, Segments]:
+        """Refuses what cannot be: another incarnation, no files, or a beginning beyond the end of the log."""
+        topic = nsqd.topics.get(self.topic)
+        if topic is None or (self.id and self.id != topic.id):
+            lost = nsqd.deleted_topics.count_from(self.topic, self.id, self.low) if self.id else None
+            known = {"lost": lost} if lost is not None else {}
+            if topic is None:
+                raise Refusal(404, "TOPIC_NOT_FOUND", **known)
+            raise Refusal(410, "REPLACED", id=topic.id, **known)
+        require_stored(topic)
+        head, segments = topic.log.head, topic.log.segments
+        assert segments is not None
+        if self.low > head:
+            raise Refusal(400, "BEYOND_HEAD", next=head, reason=f"the log ends at {head}; from={self.low} is beyond it")
+        if self.high < self.low:
+            raise invalid("to", f"a number from {self.low} on")
+        return topic, segments
+
+
+class PlannedRange(LogRange, frozen=True):
+    messages_max: Number = msgspec.field(name="max_messages", default=0)
+    bytes_max: Number = msgspec.field(name="max_bytes", default=0)
+    parts: Annotated[int, msgspec.Meta(ge=1, le=PARTS_MAX)] = 1
+    part_bytes: Number = 0
+
+
+class _PlannedRanges(msgspec.Struct):
+    ranges: Annotated[list[PlannedRange], msgspec.Meta(max_length=RANGES_MAX)]
+
+
+def range_of(arguments: NsqdArguments) -> LogRange:
+    topic = arguments.name("topic")
+    topic_id = arguments.text("id", TOPIC_ID_CHARS_MAX) if "id" in arguments else ""
+    low, high = arguments.number("from", 0, INT64_MAX), arguments.number("to", 0, INT64_MAX)
+    return LogRange(topic, low, high, topic_id)
+
+
+class PlanApi:
+    def __init__(self, api: LogApi) -> None:
+        self._api = api
+
+    async def plan(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
+        wanted = range_of(arguments)
+        return self._planned(
+            PlannedRange(
+                wanted.topic,
+                wanted.low,
+                wanted.high,
+                wanted.id,
+                arguments.number("max_messages", 1, INT64_MAX, 0),
+                arguments.number("max_bytes", 1, INT64_MAX, 0),
+                arguments.number("parts", 1, PARTS_MAX, 1),
+                arguments.number("part_bytes", 1, INT64_MAX, 0),
+            )
+        )
+
+    async def plan_many(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
+        """Each range has its own answer, a plan or why there is none."""
+        ranges = decoded(request, _PlannedRanges).ranges
+        allowed = await self._api.auth.among({wanted.topic for wanted in ranges}, request, READ)
+        plans: list[dict[str, Any]] = []
+        for number, wanted in enumerate(ranges):
+            if number % RANGES_PER_TURN == RANGES_PER_TURN - 1:
+                await asyncio.sleep(0)
+            try:
+                require_allowed(wanted.topic, allowed)
+                plans.append(self._planned(wanted))
+            except Refusal as refusal:
+                plans.append(refused_part(wanted.topic, refusal))
+        return {"plans": plans}
+
+    def _planned(self, wanted: PlannedRange) -> dict[str, Any]:
+        topic, segments = wanted.found(self._api.nsqd)
+        removed_to = min(segments.removed.to, wanted.high)
+        found = plan(
+            segments,
+            max(wanted.low, removed_to),
+            wanted.high,
+            messages_max=wanted.messages_max,
+            bytes_max=wanted.bytes_max,
+            parts=wanted.parts,
+            part_bytes=wanted.part_bytes,
+        )
+        return {
+            "topic": topic.name,
+            "id": topic.id,
+            **_part(found),
+            "parts": [_part(part) for part in found.parts],
+            "removed": {"from": wanted.low, "to": removed_to} if wanted.low < removed_to else None,
+            "first": topic.log.extents.first,
+            "next": topic.log.head,
+        }
+
+
+def decoded(request: Request, kind: type[T]) -> T:
+    """The document in a request's body."""
+    try:
+        return msgspec.json.decode(request.body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Refusal(400, "INVALID_BODY", reason=str(error)) from None
+
+
+def require_allowed(topic: str, allowed: Container[str]) -> None:
+    """For one of many topics that a request names; `allowed` is what the auth servers let it read."""
+    if topic not in allowed:
+        raise Refusal(403, "UNAUTHORIZED", reason="the auth server does not allow to read from this topic")
+
+
+def refused_part(topic: str, refusal: Refusal) -> dict[str, Any]:
+    """The answer to one of many things asked for."""
+    return {"topic": topic, "status": refusal.status, "message": refusal.code, **refusal.fields}
+
+
+def _part(part: Part) -> dict[str, int]:
+    return {"from": part.low, "to": part.high, "count": part.count, "bytes": part.size}

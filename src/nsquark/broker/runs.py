@@ -1,0 +1,50 @@
+"""Each start of an nsqd on its data path, and with which sequence number it began.
+
+A reader that remembers the run in which it read last can tell two things that the data alone does not show: that two
+nsqds run on copies of one data path, and that a data path was put back to an older state. In the second case its run is
+not among those that the nsqd remembers, and everything from the first number of the runs since then is new to it, even
+if the reader had other messages of the same numbers.
+"""
+
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from nsquark.log.files import read_surviving, write_atomically
+
+RUNS_MAX = 1000
+NS_PER_MS = 1_000_000
+
+
+class Run(msgspec.Struct, frozen=True):
+    id: str
+    """It sorts by the time at which the run began."""
+    began_ms: int
+    first_seq: int
+    """No message of an earlier run has this number or a higher one."""
+
+
+def begin_run(path: Path, first_seq: int, report: Callable[[str], None]) -> list[Run]:
+    """All runs that are remembered, the one that begins now last. It is durable before anything is published in it."""
+    runs = _load(path, report)[-RUNS_MAX + 1 :]
+    began_ms = time.time_ns() // NS_PER_MS
+    runs.append(Run(f"{began_ms:012x}{secrets.token_hex(4)}", began_ms, first_seq))
+    try:
+        write_atomically(path, msgspec.json.encode(runs))
+    except OSError as error:  # a full disk: who reads by range will ask who this is
+        report(f"RUNS({path}): could not be written: {error}")
+    return runs
+
+
+def _load(path: Path, report: Callable[[str], None]) -> list[Run]:
+    try:
+        raw, _ = read_surviving(path, report)
+        return msgspec.json.decode(raw, type=list[Run])
+    except FileNotFoundError:
+        return []
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        report(f"RUNS({path}): damaged ({error}); readers that remember an earlier run will ask what became of it")
+        return []

@@ -1,0 +1,92 @@
+"""Whether the logs are still those that the query has read: a topic may be made again, a data path put back.
+
+Sequence numbers of one nsqd rise for ever, so a new incarnation of a topic has higher ones, and going on from where the
+query was reads all of it. Only where a data path was put back to an older state numbers may come again; which of them
+are new is told by the runs of the nsqd (docs/log-api.md).
+"""
+
+from collections.abc import Mapping
+
+from nsquark.base.logs import library_log
+from nsquark.spark.endpoint import Refused
+from nsquark.spark.nsqd_http import Nsqd, Run
+from nsquark.spark.source.cluster import Head
+from nsquark.spark.source.offsets import Key, Offset, Range, Span
+from nsquark.spark.source.plan import Planner, ask_plans
+
+log = library_log("nsquark.spark")
+
+RUNS_MAX = 1000
+"""An nsqd with so many may have forgotten earlier ones."""
+
+
+class History:
+    def __init__(self, planner: Planner):
+        self._planner = planner
+        self._forks: dict[str, tuple[tuple[str, str], Run | None]] = {}
+        """By nsqd, with the runs for which it was looked up."""
+
+    def begun_anew(self, start: Offset, heads: Mapping[Key, Head], nsqds: Mapping[str, Nsqd]) -> dict[Key, Span]:
+        """The keys whose log is another than the one that was read: an error, or, with failOnDataLoss=false, where
+        each is read on. Those that only learned their incarnation are among them, and go on as before.
+        """
+        found: dict[Key, Span] = {}
+        for key, span in start.spans.items():
+            head, nsqd = heads.get(key), nsqds.get(key.nsqd_id)
+            if head is None or nsqd is None:
+                continue
+            low = self._low(key, span, head, nsqd, self._fork(start, nsqd))
+            if low is not None:
+                found[key] = Span(low, low, head.topic_id)
+            elif span.topic_id != head.topic_id and head.next > span.next:
+                found[key] = span._replace(topic_id=head.topic_id)
+        return found
+
+    def _low(self, key: Key, span: Span, head: Head, nsqd: Nsqd, fork: Run | None) -> int | None:
+        """From where the key is read on, if not from where it was."""
+        if span.topic_id and head.topic_id and span.topic_id != head.topic_id:
+            self.replaced(key, span, nsqd, f"deleted and made again (it was {span.topic_id} and is {head.topic_id})")
+            return min(span.next, head.next)
+        if fork is not None and fork.first_seq < span.next:
+            low = min(fork.first_seq, head.next)
+            self._planner.give_up(
+                f"nsqd {key.nsqd_id} was put back to an older state of its data path: this query read topic "
+                f"{key.topic} up to {span.next - 1}, and messages from {fork.first_seq} on are others now"
+            )
+            return low
+        if head.next < span.next:
+            self._planner.give_up(
+                f"the log of topic {key.topic} on nsqd {key.nsqd_id} ends at {head.next}, before {span.next}, up to "
+                "which this query has read it: its data path was put back to an older state, or lost its end"
+            )
+            return head.next
+        return None
+
+    def replaced(self, key: Key, span: Span, nsqd: Nsqd, how: str) -> None:
+        """A topic that was read is not there any more. It is a loss if it had messages that were not read."""
+        [answer] = ask_plans(nsqd, [(key, Range(span.next, span.next, span.topic_id), {})])
+        count = answer.fields.get("lost") if isinstance(answer, Refused) else None
+        if count == 0:
+            log.warning("topic %s on nsqd %s was %s; the query had read all of it", key.topic, key.nsqd_id, how)
+            return
+        unread = f"{count} messages" if count is not None else "an unknown number of messages"
+        self._planner.give_up(
+            f"topic {key.topic} on nsqd {key.nsqd_id} was {how}, with {unread} from {span.next} on that this query "
+            "had not read"
+        )
+
+    def _fork(self, start: Offset, nsqd: Nsqd) -> Run | None:
+        """The first run of which the history of this nsqd is another than the one that the query knows."""
+        known = start.nsqds.get(nsqd.id)
+        if known is None or not known.run or not nsqd.run or known.run == nsqd.run:
+            return None
+        asked = (known.run, nsqd.run)
+        if nsqd.id not in self._forks or self._forks[nsqd.id][0] != asked:
+            self._forks[nsqd.id] = (asked, _fork_of(known.run, nsqd.runs()))
+        return self._forks[nsqd.id][1]
+
+
+def _fork_of(known: str, runs: list[Run]) -> Run | None:
+    if not runs or any(run.id == known for run in runs) or (len(runs) >= RUNS_MAX and runs[0].id > known):
+        return None
+    return next((run for run in runs if run.id > known), runs[-1])

@@ -1,0 +1,322 @@
+"""Never left out without a word: topics made again, data paths put back or copied, nsqds that nsqlookupd forgets."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import Nsqd, eventually
+from harness.lookupd import Nsqlookupd
+from spark.source_rig import addresses, bodies, info, nsqd_id, on_fixed_port, publish
+
+pytest.importorskip("pyspark", reason="Spark is not installed: pip install 'nsquark[spark]'")
+
+from nsquark.spark.endpoint import NsqdError, Unreachable
+from nsquark.spark.options import OptionError, SourceOptions
+from nsquark.spark.source.batch import plan_batch
+from nsquark.spark.source.plan import DataLost
+from spark.micro_batches import MicroBatches, query
+
+pytestmark = pytest.mark.ours
+
+MakeQuery = Callable[..., MicroBatches]
+
+
+@pytest.fixture
+def start() -> Iterator[MakeQuery]:
+    made: list[MicroBatches] = []
+
+    def make(*daemons: Nsqd, **options: object) -> MicroBatches:
+        made.append(query(*daemons, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
+
+
+@pytest.fixture
+def lookupd() -> Iterator[Nsqlookupd]:
+    with Nsqlookupd() as daemon:
+        yield daemon
+
+
+def count_of_batch(**options: Any) -> int:
+    """How many messages a batch read would give."""
+    parts = plan_batch(SourceOptions.parse({name: str(value) for name, value in options.items()}))
+    return sum(part.count for part in parts)
+
+
+# -- topics made again -------------------------------------------------------------------------------------
+
+
+def test_a_topic_that_was_made_again_is_an_error_with_what_was_lost(
+    nsqd: Nsqd, topic: str, start: MakeQuery, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(nsqd, topic, bodies(0, 200))
+    one = start(nsqd, topic=topic, maxMessagesPerTrigger=100)
+    assert one.next() == bodies(0, 100)
+    old = info(nsqd, topic)["id"]
+    nsqd.post("/topic/delete", topic=topic)
+    publish(nsqd, topic, bodies(200, 250))
+    new = info(nsqd, topic)["id"]
+    assert old != new
+    with pytest.raises(DataLost, match=f"made again.*{old}.*{new}.* 100 messages") as lost:
+        one.plan()
+    assert nsqd_id(nsqd) in str(lost.value)
+    again = one.restarted(failOnDataLoss="false")
+    assert again.state() == bodies(200, 250)
+    assert f"{old} and is {new}), with 100 messages" in caplog.text
+    publish(nsqd, topic, bodies(250, 260))
+    assert again.state() == bodies(250, 260), "said once, then it goes on"
+    again.stop()
+
+
+def test_a_topic_that_is_made_again_between_plan_and_read_is_an_error(nsqd: Nsqd, topic: str, start: MakeQuery) -> None:
+    publish(nsqd, topic, bodies(0, 100))
+    one = start(nsqd, topic=topic)
+    assert one.plan()
+    [part] = one.partitions()
+    nsqd.post("/topic/delete", topic=topic)
+    publish(nsqd, topic, bodies(200, 250))
+    with pytest.raises(DataLost, match=r"100 messages.*made again"):
+        one.partitions()
+    with pytest.raises(DataLost, match=r"100 messages.*REPLACED"):
+        one.read(part)
+
+
+def test_a_topic_that_was_read_to_its_end_may_be_made_again(nsqd: Nsqd, topic: str, start: MakeQuery) -> None:
+    publish(nsqd, topic, bodies(0, 100))
+    one = start(nsqd, topic=topic)
+    assert one.next() == bodies(0, 100)
+    nsqd.post("/topic/delete", topic=topic)
+    publish(nsqd, topic, bodies(100, 150))
+    assert one.state() == bodies(100, 150)
+
+
+def test_a_topic_that_was_deleted_with_unread_messages_is_an_error(
+    nsqd: Nsqd, topic: str, start: MakeQuery, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(nsqd, topic, bodies(0, 150))
+    one = start(nsqd, topic=topic, maxMessagesPerTrigger=100)
+    assert one.next() == bodies(0, 100)
+    nsqd.post("/topic/delete", topic=topic)
+    with pytest.raises(DataLost, match="deleted, with 50 messages"):
+        one.plan()
+    again = one.restarted(failOnDataLoss="false")
+    assert not again.plan()
+    assert "deleted, with 50 messages" in caplog.text
+    again.stop()
+
+
+def test_an_incarnation_outlives_restarts_and_what_was_deleted_too(make_nsqd: Callable[..., Nsqd]) -> None:
+    daemon = make_nsqd()
+    publish(daemon, "t", bodies(0, 10))
+    before = info(daemon, "t")
+    for crash in (False, True):
+        daemon.restart(crash=crash)
+        assert info(daemon, "t")["id"] == before["id"]
+    daemon.post("/topic/delete", topic="t")
+    publish(daemon, "t", bodies(0, 5))
+    daemon.restart(crash=True)
+    reply = daemon.get("/log/plan", topic="t", id=before["id"], **{"from": before["first"] + 3, "to": before["next"]})
+    fields = reply.json()
+    assert (reply.status, fields["message"], fields["lost"]) == (410, "REPLACED", 7)
+
+
+# -- data paths put back and copied ------------------------------------------------------------------------
+
+
+def put_back(daemon: Nsqd, backup: Path) -> None:
+    daemon.stop()
+    shutil.rmtree(daemon.data_path)
+    shutil.copytree(backup, daemon.data_path)
+    daemon.start()
+
+
+@pytest.mark.parametrize("published", [0, 20, 300], ids="published-{}".format)
+def test_an_nsqd_put_back_to_a_backup_is_an_error_and_what_is_new_is_read(
+    make_nsqd: Callable[..., Nsqd], tmp_path: Path, start: MakeQuery, published: int
+) -> None:
+    daemon = on_fixed_port(make_nsqd(data_path=tmp_path / "data"))
+    publish(daemon, "t", bodies(0, 100))
+    daemon.stop()
+    shutil.copytree(daemon.data_path, tmp_path / "backup")
+    daemon.start()
+    publish(daemon, "t", bodies(100, 200))
+    one = start(daemon, topic="t")
+    assert one.state() == bodies(0, 200)
+    put_back(daemon, tmp_path / "backup")
+    if published:
+        publish(daemon, "t", bodies(1000, 1000 + published))
+    with pytest.raises(DataLost, match="older state"):
+        one.restarted().plan()
+    again = one.restarted(failOnDataLoss="false")
+    assert again.state() == bodies(1000, 1000 + published)
+    publish(daemon, "t", bodies(2000, 2010))
+    assert again.state() == bodies(2000, 2010)
+    again.stop()
+
+
+def test_two_nsqds_with_one_id_are_an_error_that_names_both(
+    make_nsqd: Callable[..., Nsqd], tmp_path: Path, start: MakeQuery
+) -> None:
+    first = make_nsqd(data_path=tmp_path / "one")
+    publish(first, "t", bodies(0, 10))
+    first.stop()
+    shutil.copytree(first.data_path, tmp_path / "two")
+    first.start()
+    second = make_nsqd(data_path=tmp_path / "two")
+    publish(second, "t", bodies(10, 20))
+    port_one, port_two = first.http[1], second.http[1]
+    with pytest.raises(NsqdError, match=f"one id|have the id.*{port_one} and .*{port_two}"):
+        start(first, second, topic="t").plan()
+    with pytest.raises(NsqdError, match="have the id"):
+        count_of_batch(nsqd=addresses(first, second), topic="t")
+
+
+def test_one_nsqd_under_two_names_is_read_once(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, bodies(0, 10))
+    names = f"127.0.0.1:{nsqd.http[1]},localhost:{nsqd.http[1]}"
+    one = MicroBatches({"nsqd": names, "topic": topic, "startingOffsets": "earliest"})
+    assert one.next() == bodies(0, 10)
+    one.stop()
+    assert count_of_batch(nsqd=names, topic=topic) == 10
+
+
+# -- found by nsqlookupd -----------------------------------------------------------------------------------
+
+
+def test_a_batch_says_which_nsqds_it_reads_and_knows_how_many_to_expect(
+    make_nsqd: Callable[..., Nsqd], tmp_path: Path, lookupd: Nsqlookupd, caplog: pytest.LogCaptureFixture
+) -> None:
+    flag = f"--lookupd-tcp-address={lookupd.tcp_address}"
+    pair = [make_nsqd(flag, data_path=tmp_path / name) for name in ("one", "two")]
+    for number, daemon in enumerate(pair):
+        publish(daemon, "t", bodies(100 * number, 100 * number + 100))
+    ids = [nsqd_id(daemon) for daemon in pair]
+    eventually(lambda: len(lookupd.producers("t")) == 2)
+    where = {"lookupd": lookupd.http_address, "topic": "t"}
+    assert count_of_batch(**where, expectedNsqds=2) == count_of_batch(**where, expectedNsqds=",".join(ids)) == 200
+    assert "the batch reads" not in caplog.text
+    pair[1].kill()
+    eventually(lambda: len(lookupd.producers("t")) == 1)
+    assert count_of_batch(**where) == 100
+    assert "the batch reads" in caplog.text and ids[0] in caplog.text and ids[1] not in caplog.text
+    with pytest.raises(Unreachable, match="1 of 2 nsqds cannot be found"):
+        count_of_batch(**where, expectedNsqds=2)
+    with pytest.raises(Unreachable, match=f"nsqd {ids[1]} cannot be found"):
+        count_of_batch(**where, expectedNsqds=",".join(ids))
+    assert count_of_batch(**where, expectedNsqds=ids[0]) == 100
+    for wrong in ("0", "", "1,2", "x,3"):
+        with pytest.raises(OptionError, match="expectedNsqds"):
+            SourceOptions.parse({**where, "expectedNsqds": wrong})
+
+
+def test_a_stream_notices_an_nsqd_that_came_back_wiped(
+    make_nsqd: Callable[..., Nsqd], tmp_path: Path, lookupd: Nsqlookupd, start: MakeQuery
+) -> None:
+    flag = f"--lookupd-tcp-address={lookupd.tcp_address}"
+    daemon = on_fixed_port(make_nsqd(flag, "--broadcast-address=127.0.0.1", data_path=tmp_path / "data"))
+    publish(daemon, "t", bodies(0, 10))
+    eventually(lambda: lookupd.producers("t"))
+    one = start(lookupd=lookupd.http_address, topic="t")
+    assert one.state() == bodies(0, 10)
+    publish(daemon, "t", bodies(10, 20))
+    lost_id = nsqd_id(daemon)
+    daemon.kill()
+    shutil.rmtree(daemon.data_path)
+    daemon.data_path.mkdir()
+    daemon.start()
+    publish(daemon, "t", bodies(20, 25))
+    eventually(lambda: lookupd.producers("t"))
+    with pytest.raises(DataLost, match=f"lostNsqds={lost_id}"):
+        one.restarted().plan()
+    for options in ({"lostNsqds": lost_id}, {"failOnDataLoss": "false"}):
+        again = one.restarted(**options)
+        assert again.state() == bodies(20, 25)
+        again.stop()
+
+
+def test_a_stream_goes_on_with_an_nsqd_that_nsqlookupd_has_forgotten(
+    make_nsqd: Callable[..., Nsqd], lookupd: Nsqlookupd, start: MakeQuery
+) -> None:
+    daemon = make_nsqd(f"--lookupd-tcp-address={lookupd.tcp_address}", "--broadcast-address=127.0.0.1")
+    publish(daemon, "t", bodies(0, 10))
+    eventually(lambda: lookupd.producers("t"))
+    one = start(lookupd=lookupd.http_address, topic="t")
+    assert one.state() == bodies(0, 10)
+    publish(daemon, "t", bodies(10, 20))
+    with Nsqlookupd() as empty:
+        again = one.restarted(lookupd=empty.http_address)
+        assert again.state() == bodies(10, 20)
+        again.stop()
+
+
+# -- where it starts ---------------------------------------------------------------------------------------
+
+
+def test_offsets_that_name_what_is_not_there_are_refused(nsqd: Nsqd, topic: str, start: MakeQuery) -> None:
+    publish(nsqd, topic, bodies(0, 10))
+    here = nsqd_id(nsqd)
+    for key, why in (
+        (f"other@{here}", "is not among those to read"),
+        (f"{topic}@x", "there is no nsqd with this id"),
+    ):
+        place = json.dumps({key: "earliest"})
+        with pytest.raises(OptionError, match=f"startingOffsets names {key}, but .*{why}"):
+            start(nsqd, topic=topic, startingOffsets=place).plan()
+        for name in ("startingOffsets", "endingOffsets"):
+            with pytest.raises(OptionError, match=f"{name} names {key}"):
+                count_of_batch(nsqd=addresses(nsqd), topic=topic, **{name: place})
+    missing = json.dumps({f"{topic}_2@{here}": "earliest"})
+    with pytest.raises(OptionError, match=f"there is no topic {topic}_2 on this nsqd"):
+        start(nsqd, topic=f"{topic},{topic}_2", startingOffsets=missing).plan()
+
+
+def test_latest_takes_positions_from_nsqd_and_not_from_the_clock_of_the_driver(
+    make_nsqd: Callable[..., Nsqd], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (on_fixed_port(make_nsqd(data_path=tmp_path / name)) for name in ("one", "two"))
+    publish(second, "t", bodies(0, 5))
+    second.stop()
+    real_ns = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real_ns() + 5_000_000_000)
+    one = MicroBatches({"nsqd": addresses(first, second), "topic": "t", "startingOffsets": "latest"})
+    assert one.next() == []
+    publish(first, "t", bodies(10, 20))
+    assert one.next() == bodies(10, 20), "a topic made after the query began is read whole"
+    second.start()
+    publish(second, "t", bodies(20, 30))
+    assert eventually(one.next, 20) == bodies(20, 30), "neither what was there before, nor less than came since"
+    one.stop()
+
+
+def test_a_channel_made_before_decides_nothing(nsqd: Nsqd, topic: str, start: MakeQuery) -> None:
+    publish(nsqd, topic, bodies(0, 4000))
+    nsqd.post("/channel/create", topic=topic, channel="spark", start="newest")
+    assert nsqd.channel(topic, "spark")["depth"] == 0
+    one = start(nsqd, topic=topic, channel="spark", maxMessagesPerTrigger=1000)
+    assert one.next() == []
+    assert one.next() == bodies(0, 1000)
+    assert nsqd.channel(topic, "spark")["depth"] == 4000, "it holds what the query has not read"
+    assert one.state() == bodies(1000, 4000)
+
+
+def test_a_channel_that_consumers_used_is_refused_also_after_a_restart(
+    make_nsqd: Callable[..., Nsqd], start: MakeQuery
+) -> None:
+    daemon = on_fixed_port(make_nsqd())
+    publish(daemon, "t", bodies(0, 10))
+    with daemon.connect() as wire:
+        wire.subscribe("t", "ch", rdy=0)
+    for restart in (lambda: None, daemon.restart, lambda: daemon.restart(crash=True)):
+        restart()
+        one = start(daemon, topic="t", channel="ch")
+        assert one.next() == []
+        with pytest.raises(NsqdError, match="has subscribers, or had some"):
+            one.plan()
