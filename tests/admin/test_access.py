@@ -430,6 +430,24 @@ def test_a_change_is_told_also_when_its_client_left(make_nsqd: Callable[..., Nsq
         assert is_paused(own, "t")
 
 
+def test_no_level_of_the_log_hides_a_change(nsqd: Nsqd, orders: str) -> None:
+    with Nsqadmin(f"--nsqd-http-address={nsqd.http_address}") as admin:
+        assert admin.request("PUT", "/config/log_level", b"fatal").status == 200
+        assert admin.post(f"/api/topics/{orders}", CHANGE).status == 200
+        eventually(lambda: f"action=pause_topic topic={orders} result=ok" in admin.log)
+        eventually(lambda: 'action=config result="log_level: fatal"' in admin.log)
+        assert "200 POST" not in admin.log
+
+
+def test_strangers_do_not_fill_the_memory(locked: Nsqadmin) -> None:
+    browser = Browser(locked)
+    big = {"user": "x" * 20_000, "password": PASSWORD, "csrf": browser.token("/login")}
+    assert browser.submit("/login", big).json()["message"] == "LOGIN_TOO_BIG"
+    endless = locked.request("POST", "/login", iter([b"user=", b"x" * 100_000]))
+    assert endless.json()["message"] == "LOGIN_TOO_BIG"
+    assert locked.request("POST", "/api/topics", b"x" * 1_000_000).status == 401
+
+
 def test_nobody_forges_a_line(open_to_all: Nsqadmin, orders: str) -> None:
     forged = "x\nAUDIT: user=anna"
     target = f"/api/topics/{urllib.parse.quote(forged)}"

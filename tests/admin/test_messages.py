@@ -310,7 +310,7 @@ def test_a_message_is_published_as_it_is(cluster: Cluster, topic: str) -> None:
     cluster.knows(topic)
     newest = cluster.page(topic)["messages"][0]
     assert (newest["node"], base64.b64decode(newest["base64"])) == (node, b"\x00\xff binary")
-    assert f"action=publish topic={topic} node={node} result=ok" in cluster.admin.log
+    eventually(lambda: f"action=publish topic={topic} node={node} result=ok" in cluster.admin.log)
 
 
 def test_a_publish_may_be_deferred(cluster: Cluster, topic: str) -> None:
@@ -389,7 +389,7 @@ def test_a_seek_does_what_its_preview_said(cluster: Cluster, topic: str, connect
     assert [result["ok"] for result in answer["results"]] == [True, True]
     for wire in wires:
         assert len(wire.read_messages(10, finish=True)) == 10
-    assert cluster.admin.log.count(f"action=seek topic={topic} channel=ch") == 2
+    eventually(lambda: cluster.admin.log.count(f"action=seek topic={topic} channel=ch") == 2)
     refused = cluster.admin.get(f"{path}/seek.json", to="seq:5")
     assert refused.json()["message"] == "INVALID_ARG_TO"
     node = cluster.nsqds[0].http_address

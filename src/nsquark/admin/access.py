@@ -29,6 +29,7 @@ SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 OPEN_PATHS: Final = frozenset({"/ping", "/login"})
 OPEN_FOLDERS: Final = ("/static/", "/fonts/")
 JSON_TYPE: Final = "application/json"
+LOGIN_BYTES_MAX: Final = 16 << 10
 
 # No inline script or style and nothing of another host: what slips through escaping does nothing.
 CONTENT_POLICY: Final = (
@@ -124,6 +125,9 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         raise _login_needed(request, state.base_path)
     if request.method in SAFE_METHODS:
         return await handler(request)
+    if path == "/login" and not 0 <= (request.content_length or -1) <= LOGIN_BYTES_MAX:
+        # Strangers get here: they must not fill the memory.
+        raise refusal(web.HTTPBadRequest, "LOGIN_TOO_BIG")
     await _require_own_page(request, session, access)
     return await _to_its_end(handler(request))
 
@@ -287,7 +291,7 @@ async def log_out(request: web.Request) -> web.StreamResponse:
     session = request.get(_SESSION)
     if session is not None and session.is_logged_in:
         state.access.sessions.end(session)
-        state.logger.info(f"AUDIT: logout of {session.user} from {address_of(request)}")
+        state.logger.always(f"AUDIT: logout of {session.user} from {address_of(request)}")
         begin_session(request, state.access.sessions.begin())
     raise web.HTTPSeeOther(f"{state.base_path}/login")
 

@@ -167,10 +167,10 @@ class Access:
             self._logins -= 1
         if user is None or not is_right:
             shown = name if user is not None else "an unknown user"
-            self._logger.warning(f"AUDIT: login of {shown} from {address} failed")
+            self._logger.always(f"AUDIT: login of {shown} from {address} failed")
             return None
         self._throttle.succeeded(address, name)
-        self._logger.info(f"AUDIT: login of {name} from {address}: ok")
+        self._logger.always(f"AUDIT: login of {name} from {address}: ok")
         return user
 
 

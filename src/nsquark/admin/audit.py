@@ -72,7 +72,7 @@ class Audit:
         what = {"topic": notice.topic, "channel": notice.channel, "node": notice.node}
         fields = "".join(f" {name}={_plain(value)}" for name, value in what.items() if value)
         result = _plain(notice.result)
-        self._logger.info(f"AUDIT: user={_plain(who)} from={where} action={notice.action}{fields} result={result}")
+        self._logger.always(f"AUDIT: user={_plain(who)} from={where} action={notice.action}{fields} result={result}")
         if not self._endpoint:
             return
         try:

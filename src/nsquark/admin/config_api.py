@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from nsquark.admin import access
+from nsquark.admin import access, audit
 from nsquark.admin.api import ApiError, answer_v1
 from nsquark.admin.options import SPEC, Options
 from nsquark.admin.routing import v1_json, v1_text
@@ -42,6 +42,7 @@ async def write(request: web.Request, state: State) -> web.Response:
             raise ApiError(400, "INVALID_OPTION")
     except ValueError:
         raise ApiError(400, "INVALID_VALUE") from None
+    await audit.changed(request, "config", result=f"{name}: {body.decode('utf-8', 'backslashreplace')}")
     return _shown(state.options, name)
 
 

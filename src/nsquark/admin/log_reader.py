@@ -26,6 +26,8 @@ READ_BYTES_MAX: Final = 32 << 20
 """A piece is made of whole batches, so it may be longer than it was meant to be; but not longer than this."""
 RECEIVED_BYTES: Final = 256 << 10
 PLAN_PARTS_MAX: Final = 64
+SPLITS_MAX: Final = 16
+"""To come to a piece: more than any log needs, so an nsqd whose plans do not get smaller is given up."""
 
 
 class Message(NamedTuple):
@@ -97,7 +99,7 @@ def read_piece(data: bytes | bytearray, node: str, low: int, high: int, wanted: 
     for batch in reversed(batches):
         if isinstance(batch, Damage):
             continue
-        starts = _record_starts(view, batch.offset + HEADER_BYTES, batch.messages)
+        starts = _record_starts(view, batch.offset + HEADER_BYTES, batch.end)
         for index in range(len(starts) - 1, -1, -1):
             seq = batch.first_seq + index
             if not low <= seq < high:
@@ -112,9 +114,9 @@ def read_piece(data: bytes | bytearray, node: str, low: int, high: int, wanted: 
     return Piece(found, low, looked_at, oldest_ns, sum(isinstance(batch, Damage) for batch in batches))
 
 
-def _record_starts(view: memoryview, pos: int, count: int) -> list[int]:
+def _record_starts(view: memoryview, pos: int, end: int) -> list[int]:
     starts = []
-    for _ in range(count):
+    while pos + BODY_AT <= end:
         starts.append(pos)
         pos += SIZE_BYTES + _size(view, pos)
     return starts
@@ -224,7 +226,10 @@ class BackwardReader:
         if not self._is_planned:
             self._is_planned = True
             self._parts = await self._split(self._low, self.seq)
-        while self._parts:
+        for _ in range(SPLITS_MAX):
+            if not self._parts:
+                self.seq = self._low
+                return None
             part = self._parts.pop()
             if part.size <= PIECE_BYTES or part.count <= 1:
                 return part
@@ -232,8 +237,7 @@ class BackwardReader:
             if len(smaller) <= 1:
                 return part
             self._parts += smaller
-        self.seq = self._low
-        return None
+        raise UpstreamError("the log cannot be split into pieces that are small enough to read")
 
     async def _split(self, low: int, high: int) -> list[Part]:
         return joined_parts((await self.log.plan(low, high, PLAN_PARTS_MAX)).parts)

@@ -28,7 +28,7 @@ from nsquark.admin.filters import Everything
 from nsquark.admin.log_reader import Message, TopicLog, Wanted
 from nsquark.admin.message_json import line, shown
 from nsquark.admin.paging import Question, ask_nodes, older_positions, ranges_of, skipped_count, wait_for_news
-from nsquark.admin.places import searching, tailing
+from nsquark.admin.places import downloading, searching, tailing
 from nsquark.admin.search import Found, Limits, search
 from nsquark.admin.snapshot import Snapshot
 from nsquark.admin.state import STATE, State
@@ -40,6 +40,8 @@ DOWNLOAD_MESSAGES: Final = 10_000
 DOWNLOAD_MESSAGES_MAX: Final = 1_000_000
 DOWNLOAD_BYTES_MAX: Final = 1 << 30
 DOWNLOAD_PAGE_MESSAGES: Final = 500
+DOWNLOAD_STALL_S_MAX: Final = 120.0
+"""For a browser to take one page of it."""
 WHOLE_BODY: Final = 1 << 40
 DEFER_MS_MAX: Final = 1 << 40
 JSON_TYPE: Final = "application/json"
@@ -89,6 +91,11 @@ async def page(request: web.Request) -> web.StreamResponse:
 async def download(request: web.Request) -> web.StreamResponse:
     """Goes through as many pages as it takes, newest first. A failure cuts the answer off, so that it is noticed."""
     state = _state(request)
+    with downloading():
+        return await _download(request, state)
+
+
+async def _download(request: web.Request, state: State) -> web.StreamResponse:
     topic = name_in_path(request, "topic")
     left = number(request, "limit", 1, DOWNLOAD_MESSAGES_MAX, DOWNLOAD_MESSAGES)
     bytes_left = DOWNLOAD_BYTES_MAX
@@ -109,7 +116,8 @@ async def download(request: web.Request) -> web.StreamResponse:
             lines = await asyncio.to_thread(_lines, topic, found)
         if found.failures:
             raise ConnectionResetError(f"the download of {topic} ended early: {found.failures}")
-        await response.write(lines)
+        async with asyncio.timeout(DOWNLOAD_STALL_S_MAX):
+            await response.write(lines)
         left -= len(found.messages)
         bytes_left -= len(lines)
         ranges = [one._replace(high=found.positions[one.log.node]) for one in ranges if one.log.node in found.positions]

@@ -12,6 +12,7 @@ from nsquark.admin.access import refusal
 SEARCHES_AT_ONCE_MAX: Final = 3
 SEARCHES_WAITING_MAX: Final = 24
 TAILS_MAX: Final = 32
+DOWNLOADS_MAX: Final = 4
 
 
 class _Places:
@@ -19,6 +20,7 @@ class _Places:
         self.free = asyncio.Semaphore(SEARCHES_AT_ONCE_MAX)
         self.waiting = 0
         self.tails = 0
+        self.downloads = 0
 
 
 _places: Final = _Places()
@@ -50,3 +52,15 @@ def tailing() -> Iterator[None]:
         yield
     finally:
         _places.tails -= 1
+
+
+@contextlib.contextmanager
+def downloading() -> Iterator[None]:
+    if _places.downloads >= DOWNLOADS_MAX:
+        reason = f"{DOWNLOADS_MAX} downloads are under way: try again later"
+        raise refusal(web.HTTPServiceUnavailable, "TOO_MANY_DOWNLOADS", reason=reason)
+    _places.downloads += 1
+    try:
+        yield
+    finally:
+        _places.downloads -= 1

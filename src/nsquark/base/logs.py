@@ -158,6 +158,10 @@ class Logger:
     def error(self, text: str) -> None:
         self._log(Level.ERROR, text)
 
+    def always(self, text: str) -> None:
+        """A line that no level leaves out, such as who changed what."""
+        self._log(Level.INFO, text, is_always=True)
+
     def fatal(self, text: str) -> None:
         """A last word: the caller ends the program after it."""
         self._log(Level.FATAL, text)
@@ -189,8 +193,8 @@ class Logger:
     def flush(self, timeout_seconds: float = FLUSH_AT_EXIT_SECONDS_MAX) -> bool:
         return self._writer.flush(timeout_seconds)
 
-    def _log(self, level: Level, text: str) -> None:
-        if level < self.level:
+    def _log(self, level: Level, text: str, *, is_always: bool = False) -> None:
+        if level < self.level and not is_always:
             return
         if self._writer.dropped and (dropped := self._writer.take_dropped()):
             self._put(Level.WARNING, f"LOG: {dropped} lines dropped because stderr was not read")
