@@ -1,5 +1,7 @@
 """nsq_to_file killed again and again: nothing is lost or overwritten, and files can be read up to what was finished."""
 
+import contextlib
+import os
 import random
 import time
 import zlib
@@ -47,9 +49,12 @@ def unfinished(nsqd: Nsqd, topic: str) -> int:
 
 
 def contents(directories: list[Path]) -> dict[int, bytes]:
-    """By inode: a file that was moved is still the same."""
-    paths = [path for directory in directories for path in directory.rglob("*") if path.is_file()]
-    return {path.stat().st_ino: path.read_bytes() for path in paths}
+    """By inode: a file that was moved is still the same, and one that is just being moved is left out."""
+    found: dict[int, bytes] = {}
+    for path in [path for directory in directories for path in directory.rglob("*")]:
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError), path.open("rb") as file:
+            found[os.fstat(file.fileno()).st_ino] = file.read()
+    return found
 
 
 @pytest.mark.parametrize(
@@ -94,6 +99,7 @@ def test_killed_at_any_moment(
         if not left:
             break
     tool = start(*command)
+    tool.wait_for_log("connected")
     eventually(lambda: unfinished(nsqd, topic) == 0, END_TIMEOUT_S)
     assert tool.stop() == 0, tool.log
     assert set(whole_lines([out])) >= set(lines)

@@ -61,23 +61,23 @@ class Printer:
         self._prefix = f"{topic} | ".encode() if options.print_topic else b""
         self._is_json = options.json
         self._output = output
-        self._left = options.n if options.n > 0 else None
+        self.left = options.n if options.n > 0 else None
+        """How many are still to be printed; None for all that come."""
         self._printing = asyncio.Lock()
 
     @property
     def is_done(self) -> bool:
-        return self._left == 0
+        return self.left == 0
 
-    async def print_messages(self, messages: Sequence[Message]) -> None:
-        """Finishes what is printed; the rest is given back when the consumer closes."""
+    async def print_messages(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Those that were printed; the others are given back when the consumer closes."""
         async with self._printing:
-            shown = self._take(messages)
+            shown: Sequence[Message] = self._take(messages)
             if self._is_json:
                 await self._write(self._object(m.timestamp, m.attempts, m.id, m.body) for m in shown)
             else:
                 await self._write(message.body for message in shown)
-        for message in shown:
-            message.finish()
+        return shown
 
     async def print_records(self, records: Sequence[Record]) -> None:
         async with self._printing:
@@ -88,10 +88,10 @@ class Printer:
                 await self._write(record[-1] for record in shown)
 
     def _take(self, found: Sequence[Any]) -> Sequence[Any]:
-        if self._left is None:
+        if self.left is None:
             return found
-        shown = found[: self._left]
-        self._left -= len(shown)
+        shown = found[: self.left]
+        self.left -= len(shown)
         return shown
 
     async def _write(self, lines: Iterable[bytes]) -> None:
@@ -143,7 +143,12 @@ async def _tail_channels(options: Options) -> None:
 async def _print_channel(consumer: Consumer, printer: Printer, in_flight: int) -> bool:
     """True when -n messages are printed; False when the consumer was stopped."""
     async for batch in consumer.batches(max(in_flight, 1), GATHER_S):
-        await printer.print_messages(batch)
+        shown = await printer.print_messages(batch)
+        if printer.left is not None and printer.left < in_flight:
+            # Before the FINs: nsqd must not send what would only be given back.
+            consumer.change_max_in_flight(printer.left)
+        for message in shown:
+            message.finish()
         if printer.is_done:
             return True
     return False
