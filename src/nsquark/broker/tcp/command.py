@@ -15,15 +15,13 @@ UINT64_MAX = (1 << 64) - 1
 DIGITS_THAT_COUNT = 64
 
 
-class Unfinished(Exception):
-    """A command has not arrived as a whole, or it has to wait; later it is looked at again from its beginning."""
-
-
 class Command:
     """The command whose line has been read; `data[pos:end]` holds what has arrived behind the line.
 
     * `next` is where the following command starts, as far as is known: reading a body moves it behind that body.
-    * With `at_eof` no more bytes will come: what is missing is an error then, and otherwise raises `Unfinished`.
+    * A body that has not arrived as a whole is read as nothing. With `at_eof` it never will: then it is an error.
+
+    The function of a command tells whether it was carried out; if not, it is looked at again later.
     """
 
     __slots__ = ("at_eof", "data", "end", "next", "params", "pos")
@@ -60,42 +58,52 @@ class Command:
             raise FatalClientError("E_INVALID", f"{self.word} could not parse {what} {text_of(self.params[index])}")
         return number
 
-    def i32(self, pos: int, code: str, missing: str) -> int:
-        """The signed number at `pos`; if it does not come any more, `missing` names it in an error with this code."""
+    def i32(self, pos: int, code: str, what: str) -> int | None:
+        """The signed number at `pos`; None if it has not arrived."""
         if pos + SIZE_BYTES > self.end:
-            raise self.unfinished(code, missing)
+            self.missing(code, what)
+            return None
         return int.from_bytes(self.data[pos : pos + SIZE_BYTES], "big", signed=True)
 
-    def body(self, limit: int) -> bytes:
-        """The body of a command that is not a publish; it has at least one byte and at most `limit`."""
+    def body(self, limit: int) -> bytes | None:
+        """The body of a command that is not a publish, of at most `limit` bytes; None if it has not all arrived."""
         size = self.i32(self.pos, "E_BAD_BODY", "body size")
+        if size is None:
+            return None
         if size > limit:
             raise FatalClientError("E_BAD_BODY", f"{self.word} body too big {size} > {limit}")
         if size <= 0:
             raise FatalClientError("E_BAD_BODY", f"{self.word} invalid body size {size}")
-        start = self._pass(size, "E_BAD_BODY", "body")
+        start = self.pos + SIZE_BYTES
+        if start + size > self.end:
+            self.missing("E_BAD_BODY", "body")
+            return None
+        self.next = start + size
         return bytes(memoryview(self.data)[start : self.next])
 
-    def message(self, limit: int) -> tuple[int, int]:
-        """Where in `data` the message of a PUB or DPUB starts, and its size, which is at most `limit`."""
+    def message(self, limit: int) -> int | None:
+        """The size of the message of a PUB or DPUB, at most `limit`; None if it has not all arrived.
+
+        Its bytes are those before `next`.
+        """
         size = self.i32(self.pos, "E_BAD_MESSAGE", "message body size")
+        if size is None:
+            return None
         if size <= 0:
             raise FatalClientError("E_BAD_MESSAGE", f"{self.word} invalid message body size {size}")
         if size > limit:
             raise FatalClientError("E_BAD_MESSAGE", f"{self.word} message too big {size} > {limit}")
-        return self._pass(size, "E_BAD_MESSAGE", "message body"), size
+        after = self.pos + SIZE_BYTES + size
+        if after > self.end:
+            self.missing("E_BAD_MESSAGE", "message body")
+            return None
+        self.next = after
+        return size
 
-    def _pass(self, size: int, code: str, missing: str) -> int:
-        """Moves `next` behind a body of this size, and returns where the body starts."""
-        start = self.pos + SIZE_BYTES
-        if start + size > self.end:
-            raise self.unfinished(code, missing)
-        self.next = start + size
-        return start
-
-    def unfinished(self, code: str, missing: str) -> Exception:
-        """What to raise because something has not arrived: it still may come, or it never will."""
-        return FatalClientError(code, f"{self.word} failed to read {missing}") if self.at_eof else Unfinished()
+    def missing(self, code: str, what: str) -> None:
+        """Says that something has not arrived: it may still come, or the client is told with this code."""
+        if self.at_eof:
+            raise FatalClientError(code, f"{self.word} failed to read {what}")
 
 
 def failed(word: str, error: Exception) -> FatalClientError:

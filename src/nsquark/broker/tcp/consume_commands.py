@@ -22,7 +22,7 @@ UNCOUNTED = b"uncounted"
 """The last word of a REQ that takes the delivery's attempt back, from a client that asked for it in IDENTIFY."""
 
 
-def SUB(session: Session, command: Command) -> None:
+def SUB(session: Session, command: Command) -> bool:
     if session.state != STATE_INIT:
         raise FatalClientError("E_INVALID", "cannot SUB in current state")
     if session.settings.heartbeat_ms <= 0:
@@ -32,7 +32,8 @@ def SUB(session: Session, command: Command) -> None:
     channel_name = text_of(command.params[2])
     if not is_valid_name(channel_name):
         raise FatalClientError("E_BAD_CHANNEL", f"SUB channel name {quote(command.params[2])} is not valid")
-    session.require_permission("SUB", topic_name, channel_name)
+    if not session.is_allowed("SUB", topic_name, channel_name):
+        return False
     channel = session.nsqd.topic(topic_name).channel(channel_name)
     limit = session.nsqd.options.max_channel_consumers
     if limit and len(channel.sessions) >= limit:
@@ -42,11 +43,12 @@ def SUB(session: Session, command: Command) -> None:
         reason = f"channel {channel.name} is read by range, by {channel.owner}; subscribe to another channel"
         raise FatalClientError("E_SUB_FAILED", f"SUB failed {reason}")
     session.subscribe(channel)
+    return True
 
 
-def RDY(session: Session, command: Command) -> None:
+def RDY(session: Session, command: Command) -> bool:
     if session.state == STATE_CLOSING:
-        return
+        return True
     if session.state != STATE_SUBSCRIBED:
         raise FatalClientError("E_INVALID", "cannot RDY in current state")
     count = command.number(1, "count") if len(command.params) > 1 else 1
@@ -54,26 +56,30 @@ def RDY(session: Session, command: Command) -> None:
     if not 0 <= count <= session.consumer.rdy_max:
         raise FatalClientError("E_INVALID", f"RDY count {count} out of range 0-{session.consumer.rdy_max}")
     session.consumer.rdy = count
+    return True
 
 
-def FIN(session: Session, command: Command) -> None:
+def FIN(session: Session, command: Command) -> bool:
     ledger, consumer, seq = _message_of(session, command, 2)
     _require_done(ledger.finish(consumer, seq), command)
+    return True
 
 
-def REQ(session: Session, command: Command) -> None:
+def REQ(session: Session, command: Command) -> bool:
     ledger, consumer, seq = _message_of(session, command, 3)
     delay_ms = max(0, command.number(2, "timeout"))
     is_counted = not (session.settings.requeue_uncounted and command.params[3:] == [UNCOUNTED])
     _require_done(ledger.requeue(consumer, seq, delay_ms, now_ms(), is_counted), command)
+    return True
 
 
-def TOUCH(session: Session, command: Command) -> None:
+def TOUCH(session: Session, command: Command) -> bool:
     ledger, consumer, seq = _message_of(session, command, 2)
     _require_done(ledger.touch(consumer, seq, now_ms()), command)
+    return True
 
 
-def CLS(session: Session, command: Command) -> None:
+def CLS(session: Session, command: Command) -> bool:
     if session.state != STATE_SUBSCRIBED:
         raise FatalClientError("E_INVALID", "cannot CLS in current state")
     assert session.consumer is not None and session.channel is not None
@@ -82,10 +88,12 @@ def CLS(session: Session, command: Command) -> None:
     session.state = STATE_CLOSING
     session.channel.persist()
     session.replies.send(CLOSE_WAIT)
+    return True
 
 
-def NOP(session: Session, command: Command) -> None:
+def NOP(session: Session, command: Command) -> bool:
     """Answers a heartbeat; that something was heard is noted where it is read."""
+    return True
 
 
 def _message_of(session: Session, command: Command, params: int) -> tuple[Ledger, Share, int]:

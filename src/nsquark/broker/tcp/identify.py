@@ -10,7 +10,7 @@ import msgspec
 from nsquark.base.version import NSQ_VERSION
 from nsquark.broker.options import NsqdOptions
 from nsquark.broker.tcp import upgrade
-from nsquark.broker.tcp.command import STATE_INIT, Command, Unfinished, text_of
+from nsquark.broker.tcp.command import STATE_INIT, Command, text_of
 from nsquark.broker.tcp.waits import FOR_THREAD
 from nsquark.broker.topology import is_shown
 from nsquark.wire.errors import FatalClientError
@@ -77,10 +77,13 @@ class ClientSettings:
     requeue_uncounted: bool = False
 
 
-def IDENTIFY(session: Session, command: Command) -> None:
+def IDENTIFY(session: Session, command: Command) -> bool:
     if session.state != STATE_INIT:
         raise FatalClientError("E_INVALID", "cannot IDENTIFY in current state")
-    fields = _fields_of(session, command.body(session.nsqd.options.max_body_size))
+    body = command.body(session.nsqd.options.max_body_size)
+    fields = _fields_of(session, body) if body is not None else None
+    if fields is None:
+        return False
     answer = frame(FrameType.RESPONSE, identify(fields, session.settings, session.nsqd.options))
     session.identified()
     if upgrade.is_wanted(session):
@@ -88,24 +91,28 @@ def IDENTIFY(session: Session, command: Command) -> None:
         command.next = command.end  # as in NSQ, what was sent too early is lost
     else:
         session.replies.send(answer)
+    return True
 
 
-def AUTH(session: Session, command: Command) -> None:
+def AUTH(session: Session, command: Command) -> bool:
     if session.state != STATE_INIT:
         raise FatalClientError("E_INVALID", "cannot AUTH in current state")
     if len(command.params) != 1:
         raise FatalClientError("E_INVALID", "AUTH invalid number of parameters")
     secret = command.body(session.nsqd.options.max_body_size)
+    if secret is None:
+        return False
     if session.guard is None:
         raise FatalClientError("E_AUTH_DISABLED", "AUTH disabled")
     answer = session.guard.authorize(secret)
     if answer is None:
-        raise Unfinished
+        return False
     session.replies.send(frame(FrameType.RESPONSE, answer))
+    return True
 
 
-def _fields_of(session: Session, body: bytes) -> dict[str, Any]:
-    """What a body says. A long one is read in a thread, after which IDENTIFY is looked at again."""
+def _fields_of(session: Session, body: bytes) -> dict[str, Any] | None:
+    """What a body says; None while a thread reads a long one, after which IDENTIFY is looked at again."""
     reading, session.reading_fields = session.reading_fields, None
     if reading is not None:
         return reading.result()
@@ -120,7 +127,7 @@ def _fields_of(session: Session, body: bytes) -> dict[str, Any]:
 
     session.reading_fields = session.nsqd.loop.run_in_executor(None, read_fields, body)
     session.reading_fields.add_done_callback(read)
-    raise Unfinished
+    return None
 
 
 def identify(fields: dict[str, Any], settings: ClientSettings, options: NsqdOptions) -> bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsquark.broker.tcp.command import UINT64_MAX, Command, Unfinished
+from nsquark.broker.tcp.command import UINT64_MAX, Command
 from nsquark.kernel.publish import MPUB_TURN_MESSAGES_MAX, MPUB_WHOLE_MESSAGES_MAX
 from nsquark.kernel.records import MPUB_BAD_SIZE, MPUB_TOO_BIG, measure_mpub
 from nsquark.wire.errors import FatalClientError
@@ -31,16 +31,18 @@ class MpubProgress:
         self.left = 0
 
 
-def PUB(session: Session, command: Command) -> None:
+def PUB(session: Session, command: Command) -> bool:
     command.require_params(2)
     name = command.topic_name(session.nsqd.topics)
-    start, size = command.message(session.nsqd.options.max_msg_size)
-    session.require_permission("PUB", name)
+    size = command.message(session.nsqd.options.max_msg_size)
+    if size is None or not session.is_allowed("PUB", name):
+        return False
     topic = session.nsqd.topic(name)
-    session.promise(topic, topic.publish(command.data, start, size), "PUB")
+    session.promise(topic, topic.publish(command.data, command.next - size, size), "PUB")
+    return True
 
 
-def DPUB(session: Session, command: Command) -> None:
+def DPUB(session: Session, command: Command) -> bool:
     command.require_params(3)
     name = command.topic_name(session.nsqd.topics)
     delay_ms = command.number(2, "timeout")
@@ -48,29 +50,34 @@ def DPUB(session: Session, command: Command) -> None:
     if not 0 <= delay_ms <= delay_max_ms:
         shown = delay_ms & UINT64_MAX  # unlike RDY's count
         raise FatalClientError("E_INVALID", f"DPUB timeout {shown} out of range 0-{delay_max_ms}")
-    start, size = command.message(session.nsqd.options.max_msg_size)
-    session.require_permission("DPUB", name)
-    topic = session.nsqd.topic(name)
+    size = command.message(session.nsqd.options.max_msg_size)
+    if size is None or not session.is_allowed("DPUB", name):
+        return False
+    topic, start = session.nsqd.topic(name), command.next - size
     if delay_ms == 0:
         commit = topic.publish(command.data, start, size)
     else:
-        commit = topic.publish_deferred(bytes(command.data[start : start + size]), delay_ms)
+        commit = topic.publish_deferred(bytes(command.data[start : command.next]), delay_ms)
     session.promise(topic, commit, "DPUB")
+    return True
 
 
-def MPUB(session: Session, command: Command) -> None:
+def MPUB(session: Session, command: Command) -> bool:
     command.require_params(2)
     name = command.topic_name(session.nsqd.topics, "E_BAD_TOPIC MPUB")  # as NSQ says it
-    session.require_permission("MPUB", name)
+    if not session.is_allowed("MPUB", name):
+        return False
     topic = session.nsqd.topic(name)
-    count = _count(session, command)
     start = command.pos + 2 * SIZE_BYTES
-    _measure(session, command, start, count)
+    count = _count(session, command)
+    if count is None or not _measure(session, command, start, count):
+        return False
     if count > MPUB_WHOLE_MESSAGES_MAX:
         session.mpub.topic, session.mpub.left = topic, count
         command.next = publish_more(session, command.data, start, command.next)
     else:
         session.promise(topic, topic.publish_sized(command.data, start, command.next, count), "MPUB", count)
+    return True
 
 
 def publish_more(session: Session, data: bytearray, pos: int, end: int) -> int:
@@ -84,22 +91,24 @@ def publish_more(session: Session, data: bytearray, pos: int, end: int) -> int:
     return after
 
 
-def _count(session: Session, command: Command) -> int:
-    """How many messages an MPUB says it has; its size is checked too."""
+def _count(session: Session, command: Command) -> int | None:
+    """How many messages an MPUB says it has, whose size is checked too; None if that has not arrived."""
     limit = session.nsqd.options.max_body_size
     size = command.i32(command.pos, "E_BAD_BODY", "body size")
+    if size is None:
+        return None
     if size <= 0:
         raise FatalClientError("E_BAD_BODY", f"MPUB invalid body size {size}")
     if size > limit:
         raise FatalClientError("E_BAD_BODY", f"MPUB body too big {size} > {limit}")
     count = command.i32(command.pos + SIZE_BYTES, "E_BAD_BODY", "message count")
-    if count <= 0 or count > (limit - 4) // 5:
+    if count is not None and not 0 < count <= (limit - 4) // 5:
         raise FatalClientError("E_BAD_BODY", f"MPUB invalid message count {count}")
     return count
 
 
-def _measure(session: Session, command: Command, start: int, count: int) -> None:
-    """Moves `next` behind the messages of an MPUB, which all have a good size and have arrived.
+def _measure(session: Session, command: Command, start: int, count: int) -> bool:
+    """Moves `next` behind the messages of an MPUB, if they all have arrived; each must have a good size.
 
     What was measured when less of them was here is not measured again.
     """
@@ -113,9 +122,8 @@ def _measure(session: Session, command: Command, start: int, count: int) -> None
     if after == MPUB_TOO_BIG:
         raise FatalClientError("E_BAD_MESSAGE", f"MPUB message too big {message_bytes} > {limit}")
     if after < 0:
-        if command.at_eof:
-            missing = f"message({index}) body size" if message_bytes < 0 else "message body"
-            raise command.unfinished("E_BAD_MESSAGE", missing)
+        command.missing("E_BAD_MESSAGE", f"message({index}) body size" if message_bytes < 0 else "message body")
         mpub.measured_messages, mpub.measured_bytes = index, reached - start
-        raise Unfinished
+        return False
     command.next = after
+    return True

@@ -17,7 +17,7 @@ from nsquark.base.clock import now_ms
 from nsquark.broker.auth import Guard
 from nsquark.broker.channel import Channel
 from nsquark.broker.options import TlsRequired
-from nsquark.broker.tcp.command import STATE_INIT, STATE_SUBSCRIBED, Command, Unfinished, failed, text_of
+from nsquark.broker.tcp.command import STATE_INIT, STATE_SUBSCRIBED, Command, failed, text_of
 from nsquark.broker.tcp.consume_commands import CLS, FIN, NOP, RDY, REQ, SUB, TOUCH
 from nsquark.broker.tcp.identify import AUTH, IDENTIFY, ClientSettings
 from nsquark.broker.tcp.publish_commands import DPUB, MPUB, PUB, MpubProgress, publish_more
@@ -77,7 +77,7 @@ class Session(Connection, asyncio.BufferedProtocol):
         self.mpub = MpubProgress()
         self.reading_fields: asyncio.Future[dict[str, Any]] | None = None
         """While a thread reads what a long IDENTIFY says."""
-        self._commands: Mapping[bytes, Callable[[Session, Command], None]] | BeforeTls = COMMANDS
+        self._commands: Mapping[bytes, Callable[[Session, Command], bool]] | BeforeTls = COMMANDS
         self._got_magic = False
         self._identified = False
         self._interval_ms = 0
@@ -238,13 +238,14 @@ class Session(Connection, asyncio.BufferedProtocol):
                 if pos == end or self._is_closed or waits.reasons:
                     break
             try:
-                pos = self._next(pos, end, at_eof)
-            except Unfinished:
-                break
+                after = self._next(pos, end, at_eof)
             except ClientError as error:
                 if self.fail(error):
                     break
-                pos = self._data.index(b"\n", pos) + 1
+                after = self._data.index(b"\n", pos) + 1
+            if after == pos:
+                break
+            pos = after
             now_ns = monotonic_ns()
             if not until_ns:
                 until_ns = now_ns + TURN_NS_MAX
@@ -267,7 +268,7 @@ class Session(Connection, asyncio.BufferedProtocol):
         return pos
 
     def _next(self, pos: int, end: int, at_eof: bool) -> int:
-        """Carries out one command, or a part of a long one; where the next starts."""
+        """Carries out one command, or a part of a long one; where the next starts, which is here if it has to wait."""
         if self.mpub.left:
             try:
                 return publish_more(self, self._data, pos, end)
@@ -277,17 +278,16 @@ class Session(Connection, asyncio.BufferedProtocol):
         if line_end < 0:
             if end - pos >= LINE_BYTES_MAX:
                 self.abort()
-            raise Unfinished
+            return pos
         line = bytes(self._data[pos:line_end])
         command = Command(line[:-1] if line.endswith(b"\r") else line, self._data, line_end + 1, end, at_eof)
         carry_out = self._commands.get(command.params[0])
         if carry_out is None:
             raise FatalClientError("E_INVALID", f"invalid command {command.word}")
         try:
-            carry_out(self, command)
+            return command.next if carry_out(self, command) else pos
         except (TopicExiting, OSError) as error:
             raise failed(command.word, error) from None
-        return command.next
 
     def fail(self, error: ClientError) -> bool:
         """Answers with an error frame; True if that ends the connection."""
@@ -304,10 +304,9 @@ class Session(Connection, asyncio.BufferedProtocol):
 
     # -- what commands do --------------------------------------------------------------------------------
 
-    def require_permission(self, word: str, topic: str, channel: str = "") -> None:
-        """Refuses a command that AUTH does not allow, or lets it wait until that is known."""
-        if self.guard is not None and not self.guard.allows(word, topic, channel):
-            raise Unfinished
+    def is_allowed(self, word: str, topic: str, channel: str = "") -> bool:
+        """Whether AUTH allows the command; False while that is not known, and what is not allowed is raised."""
+        return self.guard is None or self.guard.allows(word, topic, channel)
 
     def identified(self) -> None:
         """The client has said what it asks for."""
@@ -420,7 +419,7 @@ class Session(Connection, asyncio.BufferedProtocol):
         self.abort()
 
 
-COMMANDS: dict[bytes, Callable[[Session, Command], None]] = {
+COMMANDS: dict[bytes, Callable[[Session, Command], bool]] = {
     function.__name__.encode(): function
     for function in (IDENTIFY, AUTH, SUB, PUB, MPUB, DPUB, RDY, FIN, REQ, TOUCH, CLS, NOP)
 }
@@ -430,7 +429,7 @@ COMMANDS: dict[bytes, Callable[[Session, Command], None]] = {
 class BeforeTls:
     """The commands of a client that must use TLS and does not yet: IDENTIFY; every other word is refused."""
 
-    def get(self, word: bytes) -> Callable[[Session, Command], None]:
+    def get(self, word: bytes) -> Callable[[Session, Command], bool]:
         if word != b"IDENTIFY":
             raise FatalClientError("E_INVALID", f"cannot {text_of(word)} in current state (TLS required)")
         return IDENTIFY
