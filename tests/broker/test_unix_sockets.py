@@ -1,7 +1,10 @@
 """nsqd on unix sockets, for TCP clients and for HTTP."""
 
+import contextlib
 import http.client
 import json
+import os
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,3 +113,19 @@ def test_a_port_that_is_none_is_no_path(tmp_path: Path) -> None:
     with pytest.raises(StartError) as failure:
         Nsqd(tmp_path, "--tcp-address=localhost:nonsense").start()
     assert "listen (localhost:nonsense) failed" in failure.value.log
+
+
+@pytest.mark.ours
+def test_a_thousand_clients_may_knock_at_once(sockets: Path, tmp_path: Path) -> None:
+    """They wait in the socket's backlog, here while nsqd does not run at all; without room they would be refused."""
+    most = int(Path("/proc/sys/net/core/somaxconn").read_text())
+    with _nsqd(sockets, tmp_path) as nsqd, contextlib.ExitStack() as stack:
+        os.kill(nsqd.pid, signal.SIGSTOP)
+        stack.callback(os.kill, nsqd.pid, signal.SIGCONT)
+        for _ in range(min(1000, most)):
+            client = stack.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            client.connect(f"{sockets}/tcp")
+        os.kill(nsqd.pid, signal.SIGCONT)
+        with _connect(sockets / "tcp") as late:
+            late.publish("t", b"x")

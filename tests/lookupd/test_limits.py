@@ -22,6 +22,9 @@ from nsquark.lookupd.options import LookupdOptions
 
 FILES_MAX = 40
 
+DEAF_S_MAX = 60
+"""How long nsqlookupd may take to notice on a busy machine."""
+
 
 class Port:
     """The TCP port of an nsqlookupd that runs in this process, so that its limits can be made small."""
@@ -66,6 +69,20 @@ async def test_whoever_identified_may_be_silent(port: Port) -> None:
     await nsqd.readexactly(4)
     stranger = await port.connect(MAGIC_V1 + b"PING\n")
     assert (await stranger.read()).endswith(b"OK")
+    assert not nsqd.at_eof()
+
+
+async def test_who_does_not_read_the_answers_is_cut_off(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "UNREAD_S_MAX", 0.3)
+    nsqd = await port.connect(MAGIC_V1 + identify_command())
+    await nsqd.readexactly(4)
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(deaf, ("127.0.0.1", port.number))
+        with pytest.raises(ConnectionError):
+            async with asyncio.timeout(DEAF_S_MAX):
+                await asyncio.get_running_loop().sock_sendall(deaf, MAGIC_V1 + b"PING\n" * 20_000_000)
     assert not nsqd.at_eof()
 
 
