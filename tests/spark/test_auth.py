@@ -20,7 +20,8 @@ from nsquark.spark.sink.rows import Bodies
 from nsquark.spark.source.batch import plan_batch
 from nsquark.spark.source.channel import ChannelHold
 from nsquark.spark.source.offsets import Key
-from nsquark.spark.source.range_rows import COLUMNS, RangeReader
+from nsquark.spark.source.packed_rows import read_partition
+from nsquark.spark.source.range_rows import COLUMNS
 
 from .source_rig import address, bodies
 
@@ -58,7 +59,7 @@ def append(options: SinkOptions, topic: str, count: int) -> None:
 
 def rows(options: SourceOptions) -> int:
     parts = plan_batch(options)
-    return sum(batch.num_rows for part in parts for batch in RangeReader(options, SCHEMA, part).batches())
+    return sum(batch.num_rows for part in parts for batch in read_partition(options, SCHEMA, part))
 
 
 def test_reading_and_writing(nsqd: Nsqd, server: AuthServer) -> None:

@@ -202,8 +202,10 @@ def test_points_in_time_are_given_with_a_zone_or_as_how_long_ago() -> None:
 def test_mistakes_are_told_before_spark_starts(tmp_path: Path) -> None:
     nsqd = ["--nsqd-http-address", "127.0.0.1:4151"]
     cases: list[tuple[Any, list[str], str]] = [
-        (archive, [str(tmp_path), *nsqd], "say what to archive: --topic"),
+        (archive, [str(tmp_path), *nsqd], "say what to read: either --topic or --option topicPattern"),
         (archive, [str(tmp_path), "--topic", "t"], "say where NSQ is"),
+        (archive, [str(tmp_path), "--topic", "t", *nsqd, "--option", "x"], "--option 'x' is not NAME=VALUE"),
+        (archive, [str(tmp_path), "--topic", "t", *nsqd, "--batch-messages", "0"], "--batch-messages is below 1"),
         (archive, [str(tmp_path), "--topic", "t", *nsqd, "--continuous", "--every", "soon"], "write a time like 60s"),
         (replay, ["--to-topic", "t", *nsqd], "say what to read"),
         (replay, ["--to-topic", "t", "--topic", "t", *nsqd], "this would read what it writes"),
@@ -222,10 +224,44 @@ def test_errors_of_the_connector_are_found_in_those_of_spark(spark: "SparkSessio
     assert reason_of(caught.value) == "write what to read: either topic or topicPattern"
 
 
+def test_the_sentence_of_the_connector_is_found_in_a_stream_that_failed(
+    spark: "SparkSession", nsqd: Nsqd, topic: str, connect: Callable[..., Any], tmp_path: Path
+) -> None:
+    connect(nsqd).publish(topic, *(b"%d" % number for number in range(20)))
+    options = {"nsqd": address(nsqd), "topic": topic, "channel": "archive", "maxMessagesPerTrigger": "5"}
+    checkpoint = str(tmp_path / "checkpoint")
+    archive.start(spark, options, str(tmp_path), checkpoint, None).awaitTermination()
+    connect(nsqd).publish(topic, *(b"%d" % number for number in range(20, 27)))
+    nsqd.post("/topic/delete", topic=topic)
+    connect(nsqd).publish(topic, b"new")
+    query = archive.start(spark, options, str(tmp_path), checkpoint, None)
+    with pytest.raises(Exception, match="made again") as caught:
+        query.awaitTermination()
+    reason = reason_of(caught.value)
+    assert reason.startswith(f"topic {topic} on nsqd ") and "with 7 messages" in reason, reason
+    assert reason.endswith("give the query a channel")
+
+
+def test_a_table_is_refused_with_what_to_write_and_a_view_works(
+    spark: "SparkSession", nsqd: Nsqd, topic: str, connect: Callable[..., Any]
+) -> None:
+    connect(nsqd).publish(topic, *(b"%d" % number for number in range(20)))
+    options = f"OPTIONS (nsqd '{address(nsqd)}', topic '{topic}')"
+    with pytest.raises(Exception, match="CREATE TEMPORARY VIEW") as caught:
+        spark.sql(f"CREATE TABLE {topic} USING nsq {options}")
+    assert reason_of(caught.value).startswith("format nsq makes no tables. Spark does not hand the options")
+    spark.sql(f"CREATE TABLE {topic}_2 (body binary) USING nsq {options}")
+    with pytest.raises(Exception, match="CREATE TEMPORARY VIEW"):
+        spark.sql(f"SELECT * FROM {topic}_2").collect()
+    spark.sql(f"DROP TABLE {topic}_2")
+    spark.sql(f"CREATE TEMPORARY VIEW {topic} USING nsq {options}")
+    assert spark.sql(f"SELECT count(*) FROM {topic}").first()[0] == 20  # type: ignore[index]
+
+
 def test_the_archive_command_goes_on_until_it_is_stopped(
     nsqd: Nsqd, connect: Callable[..., Any], topic: str, tmp_path: Path
 ) -> None:
-    """The one test that starts the real command: quiet in a pipe, ended by Ctrl-C with everything written."""
+    """The one test that starts the real command: one line in a pipe, ended by Ctrl-C with everything written."""
     connect(nsqd).publish(topic, b"before")
     output = tmp_path / "lake"
     command = [COMMAND, "archive", str(output), "--topic", topic, "--nsqd-http-address", address(nsqd), "--continuous"]
@@ -241,7 +277,7 @@ def test_the_archive_command_goes_on_until_it_is_stopped(
         finally:
             process.kill()
     assert process.returncode == 0, err
-    assert (out, err) == ("", "")
+    assert (out.startswith("2 messages archived in "), err) == (True, ""), (out, err)
     assert sorted(row["body"] for row in archived(output, topic)) == [b"after", b"before"]
 
 

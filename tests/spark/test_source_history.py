@@ -2,8 +2,10 @@
 
 import json
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +257,52 @@ def test_a_stream_goes_on_with_an_nsqd_that_nsqlookupd_has_forgotten(
         again = one.restarted(lookupd=empty.http_address)
         assert again.state() == bodies(10, 20)
         again.stop()
+
+
+@pytest.fixture
+def foreign() -> Iterator[tuple[str, int]]:
+    """NSQ's own nsqd, as far as the source asks it: it has no /log/…"""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = b'{"version":"1.3.0","tcp_port":4150,"http_port":4151}'
+            body, status = (body, 200) if self.path == "/info" else (b'{"message":"NOT_FOUND"}', 404)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield "127.0.0.1", server.server_port
+        server.shutdown()
+
+
+def test_a_cluster_half_moved_from_nsq_fails_or_is_read_without_the_rest(
+    make_nsqd: Callable[..., Nsqd],
+    lookupd: Nsqlookupd,
+    foreign: tuple[str, int],
+    start: MakeQuery,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    daemon = make_nsqd(f"--lookupd-tcp-address={lookupd.tcp_address}", "--broadcast-address=127.0.0.1")
+    publish(daemon, "t", bodies(0, 10))
+    eventually(lambda: lookupd.producers("t"))
+    with lookupd.connect() as wire:
+        wire.identify(broadcast_address=foreign[0], http_port=foreign[1])
+        assert wire.ask(b"REGISTER t\n") == b"OK"
+        assert len(lookupd.producers("t")) == 2
+        where = {"lookupd": lookupd.http_address, "topic": "t"}
+        with pytest.raises(NsqdError, match=r"without a log API.*nsq_to_nsq.*onForeignNsqd=skip"):
+            start(**where).plan()
+        with pytest.raises(NsqdError, match="onForeignNsqd=skip"):
+            count_of_batch(**where)
+        assert start(**where, onForeignNsqd="skip").state() == bodies(0, 10)
+        assert count_of_batch(**where, onForeignNsqd="skip") == 10
+        assert caplog.text.count(f"{foreign[0]}:{foreign[1]} is an nsqd without a log API") == 2
 
 
 # -- where it starts ---------------------------------------------------------------------------------------

@@ -57,6 +57,8 @@ GOOD = {"nsqd": "127.0.0.1:4151", "topic": "orders"}
         ({**GOOD, "minPartitions": "5000"}, "at most 4096"),
         ({**GOOD, "failOnDataLoss": "yes"}, "write true or false"),
         ({**GOOD, "headers": "all"}, "write true or false"),
+        ({**GOOD, "onForeignNsqd": "no"}, "write fail or skip"),
+        ({}, "CREATE TEMPORARY VIEW"),
         ({**GOOD, "readTimeout": "60"}, "with its unit"),
         ({**GOOD, "readTimeout": "0s"}, "with its unit"),
         ({**GOOD, "tlsCertFile": "c.pem"}, "means nothing without tlsKeyFile"),
@@ -77,6 +79,7 @@ def test_what_cannot_be_is_refused(given: dict[str, str], says: str) -> None:
         ("startingOffset", "write startingOffsets"),
         ("minpartition", "write minPartitions"),
         ("path", "load() takes no argument"),
+        ("provider", "CREATE TEMPORARY VIEW"),
         ("zzz", "the options are authSecret, authSecretFile, channel"),
     ],
 )

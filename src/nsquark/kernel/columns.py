@@ -43,8 +43,9 @@ def _microseconds(data: cython.const[cython.uchar][::1], pos: cython.longlong) -
 class ColumnBuilder:
     """Collects the messages of a range, until a batch of `rows_max` rows or `body_bytes_max` bytes of bodies is full.
 
-    A body larger than that gets a batch of its own. Buffers that were taken are never written again. `low` may be
-    raised: a reader that starts again after a lost connection does so to leave out what it already has.
+    A body larger than that gets a batch of its own. Buffers that were taken are never written again. `low` and
+    `high` may be set anew: for a reader that starts again after a lost connection, to leave out what it already has,
+    and for one that goes on with another range.
     """
 
     rows = cython.declare(cython.longlong, visibility="readonly")
@@ -53,7 +54,7 @@ class ColumnBuilder:
     body_bytes: cython.longlong
     with_bodies: cython.bint
     low = cython.declare(cython.longlong, visibility="public")
-    high: cython.longlong
+    high = cython.declare(cython.longlong, visibility="public")
     _seqs_buffer: object
     _times_buffer: object
     _ids_buffer: object

@@ -30,6 +30,8 @@ class Part:
 @dataclass(slots=True)
 class Plan(Part):
     parts: list[Part] = field(default_factory=list)
+    settled_bytes: int = 0
+    """Known if parts of so many bytes were asked for."""
 
 
 class ByteScale:
@@ -115,10 +117,11 @@ def plan(
     if bytes_max and scale.at(high) - scale.at(low) > bytes_max:
         high = _cut(scale, extents, low, scale.at(low) + bytes_max)
         count = extents.between(low, high)
-    if part_bytes:
-        parts = min(max(parts, -(-settled_bytes(segments, low, high) // part_bytes)), PARTS_MAX)
+    settled = settled_bytes(segments, low, high) if part_bytes else 0
+    if settled:
+        parts = min(max(parts, -(-settled // part_bytes)), PARTS_MAX)
     split = _split(scale, extents, low, high, min(parts, count))
-    return Plan(low, high, count, sum(part.size for part in split), split)
+    return Plan(low, high, count, sum(part.size for part in split), split, settled)
 
 
 def settled_bytes(segments: Segments, low: int, high: int) -> int:

@@ -14,12 +14,15 @@ from typing import NamedTuple
 
 from nsquark.log.segment import Segment
 from nsquark.log.segments import Segments
-from nsquark.wire.batch_format import HEADER_BYTES, Batch, find_header, read_header
+from nsquark.wire.batch_format import HEADER_BYTES, RANGE_PIECE, RANGE_REFUSED, Batch, find_header, read_header
 
 HEADER_WALK_BYTES = 64 << 10
 """How much is read at a time to step from header to header."""
 FILES_HELD_MAX = 16
 """A range reader holds this many files open, so that they can be removed meanwhile; a longer range opens as it goes."""
+
+GROUP_RANGES_MAX = 32
+GROUP_FILES_MAX = 64
 
 _RECORD_SIZE = struct.Struct(">I")
 _RECORD_TIME = struct.Struct(">q")
@@ -51,6 +54,11 @@ class RangeReader:
         self._end = 0
         self._closed = False
         self._lock = threading.Lock()
+
+    @property
+    def files(self) -> int:
+        """How many files are held."""
+        return len(self._fds)
 
     def open(self) -> None:
         """Takes hold of the files. They exist now, and stay readable from here on even if they are removed."""
@@ -100,6 +108,45 @@ class RangeReader:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class RangeGroup:
+    """Small ranges of many logs, read one behind the other: pieces, each behind the number of its range and its size.
+
+    What is given as bytes instead is the document that says why a range cannot be read. `read` is for threads.
+    """
+
+    def __init__(self) -> None:
+        self._ranges: deque[tuple[int, RangeReader | bytes]] = deque()
+
+    def add(self, number: int, what: RangeReader | bytes) -> None:
+        self._ranges.append((number, what))
+
+    @property
+    def is_full(self) -> bool:
+        """It should be read before more ranges are added, since each holds its files open."""
+        held = sum(what.files for _, what in self._ranges if isinstance(what, RangeReader))
+        return len(self._ranges) >= GROUP_RANGES_MAX or held >= GROUP_FILES_MAX
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, about so many; none at the end."""
+        found = bytearray()
+        while self._ranges and len(found) < size:
+            number, what = self._ranges[0]
+            if isinstance(what, bytes):
+                found += RANGE_PIECE.pack(number | RANGE_REFUSED, len(what)) + what
+                self._ranges.popleft()
+            elif piece := what.read(size):
+                found += RANGE_PIECE.pack(number, len(piece)) + piece
+            else:
+                what.close()
+                self._ranges.popleft()
+        return bytes(found)
+
+    def close(self) -> None:
+        for _, what in self._ranges:
+            if isinstance(what, RangeReader):
+                what.close()
 
 
 def _spans(segments: Segments, low: int, high: int) -> Iterator[_Span]:

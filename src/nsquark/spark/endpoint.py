@@ -46,6 +46,16 @@ class WrongAddress(NsqdError):
     """Something answers, but it is not what was asked for; trying again will not help."""
 
 
+class ForeignNsqd(WrongAddress):
+    """An nsqd of NSQ's own: it has no log that could be read by range."""
+
+    def __init__(self, address: str):
+        super().__init__(
+            f"{address} is an nsqd without a log API, like NSQ's own: only nsquark's nsqd can be read by Spark. Mirror "
+            "its topics to one with nsq_to_nsq, or read without it: onForeignNsqd=skip"
+        )
+
+
 class TlsRequired(WrongAddress):
     """The port of plain HTTP of an nsqd that wants TLS, which tells there where to go."""
 
@@ -145,10 +155,10 @@ class Endpoint:
             return self.ask(path, method, body, **query)
         raise self._refusal(path, response.status, answer)
 
-    def stream(self, path: str, /, **query: Any) -> http.client.HTTPResponse:
-        """An answer whose body is still to be read."""
+    def stream(self, path: str, body: bytes | None = None, /, **query: Any) -> http.client.HTTPResponse:
+        """An answer whose body is still to be read; with a body of its own the request is a POST."""
         try:
-            response = self._send("GET", path, query, None)
+            response = self._send("GET" if body is None else "POST", path, query, body)
             if response.status == 200:
                 return response
             answer = self._read(response)
@@ -156,7 +166,7 @@ class Endpoint:
             self.close()
             raise self._explained(error) from None
         if self._shows_secret_to(response.status):
-            return self.stream(path, **query)
+            return self.stream(path, body, **query)
         raise self._refusal(path, response.status, answer)
 
     def _shows_secret_to(self, status: int) -> bool:

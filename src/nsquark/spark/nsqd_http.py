@@ -10,6 +10,7 @@ from nsquark.spark.endpoint import (
     PORT_MAX,
     REQUEST_TIMEOUT_S,
     Endpoint,
+    ForeignNsqd,
     NsqdError,
     Refused,
     TlsRequired,
@@ -113,8 +114,8 @@ class Nsqd(Endpoint):
         status = fields.get("status")
         return Refused(self.address, path, status if isinstance(status, int) else 400, fields)
 
-    def stream(self, path: str, /, **query: Any) -> http.client.HTTPResponse:
-        response = super().stream(path, **query)
+    def stream(self, path: str, body: bytes | None = None, /, **query: Any) -> http.client.HTTPResponse:
+        response = super().stream(path, body, **query)
         self.check_id(response.headers.get(ID_HEADER))
         return response
 
@@ -183,7 +184,7 @@ def _not_ours(address: str, endpoint: Endpoint) -> WrongAddress:
     finally:
         endpoint.close()
     if "tcp_port" in info:
-        return WrongAddress(f"{address} is an nsqd without a log API: only nsquark's nsqd can be read by Spark")
+        return ForeignNsqd(address)
     if "version" in info:
         return WrongAddress(f"{address} is an nsqlookupd: write it as lookupd, or the HTTP address of an nsqd (4151)")
     return WrongAddress(f"{address} is not an nsqd: write the HTTP address of an nsqd, like 127.0.0.1:4151")
@@ -197,19 +198,25 @@ class Finder:
         self.unreachable: dict[str, str] = {}
         self.replaced: dict[str, Nsqd] = {}
         """By the id of an nsqd that was known at an address: another that answers there now."""
+        self.foreign: list[str] = []
+        """Addresses of nsqds that are left out with onForeignNsqd=skip."""
 
     def find(self, known: Mapping[str, str] | None = None) -> dict[str, Nsqd]:
         """By id. `known` has addresses by id, where nsqds are also looked for that no nsqlookupd names any more.
 
         Raises if nothing at all can be asked, or if an address is not what it should be.
         """
-        self.unreachable, self.replaced = {}, {}
+        self.unreachable, self.replaced, self.foreign = {}, {}, []
         found: dict[str, Nsqd] = {}
         for address in self._options.nsqd or self._look_up():
             try:
                 nsqd = self._identify(address)
             except Unreachable as error:
                 self.unreachable[address] = str(error)
+            except ForeignNsqd:
+                if not self._options.skips_foreign_nsqds:
+                    raise
+                self.foreign.append(address)
             else:
                 self._add(found, nsqd)
         for nsqd_id, address in (known or {}).items():

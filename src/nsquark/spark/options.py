@@ -32,6 +32,7 @@ NAMES = (
     "failOnDataLoss",
     "lostNsqds",
     "expectedNsqds",
+    "onForeignNsqd",
     "readTimeout",
     "tlsRootCaFile",
     "tlsCertFile",
@@ -69,6 +70,12 @@ _KAFKA = {
     "path": "topic: load() takes no argument",
 }
 """What users of Spark's Kafka source write by habit."""
+
+
+TABLES = (
+    "Spark does not hand the options of CREATE TABLE to a source in Python when the table is read: write "
+    "CREATE TEMPORARY VIEW … USING nsq OPTIONS (nsqd '…', topic '…') instead"
+)
 
 
 class OptionError(ValueError):
@@ -136,6 +143,8 @@ class SourceOptions:
     fail_on_data_loss: bool
     lost_nsqds: frozenset[str]
     expected_nsqds: ExpectedNsqds | None
+    skips_foreign_nsqds: bool
+    """Reads without nsqds that have no log API, while a cluster moves from NSQ."""
     read_timeout_s: float
     access: Access
     given: frozenset[str]
@@ -165,6 +174,7 @@ class SourceOptions:
             fail_on_data_loss=read_flag(given, "failOnDataLoss", True),
             lost_nsqds=frozenset(_listed(given, "lostNsqds")),
             expected_nsqds=_expected_nsqds(given),
+            skips_foreign_nsqds=_skips_foreign(given),
             read_timeout_s=read_seconds(given, "readTimeout", READ_TIMEOUT_S_DEFAULT),
             access=Access(read_tls(given), read_auth_secret(given)),
             given=frozenset(given),
@@ -206,6 +216,8 @@ def check_names(given: Iterable[str], known: Iterable[str]) -> None:
 
 
 def _check_pairs(given: Mapping[str, str]) -> None:
+    if not given:
+        raise OptionError(f"there are no options: write nsqd or lookupd, and topic. {TABLES}")
     if ("nsqd" in given) == ("lookupd" in given):
         raise OptionError(
             "write where the messages are: either nsqd, the HTTP addresses of nsqds (127.0.0.1:4151), "
@@ -287,6 +299,13 @@ def _channel_ttl_s(given: Mapping[str, str]) -> float:
     if "channelTtl" in given and ttl_s < CHANNEL_TTL_S_MIN:
         raise OptionError(f"channelTtl={given['channelTtl']} is too short: write {CHANNEL_TTL_S_MIN:.0f}s or more")
     return ttl_s
+
+
+def _skips_foreign(given: Mapping[str, str]) -> bool:
+    word = given.get("onForeignNsqd", "fail").strip().lower()
+    if word not in ("fail", "skip"):
+        raise OptionError(f"onForeignNsqd={given['onForeignNsqd']!r}: write fail or skip")
+    return word == "skip"
 
 
 def _expected_nsqds(given: Mapping[str, str]) -> ExpectedNsqds | None:

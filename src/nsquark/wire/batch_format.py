@@ -19,6 +19,10 @@ VERSION = 1
 HEAD = struct.Struct("<4sBBHI")
 """Magic, version, flags, header bytes, check of what follows in the header."""
 TAIL = struct.Struct("<IIIQqqQ16s")
+RANGE_PIECE = struct.Struct("<II")
+"""Before each piece of an answer that has many ranges: the number of the range, and the bytes of the piece."""
+RANGE_REFUSED = 1 << 31
+"""Added to the number of a range that cannot be read; a document follows that says why."""
 HEADER_BYTES = HEAD.size + TAIL.size
 NO_TOKEN = bytes(16)
 

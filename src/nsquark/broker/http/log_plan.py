@@ -59,6 +59,10 @@ class LogRange(msgspec.Struct, frozen=True):
         return topic, segments
 
 
+class LogRanges(msgspec.Struct):
+    ranges: Annotated[list[LogRange], msgspec.Meta(max_length=RANGES_MAX)]
+
+
 class PlannedRange(LogRange, frozen=True):
     messages_max: Number = msgspec.field(name="max_messages", default=0)
     bytes_max: Number = msgspec.field(name="max_bytes", default=0)
@@ -127,6 +131,7 @@ class PlanApi:
             "topic": topic.name,
             "id": topic.id,
             **_part(found),
+            "settled_bytes": found.settled_bytes,
             "parts": [_part(part) for part in found.parts],
             "removed": {"from": wanted.low, "to": removed_to} if wanted.low < removed_to else None,
             "first": topic.log.extents.first,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,8 @@ from nsquark.broker.http.log_append import AppendApi
 from nsquark.broker.http.log_plan import (
     RANGES_MAX,
     READ,
+    LogRange,
+    LogRanges,
     PlanApi,
     decoded,
     range_of,
@@ -29,7 +32,7 @@ from nsquark.broker.http.log_plan import (
 from nsquark.broker.http.log_positions import MOVE, ChannelPositions
 from nsquark.broker.places import NoPlace, Places
 from nsquark.broker.topic import Topic
-from nsquark.log.range_read import RangeReader, TimeSearch
+from nsquark.log.range_read import RangeGroup, RangeReader, TimeSearch
 from nsquark.web.arguments import INT64_MAX, Refusal
 from nsquark.web.fairness import TurnPace
 from nsquark.web.messages import JSON_TYPE, Answer, Handler, Pending, Request, Response, StreamResponse, encode_json
@@ -85,6 +88,7 @@ class LogApi:
         router.add("GET", "/log/plan", self._json(self._plan.plan, READ))
         router.add("POST", "/log/plan", self._answering(self._plan.plan_many), log=False)
         router.add("GET", "/log/read", self._guarded(self.read, READ))
+        router.add("POST", "/log/read", self.read_many, log=False)
         router.add("GET", "/channel/messages", self._json(self._messages.listing, MOVE))
         router.add("GET", "/channel/seek", self._json(self.channels.preview, MOVE))
         router.add("POST", "/channel/seek", self._json(self.channels.seek, MOVE))
@@ -232,17 +236,58 @@ class LogApi:
     def read(self, request: Request) -> Answer:
         try:
             arguments = NsqdArguments(self.nsqd, request)
-            wanted = range_of(arguments)
-            topic, segments = wanted.found(self.nsqd)
-            if wanted.low < segments.removed.to:
-                raise Refusal(410, "REMOVED", first=topic.log.extents.first, removed_to=segments.removed.to)
+            reader = self._reader(range_of(arguments))
             self._reads.check(request.peer)
         except NoPlace as full:
             return self.refuse(Refusal(503, "TOO_MANY_READS", reason=f"{full}; try again later"))
         except Refusal as refusal:
             return self.refuse(refusal)
-        pieces = self._pieces(RangeReader(segments, wanted.low, min(wanted.high, topic.log.head)), request.peer)
+        pieces = self._pieces(reader, request.peer)
         return StreamResponse(200, OCTETS, extra_headers(self.nsqd.node.id, 200), pieces)
+
+    async def read_many(self, request: Request) -> Answer:
+        """Many ranges, one behind the other; each gives its batches or says why it cannot be read."""
+        try:
+            ranges = decoded(request, LogRanges).ranges
+            allowed = await self.auth.among({wanted.topic for wanted in ranges}, request, READ)
+            self._reads.check(request.peer)
+        except NoPlace as full:
+            return self.refuse(Refusal(503, "TOO_MANY_READS", reason=f"{full}; try again later"))
+        except Refusal as refusal:
+            return self.refuse(refusal)
+        pieces = self._pieces_of_many(ranges, allowed, request.peer)
+        return StreamResponse(200, OCTETS, extra_headers(self.nsqd.node.id, 200), pieces)
+
+    async def _pieces_of_many(self, ranges: Sequence[LogRange], allowed: set[str], peer: str) -> AsyncIterator[bytes]:
+        sending = asyncio.current_task()
+        assert sending is not None
+        place = self._reads.take(peer, sending.cancel)
+        group = RangeGroup()
+        try:
+            for number, wanted in enumerate(ranges):
+                group.add(number, self._reader_or_refusal(wanted, allowed))
+                if group.is_full or number == len(ranges) - 1:
+                    while piece := await self.in_thread(functools.partial(group.read, READ_PIECE_BYTES)):
+                        yield piece
+                        place.got_on()
+        finally:
+            place.free()
+            self.threads.submit(group.close)
+
+    def _reader_or_refusal(self, wanted: LogRange, allowed: set[str]) -> RangeReader | bytes:
+        try:
+            require_allowed(wanted.topic, allowed)
+            reader = self._reader(wanted)
+            reader.open()
+        except Refusal as refusal:
+            return encode_json(refused_part(wanted.topic, refusal))
+        return reader
+
+    def _reader(self, wanted: LogRange) -> RangeReader:
+        topic, segments = wanted.found(self.nsqd)
+        if wanted.low < segments.removed.to:
+            raise Refusal(410, "REMOVED", first=topic.log.extents.first, removed_to=segments.removed.to)
+        return RangeReader(segments, wanted.low, min(wanted.high, topic.log.head))
 
     async def _pieces(self, reader: RangeReader, peer: str) -> AsyncIterator[bytes]:
         """The next piece is read while the last one is being sent."""

@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -14,7 +15,7 @@ from nsquark.spark.jobs.progress import Progress, Terminal
 from nsquark.spark.jobs.session import (
     add_nsq_arguments,
     add_spark_arguments,
-    nsq_options,
+    source_options,
     spark_session,
     stop_requested,
 )
@@ -23,6 +24,7 @@ POLL_S = 0.5
 #: How long a stop waits for the batch that is being written.
 BATCH_WAIT_S = 30.0
 BETWEEN_POLL_S = 0.01
+BATCH_MESSAGES_DEFAULT = 1_000_000
 #: In the output directory. Readers of Parquet pass over names that begin with an underscore.
 CHECKPOINT = "_checkpoint"
 
@@ -33,6 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--continuous", action="store_true", help="go on until stopped, not only up to now")
     parser.add_argument("--every", default="60s", help="with --continuous: time between writes (default: 60s)")
     parser.add_argument(
+        "--batch-messages",
+        type=int,
+        default=BATCH_MESSAGES_DEFAULT,
+        metavar="N",
+        help=f"the most that a batch takes (default: {BATCH_MESSAGES_DEFAULT:,})",
+    )
+    parser.add_argument(
         "--checkpoint", metavar="DIR", help=f"where the position is kept (default: {CHECKPOINT} in the output)"
     )
     add_nsq_arguments(parser)
@@ -40,24 +49,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if not args.topic:
-        raise UserError("say what to archive: --topic")
-    options = {**nsq_options(args), "topic": ",".join(args.topic), "channel": args.channel}
+    if args.batch_messages < 1:
+        raise UserError("--batch-messages is below 1: write how many messages a batch may have")
+    options = {
+        "channel": args.channel,
+        "maxMessagesPerTrigger": str(args.batch_messages),
+        **source_options(args),
+    }
     every_ms = _every_ms(args.every) if args.continuous else None
     output = args.output if "://" in args.output else str(Path(args.output).resolve())
-    terminal = Terminal()
+    terminal, began = Terminal(), time.monotonic()
     with spark_session(args, "archive") as spark, stop_requested() as stop:
         query = start(spark, options, output, args.checkpoint or f"{output}/{CHECKPOINT}", every_ms)
-        shown = -1
+        shown = _Shown()
         while query.isActive and not stop.wait(POLL_S):
-            shown = _show(query, shown, terminal)
+            _show(query, shown, terminal)
         if query.isActive:
             _wait_between_batches(query)
             query.stop()
         # Says what ended it, if anything did.
         query.awaitTermination()
         _show(query, shown, terminal)
-        return 0
+    print(f"{shown.rows:,} messages archived in {shown.batches} batches, {time.monotonic() - began:,.1f} s: {output}")
+    return 0
 
 
 def start(
@@ -96,12 +110,22 @@ def _every_ms(text: str) -> int:
         raise UserError(f"--every: {error}: write a time like 60s") from None
 
 
-def _show(query: StreamingQuery, shown: int, terminal: Terminal) -> int:
-    """Shows the batches since `shown`; the last one."""
+@dataclass
+class _Shown:
+    """What was said of the query so far."""
+
+    batch: int = -1
+    batches: int = 0
+    rows: int = 0
+
+
+def _show(query: StreamingQuery, shown: _Shown, terminal: Terminal) -> None:
+    """Shows the batches that came since."""
     for report in query.recentProgress:
         progress = Progress.from_report(dict(report))
-        if progress.batch > shown:
-            shown = progress.batch
+        if progress.batch > shown.batch:
+            shown.batch = progress.batch
             if progress.rows:
+                shown.batches += 1
+                shown.rows += progress.rows
                 terminal.say(progress)
-    return shown

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             terminal.say(f"{count:,} messages at {args.rate:,} per second: about {count / args.rate:,.0f} s")
         began = time.monotonic()
         count = publish(messages, {**target, "topic": args.to_topic}, args.rate)
-        terminal.say(f"{count:,} messages published in {time.monotonic() - began:,.1f} s")
+        print(f"{count:,} messages published to {args.to_topic} in {time.monotonic() - began:,.1f} s")
     return 0
 
 

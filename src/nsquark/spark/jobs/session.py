@@ -55,6 +55,13 @@ def add_nsq_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--topic", action="append", default=[], help="a topic to read (repeat)")
     group.add_argument("--auth-secret-file", metavar="FILE", help="file with the secret for nsqds with AUTH")
+    group.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the source, like topicPattern, lostNsqds or failOnDataLoss (docs/spark.md; repeat)",
+    )
 
 
 def add_range_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,13 +82,13 @@ def moment(text: str) -> datetime:
     raise argparse.ArgumentTypeError(f"{text!r}: write a time with its zone like 2026-01-31T12:00:00Z, or 90m, or 24h")
 
 
-def settings_of(pairs: list[str]) -> dict[str, str]:
-    """The --conf options of a command line."""
+def settings_of(pairs: list[str], flag: str = "--conf") -> dict[str, str]:
+    """The NAME=VALUE pairs of a flag that is given several times."""
     settings = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not name or not equals:
-            raise UserError(f"--conf {pair!r} is not NAME=VALUE")
+            raise UserError(f"{flag} {pair!r} is not NAME=VALUE")
         settings[name] = value
     return settings
 
@@ -144,10 +151,13 @@ def _short_errors() -> Iterator[None]:
 
 
 def reason_of(error: Exception) -> str:
+    """The connector's own sentence, wherever Spark has put it; else the last error that it wraps."""
     text = str(error)
-    ours = re.findall(r"^(?:\w+\.)*(?:\w*Error|\w*Exception|[A-Z]\w+): (.+)$", text, re.MULTILINE)
-    lines = [line for line in ours if not line.startswith("[") and " at " not in line[:40]]
-    return (lines[-1] if lines else text.strip().partition("\n")[0]).strip()
+    ours = re.findall(r"(?:^|\s)nsquark(?:\.\w+)+: (.+)$", text, re.MULTILINE)
+    wrapped = re.findall(r"^(?:\w+\.)*(?!SQLSTATE\b)(?:\w*Error|\w*Exception|[A-Z]\w+): (.+)$", text, re.MULTILINE)
+    lines = ours or [line for line in wrapped if not line.startswith("[") and " at " not in line[:40]]
+    found = (lines[-1] if lines else text.strip().partition("\n")[0]).strip()
+    return re.sub(r"\.? SQLSTATE: \w{5}$", "", found)
 
 
 def nsq_options(args: argparse.Namespace) -> dict[str, str]:
@@ -159,6 +169,16 @@ def nsq_options(args: argparse.Namespace) -> dict[str, str]:
     return {"lookupd": ",".join(args.lookupd_http_address), **access_options(args)}
 
 
+def source_options(args: argparse.Namespace) -> dict[str, str]:
+    """All that the source is told: where NSQ is, what to read, and what --option adds or says otherwise."""
+    given = settings_of(args.option, "--option")
+    has_pattern = any(name.lower() == "topicpattern" for name in given)
+    if bool(args.topic) == has_pattern:
+        raise UserError("say what to read: either --topic or --option topicPattern=REGEX")
+    topic = {"topic": ",".join(args.topic)} if args.topic else {}
+    return {**nsq_options(args), **topic, **given}
+
+
 def access_options(args: argparse.Namespace) -> dict[str, str]:
     """The options that say who asks."""
     return {"authSecretFile": args.auth_secret_file} if args.auth_secret_file else {}
@@ -167,9 +187,9 @@ def access_options(args: argparse.Namespace) -> dict[str, str]:
 def check_source(args: argparse.Namespace) -> None:
     """What is missing is said before Spark is started, which takes seconds."""
     if not args.archive:
-        if not args.topic:
+        if not args.topic and not args.option:
             raise UserError("say what to read: --topic, or --archive for all topics of an archive")
-        nsq_options(args)
+        source_options(args)
 
 
 def read_messages(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
@@ -185,7 +205,7 @@ def read_messages(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
         if args.until:
             messages = messages.where(col("date") <= lit(args.until.date()))
     else:
-        options: dict[str, Any] = {**nsq_options(args), "topic": ",".join(args.topic)}
+        options: dict[str, Any] = dict(source_options(args))
         if args.since:
             options["startingTimestamp"] = int(args.since.timestamp() * 1000)
         messages = spark.read.format("nsq").options(**options).load()

@@ -4,15 +4,15 @@ from nsquark.base.logs import library_log
 from nsquark.spark.endpoint import NsqdError, Unreachable
 from nsquark.spark.nsqd_http import Finder, Nsqd
 from nsquark.spark.options import EARLIEST, SourceOptions
-from nsquark.spark.source.cluster import Head, is_wanted
+from nsquark.spark.source.cluster import FOREIGN_SKIPPED, Head, is_wanted
 from nsquark.spark.source.offsets import Key, Range
-from nsquark.spark.source.plan import Planner, RangePartition
+from nsquark.spark.source.plan import Partition, Planner
 from nsquark.spark.source.positions import check_named, resolve
 
 log = library_log("nsquark.spark")
 
 
-def plan_batch(options: SourceOptions) -> list[RangePartition]:
+def plan_batch(options: SourceOptions) -> list[Partition]:
     nsqds = _nsqds(options)
     try:
         heads = {
@@ -46,6 +46,8 @@ def _nsqds(options: SourceOptions) -> dict[str, Nsqd]:
             f"{'; '.join(finder.unreachable.values())}: a batch reads what all nsqds have; start it again, "
             "or leave its address out to read without it"
         )
+    for address in finder.foreign:
+        log.warning(FOREIGN_SKIPPED, address)
     nsqds = {nsqd_id: nsqd for nsqd_id, nsqd in found.items() if nsqd_id not in options.lost_nsqds}
     _check_expected(options, nsqds)
     return nsqds

@@ -25,6 +25,7 @@ HEADS_TIME_SHARE = 0.1
 SINGLE_TOPICS_MAX = 4
 """Up to so many topics are asked for one by one; above, nsqd is asked for all it has."""
 WAIT_INTERVAL_S = 0.2
+FOREIGN_SKIPPED = "%s is an nsqd without a log API; what it has is not read (onForeignNsqd=skip)"
 
 
 class Head(NamedTuple):
@@ -54,6 +55,7 @@ class Cluster:
         self._silent: dict[str, str] = {}
         self._known: dict[str, str] = {}
         self._replaced: dict[str, Nsqd] = {}
+        self._foreign: set[str] = set()
         self._error: NsqdError | None = None
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
@@ -156,6 +158,9 @@ class Cluster:
                     self._nsqds[nsqd_id] = nsqd
             for address in finder.unreachable.keys() - self._silent.keys():
                 log.warning("%s; the query goes on without it", finder.unreachable[address])
+            for address in set(finder.foreign) - self._foreign:
+                log.warning(FOREIGN_SKIPPED, address)
+            self._foreign |= set(finder.foreign)
             self._silent = finder.unreachable
             self._replaced = finder.replaced
 

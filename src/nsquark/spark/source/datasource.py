@@ -21,16 +21,18 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructField, StructType
 
-from nsquark.spark.options import NAMES, OptionError, SourceOptions, check_names
+from nsquark.spark.options import NAMES, TABLES, OptionError, SourceOptions, check_names
 from nsquark.spark.sink.options import OPTION_NAMES as SINK_NAMES
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from nsquark.spark.source.plan import RangePartition
+    from nsquark.spark.source.plan import Partition
 
 SPARKS_OWN_NAMES = ("checkpointLocation", "queryName")
 """Spark hands these on to the sink of a stream."""
+PROVIDER = "provider"
+"""A name that Spark adds for CREATE TABLE."""
 
 
 class NsqDataSource(DataSource):
@@ -40,6 +42,8 @@ class NsqDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         self.options = options
+        if PROVIDER in options:
+            raise OptionError(f"format nsq makes no tables. {TABLES}")
         check_names(options, [*NAMES, *SINK_NAMES, *SPARKS_OWN_NAMES])
         self._source: SourceOptions | None = None
         self._error: OptionError | None = None
@@ -112,19 +116,15 @@ class NsqReader(DataSourceReader):
         self._options = options
         self._schema = schema
 
-    def partitions(self) -> list["RangePartition"]:
+    def partitions(self) -> list["Partition"]:
         from nsquark.spark.source.batch import plan_batch
 
         return plan_batch(self._options)
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-        from nsquark.spark.source.plan import RangePartition
-        from nsquark.spark.source.range_rows import RangeReader
+        from nsquark.spark.source.packed_rows import read_partition
 
-        # Spark makes a partition of its own when there are none.
-        if not isinstance(partition, RangePartition):
-            return iter(())
-        return RangeReader(self._options, self._schema, partition).batches()
+        return read_partition(self._options, self._schema, partition)
 
 
 class RefusingStreamReader(DataSourceStreamReader):

@@ -21,6 +21,12 @@ log = library_log("nsquark.spark")
 PART_BYTES = 32 << 20
 """Of a partition, about: small enough to spread over cores, large enough that a task's start does not matter."""
 
+PACK_BYTES = 8 << 20
+PACK_RANGES_MAX = 4096
+"""Of small ranges that are read together."""
+PACKED_MESSAGE_BYTES = 256
+"""What a message counts for, besides what the index of nsqd tells of a range."""
+
 Ranges = Mapping[Key, Range]
 Limits = Mapping[str, int]
 
@@ -44,6 +50,8 @@ class _Removed(msgspec.Struct, frozen=True):
 
 
 class Plan(Part, frozen=True):
+    settled_bytes: Seq = 0
+    """Its size, up to a step of nsqd's index less; it depends on the range alone."""
     parts: Annotated[list[Part], msgspec.Meta(max_length=PARTITIONS_MAX)] = []
     removed: _Removed | None = None
     next: Seq = 0
@@ -61,21 +69,63 @@ class RangePartition(InputPartition):
         self.topic_id = topic_id
 
 
+class PackedPartition(InputPartition):
+    """Small ranges of many topics on one nsqd, read by one task with one request."""
+
+    def __init__(self, ranges: list[RangePartition]):
+        self.ranges = ranges
+
+    @property
+    def address(self) -> str:
+        return self.ranges[0].address
+
+    @property
+    def count(self) -> int:
+        return sum(part.count for part in self.ranges)
+
+
+Partition = RangePartition | PackedPartition
+
+
 class Planner:
     def __init__(self, options: SourceOptions):
         self._options = options
 
-    def partitions(self, ranges: Ranges, nsqds: Mapping[str, Nsqd]) -> list[RangePartition]:
+    def partitions(self, ranges: Ranges, nsqds: Mapping[str, Nsqd]) -> list[Partition]:
         plans = self.plans(ranges, nsqds, {key: {"part_bytes": PART_BYTES} for key in ranges})
         more = self._parts_to_reach_minimum(plans)
         if more:
             plans |= self.plans({key: ranges[key] for key in more}, nsqds, more)
-        return [
-            RangePartition(key, nsqds[key.nsqd_id].address, part.low, part.high, part.count, ranges[key].topic_id)
-            for key, plan in plans.items()
-            for part in plan.parts
-            if part.count
-        ]
+        found: list[Partition] = []
+        small: dict[str, list[tuple[int, RangePartition]]] = {}
+        for key, plan in plans.items():
+            address, topic_id = nsqds[key.nsqd_id].address, ranges[key].topic_id
+            parts = [
+                RangePartition(key, address, part.low, part.high, part.count, topic_id)
+                for part in plan.parts
+                if part.count
+            ]
+            if len(parts) == 1:
+                weight = plan.settled_bytes + plan.count * PACKED_MESSAGE_BYTES
+                small.setdefault(key.nsqd_id, []).append((weight, parts[0]))
+            else:
+                found += parts
+        return found + list(self._packed(small))
+
+    def _packed(self, small: Mapping[str, list[tuple[int, RangePartition]]]) -> Iterator[Partition]:
+        """Together, as long as there are minPartitions: a task costs more than the messages of a small topic."""
+        total = sum(weight for of_nsqd in small.values() for weight, _ in of_nsqd)
+        weight_max = min(PACK_BYTES, total // self._options.partitions_min)
+        for of_nsqd in small.values():
+            pack: list[RangePartition] = []
+            filled = 0
+            for weight, part in of_nsqd:
+                if pack and (filled + weight > weight_max or len(pack) >= PACK_RANGES_MAX):
+                    yield _pack(pack)
+                    pack, filled = [], 0
+                pack.append(part)
+                filled += weight
+            yield _pack(pack)
 
     def _parts_to_reach_minimum(self, plans: Mapping[Key, Plan]) -> dict[Key, Limits]:
         """How often to split each key so that all together make minPartitions, by their share of the messages."""
@@ -134,6 +184,10 @@ class Planner:
                 "give the query a channel"
             )
         log.warning("%s; going on without them (failOnDataLoss=false)", text)
+
+
+def _pack(ranges: list[RangePartition]) -> Partition:
+    return PackedPartition(ranges) if len(ranges) > 1 else ranges[0]
 
 
 _GONE = {

@@ -6,7 +6,7 @@ promised, and the nsqd by its id. A lost connection is taken up again at the nex
 
 import http.client
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -18,6 +18,7 @@ from nsquark.spark.endpoint import NsqdError, Refused, Unreachable
 from nsquark.spark.envelopes import opened
 from nsquark.spark.nsqd_http import Finder, Nsqd
 from nsquark.spark.options import OptionError, SourceOptions
+from nsquark.spark.source.offsets import Key
 from nsquark.spark.source.plan import Planner, RangePartition
 from nsquark.wire.batch_format import HEADER_BYTES, Batch, Damage, read_header, scan
 
@@ -74,20 +75,25 @@ def check_schema(schema: StructType, options: SourceOptions) -> None:
 class ArrowColumns:
     """Wraps the kernel's buffers as the columns that were asked for. What is the same in every row is made once."""
 
-    def __init__(self, schema: StructType, partition: RangePartition, opens_envelopes: bool):
+    def __init__(self, schema: StructType, key: Key, opens_envelopes: bool):
         self._opens_envelopes = opens_envelopes
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._constants = {
             name: pa.array([value] * ROWS_MAX, pa.string())
-            for name, value in (("topic", partition.key.topic), ("nsqd", partition.key.nsqd_id))
+            for name, value in (("topic", key.topic), ("nsqd", key.nsqd_id))
             if name in schema.fieldNames()
         }
         self._id_offsets = pa.array(range(0, ID_BYTES * (ROWS_MAX + 1), ID_BYTES), pa.int32()).buffers()[1]
 
-    def batch(self, taken: tuple[int, bytearray, bytearray, bytearray, bytearray, bytearray]) -> pa.RecordBatch:
+    def batch(
+        self,
+        taken: tuple[int, bytearray, bytearray, bytearray, bytearray, bytearray],
+        topics: Sequence[str] | None = None,
+    ) -> pa.RecordBatch:
+        """`topics` are those of the rows, where they are not all of the same."""
         rows, seqs, times, ids, offsets, bodies = taken
         made: dict[str, Callable[[], pa.Array]] = {
-            "topic": lambda: self._constants["topic"].slice(0, rows),
+            "topic": lambda: self._topics(rows, topics),
             "nsqd": lambda: self._constants["nsqd"].slice(0, rows),
             "seq": lambda: _array(pa.int64(), rows, seqs),
             "id": lambda: pa.Array.from_buffers(pa.string(), rows, [None, self._id_offsets, pa.py_buffer(ids)]),
@@ -101,6 +107,9 @@ class ArrowColumns:
             made |= {HEADERS: lambda: headers, "body": lambda: messages}
         return pa.RecordBatch.from_arrays([made[name]() for name in self._schema.names], schema=self._schema)
 
+    def _topics(self, rows: int, topics: Sequence[str] | None) -> pa.Array:
+        return self._constants["topic"].slice(0, rows) if topics is None else pa.array(topics, pa.string())
+
 
 def _array(kind: pa.DataType, rows: int, values: bytearray) -> pa.Array:
     return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(values)])
@@ -113,7 +122,7 @@ class RangeReader:
         self._options = options
         self._partition = partition
         with_bodies = not {"body", HEADERS}.isdisjoint(schema.fieldNames())
-        self._columns = ArrowColumns(schema, partition, options.headers and with_bodies)
+        self._columns = ArrowColumns(schema, partition.key, options.headers and with_bodies)
         self._builder = ColumnBuilder(partition.low, partition.high, ROWS_MAX, BODY_BYTES_MAX, with_bodies)
         self._position = partition.low
         self._rows = 0

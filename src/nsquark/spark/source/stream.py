@@ -28,9 +28,10 @@ from nsquark.spark.source.channel import ChannelHold
 from nsquark.spark.source.cluster import Cluster, Head, Heads
 from nsquark.spark.source.history import History
 from nsquark.spark.source.offsets import INITIAL, Key, KnownNsqd, Offset, Range, Span, ranges
-from nsquark.spark.source.plan import Asked, DataLost, Plan, Planner, RangePartition, ask_plans
+from nsquark.spark.source.packed_rows import read_partition
+from nsquark.spark.source.plan import Asked, DataLost, Partition, Plan, Planner, ask_plans
 from nsquark.spark.source.positions import at_times, check_named, resolve
-from nsquark.spark.source.range_rows import RangeReader, check_schema
+from nsquark.spark.source.range_rows import check_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,12 +72,11 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         self._query.freeze()
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[RangePartition]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Partition]:
         return self._query.partitions(Offset.parse(start), Offset.parse(end))
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-        assert isinstance(partition, RangePartition)
-        return RangeReader(self._options, self._schema, partition).batches()
+        return read_partition(self._options, self._schema, partition)
 
     def stop(self) -> None:
         if self._made is not None:
@@ -248,7 +248,7 @@ class Query:
 
     # -- partitions and lag ------------------------------------------------------------------------------
 
-    def partitions(self, start: Offset, end: Offset) -> list[RangePartition]:
+    def partitions(self, start: Offset, end: Offset) -> list[Partition]:
         wanted = {key: span for key, span in ranges(start, end).items() if key.nsqd_id not in self._options.lost_nsqds}
         deadline = time.monotonic() + self._options.read_timeout_s
         while True:

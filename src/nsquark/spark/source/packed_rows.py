@@ -1,0 +1,134 @@
+"""A task's work where it has many small ranges: one request for all of them, and rows of many topics in an Arrow batch.
+
+This is the short way for ranges that are as they should be. A range of which less, more or something else came, or none
+because the connection broke, is read again by itself through `RangeReader`, which knows what to do and to say.
+"""
+
+import http.client
+from collections.abc import Iterator
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from nsquark.base.logs import library_log
+from nsquark.kernel.columns import ColumnBuilder
+from nsquark.spark.endpoint import NsqdError
+from nsquark.spark.nsqd_http import ITEMS_MAX, Nsqd
+from nsquark.spark.options import SourceOptions
+from nsquark.spark.source.plan import PACK_RANGES_MAX, PackedPartition, RangePartition
+from nsquark.spark.source.range_rows import (
+    BODY_BYTES_MAX,
+    HEADERS,
+    ROWS_MAX,
+    STALL_TIMEOUT_S,
+    ArrowColumns,
+    RangeReader,
+)
+from nsquark.wire.batch_format import HEADER_BYTES, RANGE_PIECE, RANGE_REFUSED, Batch, scan
+
+log = library_log("nsquark.spark")
+
+RANGE_BYTES_MAX = 64 << 20
+"""Of a range that is held in memory as a whole: one that turns out to be larger is read by itself."""
+READ_BYTES = 256 << 10
+
+assert PACK_RANGES_MAX <= ITEMS_MAX
+
+
+def read_partition(options: SourceOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    if isinstance(partition, PackedPartition):
+        return PackedReader(options, schema, partition).batches()
+    if isinstance(partition, RangePartition):
+        return RangeReader(options, schema, partition).batches()
+    return iter(())  # Spark makes a partition of its own when there are none
+
+
+class PackedReader:
+    def __init__(self, options: SourceOptions, schema: StructType, partition: PackedPartition):
+        self._options = options
+        self._schema = schema
+        self._partition = partition
+        with_bodies = not {"body", HEADERS}.isdisjoint(schema.fieldNames())
+        self._columns = ArrowColumns(schema, partition.ranges[0].key, options.headers and with_bodies)
+        self._builder = ColumnBuilder(0, 0, ROWS_MAX, BODY_BYTES_MAX, with_bodies)
+        self._topics: list[str] = []
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        unread = dict(enumerate(self._partition.ranges))
+        try:
+            for number, data in self._received():
+                part = unread.get(number)
+                batches = _whole_batches(part, data) if part is not None else None
+                if part is not None and batches is not None:
+                    del unread[number]
+                    yield from self._rows_of(part, data, batches)
+        except (NsqdError, OSError, http.client.HTTPException) as error:
+            log.warning("nsqd %s: %s; trying again", self._partition.ranges[0].key.nsqd_id, error)
+        if self._builder.rows:
+            yield self._take()
+        for part in unread.values():
+            yield from RangeReader(self._options, self._schema, part).batches()
+
+    def _received(self) -> Iterator[tuple[int, bytearray]]:
+        """The bytes of each range that can be read, by its number."""
+        ranges = self._partition.ranges
+        nsqd = Nsqd(self._partition.address, self._options.access, ranges[0].key.nsqd_id, STALL_TIMEOUT_S)
+        asked = [{"topic": part.key.topic, "from": part.low, "to": part.high, "id": part.topic_id} for part in ranges]
+        try:
+            response = nsqd.stream("/log/read", msgspec.json.encode({"ranges": asked}))
+            current, data = 0, bytearray()
+            while True:
+                nsqd.deadline.set(STALL_TIMEOUT_S)
+                head = _read_exactly(response, RANGE_PIECE.size)
+                number, size = RANGE_PIECE.unpack(head) if head else (len(ranges), 0)
+                if number != current:
+                    yield current, data
+                    current, data = number, bytearray()
+                if not head:
+                    return
+                if size > RANGE_BYTES_MAX or len(data) + size > RANGE_BYTES_MAX:
+                    raise NsqdError(f"a range of more than {RANGE_BYTES_MAX >> 20} MiB among small ones")
+                data += _read_exactly(response, size)
+                if number & RANGE_REFUSED:
+                    current, data = number ^ RANGE_REFUSED, bytearray()
+        finally:
+            nsqd.close()
+
+    def _rows_of(self, part: RangePartition, data: bytearray, batches: list[Batch]) -> Iterator[pa.RecordBatch]:
+        self._builder.low, self._builder.high = part.low, part.high
+        for batch in batches:
+            pos, seq = batch.offset + HEADER_BYTES, batch.first_seq
+            while True:
+                before = self._builder.rows
+                pos, seq = self._builder.append(data, pos, batch.end, seq)
+                self._topics += [part.key.topic] * (self._builder.rows - before)
+                if pos == batch.end:
+                    break
+                yield self._take()
+
+    def _take(self) -> pa.RecordBatch:
+        topics, self._topics = self._topics, []
+        return self._columns.batch(self._builder.hand_over(), topics)
+
+
+def _whole_batches(part: RangePartition, data: bytearray) -> list[Batch] | None:
+    """The batches of a range, if they are intact and have the messages that the plan promised."""
+    found: list[Batch] = []
+    count, end, seq = 0, 0, part.low
+    for batch in scan(memoryview(data), 0):
+        if not isinstance(batch, Batch) or batch.first_seq >= part.high or batch.next_seq <= seq:
+            return None
+        count += min(batch.next_seq, part.high) - max(batch.first_seq, part.low)
+        end, seq = batch.end, batch.next_seq
+        found.append(batch)
+    return found if count == part.count and end == len(data) else None
+
+
+def _read_exactly(response: http.client.HTTPResponse, size: int) -> bytes:
+    """Nothing at the end of the answer."""
+    data = response.read(size)
+    if data and len(data) < size:
+        raise http.client.IncompleteRead(data, size - len(data))
+    return data
