@@ -19,7 +19,8 @@ class Browser:
         self._base = base_path
 
     def get(self, path: str, **headers: str) -> HttpReply:
-        return self.send("GET", path, **{"Accept": "text/html", **headers})
+        with_accept: dict[str, Any] = {"Accept": "text/html", **headers}
+        return self.send("GET", path, **with_accept)
 
     def stream(self, path: str) -> http.client.HTTPResponse:
         """An answer that goes on."""

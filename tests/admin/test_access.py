@@ -125,7 +125,7 @@ def test_a_login_leads_to_the_page_that_was_asked_for(locked: Nsqadmin) -> None:
 def test_a_login_never_leads_elsewhere(locked: Nsqadmin, onward: str) -> None:
     answer = Browser(locked).log_in("vera", PASSWORD, onward)
     assert (answer.status, answer.headers["Location"]) == (303, "/")
-    assert all(line.startswith("nsqadmin_") for line in answer.headers.get_all("Set-Cookie"))
+    assert all(line.startswith("nsqadmin_") for line in answer.headers.get_all("Set-Cookie") or ["none"])
 
 
 def test_a_cookie_is_for_this_site_and_no_script(locked: Nsqadmin) -> None:
@@ -470,7 +470,7 @@ def test_the_notification_endpoint_hears_of_it(nsqd: Nsqd, orders: str, people: 
         told = [publish[name] for name in ("action", "topic", "user", "result")]
         assert told == ["publish", orders, "otto", "ok"]
         assert (seek["action"], seek["channel"], seek["node"]) == ("seek", "ch", nsqd.http_address)
-        assert publish["remote_ip"].startswith("127.0.0.1:")
+        assert str(publish["remote_ip"]).startswith("127.0.0.1:")
         assert publish["url"] == f"{admin.url}/topics/{orders}/messages"
         assert "channel" not in publish
 

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -92,7 +92,7 @@ class Liar(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         address = urlsplit(self.path)
-        port = self.server.server_address[1]
+        port = cast(tuple[str, int], self.server.server_address)[1]
         topic = {"topic_name": "t", "channels": [], "depth": 0, "backend_depth": 0, "message_count": 0, "paused": False}
         answers: dict[str, Any] = {
             "/info": {
