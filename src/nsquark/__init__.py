@@ -14,8 +14,21 @@ if TYPE_CHECKING:
     from nsquark.client.message import Message
     from nsquark.client.pool import ProducerPool
     from nsquark.client.producer import Producer
+    from nsquark.query.arrow import read_arrow, read_polars
 
-__all__ = ["Batch", "Config", "Consumer", "Dedupe", "Message", "Producer", "ProducerPool", "errors", "sync"]
+__all__ = [
+    "Batch",
+    "Config",
+    "Consumer",
+    "Dedupe",
+    "Message",
+    "Producer",
+    "ProducerPool",
+    "errors",
+    "read_arrow",
+    "read_polars",
+    "sync",
+]
 
 _HOMES = {
     "Batch": "nsquark.client.batches",
@@ -25,11 +38,13 @@ _HOMES = {
     "Message": "nsquark.client.message",
     "Producer": "nsquark.client.producer",
     "ProducerPool": "nsquark.client.pool",
+    "read_arrow": "nsquark.query.arrow",
+    "read_polars": "nsquark.query.arrow",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """The client is loaded when it is used: nsqd, which is this package too, starts without it."""
+    """What is public is loaded when it is used: nsqd, which is this package too, starts without it."""
     if name in ("errors", "sync"):
         return importlib.import_module(f"nsquark.{name}")
     if name not in _HOMES:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import StructField, StructType
 
 from harness import AuthServer, Nsqd
 from harness.auth import granting
@@ -20,16 +19,17 @@ from nsquark.spark.sink.rows import Bodies
 from nsquark.spark.source.batch import plan_batch
 from nsquark.spark.source.channel import ChannelHold
 from nsquark.spark.source.offsets import Key
+<<<<<<< HEAD
 from nsquark.spark.source.packed_rows import read_partition
 from nsquark.spark.source.range_rows import COLUMNS
+=======
+from nsquark.spark.source.range_rows import SCHEMA, RangeReader
+>>>>>>> 49506ea (Small questions without a JVM: nsquark.read_arrow, read_polars and nsquark sql)
 
 from .source_rig import address, bodies
 
 SECRET = "hush-hush-\u00e9"
 GRANT = {"topic": "^orders", "channels": ["^spark$", "^$"], "permissions": ["subscribe", "publish"]}
-
-
-SCHEMA = StructType([StructField(name, kind) for name, kind in COLUMNS.items()])
 
 
 @pytest.fixture

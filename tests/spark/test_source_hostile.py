@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
-from pyspark.sql.types import StructField, StructType
 from xxhash import xxh32_intdigest
 
 from nsquark.log.writer import encode_header
@@ -23,7 +22,7 @@ from nsquark.spark.sink.publisher import tcp_addresses
 from nsquark.spark.source.channel import ChannelHold
 from nsquark.spark.source.offsets import Key, Range
 from nsquark.spark.source.plan import DataLost, Planner, RangePartition
-from nsquark.spark.source.range_rows import COLUMNS, RangeReader
+from nsquark.spark.source.range_rows import SCHEMA, RangeReader
 from nsquark.wire.batch_format import HEAD, HEADER_BYTES, MAGIC, TAIL, VERSION, Batch
 
 ID = "11111111-2222-3333-4444-555555555555"
@@ -66,9 +65,6 @@ class Hostile:
                     connection.sendall(piece)
             except OSError:
                 return
-
-
-SCHEMA = StructType([StructField(name, kind) for name, kind in COLUMNS.items()])
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "doctor": ("nsquark.tool.doctor", "check this machine, and the nsqds and nsqlookupds given"),
     "export": ("nsquark.tool.export", "write the data of a stopped nsqd as the files of NSQ's nsqd, to go back to it"),
     "passwd": ("nsquark.tool.passwd", "set passwords and roles of those who may use nsqadmin"),
+    "sql": ("nsquark.query.sql", "answer a question in SQL about topics, with DuckDB"),
     "pipeline": ("nsquark.spark.jobs.pipeline", "run a Spark Declarative Pipeline over topics"),
     "archive": ("nsquark.spark.jobs.archive", "copy topics into files, with Spark"),
     "replay": ("nsquark.spark.jobs.replay", "publish archived messages again, with Spark"),
@@ -109,7 +110,8 @@ def _load(name: str) -> Subcommand:
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.startswith("nsquark"):
             raise UserError(f"this installation has no {error.name}: reinstall nsquark") from None
-        raise UserError(f"it needs {error.name}: pip install 'nsquark[spark]'") from None
+        extra = "sql" if module.startswith("nsquark.query.") else "spark"
+        raise UserError(f"it needs {error.name}: pip install 'nsquark[{extra}]'") from None
 
 
 def _is_for_users(error: Exception) -> bool:

@@ -1,18 +1,24 @@
 """The plan of a batch read: every nsqd must answer, since what it has would otherwise be missing without a word."""
 
+from collections.abc import Callable, Mapping
+
 from nsquark.base.logs import library_log
 from nsquark.spark.endpoint import NsqdError, Unreachable
 from nsquark.spark.nsqd_http import Finder, Nsqd
 from nsquark.spark.options import EARLIEST, SourceOptions
 from nsquark.spark.source.cluster import FOREIGN_SKIPPED, Head, is_wanted
 from nsquark.spark.source.offsets import Key, Range
-from nsquark.spark.source.plan import Partition, Planner
+from nsquark.spark.source.plan import Partition, Planner, Ranges
 from nsquark.spark.source.positions import check_named, resolve
 
 log = library_log("nsquark.spark")
 
 
-def plan_batch(options: SourceOptions) -> list[Partition]:
+Narrow = Callable[[Ranges, Mapping[str, Nsqd]], Ranges]
+
+
+def plan_batch(options: SourceOptions, narrow: Narrow = lambda ranges, _: ranges) -> list[Partition]:
+    """`narrow` leaves out what a filter would drop anyway."""
     nsqds = _nsqds(options)
     try:
         heads = {
@@ -32,7 +38,7 @@ def plan_batch(options: SourceOptions) -> list[Partition]:
             for key in sorted(heads)
             if key in lows and key in highs and lows[key] < highs[key]
         }
-        return Planner(options).partitions(ranges, nsqds)
+        return Planner(options).partitions(narrow(ranges, nsqds), nsqds)
     finally:
         for nsqd in nsqds.values():
             nsqd.close()

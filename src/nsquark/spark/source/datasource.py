@@ -1,7 +1,7 @@
 """`format("nsq")`: what Spark asks for, and who answers.
 
 A batch read is planned by `batch.plan_batch` from what the nsqds have now; a stream by `stream.NsqStreamReader`, batch
-after batch. Both are then read by tasks, anywhere in the cluster, through `fetch.RangeReader`. Writing is in `sink`.
+after batch. Both are then read by tasks, anywhere in the cluster, through `range_rows.RangeReader`. Writing: `sink`.
 
 How Spark 4.2 and 4.3 call `NsqDataSource`: at `load()` without a schema, `__init__` and `schema()`; with a schema given
 by the user, `__init__` when the query starts. For a write, `__init__` and `writer()` or `streamWriter()`; a streaming
@@ -19,15 +19,13 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     InputPartition,
 )
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructType
 
 from nsquark.spark.options import NAMES, TABLES, OptionError, SourceOptions, check_names
 from nsquark.spark.sink.options import OPTION_NAMES as SINK_NAMES
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from nsquark.spark.source.plan import Partition
 
 SPARKS_OWN_NAMES = ("checkpointLocation", "queryName")
 """Spark hands these on to the sink of a stream."""
@@ -60,9 +58,9 @@ class NsqDataSource(DataSource):
         return "nsq"
 
     def schema(self) -> StructType:
-        from nsquark.spark.source.range_rows import columns
+        from nsquark.spark.source.schema import spark_schema
 
-        return StructType([StructField(name, kind) for name, kind in columns(self._reading()).items()])
+        return spark_schema(self._reading())
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return NsqReader(self._reading(), schema)
@@ -109,22 +107,26 @@ class NsqReader(DataSourceReader):
     """A batch: what lies between two positions of each log when the query is planned."""
 
     def __init__(self, options: SourceOptions, schema: StructType):
-        from nsquark.spark.source.range_rows import check_schema
+        from nsquark.spark.source.schema import check_schema
 
         options.check_batch()
         check_schema(schema, options)
         self._options = options
         self._schema = schema
 
-    def partitions(self) -> list["Partition"]:
+    def partitions(self) -> list[InputPartition]:
         from nsquark.spark.source.batch import plan_batch
 
-        return plan_batch(self._options)
+        return [InputPartition(part) for part in plan_batch(self._options)]
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         from nsquark.spark.source.packed_rows import read_partition
+        from nsquark.spark.source.schema import as_arrow
 
-        return read_partition(self._options, self._schema, partition)
+        # Spark makes a partition of its own, of None, when there are none.
+        if partition.value is None:
+            return iter(())
+        return read_partition(self._options, as_arrow(self._schema), partition.value)
 
 
 class RefusingStreamReader(DataSourceStreamReader):

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 import msgspec
-from pyspark.sql.datasource import InputPartition
 
 from nsquark.base.logs import library_log
 from nsquark.spark.endpoint import NsqdError, Refused
@@ -57,7 +56,7 @@ class Plan(Part, frozen=True):
     next: Seq = 0
 
 
-class RangePartition(InputPartition):
+class RangePartition:
     """A range of one topic on one nsqd, and how many messages it holds."""
 
     def __init__(self, key: Key, address: str, low: int, high: int, count: int, topic_id: str = ""):

@@ -9,15 +9,13 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import BinaryType, DataType, LongType, MapType, StringType, StructType, TimestampType
 
 from nsquark.base.logs import library_log
 from nsquark.kernel.columns import ColumnBuilder, RecordError
 from nsquark.spark.endpoint import NsqdError, Refused, Unreachable
-from nsquark.spark.envelopes import opened
+from nsquark.spark.envelopes import HEADERS, opened
 from nsquark.spark.nsqd_http import Finder, Nsqd
-from nsquark.spark.options import OptionError, SourceOptions
+from nsquark.spark.options import SourceOptions
 from nsquark.spark.source.offsets import Key
 from nsquark.spark.source.plan import Planner, RangePartition
 from nsquark.wire.batch_format import HEADER_BYTES, Batch, Damage, read_header, scan
@@ -37,51 +35,33 @@ DAMAGES_TOLD_MAX = 10
 RETRY_PAUSE_S = 0.2
 ID_BYTES = 16
 
-COLUMNS: dict[str, DataType] = {
-    "topic": StringType(),
-    "nsqd": StringType(),
-    "seq": LongType(),
-    "id": StringType(),
-    "timestamp": TimestampType(),
-    "body": BinaryType(),
-}
-HEADERS = "headers"
+SCHEMA = pa.schema(
+    {
+        "topic": pa.string(),
+        "nsqd": pa.string(),
+        "seq": pa.int64(),
+        "id": pa.string(),
+        "timestamp": pa.timestamp("us", "UTC"),
+        "body": pa.binary(),
+    }
+)
 
 
-def columns(options: SourceOptions) -> dict[str, DataType]:
+def arrow_schema(options: SourceOptions) -> pa.Schema:
     """What there is to read with these options."""
-    return {**COLUMNS, HEADERS: MapType(StringType(), StringType())} if options.headers else COLUMNS
-
-
-def check_schema(schema: StructType, options: SourceOptions) -> None:
-    """A schema given by the user may leave columns out, and order them as it likes."""
-    known = columns(options)
-    described = ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
-    for field in schema.fields:
-        kind = known.get(field.name)
-        if kind is None and field.name == HEADERS:
-            raise OptionError("the column headers is there with the option headers=true, which opens envelopes")
-        if kind is None:
-            raise OptionError(f"format nsq has no column {field.name!r}: take any of {described}")
-        if kind != field.dataType:
-            raise OptionError(
-                f"column {field.name} is a {kind.simpleString()}, not a {field.dataType.simpleString()}: "
-                f"read it as it is and cast it in a select ({described})"
-            )
-    if not schema.fields:
-        raise OptionError(f"the schema has no columns: take any of {described}")
+    return SCHEMA.append(pa.field("headers", HEADERS)) if options.headers else SCHEMA
 
 
 class ArrowColumns:
     """Wraps the kernel's buffers as the columns that were asked for. What is the same in every row is made once."""
 
-    def __init__(self, schema: StructType, key: Key, opens_envelopes: bool):
+    def __init__(self, schema: pa.Schema, key: Key, opens_envelopes: bool):
         self._opens_envelopes = opens_envelopes
-        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._schema = schema
         self._constants = {
             name: pa.array([value] * ROWS_MAX, pa.string())
             for name, value in (("topic", key.topic), ("nsqd", key.nsqd_id))
-            if name in schema.fieldNames()
+            if name in schema.names
         }
         self._id_offsets = pa.array(range(0, ID_BYTES * (ROWS_MAX + 1), ID_BYTES), pa.int32()).buffers()[1]
 
@@ -104,7 +84,7 @@ class ArrowColumns:
         }
         if self._opens_envelopes:
             headers, messages = opened(rows, offsets, bodies)
-            made |= {HEADERS: lambda: headers, "body": lambda: messages}
+            made |= {"headers": lambda: headers, "body": lambda: messages}
         return pa.RecordBatch.from_arrays([made[name]() for name in self._schema.names], schema=self._schema)
 
     def _topics(self, rows: int, topics: Sequence[str] | None) -> pa.Array:
@@ -118,10 +98,10 @@ def _array(kind: pa.DataType, rows: int, values: bytearray) -> pa.Array:
 class RangeReader:
     """Reads one partition. All messages before `_position` were given out, or are in the builder."""
 
-    def __init__(self, options: SourceOptions, schema: StructType, partition: RangePartition):
+    def __init__(self, options: SourceOptions, schema: pa.Schema, partition: RangePartition):
         self._options = options
         self._partition = partition
-        with_bodies = not {"body", HEADERS}.isdisjoint(schema.fieldNames())
+        with_bodies = not {"body", "headers"}.isdisjoint(schema.names)
         self._columns = ArrowColumns(schema, partition.key, options.headers and with_bodies)
         self._builder = ColumnBuilder(partition.low, partition.high, ROWS_MAX, BODY_BYTES_MAX, with_bodies)
         self._position = partition.low

@@ -31,7 +31,7 @@ from nsquark.spark.source.offsets import INITIAL, Key, KnownNsqd, Offset, Range,
 from nsquark.spark.source.packed_rows import read_partition
 from nsquark.spark.source.plan import Asked, DataLost, Partition, Plan, Planner, ask_plans
 from nsquark.spark.source.positions import at_times, check_named, resolve
-from nsquark.spark.source.range_rows import check_schema
+from nsquark.spark.source.schema import as_arrow, check_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,11 +72,11 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         self._query.freeze()
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Partition]:
-        return self._query.partitions(Offset.parse(start), Offset.parse(end))
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return [InputPartition(part) for part in self._query.partitions(Offset.parse(start), Offset.parse(end))]
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-        return read_partition(self._options, self._schema, partition)
+        return read_partition(self._options, as_arrow(self._schema), partition.value)
 
     def stop(self) -> None:
         if self._made is not None:

@@ -1,0 +1,70 @@
+"""What the commands that read topics without Spark share: where NSQ is, and their topics by name."""
+
+import argparse
+from dataclasses import replace
+
+from nsquark.base.errors import UserError
+from nsquark.query.arrow import source_options
+from nsquark.spark.endpoint import Unreachable
+from nsquark.spark.nsqd_http import Finder
+from nsquark.spark.options import SourceOptions
+from nsquark.wire.names import is_ephemeral
+
+NSQD_DEFAULT = "127.0.0.1:4151"
+
+
+def add_nsq_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("NSQ")
+    group.add_argument(
+        "--nsqd-http-address",
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help=f"an nsqd (repeat; default: {NSQD_DEFAULT})",
+    )
+    group.add_argument(
+        "--lookupd-http-address", action="append", default=[], metavar="HOST:PORT", help="an nsqlookupd (repeat)"
+    )
+    group.add_argument("--auth-secret-file", metavar="FILE", help="file with the secret for nsqds with AUTH")
+    group.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a further option of the Spark source, like tlsRootCaFile=ca.pem or failOnDataLoss=false (repeat)",
+    )
+
+
+def all_topics(args: argparse.Namespace) -> SourceOptions:
+    """Options for whatever topics there are."""
+    if args.nsqd_http_address and args.lookupd_http_address:
+        raise UserError("say where NSQ is: either --nsqd-http-address or --lookupd-http-address")
+    more = {"topicPattern": ".*"}
+    for pair in args.option:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise UserError(f"--option {pair!r} is not NAME=VALUE")
+        more[name] = value
+    if args.auth_secret_file:
+        more["authSecretFile"] = args.auth_secret_file
+    nsqds = args.nsqd_http_address or ([] if args.lookupd_http_address else [NSQD_DEFAULT])
+    return source_options((), nsqds, args.lookupd_http_address, more)
+
+
+def only(options: SourceOptions, topic: str) -> SourceOptions:
+    return replace(options, topics=(topic,), topic_pattern=None)
+
+
+def topic_names(options: SourceOptions) -> list[str]:
+    """The topics of all nsqds that can be read by range."""
+    finder = Finder(options)
+    nsqds = finder.find()
+    if finder.unreachable:
+        raise Unreachable(f"{'; '.join(finder.unreachable.values())}: start it, or leave its address out")
+    names: set[str] = set()
+    for nsqd in nsqds.values():
+        try:
+            names |= {name for name in nsqd.topics() if not is_ephemeral(name)}
+        finally:
+            nsqd.close()
+    return sorted(names)
