@@ -24,6 +24,7 @@ PACKAGES: Final = (
     "spark",
     "admin",
     "tools",
+    "query",
     "tool",
 )
 """From the lowest layer to the highest."""

@@ -19,12 +19,8 @@ from nsquark.spark.sink.rows import Bodies
 from nsquark.spark.source.batch import plan_batch
 from nsquark.spark.source.channel import ChannelHold
 from nsquark.spark.source.offsets import Key
-<<<<<<< HEAD
 from nsquark.spark.source.packed_rows import read_partition
-from nsquark.spark.source.range_rows import COLUMNS
-=======
-from nsquark.spark.source.range_rows import SCHEMA, RangeReader
->>>>>>> 49506ea (Small questions without a JVM: nsquark.read_arrow, read_polars and nsquark sql)
+from nsquark.spark.source.range_rows import SCHEMA
 
 from .source_rig import address, bodies
 

@@ -19,8 +19,9 @@ from nsquark.query.bounds import Filter
 from nsquark.spark.nsqd_http import Nsqd
 from nsquark.spark.options import SourceOptions
 from nsquark.spark.source.batch import plan_batch
-from nsquark.spark.source.plan import RangePartition, Ranges
-from nsquark.spark.source.range_rows import RangeReader, arrow_schema
+from nsquark.spark.source.packed_rows import read_partition
+from nsquark.spark.source.plan import Partition, Ranges
+from nsquark.spark.source.range_rows import arrow_schema
 
 READERS_MAX: Final = 2
 """Ranges that are read at once."""
@@ -69,7 +70,7 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
         # Rows have to be counted even if nothing of them is wanted.
         return pa.schema(chosen or [self._stored.field("seq")])
 
-    def _batches(self, parts: list[RangePartition], stored: pa.Schema, read: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _batches(self, parts: list[Partition], stored: pa.Schema, read: pa.Schema) -> Iterator[pa.RecordBatch]:
         self.rows_read = 0
         try:
             with contextlib.closing(_read_all(self._options, parts, stored)) as batches:
@@ -144,8 +145,8 @@ def _narrowed(wanted: Filter | None, ranges: Ranges, nsqds: Mapping[str, Nsqd]) 
 class _Ahead:
     """A range that a thread of its own reads, so that fetching and what is done with the rows go on at once."""
 
-    def __init__(self, options: SourceOptions, schema: pa.Schema, part: RangePartition):
-        self._reader = RangeReader(options, schema, part)
+    def __init__(self, options: SourceOptions, schema: pa.Schema, part: Partition):
+        self._batches = read_partition(options, schema, part)
         self._read: queue.Queue[pa.RecordBatch | Exception | None] = queue.Queue(BATCHES_WAITING_MAX)
         self._stopped = False
         threading.Thread(target=self._run, daemon=True).start()
@@ -164,7 +165,7 @@ class _Ahead:
 
     def _run(self) -> None:
         try:
-            for batch in self._reader.batches():
+            for batch in self._batches:
                 self._read.put(batch)
                 if self._stopped:
                     return
@@ -175,7 +176,7 @@ class _Ahead:
 
 
 def _read_all(
-    options: SourceOptions, parts: list[RangePartition], schema: pa.Schema
+    options: SourceOptions, parts: list[Partition], schema: pa.Schema
 ) -> Generator[pa.RecordBatch, None, None]:
     """The batches of all parts, in their order."""
     upcoming = (_Ahead(options, schema, part) for part in parts)

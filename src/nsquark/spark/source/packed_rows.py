@@ -9,18 +9,15 @@ from collections.abc import Iterator
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.datasource import InputPartition
-from pyspark.sql.types import StructType
 
 from nsquark.base.logs import library_log
 from nsquark.kernel.columns import ColumnBuilder
 from nsquark.spark.endpoint import NsqdError
 from nsquark.spark.nsqd_http import ITEMS_MAX, Nsqd
 from nsquark.spark.options import SourceOptions
-from nsquark.spark.source.plan import PACK_RANGES_MAX, PackedPartition, RangePartition
+from nsquark.spark.source.plan import PACK_RANGES_MAX, PackedPartition, Partition, RangePartition
 from nsquark.spark.source.range_rows import (
     BODY_BYTES_MAX,
-    HEADERS,
     ROWS_MAX,
     STALL_TIMEOUT_S,
     ArrowColumns,
@@ -37,20 +34,18 @@ READ_BYTES = 256 << 10
 assert PACK_RANGES_MAX <= ITEMS_MAX
 
 
-def read_partition(options: SourceOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def read_partition(options: SourceOptions, schema: pa.Schema, partition: Partition) -> Iterator[pa.RecordBatch]:
     if isinstance(partition, PackedPartition):
         return PackedReader(options, schema, partition).batches()
-    if isinstance(partition, RangePartition):
-        return RangeReader(options, schema, partition).batches()
-    return iter(())  # Spark makes a partition of its own when there are none
+    return RangeReader(options, schema, partition).batches()
 
 
 class PackedReader:
-    def __init__(self, options: SourceOptions, schema: StructType, partition: PackedPartition):
+    def __init__(self, options: SourceOptions, schema: pa.Schema, partition: PackedPartition):
         self._options = options
         self._schema = schema
         self._partition = partition
-        with_bodies = not {"body", HEADERS}.isdisjoint(schema.fieldNames())
+        with_bodies = not {"body", "headers"}.isdisjoint(schema.names)
         self._columns = ArrowColumns(schema, partition.ranges[0].key, options.headers and with_bodies)
         self._builder = ColumnBuilder(0, 0, ROWS_MAX, BODY_BYTES_MAX, with_bodies)
         self._topics: list[str] = []

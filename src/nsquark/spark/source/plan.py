@@ -68,7 +68,7 @@ class RangePartition:
         self.topic_id = topic_id
 
 
-class PackedPartition(InputPartition):
+class PackedPartition:
     """Small ranges of many topics on one nsqd, read by one task with one request."""
 
     def __init__(self, ranges: list[RangePartition]):
