@@ -45,8 +45,8 @@ def dataset(daemon: Nsqd, topic: str = "t") -> TopicDataset:
 def test_all_messages_of_several_nsqds_come_in_the_order_of_their_logs(
     make_nsqd: Callable[..., Nsqd], tmp_path: Path
 ) -> None:
-    first = make_nsqd("--max-bytes-per-file=20000")
-    second = make_nsqd(data_path=tmp_path / "second")
+    first = make_nsqd("--max-bytes-per-file=20000", "--node-id=1")
+    second = make_nsqd("--node-id=2", data_path=tmp_path / "second")
     publish(first, "t", *numbers(0, 3000))
     publish(second, "t", *numbers(3000, 3500))
     table = nsquark.read_arrow("t", nsqd=[address(first), address(second)])

@@ -67,7 +67,7 @@ def test_requests_of_a_trigger_do_not_grow_with_the_topics(
         assert one.plan()
         parts = one.partitions()
         one.reader.reportLatestOffset()
-        assert [type(part) for part in parts] == [PackedPartition]
+        assert [type(part.value) for part in parts] == [PackedPartition]
         assert len([body for part in parts for body in one.read(part)]) == len(everything) + 50 * (topics > 10)
         made.append({path: count for path, count in requests.items() if path != "/log/info"})
     assert made[0] == made[1]
@@ -133,7 +133,10 @@ def test_a_batch_is_packed_the_same_when_topics_have_grown(make_nsqd: Callable[.
     assert one.plan()
 
     def packed() -> list[list[tuple[str, int, int]]]:
-        return [[(r.key.topic, r.low, r.high) for r in getattr(part, "ranges", [part])] for part in one.partitions()]
+        return [
+            [(r.key.topic, r.low, r.high) for r in getattr(part.value, "ranges", [part.value])]
+            for part in one.partitions()
+        ]
 
     before = packed()
     for low in range(3):

@@ -195,7 +195,7 @@ def test_partitions_are_at_least_as_many_as_asked_for(pair: tuple[Nsqd, Nsqd], s
     assert one.plan()
     parts = one.partitions()
     assert 8 <= len(parts) <= 10
-    assert sum(part.count for part in parts) == 4000
+    assert sum(part.value.count for part in parts) == 4000
     assert one.run() == sorted(bodies(0, 2000) * 2)
 
 
@@ -287,7 +287,7 @@ def test_a_range_is_read_on_after_a_restart_in_the_middle(make_nsqd: Callable[..
     batches = one.reader.read(parts[0])
     rows = next(batches).num_rows
     daemon.restart(crash=True)
-    assert rows + sum(batch.num_rows for batch in batches) == parts[0].count
+    assert rows + sum(batch.num_rows for batch in batches) == parts[0].value.count
 
 
 def test_reading_gives_up_after_the_read_timeout(make_nsqd: Callable[..., Nsqd], start: MakeQuery) -> None:
