@@ -89,6 +89,21 @@ def test_bodies_that_nobody_asked_for_are_not_copied(columns: ModuleType) -> Non
     assert [(row[0], row[3]) for row in batch] == [(FIRST_SEQ, b""), (FIRST_SEQ + 1, b"")]
 
 
+@both_forms
+@given(bodies)
+def test_records_without_bodies_are_what_empty_messages_would_be(columns: ModuleType, messages: list[bytes]) -> None:
+    data = b"before" + payload(messages) + b"behind"
+    heads = columns.without_bodies(data, 6, len(data) - 6)
+    assert heads == payload([b""] * len(messages))
+
+
+def test_what_are_no_records_has_no_heads(columns: ModuleType) -> None:
+    data = payload([b"some bytes"])
+    for wrong in (data[:-1], data + b"x", b"\xff\xff\xff\xff" + data[4:], b"\x00\x00\x00\x00" + data[4:]):
+        with pytest.raises(columns.RecordError):
+            columns.without_bodies(wrong, 0, len(wrong))
+
+
 @pytest.mark.parametrize("time_ns", [-1, -1000, -1001, 0, 999, 1000, 2**63 - 100, -(2**63) + 2000])
 def test_times_are_rounded_down(columns: ModuleType, time_ns: int) -> None:
     builder = columns.ColumnBuilder(0, 1 << 62, 10, ROOM_BYTES)

@@ -11,9 +11,9 @@ from nsquark.wire import record
 from nsquark.wire.frames import FrameType
 
 if cython.compiled:
-    from cython.cimports.nsquark.kernel.bytes import copy, i64, u32
+    from cython.cimports.nsquark.kernel.bytes import copy, i64, put, u32
 else:
-    from nsquark.kernel.bytes import copy, i64, u32
+    from nsquark.kernel.bytes import copy, i64, put, u32
 
 # Declared, not annotated: an annotated global stays a Python object in the compiled form.
 _SIZE_BYTES = cython.declare(cython.longlong, record.SIZE_BYTES)
@@ -37,6 +37,29 @@ def _microseconds(data: cython.const[cython.uchar][::1], pos: cython.longlong) -
     """An int64 of nanoseconds, rounded down; division rounds towards zero when compiled, down when interpreted."""
     ns: cython.longlong = i64(data, pos)
     return ns // _NS_PER_US if ns >= 0 else -((_NS_PER_US - 1 - ns) // _NS_PER_US)
+
+
+def without_bodies(data: cython.const[cython.uchar][::1], start: cython.longlong, end: cython.longlong) -> bytearray:
+    """The records in data[start:end], each ending where its body begins."""
+    pos: cython.longlong = start
+    at: cython.longlong = 0
+    count: cython.longlong = 0
+    if start < 0 or end < start or end > len(data):
+        raise ValueError(f"valid range {start}..{end} does not lie in a buffer of {len(data)} bytes")
+    while pos < end:
+        if end - pos < _BODY_AT or u32(data, pos) < _BODY_AT - _SIZE_BYTES or u32(data, pos) > end - pos - _SIZE_BYTES:
+            raise RecordError(f"record {count} is no record of a message")
+        pos += _SIZE_BYTES + u32(data, pos)
+        count += 1
+    heads: bytearray = bytearray(count * _BODY_AT)
+    view: cython.uchar[::1] = memoryview(heads)
+    pos = start
+    while pos < end:
+        copy(view, at, data, pos, _BODY_AT)
+        put(view, at, _BODY_AT - _SIZE_BYTES, 4)
+        pos += _SIZE_BYTES + u32(data, pos)
+        at += _BODY_AT
+    return heads
 
 
 @cython.cclass

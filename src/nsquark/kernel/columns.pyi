@@ -2,6 +2,8 @@
 
 class RecordError(ValueError): ...
 
+def without_bodies(data: bytes | bytearray | memoryview, start: int, end: int) -> bytearray: ...
+
 class ColumnBuilder:
     low: int
     high: int

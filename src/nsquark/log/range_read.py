@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from nsquark.log.segment import Segment
 from nsquark.log.segments import Segments
@@ -110,6 +110,16 @@ class RangeReader:
             self._fd = -1
 
 
+class Readable(Protocol):
+    """What reads a range, as it is or in another form."""
+
+    @property
+    def files(self) -> int: ...
+    def open(self) -> None: ...
+    def read(self, size: int) -> bytes: ...
+    def close(self) -> None: ...
+
+
 class RangeGroup:
     """Small ranges of many logs, read one behind the other: pieces, each behind the number of its range and its size.
 
@@ -117,15 +127,15 @@ class RangeGroup:
     """
 
     def __init__(self) -> None:
-        self._ranges: deque[tuple[int, RangeReader | bytes]] = deque()
+        self._ranges: deque[tuple[int, Readable | bytes]] = deque()
 
-    def add(self, number: int, what: RangeReader | bytes) -> None:
+    def add(self, number: int, what: Readable | bytes) -> None:
         self._ranges.append((number, what))
 
     @property
     def is_full(self) -> bool:
         """It should be read before more ranges are added, since each holds its files open."""
-        held = sum(what.files for _, what in self._ranges if isinstance(what, RangeReader))
+        held = sum(what.files for _, what in self._ranges if not isinstance(what, bytes))
         return len(self._ranges) >= GROUP_RANGES_MAX or held >= GROUP_FILES_MAX
 
     def read(self, size: int) -> bytes:
@@ -145,7 +155,7 @@ class RangeGroup:
 
     def close(self) -> None:
         for _, what in self._ranges:
-            if isinstance(what, RangeReader):
+            if not isinstance(what, bytes):
                 what.close()
 
 
@@ -185,6 +195,39 @@ def headers(fd: int, start: int, end: int) -> Iterator[Batch]:
             continue
         after = find_header(window, start - window_at + 1)
         start = window_at + after if after >= 0 else max(start, window_at + len(window) - HEADER_BYTES) + 1
+
+
+class TimeEnd:
+    """Where messages end that were published before `time_ns`: from there on all are of this time or later.
+
+    Exact to the batch. The order of the log is not strictly that of time, so the file in which they end is walked
+    through by the headers of its batches. Made in the event loop's thread; `find` is for threads.
+    """
+
+    def __init__(self, segments: Segments, time_ns: int) -> None:
+        self._time_ns = time_ns
+        older = [segment for segment in _whole(segments) if segment.time_min_ns < time_ns]
+        self._last = older[-1] if older else None
+        self._seq = segments.extents.first
+        if self._last is not None:
+            self._seq = self._last.extents.head if self._last.time_max_ns < time_ns else self._last.seq_at_time(time_ns)
+            self._start, self._size = self._last.offset_of(self._seq), self._last.size
+
+    def find(self) -> int:
+        """The number after the last of them."""
+        if self._last is None or self._last.time_max_ns < self._time_ns:
+            return self._seq
+        try:
+            fd = _open(self._last.path)
+        except FileNotFoundError:  # removed meanwhile, and all before it
+            return self._seq
+        try:
+            older = (
+                batch.next_seq for batch in headers(fd, self._start, self._size) if batch.time_min_ns < self._time_ns
+            )
+            return max(older, default=self._seq)
+        finally:
+            os.close(fd)
 
 
 class TimeSearch:

@@ -129,9 +129,10 @@ class Nsqd(Endpoint):
         heads = self.read_as(self.ask("/log/info"), _Topics).topics
         return {head.topic: head for head in heads if is_valid_name(head.topic)}
 
-    def first_at(self, topics: Sequence[str], **when: int) -> dict[str, int]:
-        """The first message published at a time or later, the end of the log if there is none: `ts_ms` since 1970, or
-        `age_ms` ago by the clock of nsqd. Without topics that are not there.
+    def first_at(self, topics: Sequence[str], **when: int | str) -> dict[str, int]:
+        """The first message published at a time or later, the end of the log if there is none: `ts_ms` or `ts` in ns
+        since 1970, or `age_ms` ago by the clock of nsqd. With side="end", where those end that are older. Without
+        topics that are not there.
         """
         places: dict[str, int] = {}
         for fields in self.ask_many("/log/at", "topics", topics, "places", **when):

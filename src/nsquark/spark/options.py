@@ -33,6 +33,7 @@ NAMES = (
     "lostNsqds",
     "expectedNsqds",
     "onForeignNsqd",
+    "pushFilters",
     "readTimeout",
     "tlsRootCaFile",
     "tlsCertFile",
@@ -41,7 +42,7 @@ NAMES = (
     "authSecret",
     "authSecretFile",
 )
-BATCH_ONLY = ("endingOffsets", "endingTimestamp", "expectedNsqds")
+BATCH_ONLY = ("endingOffsets", "endingTimestamp", "expectedNsqds", "pushFilters")
 STREAM_ONLY = (
     "channel",
     "channelTtl",
@@ -143,6 +144,8 @@ class SourceOptions:
     fail_on_data_loss: bool
     lost_nsqds: frozenset[str]
     expected_nsqds: ExpectedNsqds | None
+    takes_filters: bool
+    """Filters choose what is read, where Spark's setting for that is on."""
     skips_foreign_nsqds: bool
     """Reads without nsqds that have no log API, while a cluster moves from NSQ."""
     read_timeout_s: float
@@ -174,6 +177,7 @@ class SourceOptions:
             fail_on_data_loss=read_flag(given, "failOnDataLoss", True),
             lost_nsqds=frozenset(_listed(given, "lostNsqds")),
             expected_nsqds=_expected_nsqds(given),
+            takes_filters=read_flag(given, "pushFilters", True),
             skips_foreign_nsqds=_skips_foreign(given),
             read_timeout_s=read_seconds(given, "readTimeout", READ_TIMEOUT_S_DEFAULT),
             access=Access(read_tls(given), read_auth_secret(given)),

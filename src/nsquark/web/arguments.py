@@ -58,6 +58,13 @@ class Arguments:
             raise invalid(name, f"1 to {chars_max} characters")
         return value
 
+    def one_of(self, name: str, words: tuple[str, ...]) -> str:
+        """One of some words; the first if none is given."""
+        value = self._query.get(name, words[0])
+        if value not in words:
+            raise invalid(name, " or ".join(words))
+        return value
+
     def number(self, name: str, low: int, high: int, default: int | None = None) -> int:
         if default is not None and name not in self:
             return default

@@ -61,6 +61,7 @@ class LogRange(msgspec.Struct, frozen=True):
 
 class LogRanges(msgspec.Struct):
     ranges: Annotated[list[LogRange], msgspec.Meta(max_length=RANGES_MAX)]
+    bodies: bool = True
 
 
 class PlannedRange(LogRange, frozen=True):

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,7 +32,8 @@ from nsquark.broker.http.log_plan import (
 from nsquark.broker.http.log_positions import MOVE, ChannelPositions
 from nsquark.broker.places import NoPlace, Places
 from nsquark.broker.topic import Topic
-from nsquark.log.range_read import RangeGroup, RangeReader, TimeSearch
+from nsquark.log.range_heads import HeadsReader
+from nsquark.log.range_read import RangeGroup, RangeReader, Readable, TimeEnd, TimeSearch
 from nsquark.web.arguments import INT64_MAX, Refusal
 from nsquark.web.fairness import TurnPace
 from nsquark.web.messages import JSON_TYPE, Answer, Handler, Pending, Request, Response, StreamResponse, encode_json
@@ -200,28 +201,32 @@ class LogApi:
     # -- /log/at -----------------------------------------------------------------------------------------
 
     async def at(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
-        return await self._place(arguments.name("topic"), _time_ns(arguments))
+        return await self._place(arguments.name("topic"), _time_ns(arguments), _is_end(arguments))
 
     async def at_many(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
         """The same for many topics; each has its own answer, a place or why there is none."""
-        time_ns = _time_ns(arguments)
+        time_ns, is_end = _time_ns(arguments), _is_end(arguments)
         topics = decoded(request, _Topics).topics
         allowed = await self.auth.among(topics, request, READ)
         places: list[dict[str, Any]] = []
         for name in topics:
             try:
                 require_allowed(name, allowed)
-                places.append(await self._place(name, time_ns))
+                places.append(await self._place(name, time_ns, is_end))
             except Refusal as refusal:
                 places.append(refused_part(name, refusal))
         return {"places": places}
 
-    async def _place(self, name: str, time_ns: int) -> dict[str, Any]:
+    async def _place(self, name: str, time_ns: int, is_end: bool) -> dict[str, Any]:
         topic = self.nsqd.topics.get(name)
         if topic is None:
             raise Refusal(404, "TOPIC_NOT_FOUND")
         require_stored(topic)
-        seq = await self.first_at_time(topic, time_ns)
+        if is_end:
+            assert topic.log.segments is not None
+            seq = await self.in_thread(TimeEnd(topic.log.segments, time_ns).find)
+        else:
+            seq = await self.first_at_time(topic, time_ns)
         return {"topic": name, "id": topic.id, "seq": seq, "first": topic.log.extents.first, "next": topic.log.head}
 
     async def first_at_time(self, topic: Topic, time_ns: int) -> int:
@@ -236,7 +241,7 @@ class LogApi:
     def read(self, request: Request) -> Answer:
         try:
             arguments = NsqdArguments(self.nsqd, request)
-            reader = self._reader(range_of(arguments))
+            reader = self._reader(range_of(arguments), arguments.one_of("bodies", ("true", "false")) == "true")
             self._reads.check(request.peer)
         except NoPlace as full:
             return self.refuse(Refusal(503, "TOO_MANY_READS", reason=f"{full}; try again later"))
@@ -248,25 +253,25 @@ class LogApi:
     async def read_many(self, request: Request) -> Answer:
         """Many ranges, one behind the other; each gives its batches or says why it cannot be read."""
         try:
-            ranges = decoded(request, LogRanges).ranges
-            allowed = await self.auth.among({wanted.topic for wanted in ranges}, request, READ)
+            asked = decoded(request, LogRanges)
+            allowed = await self.auth.among({wanted.topic for wanted in asked.ranges}, request, READ)
             self._reads.check(request.peer)
         except NoPlace as full:
             return self.refuse(Refusal(503, "TOO_MANY_READS", reason=f"{full}; try again later"))
         except Refusal as refusal:
             return self.refuse(refusal)
-        pieces = self._pieces_of_many(ranges, allowed, request.peer)
+        pieces = self._pieces_of_many(asked, allowed, request.peer)
         return StreamResponse(200, OCTETS, extra_headers(self.nsqd.node.id, 200), pieces)
 
-    async def _pieces_of_many(self, ranges: Sequence[LogRange], allowed: set[str], peer: str) -> AsyncIterator[bytes]:
+    async def _pieces_of_many(self, asked: LogRanges, allowed: set[str], peer: str) -> AsyncIterator[bytes]:
         sending = asyncio.current_task()
         assert sending is not None
         place = self._reads.take(peer, sending.cancel)
         group = RangeGroup()
         try:
-            for number, wanted in enumerate(ranges):
-                group.add(number, self._reader_or_refusal(wanted, allowed))
-                if group.is_full or number == len(ranges) - 1:
+            for number, wanted in enumerate(asked.ranges):
+                group.add(number, self._reader_or_refusal(wanted, allowed, asked.bodies))
+                if group.is_full or number == len(asked.ranges) - 1:
                     while piece := await self.in_thread(functools.partial(group.read, READ_PIECE_BYTES)):
                         yield piece
                         place.got_on()
@@ -274,22 +279,23 @@ class LogApi:
             place.free()
             self.threads.submit(group.close)
 
-    def _reader_or_refusal(self, wanted: LogRange, allowed: set[str]) -> RangeReader | bytes:
+    def _reader_or_refusal(self, wanted: LogRange, allowed: set[str], bodies: bool) -> Readable | bytes:
         try:
             require_allowed(wanted.topic, allowed)
-            reader = self._reader(wanted)
+            reader = self._reader(wanted, bodies)
             reader.open()
         except Refusal as refusal:
             return encode_json(refused_part(wanted.topic, refusal))
         return reader
 
-    def _reader(self, wanted: LogRange) -> RangeReader:
+    def _reader(self, wanted: LogRange, bodies: bool) -> Readable:
         topic, segments = wanted.found(self.nsqd)
         if wanted.low < segments.removed.to:
             raise Refusal(410, "REMOVED", first=topic.log.extents.first, removed_to=segments.removed.to)
-        return RangeReader(segments, wanted.low, min(wanted.high, topic.log.head))
+        reader = RangeReader(segments, wanted.low, min(wanted.high, topic.log.head))
+        return reader if bodies else HeadsReader(reader)
 
-    async def _pieces(self, reader: RangeReader, peer: str) -> AsyncIterator[bytes]:
+    async def _pieces(self, reader: Readable, peer: str) -> AsyncIterator[bytes]:
         """The next piece is read while the last one is being sent."""
         sending = asyncio.current_task()
         assert sending is not None
@@ -308,7 +314,7 @@ class LogApi:
                 following.cancel()
             self.threads.submit(reader.close)
 
-    def _next_piece(self, reader: RangeReader) -> asyncio.Future[bytes]:
+    def _next_piece(self, reader: Readable) -> asyncio.Future[bytes]:
         return self.nsqd.loop.run_in_executor(self.threads, reader.read, READ_PIECE_BYTES)
 
 
@@ -336,6 +342,10 @@ def _time_ns(arguments: NsqdArguments) -> int:
     if "ts_ms" in arguments:
         return arguments.number("ts_ms", 0, INT64_MAX // NS_PER_MS) * NS_PER_MS
     return arguments.number("ts", 0, INT64_MAX)
+
+
+def _is_end(arguments: NsqdArguments) -> bool:
+    return arguments.one_of("side", ("start", "end")) == "end"
 
 
 def _heads(topic: Topic) -> dict[str, Any]:

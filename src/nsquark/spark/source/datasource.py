@@ -1,14 +1,15 @@
 """`format("nsq")`: what Spark asks for, and who answers.
 
 A batch read is planned by `batch.plan_batch` from what the nsqds have now; a stream by `stream.NsqStreamReader`, batch
-after batch. Both are then read by tasks, anywhere in the cluster, through `range_rows.RangeReader`. Writing: `sink`.
+after batch. Both are then read by tasks, anywhere in the cluster, through `packed_rows.read_partition`. Writing is in
+`sink`.
 
 How Spark 4.2 and 4.3 call `NsqDataSource`: at `load()` without a schema, `__init__` and `schema()`; with a schema given
 by the user, `__init__` when the query starts. For a write, `__init__` and `writer()` or `streamWriter()`; a streaming
 write makes another instance, which is never asked for anything. So `__init__` cannot always know what it is for.
 """
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -17,15 +18,19 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
+    Filter,
     InputPartition,
 )
 from pyspark.sql.types import StructType
 
+from nsquark.base.logs import library_log
 from nsquark.spark.options import NAMES, TABLES, OptionError, SourceOptions, check_names
 from nsquark.spark.sink.options import OPTION_NAMES as SINK_NAMES
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+log = library_log("nsquark.spark")
 
 SPARKS_OWN_NAMES = ("checkpointLocation", "queryName")
 """Spark hands these on to the sink of a stream."""
@@ -63,7 +68,11 @@ class NsqDataSource(DataSource):
         return spark_schema(self._reading())
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return NsqReader(self._reading(), schema)
+        from nsquark.spark.source.pushdown import is_pushdown_worker
+
+        options = self._reading()
+        takes_filters = options.takes_filters and is_pushdown_worker()
+        return (FilteringReader if takes_filters else NsqReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from nsquark.spark.source.stream import NsqStreamReader
@@ -103,21 +112,29 @@ def _source_options(options: Mapping[str, str]) -> SourceOptions:
     return SourceOptions.parse(options)
 
 
+FILTERS_TAKEN = (
+    "filters choose what is read. Spark remembers that for the DataFrame of this load(): load() again for a query, or "
+    "a side of a union or join, that filters otherwise or not at all; or set pushFilters=false"
+)
+
+
 class NsqReader(DataSourceReader):
     """A batch: what lies between two positions of each log when the query is planned."""
 
     def __init__(self, options: SourceOptions, schema: StructType):
+        from nsquark.spark.source.pushdown import Bounds
         from nsquark.spark.source.schema import check_schema
 
         options.check_batch()
         check_schema(schema, options)
         self._options = options
         self._schema = schema
+        self._bounds = Bounds()
 
     def partitions(self) -> list[InputPartition]:
         from nsquark.spark.source.batch import plan_batch
 
-        return [InputPartition(part) for part in plan_batch(self._options)]
+        return [InputPartition(part) for part in plan_batch(self._options, self._bounds.cut)]
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         from nsquark.spark.source.packed_rows import read_partition
@@ -127,6 +144,16 @@ class NsqReader(DataSourceReader):
         if partition.value is None:
             return iter(())
         return read_partition(self._options, as_arrow(self._schema), partition.value)
+
+
+class FilteringReader(NsqReader):
+    """Reads less where filters allow it. Spark filters the rows all the same: bounds are as exact as an index is."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        whole, self._bounds = self._bounds, self._bounds.narrowed(filters)
+        if self._bounds != whole:
+            log.warning(FILTERS_TAKEN)
+        return filters
 
 
 class RefusingStreamReader(DataSourceStreamReader):

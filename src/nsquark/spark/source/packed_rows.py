@@ -45,7 +45,7 @@ class PackedReader:
         self._options = options
         self._schema = schema
         self._partition = partition
-        with_bodies = not {"body", "headers"}.isdisjoint(schema.names)
+        with_bodies = self._with_bodies = not {"body", "headers"}.isdisjoint(schema.names)
         self._columns = ArrowColumns(schema, partition.ranges[0].key, options.headers and with_bodies)
         self._builder = ColumnBuilder(0, 0, ROWS_MAX, BODY_BYTES_MAX, with_bodies)
         self._topics: list[str] = []
@@ -72,7 +72,7 @@ class PackedReader:
         nsqd = Nsqd(self._partition.address, self._options.access, ranges[0].key.nsqd_id, STALL_TIMEOUT_S)
         asked = [{"topic": part.key.topic, "from": part.low, "to": part.high, "id": part.topic_id} for part in ranges]
         try:
-            response = nsqd.stream("/log/read", msgspec.json.encode({"ranges": asked}))
+            response = nsqd.stream("/log/read", msgspec.json.encode({"ranges": asked, "bodies": self._with_bodies}))
             current, data = 0, bytearray()
             while True:
                 nsqd.deadline.set(STALL_TIMEOUT_S)

@@ -1,6 +1,6 @@
 """What `startingOffsets` and its like mean: a sequence number for each key, asked of the nsqds that have it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from nsquark.spark.endpoint import NsqdError
 from nsquark.spark.nsqd_http import Nsqd
@@ -14,7 +14,7 @@ def resolve(
 ) -> dict[Key, int]:
     """`unnamed` is for a key that a JSON object does not name: earliest or latest."""
     if position.kind == "time":
-        return at_times(heads, nsqds, lambda nsqd: {"ts_ms": position.time_ms})
+        return at_times(heads, nsqds, {"ts_ms": position.time_ms})
     places = dict(position.places)
     found: dict[Key, int] = {}
     for key, head in heads.items():
@@ -27,7 +27,7 @@ def resolve(
     return found
 
 
-def at_times(heads: Iterable[Key], nsqds: Mapping[str, Nsqd], when: Callable[[Nsqd], dict[str, int]]) -> dict[Key, int]:
+def at_times(heads: Iterable[Key], nsqds: Mapping[str, Nsqd], when: Mapping[str, int | str]) -> dict[Key, int]:
     """The first message published at a time or later, the end of the log if there is none; one request for each nsqd.
 
     A topic that is deleted meanwhile is left out.
@@ -38,7 +38,7 @@ def at_times(heads: Iterable[Key], nsqds: Mapping[str, Nsqd], when: Callable[[Ns
     found: dict[Key, int] = {}
     for nsqd_id, topics in by_nsqd.items():
         nsqd = nsqds[nsqd_id]
-        found |= {Key(topic, nsqd_id): seq for topic, seq in nsqd.first_at(topics, **when(nsqd)).items()}
+        found |= {Key(topic, nsqd_id): seq for topic, seq in nsqd.first_at(topics, **when).items()}
     return found
 
 

@@ -101,7 +101,7 @@ class RangeReader:
     def __init__(self, options: SourceOptions, schema: pa.Schema, partition: RangePartition):
         self._options = options
         self._partition = partition
-        with_bodies = not {"body", "headers"}.isdisjoint(schema.names)
+        with_bodies = self._with_bodies = not {"body", "headers"}.isdisjoint(schema.names)
         self._columns = ArrowColumns(schema, partition.key, options.headers and with_bodies)
         self._builder = ColumnBuilder(partition.low, partition.high, ROWS_MAX, BODY_BYTES_MAX, with_bodies)
         self._position = partition.low
@@ -139,6 +139,8 @@ class RangeReader:
         self._builder.low = self._position
         try:
             which = {"id": partition.topic_id} if partition.topic_id else {}
+            if not self._with_bodies:
+                which["bodies"] = "false"
             where = {"from": self._position, "to": partition.high}
             response = nsqd.stream("/log/read", topic=partition.key.topic, **which, **where)
             filled = 0

@@ -201,7 +201,7 @@ class Query:
         if self._starting == LATEST and start.query:
             if nsqd.id in start.nsqds:
                 return resolve(EARLIEST, heads, nsqds, unnamed="earliest")
-            return at_times(heads, nsqds, lambda _: {"age_ms": start.age_ms})
+            return at_times(heads, nsqds, {"age_ms": start.age_ms})
         return resolve(self._starting, heads, nsqds, unnamed="earliest")
 
     # -- what is not there -------------------------------------------------------------------------------

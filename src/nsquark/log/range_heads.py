@@ -1,0 +1,46 @@
+"""A range of a log without the bodies of its messages, for readers that only want to know which there are, and when."""
+
+from nsquark.kernel.columns import without_bodies
+from nsquark.log.range_read import RangeReader
+from nsquark.log.writer import encode_header
+from nsquark.wire.batch_format import HEADER_BYTES, Batch, scan
+
+
+class HeadsReader:
+    """Batches in the same format, whose records end where the body began. What is damaged is left out, which a reader
+    notices that was told the number of messages. `read` and `close` are for threads.
+    """
+
+    def __init__(self, reader: RangeReader) -> None:
+        self._reader = reader
+        self._rest = bytearray()
+
+    @property
+    def files(self) -> int:
+        return self._reader.files
+
+    def open(self) -> None:
+        self._reader.open()
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def read(self, size: int) -> bytes:
+        """The heads of what the next bytes hold; none at the end of the range."""
+        while piece := self._reader.read(size):
+            self._rest += piece
+            if heads := self._heads():
+                return heads
+        return b""
+
+    def _heads(self) -> bytes:
+        """Of all whole batches that were read."""
+        found, used = bytearray(), 0
+        for item in scan(memoryview(bytes(self._rest)), 0):
+            used = item.end
+            if isinstance(item, Batch):
+                payload = without_bodies(self._rest, item.offset + HEADER_BYTES, item.end)
+                batch = item._replace(payload_bytes=len(payload))
+                found += encode_header(batch, payload) + payload
+        del self._rest[:used]
+        return bytes(found)

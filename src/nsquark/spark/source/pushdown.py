@@ -1,0 +1,128 @@
+"""Filters that Spark pushes down, as bounds of what is read at all. Spark applies them again to the rows."""
+
+import calendar
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+    StringStartsWith,
+)
+
+from nsquark.spark.nsqd_http import Nsqd
+from nsquark.spark.source.offsets import Key, Range
+from nsquark.spark.source.positions import at_times
+
+PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+SEQ_END = 1 << 63
+NS_PER_US = 1000
+US_PER_S = 1_000_000
+
+
+def is_pushdown_worker() -> bool:
+    """Spark refuses a reader that takes filters where its setting for that is off, and only this worker asks for it."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return PUSHDOWN_WORKER in sys.modules or (main is not None and main.name == PUSHDOWN_WORKER)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a row may be; all ends are exclusive at the top."""
+
+    topics: frozenset[str] | None = None
+    topic_prefix: str = ""
+    nsqds: frozenset[str] | None = None
+    seq_low: int = 0
+    seq_high: int = SEQ_END
+    time_low_us: int | None = None
+    time_high_us: int | None = None
+
+    def narrowed(self, filters: Iterable[Filter]) -> "Bounds":
+        """A filter that is not understood narrows nothing."""
+        bounds = self
+        for found in filters:
+            bounds = bounds._with(found)
+        return bounds
+
+    def _with(self, found: Filter) -> "Bounds":
+        attribute: tuple[str, ...] = getattr(found, "attribute", ())
+        if len(attribute) != 1:
+            return self
+        column, value = attribute[0].lower(), getattr(found, "value", None)
+        if column == "topic" and isinstance(found, EqualTo | In):
+            return replace(self, topics=_among(self.topics, found))
+        if column == "nsqd" and isinstance(found, EqualTo | In):
+            return replace(self, nsqds=_among(self.nsqds, found))
+        if column == "topic" and isinstance(found, StringStartsWith) and len(found.value) > len(self.topic_prefix):
+            return replace(self, topic_prefix=found.value)
+        number = _microseconds(value) if column == "timestamp" else value
+        if column not in ("seq", "timestamp") or isinstance(number, bool) or not isinstance(number, int):
+            return self
+        low, high = _ends(found, number)
+        if column == "seq":
+            seq_low = self.seq_low if low is None else max(self.seq_low, low)
+            return replace(self, seq_low=seq_low, seq_high=self.seq_high if high is None else min(self.seq_high, high))
+        return replace(
+            self,
+            time_low_us=max((end for end in (self.time_low_us, low) if end is not None), default=None),
+            time_high_us=min((end for end in (self.time_high_us, high) if end is not None), default=None),
+        )
+
+    def _has(self, key: Key) -> bool:
+        """Whether there may be rows of it."""
+        return (
+            (self.topics is None or key.topic in self.topics)
+            and (self.nsqds is None or key.nsqd_id in self.nsqds)
+            and key.topic.startswith(self.topic_prefix)
+        )
+
+    def cut(self, ranges: Mapping[Key, Range], nsqds: Mapping[str, Nsqd]) -> dict[Key, Range]:
+        """The parts of the ranges in which there may be rows."""
+        ranges = {key: wanted for key, wanted in ranges.items() if self._has(key)}
+        lows, highs = dict.fromkeys(ranges, self.seq_low), dict.fromkeys(ranges, self.seq_high)
+        if self.time_low_us is not None:
+            first_ns = max(self.time_low_us, 0) * NS_PER_US
+            at = at_times(ranges, nsqds, {"ts": first_ns})
+            lows = {key: max(low, at.get(key, low)) for key, low in lows.items()}
+        if self.time_high_us is not None:
+            end_ns = max(self.time_high_us, 0) * NS_PER_US
+            at = at_times(ranges, nsqds, {"ts": end_ns, "side": "end"})
+            highs = {key: min(high, at.get(key, high)) for key, high in highs.items()}
+        found = {
+            key: wanted._replace(low=max(wanted.low, lows[key]), high=min(wanted.high, highs[key]))
+            for key, wanted in ranges.items()
+        }
+        return {key: wanted for key, wanted in found.items() if wanted.low < wanted.high}
+
+
+def _among(known: frozenset[str] | None, found: EqualTo | In) -> frozenset[str]:
+    values = frozenset(found.value if isinstance(found, In) else [found.value])
+    return values if known is None else known & values
+
+
+def _ends(found: Filter, number: int) -> tuple[int | None, int | None]:
+    """From where and up to where the filter is true, the upper end exclusive."""
+    if isinstance(found, EqualTo):
+        return number, number + 1
+    if isinstance(found, GreaterThan | GreaterThanOrEqual):
+        return number + isinstance(found, GreaterThan), None
+    if isinstance(found, LessThan | LessThanOrEqual):
+        return None, number + isinstance(found, LessThanOrEqual)
+    return None, None
+
+
+def _microseconds(value: Any) -> int | None:
+    """Since 1970, of a point in time."""
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        return None
+    moment = value.astimezone(UTC)
+    return calendar.timegm(moment.timetuple()) * US_PER_S + moment.microsecond
