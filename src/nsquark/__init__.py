@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nsquark.client.pool import ProducerPool
     from nsquark.client.producer import Producer
     from nsquark.query.arrow import read_arrow, read_polars
+    from nsquark.query.schema import infer_schema
 
 __all__ = [
     "Batch",
@@ -25,6 +26,7 @@ __all__ = [
     "Producer",
     "ProducerPool",
     "errors",
+    "infer_schema",
     "read_arrow",
     "read_polars",
     "sync",
@@ -38,6 +40,7 @@ _HOMES = {
     "Message": "nsquark.client.message",
     "Producer": "nsquark.client.producer",
     "ProducerPool": "nsquark.client.pool",
+    "infer_schema": "nsquark.query.schema",
     "read_arrow": "nsquark.query.arrow",
     "read_polars": "nsquark.query.arrow",
 }

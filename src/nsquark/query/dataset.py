@@ -73,7 +73,7 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
     def _batches(self, parts: list[Partition], stored: pa.Schema, read: pa.Schema) -> Iterator[pa.RecordBatch]:
         self.rows_read = 0
         try:
-            with contextlib.closing(_read_all(self._options, parts, stored)) as batches:
+            with contextlib.closing(read_batches(self._options, parts, stored)) as batches:
                 for batch in batches:
                     self.rows_read += batch.num_rows
                     yield _text_columns(batch, read) if self._text else batch
@@ -175,7 +175,7 @@ class _Ahead:
             self._read.put(None)
 
 
-def _read_all(
+def read_batches(
     options: SourceOptions, parts: list[Partition], schema: pa.Schema
 ) -> Generator[pa.RecordBatch, None, None]:
     """The batches of all parts, in their order."""

@@ -1,4 +1,21 @@
 """Spark: `format("nsq")`, to read and to write, as batches and as streams.
 
-`source` is where to begin reading. The package itself imports nothing, so that Spark's workers start quickly.
+`source` is where to begin reading. The package itself imports nothing, so that Spark's workers start quickly; what is
+public in it is loaded when it is used.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nsquark.spark.parsing import parse_json
+
+__all__ = ["parse_json"]
+
+_HOMES = {"parse_json": "nsquark.spark.parsing"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

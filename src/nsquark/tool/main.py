@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "export": ("nsquark.tool.export", "write the data of a stopped nsqd as the files of NSQ's nsqd, to go back to it"),
     "passwd": ("nsquark.tool.passwd", "set passwords and roles of those who may use nsqadmin"),
     "sql": ("nsquark.query.sql", "answer a question in SQL about topics, with DuckDB"),
+    "schema": ("nsquark.query.schema", "infer the schema of a topic's JSON, as Spark's DDL"),
     "pipeline": ("nsquark.spark.jobs.pipeline", "run a Spark Declarative Pipeline over topics"),
     "archive": ("nsquark.spark.jobs.archive", "copy topics into files, with Spark"),
     "replay": ("nsquark.spark.jobs.replay", "publish archived messages again, with Spark"),
