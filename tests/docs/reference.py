@@ -12,7 +12,7 @@ import re
 import sys
 import textwrap
 import typing
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +28,11 @@ PUBLIC = {
         "Batch",
         "Dedupe",
         "Config",
+        "read_arrow",
+        "read_polars",
+        "infer_schema",
     ),
+    "nsquark.query.schema": ("TopicSchema",),
     "nsquark.client.packing": ("Packing",),
     "nsquark.client.stats": ("Stats",),
     "nsquark.client.pool": ("NsqdStatus",),
@@ -39,7 +43,7 @@ PUBLIC = {
     "nsquark.contrib.opentelemetry": ("Telemetry", "TracedProducer"),
     "nsquark.contrib.taskiq": ("NsqBroker",),
 }
-"""Classes by the module where users find them; of a module without names, all that it exports."""
+"""Classes and functions by the module where users find them; of a module without names, all that it exports."""
 INTERNAL = {
     "Producer": {"response_received", "error_received", "messages_received", "connection_lost"},
     "Consumer": {
@@ -84,7 +88,8 @@ SHOWN_DEFAULTS = {
 }
 HEAD = """# Client reference
 
-All classes, parameters and errors of the [client library](client.md), made from the docstrings by `make reference`.
+All classes, functions, parameters and errors of the [client library](client.md), made from the docstrings by
+`make reference`.
 `**options` are those of [Config](#nsquarkconfig), `**packing` those of [Packing](#nsquarkclientpackingpacking).
 """
 
@@ -100,7 +105,9 @@ class Reference:
         for module_name, names in PUBLIC.items():
             module = importlib.import_module(module_name)
             for name in names or module.__all__:
-                parts.append("\n".join(self._class(module, getattr(module, name))))
+                shown = getattr(module, name)
+                made = self._class(module, shown) if inspect.isclass(shown) else self._called(module, shown)
+                parts.append("\n".join(made))
         self.text = "\n".join(parts) + "\n"
 
     def _class(self, module: ModuleType, kind: type) -> Iterator[str]:
@@ -145,12 +152,20 @@ class Reference:
             function = inspect.unwrap(member.__func__ if isinstance(member, staticmethod | classmethod) else member)
             if not inspect.isfunction(function):
                 continue
-            signature = inspect.signature(function)
-            own = dict(signature.parameters)
-            prefix = "await " if inspect.iscoroutinefunction(function) else ""
-            yield f"**`{prefix}{name}{_shown(signature)}`**\n"
-            yield f"{self._text(f'{where}.{name}', function.__doc__, own)}\n"
-            yield from self._parameters(f"{where}.{name}", [function.__doc__], own)
+            yield from self._function(f"{where}.{name}", function)
+
+    def _called(self, module: ModuleType, function: Callable[..., Any]) -> Iterator[str]:
+        where = f"{module.__name__}.{function.__name__}"
+        yield f"## {where}\n"
+        yield from self._function(where, function)
+
+    def _function(self, where: str, function: Callable[..., Any]) -> Iterator[str]:
+        signature = inspect.signature(function)
+        own = dict(signature.parameters)
+        prefix = "await " if inspect.iscoroutinefunction(function) else ""
+        yield f"**`{prefix}{function.__name__}{_shown(signature)}`**\n"
+        yield f"{self._text(where, function.__doc__, own)}\n"
+        yield from self._parameters(where, [function.__doc__], own)
 
     def _text(self, where: str, doc: str | None, parameters: Collection[str]) -> str:
         """What a docstring says to users, without its parameters."""

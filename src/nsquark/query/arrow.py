@@ -30,13 +30,19 @@ def read_arrow(
 ) -> pa.Table:
     """Reads what is in topics now, without consuming anything, into a `pyarrow.Table`.
 
-    `nsqd` are HTTP addresses of nsqds (`127.0.0.1:4151`), or `lookupd` those of nsqlookupds. The columns are `topic`,
-    `nsqd`, `seq`, `id`, `timestamp` and `body`; `columns` chooses some of them. `since` and `until` (exclusive) bound
-    the time of publishing, and `where` is a filter like `pyarrow.compute.field("seq") > 42`; all of them also save
-    fetching what they leave out. With `text` the body is a string, and a column `raw` has it as bytes. `options` are
-    further options of the Spark source, by its names: `authSecretFile`, `tlsRootCaFile`, `headers`, `failOnDataLoss`.
+    Its columns are `topic`, `nsqd`, `seq`, `id`, `timestamp` and `body`. Rows of one topic on one nsqd are in the order
+    of its log. All of them are held in memory; `columns`, `since`, `until` and `where` also save fetching what they
+    leave out.
 
-    Rows of one topic on one nsqd are in the order of its log. All of them are held in memory.
+    topic: one or several.
+    nsqd: HTTP addresses of nsqds, like 127.0.0.1:4151.
+    lookupd: instead, HTTP addresses of nsqlookupds.
+    columns: some of the columns, instead of all.
+    since: the earliest time of publishing.
+    until: the time of publishing before which messages are wanted.
+    where: a filter, like `pyarrow.compute.field("seq") > 42`.
+    text: the body is a string, and a column `raw` has it as bytes.
+    options: further options of the Spark source, by its names: `authSecretFile`, `tlsRootCaFile`, `headers`.
     """
     dataset = TopicDataset(source_options(topic, nsqd, lookupd, options), text=text)
     if columns is not None:
@@ -46,7 +52,11 @@ def read_arrow(
 
 
 def read_polars(topic: str | Sequence[str], **arguments: Any) -> "polars.DataFrame":
-    """Reads what `read_arrow` reads, with the same arguments, into a `polars.DataFrame`."""
+    """Reads what `read_arrow` reads into a `polars.DataFrame`.
+
+    topic: one or several.
+    **arguments: those of `read_arrow`.
+    """
     import polars
 
     frame = polars.from_arrow(read_arrow(topic, **arguments))

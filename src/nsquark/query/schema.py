@@ -37,12 +37,15 @@ class TopicSchema:
     ddl: str
     """For `from_json` and `.schema(...)`."""
     rows: int
+    """Messages of the sample."""
     fitting: int
+    """Those of them that fit."""
     misfits: Mapping[str, int]
     """Why rows do not fit, and how many."""
 
     @property
     def share(self) -> float:
+        """Of the sample, how much fits: 1.0 is all."""
         return self.fitting / self.rows if self.rows else 0.0
 
 
@@ -54,10 +57,15 @@ def infer_schema(
     sample: int = SAMPLE_DEFAULT,
     options: Mapping[str, str] | None = None,
 ) -> TopicSchema:
-    """Infers the schema of the JSON in a topic from its newest `sample` messages of each nsqd.
+    """Infers the schema of the JSON in a topic from its newest messages.
 
-    `nsqd`, `lookupd` and `options` are those of `read_arrow`. A body that is no JSON does not fit, nor does one with a
-    value of another kind than most have at its place.
+    A body that is no JSON does not fit, nor does one with a value of another kind than most have at its place.
+
+    topic: its name.
+    nsqd: HTTP addresses of nsqds, like 127.0.0.1:4151.
+    lookupd: instead, HTTP addresses of nsqlookupds.
+    sample: how many messages of each nsqd are looked at, at least.
+    options: further options of the Spark source, by its names.
     """
     return schema_of(source_options(topic, nsqd, lookupd, options), sample)
 
