@@ -11,6 +11,8 @@ from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import from_json
 
+from nsquark.spark import judge, quarantine
+
 spark = SparkSession.active()
 
 
@@ -22,18 +24,19 @@ def setting(name: str) -> str:
 # is bad, but not why.
 FIELDS = "id STRING, time STRING, user STRING, kind STRING, amount STRING, not_json STRING"
 
-# The first that applies is the reason. One event dated far ahead would move the watermark, and every window with it.
-REASON = """CASE
-    WHEN NOT is_valid_utf8(text) THEN 'not UTF-8'
-    WHEN event IS NULL OR event.not_json IS NOT NULL THEN 'not a JSON object'
-    WHEN coalesce(event.id, '') = '' THEN 'no id'
-    WHEN coalesce(event.user, '') = '' THEN 'no user'
-    WHEN event.kind IS NULL OR event.kind NOT IN ('order', 'click') THEN 'kind is neither order nor click'
-    WHEN try_cast(event.time AS TIMESTAMP) IS NULL THEN 'time is not an ISO 8601 time'
-    WHEN try_cast(event.time AS TIMESTAMP) > published + INTERVAL 5 MINUTES THEN 'time is in the future'
-    WHEN event.kind = 'order' AND try_cast(event.amount AS DECIMAL(18, 2)) IS NULL THEN 'amount is not a number'
-    WHEN try_cast(event.amount AS DECIMAL(18, 2)) < 0 THEN 'amount is negative'
-END"""
+# What a message is rejected for: the first that applies. One event dated far ahead would move the watermark, and every
+# window with it.
+RULES = {
+    "not UTF-8": "NOT is_valid_utf8(text)",
+    "not a JSON object": "event IS NULL OR event.not_json IS NOT NULL",
+    "no id": "coalesce(event.id, '') = ''",
+    "no user": "coalesce(event.user, '') = ''",
+    "kind is neither order nor click": "event.kind IS NULL OR event.kind NOT IN ('order', 'click')",
+    "time is not an ISO 8601 time": "try_cast(event.time AS TIMESTAMP) IS NULL",
+    "time is in the future": "try_cast(event.time AS TIMESTAMP) > published + INTERVAL 5 MINUTES",
+    "amount is not a number": "event.kind = 'order' AND try_cast(event.amount AS DECIMAL(18, 2)) IS NULL",
+    "amount is negative": "try_cast(event.amount AS DECIMAL(18, 2)) < 0",
+}
 
 
 @dp.table(comment="Every message of the topic, once: as it came, as it was understood, and why not.")
@@ -47,9 +50,10 @@ def arrivals() -> DataFrame:
         .load()
     )
     parsed = messages.selectExpr(
-        "nsqd", "seq", "timestamp AS published", "body", "CAST(body AS STRING) AS text"
+        "topic", "nsqd", "seq", "timestamp AS published", "body", "CAST(body AS STRING) AS text"
     ).withColumn("event", from_json("text", FIELDS, {"columnNameOfCorruptRecord": "not_json"}))
-    return parsed.selectExpr(
+    return judge(parsed, RULES).selectExpr(
+        "topic",
         "nsqd",
         "seq",
         "published",
@@ -59,13 +63,13 @@ def arrivals() -> DataFrame:
         "event.user AS user",
         "event.kind AS kind",
         "try_cast(event.amount AS DECIMAL(18, 2)) AS amount",
-        f"{REASON} AS reason",
+        "reason",
     )
 
 
 @dp.table(comment="The good ones, typed. A redelivered event is here twice, with the same id.")
 def events() -> DataFrame:
-    good = spark.readStream.table("arrivals").where("reason IS NULL")
+    good = quarantine(spark.readStream.table("arrivals"), timestamp="published").good
     return good.selectExpr("id", "time", "user", "kind", "amount", "published", "nsqd", "seq")
 
 
@@ -79,15 +83,8 @@ topic_sink("rejected_topic")
 
 @dp.append_flow(target="rejected_topic")
 def rejected() -> DataFrame:
-    """A JSON object for each; what is not text travels as base64, so that nothing of it is lost."""
-    bad = spark.readStream.table("arrivals").where("reason IS NOT NULL")
-    return bad.selectExpr(
-        """to_json(struct(
-            reason, nsqd, seq, published,
-            CASE WHEN reason <> 'not UTF-8' THEN CAST(body AS STRING) END AS body,
-            CASE WHEN reason = 'not UTF-8' THEN base64(body) END AS body_base64
-        )) AS body"""
-    )
+    """A JSON object for each, with the reason, where it came from, and the body."""
+    return quarantine(spark.readStream.table("arrivals"), timestamp="published").bad
 
 
 topic_sink("results_topic")

@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nsquark.spark.parsing import parse_json
+    from nsquark.spark.quarantining import judge, quarantine
 
-__all__ = ["parse_json"]
+__all__ = ["judge", "parse_json", "quarantine"]
 
-_HOMES = {"parse_json": "nsquark.spark.parsing"}
+_HOMES = {
+    "judge": "nsquark.spark.quarantining",
+    "parse_json": "nsquark.spark.parsing",
+    "quarantine": "nsquark.spark.quarantining",
+}
 
 
 def __getattr__(name: str) -> Any:

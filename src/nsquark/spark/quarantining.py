@@ -1,0 +1,60 @@
+"""`nsquark.spark.quarantine`: rows that break a rule go to a topic, with the reason and where they came from.
+
+Only `where` and `selectExpr` are used, so that it works in declarative pipelines too: there Spark resolves most other
+calls while the graph is still being drawn, against tables as the last update left them.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame
+
+REASON = "reason"
+
+
+class Quarantine(NamedTuple):
+    """A DataFrame in two: what goes on, and what goes to the topic for the bad."""
+
+    good: DataFrame
+    """The rows that break no rule, as they were."""
+    bad: DataFrame
+    """One column, `body`, for `format("nsq")`: JSON with `reason`, `topic`, `nsqd`, `seq`, `published` and `body`, or
+    `body_base64` where the body is not UTF-8.
+    """
+
+
+def judge(rows: DataFrame, rules: Mapping[str, str]) -> DataFrame:
+    """Adds the column `reason`: null for a good row, else the first rule that it breaks.
+
+    `rules` has conditions of bad rows in SQL, by the reason that each gives. One that is null does not apply.
+    """
+    if not rules:
+        raise ValueError(
+            "quarantine needs rules: write {'no user': 'user IS NULL'}, a condition of bad rows by its reason"
+        )
+    cases = " ".join(f"WHEN {condition} THEN {_literal(reason)}" for reason, condition in rules.items())
+    return rows.selectExpr("*", f"CASE {cases} END AS {REASON}")
+
+
+def quarantine(rows: DataFrame, rules: Mapping[str, str] | None = None, *, timestamp: str = "timestamp") -> Quarantine:
+    """Parts rows of `format("nsq")`, with whatever columns were added, into good and bad ones.
+
+    `rules` has conditions of bad rows in SQL, by reason, the first of which counts; without it the rows were judged by
+    `judge` before and have the column `reason`. The columns `topic`, `nsqd`, `seq`, `body` and `timestamp`, or what it
+    is called, have to be there still: they say where a bad row came from.
+    """
+    judged = rows if rules is None else judge(rows, rules)
+    is_text = "is_valid_utf8(CAST(body AS STRING))"
+    bad = judged.where(f"{REASON} IS NOT NULL").selectExpr(
+        f"""to_json(struct(
+            {REASON}, topic, nsqd, seq, {timestamp} AS published,
+            CASE WHEN {is_text} THEN CAST(body AS STRING) END AS body,
+            CASE WHEN NOT {is_text} THEN base64(body) END AS body_base64
+        )) AS body"""
+    )
+    return Quarantine(judged.where(f"{REASON} IS NULL").selectExpr(f"* EXCEPT ({REASON})"), bad)
+
+
+def _literal(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
