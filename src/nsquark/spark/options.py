@@ -177,7 +177,7 @@ class SourceOptions:
             fail_on_data_loss=read_flag(given, "failOnDataLoss", True),
             lost_nsqds=frozenset(_listed(given, "lostNsqds")),
             expected_nsqds=_expected_nsqds(given),
-            takes_filters=read_flag(given, "pushFilters", True),
+            takes_filters=read_flag(given, "pushFilters", False),
             skips_foreign_nsqds=_skips_foreign(given),
             read_timeout_s=read_seconds(given, "readTimeout", READ_TIMEOUT_S_DEFAULT),
             access=Access(read_tls(given), read_auth_secret(given)),

@@ -114,7 +114,7 @@ def _source_options(options: Mapping[str, str]) -> SourceOptions:
 
 FILTERS_TAKEN = (
     "filters choose what is read. Spark remembers that for the DataFrame of this load(): load() again for a query, or "
-    "a side of a union or join, that filters otherwise or not at all; or set pushFilters=false"
+    "a side of a union or join, that filters otherwise or not at all; or leave pushFilters out"
 )
 
 
