@@ -84,6 +84,8 @@ def test_a_filter_on_seq_time_or_nsqd_decides_what_is_fetched(make_nsqd: Callabl
         ((seq > seqs[10]) & (seq < seqs[20]), 9, 10),
         (seq.isin([seqs[7], seqs[9]]), 2, 3),
         (timestamp >= later, 100, 100),
+        (timestamp < later, 1000, 1000),
+        ((timestamp >= later) & (timestamp < later), 0, 0),
         (on_nsqd == "another", 0, 0),
         (pc.field("body") == b"000007", 1, 1100),
         ((seq < seqs[100]) & (pc.field("body") == b"000007"), 1, 100),
@@ -94,6 +96,18 @@ def test_a_filter_on_seq_time_or_nsqd_decides_what_is_fetched(make_nsqd: Callabl
     assert nsquark.read_arrow("t", nsqd=address(nsqd), since=between, where=seq < seqs[1010]).num_rows == 10
     assert nsquark.read_arrow("t", nsqd=address(nsqd), until=between, columns=["body"]).num_rows == 1000
     assert nsquark.read_arrow("t", nsqd=address(nsqd), since=between + timedelta(hours=1)).num_rows == 0
+
+
+def test_a_message_that_was_deferred_is_found_by_its_time(make_nsqd: Callable[..., Nsqd]) -> None:
+    nsqd = make_nsqd()
+    publish(nsqd, "t", b"first")
+    assert nsqd.post("/pub", b"deferred", topic="t", defer=300).status == 200
+    between = datetime.now(UTC)
+    publish(nsqd, "t", b"last")
+    eventually(lambda: nsquark.read_arrow("t", nsqd=address(nsqd)).num_rows == 3)
+    assert nsquark.read_arrow("t", nsqd=address(nsqd))["body"].to_pylist() == [b"first", b"last", b"deferred"]
+    assert nsquark.read_arrow("t", nsqd=address(nsqd), until=between)["body"].to_pylist() == [b"first", b"deferred"]
+    assert nsquark.read_arrow("t", nsqd=address(nsqd), since=between)["body"].to_pylist() == [b"last"]
 
 
 def test_bounds_are_those_of_the_filter_for_each_log() -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from nsquark.query.bounds import Filter
+from nsquark.query.bounds import INT64_MAX, Filter
 from nsquark.spark.nsqd_http import Nsqd
 from nsquark.spark.options import SourceOptions
 from nsquark.spark.source.batch import plan_batch
@@ -27,7 +27,7 @@ READERS_MAX: Final = 2
 """Ranges that are read at once."""
 BATCHES_WAITING_MAX: Final = 16
 """Read ahead of who asks for them, in each range."""
-US_PER_MS: Final = 1000
+NS_PER_US: Final = 1000
 
 
 class TopicDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
@@ -134,12 +134,19 @@ def _narrowed(wanted: Filter | None, ranges: Ranges, nsqds: Mapping[str, Nsqd]) 
         if bounds is None:
             continue
         low, high = max(stored.low, bounds.seq_low), min(stored.high, bounds.seq_high)
+        nsqd = nsqds[key.nsqd_id]
         if bounds.time_low_us:
-            at = nsqds[key.nsqd_id].first_at([key.topic], ts_ms=bounds.time_low_us // US_PER_MS)
-            low = max(low, at.get(key.topic, low))
+            low = max(low, nsqd.first_at([key.topic], ts=_ns(bounds.time_low_us)).get(key.topic, low))
+        if bounds.time_high_us < INT64_MAX:
+            at = nsqd.first_at([key.topic], ts=_ns(bounds.time_high_us), side="end")
+            high = min(high, at.get(key.topic, high))
         if low < high:
             found[key] = stored._replace(low=low, high=high)
     return found
+
+
+def _ns(time_us: int) -> int:
+    return min(time_us * NS_PER_US, INT64_MAX)
 
 
 class _Ahead:
