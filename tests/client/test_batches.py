@@ -88,7 +88,7 @@ async def test_a_failure_requeues_all_and_is_logged_once(
             async with await anext(consumer.batches(10, LONG_S)) as batch:
                 batch[0].finish()
                 raise RuntimeError("the database is away")
-        assert [record.message for record in caplog.records] == ["a batch of 10 messages failed"]
+        assert [record.message for record in caplog.records] == [f"{topic}/ch: a batch of 10 messages failed"]
         assert (consumer.stats().requeued, consumer.stats().backoff_level) == (9, 1)
         with pytest.raises(RuntimeError, match="again"):
             async with (await anext(consumer.batches(10, 0.1))).or_raise() as batch:
