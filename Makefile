@@ -10,7 +10,7 @@ KERNEL := $(wildcard src/nsquark/kernel/*.py src/nsquark/kernel/*.pxd)
 WORKERS ?= 3
 TEST_PACKAGES := $(patsubst tests/%/__init__.py,%,$(wildcard tests/*/__init__.py))
 PACKAGED := build/packaged
-PROGRAMS := nsqd nsqlookupd nsqadmin nsquark nsq_stat nsq_tail nsq_to_file nsq_to_http nsq_to_nsq to_nsq
+PROGRAMS := nsqd nsqlookupd nsqadmin nsquark nsq_stat nsq_tail nsq_to_file nsq_to_http nsq_to_nsq
 
 .PHONY: build demo test chromium screenshots reference lint package bench torture fuzz soak clean
 
