@@ -19,6 +19,7 @@ Make = Callable[..., Nsqd]
 Connect = Callable[..., Wire]
 
 PAGE_BYTES = 4096
+SLOT_BYTES = 1024
 CHANNELS = [f"c{number}" for number in range(6)]
 """Enough for more than one pair of pages."""
 BODIES = [b"%04d" % number for number in range(20)]
@@ -110,6 +111,26 @@ def test_a_topic_without_channels_keeps_its_backlog_when_its_slot_is_lost(make_n
     daemon.start()
     assert daemon.topic("t")["depth"] == len(BODIES)
     assert _receive(daemon, connect, "first", len(BODIES)) == BODIES
+
+
+def test_the_only_channel_of_which_nothing_is_left_and_nothing_is_listed(make_nsqd: Make, connect: Connect) -> None:
+    """It was so new that nsqd.dat did not name it yet: what was published is the topic's again."""
+    daemon = make_nsqd()
+    connect(daemon).subscribe("t", "ch")
+    connect(daemon).publish("t", *BODIES)
+    daemon.kill()
+    path = topic_directory(daemon.data_path, "t") / "cursors"
+    raw = bytearray(path.read_bytes())
+    for page in (0, 1):
+        at = page * PAGE_BYTES + SLOT_BYTES
+        raw[at : at + SLOT_BYTES] = bytes(len(raw[at : at + SLOT_BYTES]))
+    path.write_bytes(raw)
+    (daemon.data_path / "nsqd.dat").unlink()
+    daemon.start()
+    assert _receive(daemon, connect, "ch", len(BODIES)) == BODIES
+    eventually(lambda: daemon.channel("t", "ch")["in_flight_count"] == 0)
+    daemon.restart(crash=True)
+    assert daemon.channel("t", "ch")["depth"] == 0
 
 
 def test_a_deleted_channel_does_not_come_back(make_nsqd: Make, connect: Connect) -> None:

@@ -102,11 +102,14 @@ class Topic:
         if slots.are_incomplete and listed is not None:
             self._make_again(listed.channels or [])
         follows = state.follows
+        # Nothing may be lost: the channels know themselves how far they are, and without one all is the topic's.
         if slots.own is None:
-            # Nothing may be lost: the channels know themselves how far they are, and without one all is the topic's.
             follows = bool(self.channels)
             slots.make_own(head if follows else first, self.deferrals.number if follows else 0)
         assert slots.own is not None
+        if follows and slots.are_incomplete and not self.channels:  # a new one can be lost before nsqd.dat names it
+            follows = False
+            slots.own.position, slots.own.deferred = first, 0
         self.deferrals.restore_own(slots.own.deferred)
         # A cursor may be ahead of a log that lost its end with the power; new messages come above both.
         self.pump = head if follows else max(first, min(slots.own.position, head))
