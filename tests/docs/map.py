@@ -1,7 +1,8 @@
-"""Makes the map in docs/design.md of the first line of every module's docstring: `make reference`."""
+"""Makes the map in docs/design.md of the first paragraph of every module's docstring: `make reference`."""
 
 import ast
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,7 @@ SOURCE: Final = ROOT / "src" / "nsquark"
 PAGE: Final = ROOT / "docs" / "design.md"
 BEGIN: Final = "<!-- The map is made of the docstrings: make reference -->\n"
 END: Final = "<!-- The end of the map -->\n"
+WIDTH: Final = 120
 
 PACKAGES: Final = (
     "base",
@@ -34,29 +36,34 @@ class Undocumented(Exception):
     """A module or package has no docstring to say what it is for."""
 
 
-def first_line(path: Path) -> str:
+def summary(path: Path) -> str:
+    """Returns the first paragraph of a module's docstring, as one line."""
     text = ast.get_docstring(ast.parse(path.read_text()))
     if not text:
         raise Undocumented(
-            f"{path.relative_to(ROOT)} needs a docstring: its first line is for the map in docs/design.md"
+            f"{path.relative_to(ROOT)} needs a docstring: its first paragraph is for the map in docs/design.md"
         )
-    return text.split("\n")[0].strip()
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def entry(path: Path) -> str:
+    """Writes a file's line of the map, wrapped as the docs are."""
+    text = f"* `{path.stem}`: {summary(path)}"
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def package_lines(directory: Path) -> Iterator[str]:
     """A heading for a package, a line for each of its files, and the same for the packages in it."""
-    yield f"\n**`{directory.relative_to(SOURCE)}/`** {first_line(directory / '__init__.py')}\n\n"
+    yield f"\n**`{directory.relative_to(SOURCE)}/`** {summary(directory / '__init__.py')}\n\n"
     for path in sorted(directory.glob("*.py")):
         if path.stem != "__init__":
-            yield f"* `{path.stem}`: {first_line(path)}\n"
+            yield entry(path)
     for inner in sorted(path.parent for path in directory.glob("*/__init__.py")):
         yield from package_lines(inner)
 
 
 def make_map() -> str:
-    others = [
-        f"* `{path.stem}`: {first_line(path)}\n" for path in sorted(SOURCE.glob("*.py")) if path.stem != "__init__"
-    ]
+    others = [entry(path) for path in sorted(SOURCE.glob("*.py")) if path.stem != "__init__"]
     above = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py") if path.parent.name not in PACKAGES)
     lines = [line for name in (*PACKAGES, *above) for line in package_lines(SOURCE / name)]
     return "".join([*lines, "\n**beside them**\n\n", *others, "\n"])

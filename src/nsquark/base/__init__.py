@@ -1,1 +1,1 @@
-"""What every part stands on: options, logs, addresses, durations, metrics. It imports nothing of ours."""
+"""Holds what every part stands on: options, logs, addresses, durations, metrics. It imports nothing of ours."""

@@ -1,4 +1,5 @@
-"""Addresses as NSQ writes them: `host:port`, an IPv6 host in brackets, or the path of a unix socket.
+"""Reads, shows and listens on addresses as NSQ writes them: `host:port`, with an IPv6 host in brackets, or a unix
+socket's path.
 
 Listening is here too, so that every program does it in one way and shows the same address for it.
 """
@@ -14,18 +15,18 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 BACKLOG: Final = 1024
-"""A whole cluster reconnects at once when its nsqlookupd restarts."""
+"""How many connections may wait to be accepted: a whole cluster reconnects at once when its nsqlookupd restarts."""
 TLS_HANDSHAKE_S_MAX: Final = 10.0
 UNIX_PORT: Final = -1
-"""What stands for the port of a unix socket, as in NSQ."""
+"""The number that stands for the port of a unix socket, as in NSQ."""
 UNIX_PEER: Final = "@"
-"""How a client of a unix socket is shown: it has no name."""
+"""The name under which a client of a unix socket is shown: it has none of its own."""
 PROBE_TIMEOUT_S: Final = 1.0
-"""How long a listener may take to answer whether a unix socket is in use."""
+"""A listener may take this long to answer whether a unix socket is in use."""
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """The parts of `host:port`; ValueError says what is wrong with it."""
+    """Splits `host:port`; ValueError says what is wrong with it."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"address {address}: give it as host:port")
@@ -112,7 +113,9 @@ def listen_anywhere(address: str) -> Listener:
 
 
 def is_unix_address(address: str) -> bool:
-    """As for NSQ all that has not the form `host:port` is a path, whether or not host and port make sense."""
+    """Tells whether an address is a path. As in NSQ, all that has not the form `host:port` is one, whether or not host
+    and port make sense.
+    """
     host, colon, port = address.rpartition(":")
     if host.startswith("["):
         return not (colon and host.endswith("]"))
@@ -120,7 +123,9 @@ def is_unix_address(address: str) -> bool:
 
 
 def _listen_unix(path: str) -> socket.socket:
-    """A listening socket at `path`. A socket file nobody listens on is replaced; any other file is left alone."""
+    """Returns a socket that listens at `path`. A socket file nobody listens on is replaced; any other file is left
+    alone.
+    """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         try:

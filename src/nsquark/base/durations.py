@@ -1,4 +1,4 @@
-"""Durations as Go writes and reads them: they are part of every NSQ command line and config file."""
+"""Reads and writes durations as Go does: they are part of every NSQ command line and config file."""
 
 import re
 from decimal import Decimal
@@ -26,7 +26,7 @@ class Duration(int):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read Go's syntax (`1m30s`, `250ms`, `-1.5h`, `0`); anything else is a ValueError that says why."""
+        """Reads Go's syntax (`1m30s`, `250ms`, `-1.5h`, `0`); anything else is a ValueError that says why."""
         quoted = f'"{text[:DURATION_TEXT_LENGTH_MAX]}"'
         if len(text) > DURATION_TEXT_LENGTH_MAX:
             raise ValueError(f"duration {quoted} is too long")
@@ -55,7 +55,7 @@ class Duration(int):
 
     @property
     def ms(self) -> int:
-        """Whole milliseconds, rounded towards zero."""
+        """Returns whole milliseconds, rounded towards zero."""
         return int(self) // 1_000_000 if self >= 0 else -(-int(self) // 1_000_000)
 
     @property
@@ -80,7 +80,7 @@ class Duration(int):
 
 
 def _decimal(ns: int, unit_ns: int) -> str:
-    """`ns` in the unit, with exactly the decimals it needs: a float would invent or lose some."""
+    """Writes `ns` in the unit, with exactly the decimals it needs: a float would invent or lose some."""
     whole, fraction = divmod(ns, unit_ns)
     if not fraction:
         return str(whole)

@@ -1,5 +1,5 @@
-"""What a command of `nsquark` raises for mistakes that its user can mend."""
+"""Defines the error that a command of `nsquark` raises for a mistake that its user can mend."""
 
 
 class UserError(Exception):
-    """One sentence that says what is wrong and what to do; it is shown without a traceback."""
+    """Says in one sentence what is wrong and what to do; it is shown without a traceback."""

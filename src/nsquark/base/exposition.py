@@ -1,4 +1,4 @@
-"""Prometheus' text form of metrics, written by hand: a library for it would double the time nsqd takes to start."""
+"""Writes Prometheus' text form of metrics by hand: a library for it would double the time nsqd takes to start."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -40,7 +40,7 @@ def single(name: str, kind: str, help_text: str, value: float, labels: str = "")
 
 
 def labelled(name: str, kind: str, help_text: str, label: str, values: Mapping[str, float]) -> Family:
-    """A metric with one label: a sample for each of its words, in order."""
+    """Makes a metric with one label: it has a sample for each of the label's words, in order."""
     family = Family(name, kind, help_text)
     for word, value in sorted(values.items()):
         family.add(value, f'{label}="{word}"')

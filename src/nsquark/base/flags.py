@@ -1,4 +1,4 @@
-"""Options of a program: declared once as a class, read from the command line (Go's syntax) and a TOML file.
+"""Declares a program's options once, as a class, and reads them from the command line (Go's syntax) and a TOML file.
 
     @option_table
     class Options:
@@ -53,7 +53,7 @@ class _Declaration:
 
 
 def option(kind: Kind[T], default: T, help: str, *, key: str | None = None, in_config: bool = True) -> T:
-    """Declare an option, typed as its value is; `key` only where the config file names it differently."""
+    """Declares an option, typed as its value is; `key` only where the config file names it differently."""
     metadata = {_METADATA_KEY: _Declaration(kind, help, key, in_config)}
     if isinstance(default, list):
         items: list[Any] = default
@@ -65,7 +65,7 @@ def option(kind: Kind[T], default: T, help: str, *, key: str | None = None, in_c
 
 @dataclass_transform(field_specifiers=(option,))
 def option_table(cls: type[OptionsT]) -> type[OptionsT]:
-    """Make a class of `option(...)` declarations into a dataclass."""
+    """Makes a class of `option(...)` declarations into a dataclass."""
     return dataclass(slots=True)(cls)
 
 
@@ -82,7 +82,7 @@ def table(options: type[Any]) -> tuple[Option, ...]:
 
 
 def parse(program: str, options: type[OptionsT], argv: Sequence[str], version: str = "") -> OptionsT:
-    """Flags over config file over defaults. What ends the program (help, version, a mistake) is a SystemExit.
+    """Reads flags over config file over defaults. What ends the program (help, version, a mistake) is a SystemExit.
 
     The flags `version` and `config`, where the table has them, are acted upon here.
     """
@@ -92,7 +92,7 @@ def parse(program: str, options: type[OptionsT], argv: Sequence[str], version: s
 def parse_with_rest(
     program: str, options: type[OptionsT], argv: Sequence[str], version: str = "", example: str = ""
 ) -> tuple[OptionsT, list[str]]:
-    """As `parse`, with the arguments behind the flags; the usage text ends with the example."""
+    """Does as `parse`, and returns the arguments behind the flags too; the usage text ends with the example."""
     spec = table(options)
     given, rest = _read_flags(program, spec, argv, example)
     if version and given.get("version"):
@@ -114,7 +114,7 @@ def usage(program: str, spec: Sequence[Option], example: str = "") -> str:
 
 
 def exit_fatal(program: str, text: str) -> NoReturn:
-    """The one line a program says before it ends because of its options."""
+    """Ends the program because of its options, with one line that says why."""
     logger = Logger(f"[{program}] ", Level.INFO)
     logger.fatal(text)
     logger.flush()
@@ -159,7 +159,7 @@ def _read_flags(
 
 
 def _with(before: list[object] | None, kind: Kind[Any], value: str) -> object:
-    """What a use of a flag makes of the value so far."""
+    """Returns what a use of a flag makes of the option's value so far."""
     read = kind.from_flag(value)
     return kind.arrange([*(before or ()), *read]) if kind.repeated else read
 

@@ -1,4 +1,4 @@
-"""How often values fell between given bounds, and their sum."""
+"""Counts how often values fell between given bounds, and adds them up."""
 
 from bisect import bisect_left
 

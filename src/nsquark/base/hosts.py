@@ -1,4 +1,4 @@
-"""What is known of this machine before any option is read."""
+"""Knows what can be known of this machine before any option is read."""
 
 import socket
 from typing import Final

@@ -1,4 +1,4 @@
-"""The kinds of option values: how each is read from the command line, and from a TOML file.
+"""Defines the kinds of option values: how each is read from the command line, and from a TOML file.
 
 NSQ reads the two differently (a bare number is no duration on the command line, but milliseconds in a file),
 so a kind holds both readers. Each raises ValueError with a reason for a person to read.
@@ -26,7 +26,7 @@ _FALSE: Final = frozenset(("0", "f", "F", "false", "FALSE", "False"))
 
 
 class FatalValueError(ValueError):
-    """A value NSQ ends the program for with status 1 where other bad flags give 2."""
+    """Refuses a value for which NSQ ends the program with status 1, where other bad flags give 2."""
 
 
 def show_quoted(value: object) -> str:
@@ -43,7 +43,7 @@ def show_list(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[T]):
-    """How values of one kind are read and shown."""
+    """Says how values of one kind are read and shown."""
 
     # The word after the flag in the usage text; booleans have none.
     word: str
@@ -66,7 +66,7 @@ def _string_of(value: object) -> str:
 
 
 def parse_integer(text: str) -> int:
-    """As Go reads one: decimal, 0x, 0o, 0b, or octal by a leading zero, with `_` between digits."""
+    """Reads an integer as Go does: decimal, 0x, 0o, 0b, or octal by a leading zero, with `_` between digits."""
     if len(text) > INTEGER_TEXT_LENGTH_MAX or not text.isascii() or text != text.strip():
         raise ValueError(PARSE_ERROR)
     octal = _OLD_OCTAL.fullmatch(text)
@@ -92,7 +92,7 @@ def _integer_of(value: object) -> int:
 
 
 def parse_boolean(text: object) -> bool:
-    """One of the words that Go takes for true and false."""
+    """Reads one of the words that Go takes for true and false."""
     if text in _TRUE:
         return True
     if text in _FALSE:
@@ -163,7 +163,7 @@ def _parse_floats(text: str) -> list[float]:
 
 
 def _floats_of(value: object) -> list[float]:
-    """In the file's order, as in NSQ; only those of the command line are sorted."""
+    """Reads numbers in the file's order, as NSQ does; only those of the command line are sorted."""
     if isinstance(value, str):
         return _parse_floats(value)
     if isinstance(value, list) and all(type(item) in (float, int) for item in value):
@@ -187,7 +187,9 @@ FLOATS: Final[Kind[list[float]]] = Kind(
 
 
 def word_kind(parse: Callable[[str], T], show: Callable[[object], str], *, boolean: bool = False) -> Kind[T]:
-    """A value written as one word, in a file as on the command line (a file may have `true` or a number)."""
+    """Makes the kind of a value written as one word, in a file as on the command line (a file may have `true` or a
+    number).
+    """
 
     def from_config(value: object) -> T:
         return parse(str(value).lower() if isinstance(value, bool) else str(value))

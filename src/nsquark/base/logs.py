@@ -1,4 +1,4 @@
-"""Log lines on stderr, in NSQ's form, that can never hold the daemon up.
+"""Writes log lines to stderr, in NSQ's form, and never holds the daemon up for them.
 
 A line is handed to a thread that writes it. When nobody reads stderr (a full pipe, a stopped terminal) the
 thread waits, the queue fills, and further lines are dropped and counted; the event loop goes on serving.
@@ -32,7 +32,7 @@ STDERR_FD: Final = 2
 
 
 class Level(IntEnum):
-    """Numbered as `/config/log_level` shows them."""
+    """The levels of log lines, numbered as `/config/log_level` shows them."""
 
     DEBUG = 1
     INFO = 2
@@ -42,7 +42,7 @@ class Level(IntEnum):
 
     @property
     def word(self) -> str:
-        """The word of the `--log-level` option; the printed one is the member's name."""
+        """Returns the word of the `--log-level` option; the printed one is the member's name."""
         return "warn" if self is Level.WARNING else self.name.lower()
 
     @classmethod
@@ -81,12 +81,12 @@ class LineWriter:
             self._changed.notify_all()
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Wait until all lines are written; False if that took too long."""
+        """Waits until all lines are written; False if that took too long."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._lines and not self._writing, timeout_seconds)
 
     def take_dropped(self) -> int:
-        """The number of lines lost since last asked, if a note about it now fits in the queue; else 0."""
+        """Returns the number of lines lost since last asked, if a note about it now fits in the queue; else 0."""
         with self._changed:
             if self._queued_bytes > self._queue_bytes_max // 2:
                 return 0
@@ -134,7 +134,7 @@ stderr = LineWriter(STDERR_FD)
 
 
 class Logger:
-    """`<prefix>YYYY/MM/DD HH:MM:SS.micros LEVEL: text`, in local time. `level` may be changed at any time.
+    """Writes `<prefix>YYYY/MM/DD HH:MM:SS.micros LEVEL: text`, in local time. `level` may be changed at any time.
 
     A text is one line, whatever peers have put into it: see `printable`.
     """
@@ -159,19 +159,21 @@ class Logger:
         self._log(Level.ERROR, text)
 
     def always(self, text: str) -> None:
-        """A line that no level leaves out, such as who changed what."""
+        """Writes a line that no level leaves out, such as who changed what."""
         self._log(Level.INFO, text, is_always=True)
 
     def fatal(self, text: str) -> None:
-        """A last word: the caller ends the program after it."""
+        """Writes a last word: the caller ends the program after it."""
         self._log(Level.FATAL, text)
 
     def failure(self, text: str, error: BaseException) -> None:
-        """An unexpected error with its traceback, which is indented: no line of it can be taken for one of ours."""
+        """Writes an unexpected error with its traceback, which is indented: no line of it can be taken for
+        one of ours.
+        """
         self.trace(f"{printable(text)}\n{''.join(traceback.format_exception(error))}")
 
     def trace(self, text: str) -> None:
-        """An error of several lines, of which the first is a text like others and the rest is indented."""
+        """Writes an error of several lines: the first is a text like others, the rest is indented."""
         if self.level <= Level.ERROR:
             first, *others = text.rstrip().split("\n")
             self.error(first)
@@ -179,7 +181,7 @@ class Logger:
                 self._writer.put(_encoded(f"    {printable(line.expandtabs())}\n"))
 
     def report_failures(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on what fails in the loop with nobody to tell is told here."""
+        """Lets this log tell, from now on, what fails in the loop where nobody else would be told."""
 
         def report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
             error = context.get("exception")
@@ -214,7 +216,9 @@ def _encoded(line: str) -> bytes:
 
 
 def library_log(name: str) -> logging.Logger:
-    """The logger of a part that runs in other programs: what it says is printable, wherever they let it be written."""
+    """Returns the logger of a part that runs in other programs: what it says is printable, wherever they let it be
+    written.
+    """
     log = logging.getLogger(name)
     if make_printable not in log.filters:
         log.addFilter(make_printable)
@@ -222,7 +226,7 @@ def library_log(name: str) -> logging.Logger:
 
 
 def make_printable(record: logging.LogRecord) -> bool:
-    """A filter that lets every record through, with what peers have put into it made printable."""
+    """Lets every record through a filter, with what peers have put into it made printable."""
     said = record.getMessage()
     shown = printable(said)
     if shown != said:

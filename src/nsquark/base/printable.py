@@ -1,25 +1,25 @@
-"""Text that strangers wrote, made fit for a log or a terminal: it neither begins a line nor moves the cursor."""
+"""Makes text that strangers wrote fit for a log or a terminal: it neither begins a line nor moves the cursor."""
 
 from typing import Final
 
 TEXT_CHARS_MAX: Final = 4096
-"""Of one line: above what honest peers say, and little enough that nobody fills a disk by one command."""
+"""The longest line: more than honest peers say, and little enough that nobody fills a disk by one command."""
 
 
 def printable(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
-    """One line of at most about `chars_max` characters; what is not printable becomes an escape."""
+    """Returns one line of at most about `chars_max` characters; what is not printable becomes an escape."""
     if len(text) > chars_max:
         text = f"{text[:chars_max]}... ({len(text) - chars_max} more characters)"
     return text if text.isprintable() else "".join(map(escaped, text))
 
 
 def printable_lines(text: str) -> str:
-    """For what may have several lines, such as an error's text on a terminal."""
+    """Makes text printable that may have several lines, such as an error's text on a terminal."""
     return "\n".join(printable(line.expandtabs()) for line in text.split("\n"))
 
 
 def escaped(char: str) -> str:
-    """As Go's %q writes it, without the quotes."""
+    """Escapes text as Go's %q does, without the quotes."""
     if char.isprintable():
         return char
     if char in _NAMED:

@@ -1,1 +1,1 @@
-"""nsqd. The path of a message: publishing (PUB), topic, log, turn, channel, session; then ledger (FIN), channel."""
+"""Is nsqd. The path of a message: publishing (PUB), topic, log, turn, channel, session; then ledger (FIN), channel."""

@@ -1,4 +1,6 @@
-"""AUTH: who may publish and subscribe, as an auth server says. Nothing here waits: a session goes on when it knows."""
+"""Carries out AUTH: an auth server says who may publish and subscribe. Nothing here waits: a session goes on when it
+knows.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from nsquark.broker.tcp.session import Session
 
 QUERIES_AT_ONCE_MAX: Final = 64
-"""Each query has a thread while it lasts."""
+"""So many queries run at once: each has a thread while it lasts."""
 ANSWER_BYTES_MAX: Final = 4 << 20
 
 
@@ -33,7 +35,7 @@ class Asker(NamedTuple):
 
     secret: bytes
     common_name: str
-    """Of the client's certificate, if it showed one."""
+    """The common name of the client's certificate, if it showed one."""
     remote_ip: str
     is_tls: bool
 
@@ -47,7 +49,7 @@ class Asker(NamedTuple):
 
 
 class AuthServers:
-    """The servers of --auth-http-address, any of which may be asked."""
+    """Asks the servers of --auth-http-address, any of which may be asked."""
 
     def __init__(self, options: NsqdOptions, logger: Logger) -> None:
         self._addresses = options.auth_http_address
@@ -61,7 +63,9 @@ class AuthServers:
             self._ssl_context = client_context(options)
 
     async def ask(self, asker: Asker) -> Grant | None:
-        """The first good answer, starting anywhere; None if there is none. The log says why, without the secret."""
+        """Returns the first good answer, starting anywhere; None if there is none. The log says why, without the
+        secret.
+        """
         query = asker.query()
         start = random.randrange(len(self._addresses))
         async with self._queries:
@@ -103,7 +107,7 @@ class AuthServers:
 
 
 class Guard:
-    """The permissions of one connection.
+    """Keeps the permissions of one connection.
 
     While a server is asked (`is_asking`) the session's command counts as incomplete, so that it and all after it
     wait; with the answer the session looks at it again.
@@ -123,7 +127,7 @@ class Guard:
         return self._task is not None
 
     def authorize(self, secret: bytes) -> bytes | None:
-        """AUTH's answer; None while a server is asked."""
+        """Returns AUTH's answer; None while a server is asked."""
         if not self._is_answered:
             if self.grant is not None:
                 raise FatalClientError("E_INVALID", "AUTH already set")
@@ -136,7 +140,9 @@ class Guard:
         return grant.shown()
 
     def allows(self, word: str, topic: str, channel: str) -> bool:
-        """Whether the command `word` may go on; False while that is being found out. What is not allowed is raised."""
+        """Tells whether the command `word` may go on; False while that is being found out. What is not allowed is
+        raised.
+        """
         grant = self.grant
         question: Question = ("subscribe" if word == "SUB" else "publish", topic, channel)
         if self._is_answered:
@@ -155,7 +161,7 @@ class Guard:
         return True
 
     def cancel(self) -> None:
-        """The connection is gone."""
+        """Stops asking: the connection is gone."""
         if self._task is not None:
             self._task.cancel()
 
@@ -182,7 +188,7 @@ class Guard:
         self._task = self._session.nsqd.loop.create_task(self._go_on_after(work))
 
     async def _go_on_after(self, work: Coroutine[Any, Any, object]) -> None:
-        """Whatever becomes of the work: a command that waits is answered."""
+        """Lets a command that waits be answered, whatever becomes of the work."""
         try:
             await work
         finally:

@@ -1,4 +1,4 @@
-"""A channel: a cursor over its topic's log, and the consumers that share its messages."""
+"""Is a channel: a cursor over its topic's log, and the consumers that share its messages."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 PARK_BLOCKS = 64
 """When this many blocks lie above the floor, the lowest are parked: that bounds the memory a held message costs."""
 NOTE_INTERVAL_S = 0.1
-"""How often what was finished above a held message is noted: a crash repeats twice as much of it at most."""
+"""So often it is noted what was finished above a held message: a crash repeats twice as much of it at most."""
 NOT_STORED = 0
 
 
 class RangeChannelError(Exception):
-    """Push and range use of one channel exclude each other."""
+    """Says that push and range use of one channel exclude each other."""
 
 
 class Channel:
-    """Consumers, a position that survives, and what operators do with both.
+    """Has consumers, a position that survives, and what operators do with both.
 
     * `feed` has the messages, `sharing` decides which consumer gets how many, `ledger` knows what became of each.
     * `_slot` is what the cursor file has of this channel; `persist` brings it up to date once a turn.
@@ -47,12 +47,14 @@ class Channel:
         self.name = name = state.name
         self.ephemeral = is_ephemeral(name)
         self.is_trimmed = self.ephemeral or topic.directory is None
-        """What it holds back lies in memory only, so it is bounded."""
+        """What the channel holds back lies in memory only, so it is bounded."""
         self.paused = state.paused
         self.owner = state.owner
         self.owner_ttl_ms = state.owner_ttl_ms
         self._owner_seen_ms = now_ms()
-        """By the monotonic clock; while nsqd was down nobody could be heard of."""
+        """The time when the owner was heard of, by the monotonic clock; while nsqd was down nobody
+        could be heard of.
+        """
         self.deferred = deferred
         self.sessions: list[Session] = []
         self.had_subscribers = state.had_subscribers
@@ -68,7 +70,7 @@ class Channel:
         self.sharing = Sharing(self.feed, self.topology, self.wake, nsqd.loop.call_later)
         self._joined_at = topic.pumped
         self._counted_ahead = 0
-        """Deferred messages in the log that the topic has yet to count."""
+        """The number of deferred messages in the log that the topic has yet to count."""
         self._slot = slot
         self._journal: Journal | None = None
         self._is_parking = False
@@ -106,7 +108,7 @@ class Channel:
 
     @property
     def backend_depth(self) -> int:
-        """What lies below the part of the log that is in memory."""
+        """Counts what lies below the part of the log that is in memory."""
         log = self.topic.log
         if log.segments is None:
             return 0
@@ -121,7 +123,8 @@ class Channel:
         return self.topic.pumped - self._joined_at + self.deferred.count
 
     def deferred_came(self, appended: Iterable[tuple[int, int]], *, pumped: bool) -> None:
-        """Deferred messages entered the log, as (number, sequence number); `pumped` tells that the topic counts them.
+        """Is told that deferred messages entered the log, as (number, sequence number); `pumped` tells that the topic
+        counts them.
 
         One that is for this channel was counted when it was published, one that is not is never counted: so what the
         topic counts, now or when its pump follows again, is taken off.
@@ -202,7 +205,9 @@ class Channel:
         return True
 
     def _note_finished(self) -> None:
-        """A held message keeps the floor down, but not what is finished above it from being remembered."""
+        """Notes what is finished above a held message, which keeps the floor down but need not keep this from being
+        remembered.
+        """
         self._note_timer = False
         if not self.ledger.journal:  # else the disk has not taken what was noted before
             note_finished(self.ledger)
@@ -238,12 +243,12 @@ class Channel:
 
     @property
     def stored_position(self) -> int:
-        """What the cursor file says, which may be ahead of a log that lost its end."""
+        """Returns the position that the cursor file has, which may be ahead of a log that lost its end."""
         return self._slot.position if self._slot is not None else 0
 
     @property
     def floor_needed(self) -> int:
-        """Below this one only parked messages are needed; an ephemeral channel holds nothing back."""
+        """Returns the position below which only parked messages are needed; an ephemeral channel holds nothing back."""
         return self.topic.log.head if self.ephemeral else self.ledger.floor
 
     def state(self) -> ChannelState:
@@ -259,7 +264,9 @@ class Channel:
             self.topic.slots.store(self._slot)
 
     def _note_state(self) -> None:
-        """The same where nobody can be refused: if the disk does, it is stored with the next thing to note."""
+        """Stores the state where nobody can be refused: if the disk does not take it, it is stored with the next thing
+        to note.
+        """
         try:
             self._write_state()
         except OSError as error:
@@ -282,7 +289,9 @@ class Channel:
         self._write_state()
 
     def seek_counts(self, seq: int) -> tuple[int, int]:
-        """How many finished messages would come again if it were set to `seq`, and how many others never would."""
+        """Counts the finished messages that would come again if the channel were set to `seq`, and the others that
+        never would.
+        """
         log, ledger = self.topic.log, self.ledger
         unfinished, known = ledger.count_below(seq)
         unfinished += self._new_below(seq, known)
@@ -291,7 +300,9 @@ class Channel:
         return max(0, come_again), unfinished + self.deferred.count
 
     def _new_below(self, seq: int, known: int) -> int:
-        """Messages below `seq` that were never delivered, whether or not the topic's pump has come to them."""
+        """Counts the messages below `seq` that were never delivered, whether or not the topic's
+        pump has come to them.
+        """
         extents, start = self.topic.log.extents, self.ledger.next
         skipped = sum(extents.between(max(low, start), min(high, seq)) for low, high in self.feed.skips)
         return max(0, extents.between(start, seq) - known - skipped)
@@ -308,7 +319,7 @@ class Channel:
         self.wake()
 
     def skip_range(self, low: int, high: int) -> None:
-        """The messages in `low <= seq < high` are not for this channel."""
+        """Skips the messages in `low <= seq < high`, which are not for this channel."""
         self._counted_ahead = 0  # the pump passes them uncounted
         skips = self.feed.skips
         if skips and skips[-1][1] == low:
@@ -319,7 +330,7 @@ class Channel:
         self.wake()
 
     def commit(self, owner: str, seq: int, ttl_ms: int) -> None:
-        """A reader by range is done with everything below `seq`."""
+        """Moves on for a reader by range that is done with everything below `seq`."""
         if self.sessions or (self.owner and self.owner != owner):
             raise RangeChannelError(
                 f"channel {self.name} is owned by {self.owner}"
@@ -340,16 +351,16 @@ class Channel:
 
     @property
     def owner_idle_ms(self) -> int:
-        """How long its owner by range has not been heard of; a start of nsqd counts as hearing of it."""
+        """Tells for how long the owner by range has not been heard of; a start of nsqd counts as hearing of it."""
         return now_ms() - self._owner_seen_ms
 
     @property
     def is_abandoned(self) -> bool:
-        """Its owner by range has not been heard of for longer than it asked for."""
+        """Tells whether the owner by range has not been heard of for longer than it asked for."""
         return bool(self.owner and self.owner_ttl_ms and self.owner_idle_ms > self.owner_ttl_ms)
 
     def close(self) -> None:
-        """At a clean stop: keeps attempts, due times and what was finished out of order."""
+        """Stops cleanly: attempts, due times and what was finished out of order are kept."""
         if self._slot is None or self.is_deleted:
             return
         self.ledger.raise_floor()

@@ -1,4 +1,4 @@
-"""The data path: its lock, nsqd.dat as NSQ writes it, and this nsqd's identity."""
+"""Opens the data path: its lock, nsqd.dat as NSQ writes it, and this nsqd's identity."""
 
 import contextlib
 import errno
@@ -20,14 +20,14 @@ OWN_DIRECTORY = "nsquark"
 NODE_FILE = "node.json"
 NODE_COPY = "node.json.copy"
 FORMAT = 2
-"""Of all files below OWN_DIRECTORY together; docs/operations.md says what changed with each."""
+"""The format of all files below OWN_DIRECTORY together; docs/operations.md says what changed with each."""
 TOPICS_DIRECTORY = "topics"
 DOOMED_PREFIX = "x."
-"""Directories of deleted topics, until they are gone."""
+"""The prefix of directories of deleted topics, until they are gone."""
 
 
 class DataPathError(Exception):
-    """The data path cannot be used; the text says why."""
+    """Says that the data path cannot be used; the text says why."""
 
 
 class ListedChannel(msgspec.Struct):
@@ -43,7 +43,7 @@ class ListedTopic(msgspec.Struct):
 
 
 class Metadata(msgspec.Struct):
-    """nsqd.dat, NSQ's or ours."""
+    """The content of nsqd.dat, NSQ's or ours."""
 
     topics: list[ListedTopic] | None = None
     nsquark: int = 0
@@ -61,7 +61,7 @@ class NodeIdentity(msgspec.Struct):
 
 
 class DataPath:
-    """An existing directory, locked for this process."""
+    """Is an existing directory, locked for this process."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path or ".")
@@ -86,7 +86,7 @@ class DataPath:
             raise DataPathError(f"failed to lock data-path: open {self.path}: {reason}") from None
 
     def prepare(self, report: Callable[[str], None]) -> NodeIdentity:
-        """Makes our own directories if they are missing; this nsqd's identity."""
+        """Makes our own directories if they are missing; returns this nsqd's identity."""
         try:
             for directory in (self.own, self.topics):
                 directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
@@ -98,7 +98,9 @@ class DataPath:
             raise DataPathError(f"data-path {self.path} cannot be used - {error}") from None
 
     def _load_node(self, report: Callable[[str], None]) -> NodeIdentity:
-        """The node from its file or the copy of that; both are written anew if one is damaged or of an older format."""
+        """Reads the node from its file or the copy of that; both are written anew if one is damaged or of an older
+        format.
+        """
         paths = [self.own / NODE_FILE, self.own / NODE_COPY]
         found = [_read_node(path, report) for path in paths]
         intact = [node for node in found if node is not None]
@@ -133,7 +135,9 @@ class DataPath:
         return current
 
     def listed_topics(self) -> dict[str, ListedTopic]:
-        """What nsqd.dat names, if it is ours and can be read: to make again what the topics' own files have lost."""
+        """Returns what nsqd.dat names, if it is ours and can be read: to make again what the topics' own files have
+        lost.
+        """
         try:
             metadata = msgspec.json.decode((self.path / METADATA_FILE).read_bytes(), type=Metadata)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -147,7 +151,7 @@ class DataPath:
 
 
 def _read_node(path: Path, report: Callable[[str], None]) -> NodeIdentity | None:
-    """The node in a file; None if it is damaged or not there.
+    """Reads the node in a file; None if it is damaged or not there.
 
     One without a check is of format 1, or written by hand.
     """
@@ -160,7 +164,9 @@ def _read_node(path: Path, report: Callable[[str], None]) -> NodeIdentity | None
 
 
 def encode_metadata(topics: Iterable[ListedTopic], *, ours: bool = True) -> bytes:
-    """nsqd.dat; `nsquark` marks it as ours and `owner` a channel that is read by range, which NSQ both ignores."""
+    """Encodes nsqd.dat; `nsquark` marks it as ours and `owner` a channel that is read by range,
+    which NSQ both ignores.
+    """
     document: dict[str, Any] = {
         "topics": [
             {

@@ -1,4 +1,4 @@
-"""DPUB: a topic's messages that wait until they are due, and then enter its log."""
+"""Carries out DPUB: a topic's messages wait until they are due, and then enter its log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Awaited:
-    """The deferred messages that one channel waits for, or the topic itself while its pump stands still.
+    """Knows the deferred messages that one channel waits for, or the topic itself while its pump stands still.
 
     They have the number `first` or a higher one; `count` of them wait.
     """
@@ -34,12 +34,12 @@ class Awaited:
         return Awaited(self.first, self.count)
 
     def are_gone(self, numbers: Sequence[int]) -> None:
-        """These messages wait no more."""
+        """Forgets messages that wait no more."""
         self.count -= sum(number >= self.first for number in numbers)
 
 
 class Deferrals:
-    """The deferred messages of one topic.
+    """Owns the deferred messages of one topic.
 
     * Messages are numbered as they come; `number` is the next one's. Channels and the topic remember numbers.
     * What is due is moved into the log in portions, one at a time: `appending` is the one on its way.
@@ -66,7 +66,7 @@ class Deferrals:
             self._messages.when_log_synced = segments.when_synced
         self._own = Awaited(1)
         self.appending: tuple[Due, list[int], list[int]] | None = None
-        """What is on its way into the log, with the numbers and sequence numbers of its messages."""
+        """The messages on their way into the log, with their numbers and sequence numbers."""
 
     @property
     def number(self) -> int:
@@ -74,23 +74,23 @@ class Deferrals:
 
     @property
     def count(self) -> int:
-        """How many messages wait, voided ones too."""
+        """Tells how many messages wait, voided ones too."""
         return self._messages.count
 
     @property
     def own(self) -> Awaited:
-        """What waits and belongs to no channel yet: nothing, while the pump follows the head."""
+        """Returns what waits and belongs to no channel yet: nothing, while the pump follows the head."""
         return Awaited(self.number) if self._topic.is_pump_following else self._own
 
     @property
     def stored_first(self) -> int:
-        """The number that the topic's slot remembers; it counts only when the pump stands still."""
+        """Returns the number that the topic's slot remembers; it counts only when the pump stands still."""
         return self._own.first
 
     # -- start -------------------------------------------------------------------------------------------
 
     def found_from(self, first: int) -> Awaited:
-        """What waited at the start and has this number or a higher one."""
+        """Returns what waited at the start and has this number or a higher one."""
         found = self._messages.found
         return Awaited(first, len(found) - bisect_left(found, first))
 
@@ -98,7 +98,7 @@ class Deferrals:
         self._own = self.found_from(first)
 
     def started(self) -> None:
-        """All channels are made that the start has to make: what it found need not be known one by one any more."""
+        """Is told that the start has made all channels: what it found need not be known one by one any more."""
         self._messages.found.clear()
 
     # -- publishing --------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class Deferrals:
         topic.log.write()
 
     def settled(self, commit: Commit) -> None:
-        """The log took what was due, or not."""
+        """Is told whether the log took what was due."""
         assert self.appending is not None
         due, numbers, seqs = self.appending
         self.appending = None
@@ -184,7 +184,9 @@ class Deferrals:
     # -- the pump ----------------------------------------------------------------------------------------
 
     def pump_stopped(self) -> None:
-        """What waits now is the channels'; what is published from now on is the topic's own."""
+        """Is told that the pump stands still: what waits now is the channels', what is published from now on is the
+        topic's own.
+        """
         self._own = Awaited(self.number)
 
     def void_own(self) -> None:
@@ -199,7 +201,7 @@ class Deferrals:
     # -- files -------------------------------------------------------------------------------------------
 
     def waiting(self) -> Iterator[tuple[int, int, bytes]]:
-        """The messages that wait for their time, as (number, timestamp in ns, body)."""
+        """Yields the messages that wait for their time, as (number, timestamp in ns, body)."""
         return (message for message in self._messages.waiting() if not self._is_voided(message[0]))
 
     def segment_goes(self, segment: Segment) -> bool:

@@ -1,4 +1,4 @@
-"""Going back to NSQ: what a stopped nsqd has is written as the files that NSQ's nsqd leaves when it stops.
+"""Goes back to NSQ: what a stopped nsqd has is written as the files that NSQ's nsqd leaves when it stops.
 
     <topic>.diskqueue.*             what waits in the topic: it has no channel, or is paused
     <topic>:<channel>.diskqueue.*   what the channel has not finished: requeued, deferred, in flight at the stop, or new
@@ -30,19 +30,19 @@ Range = tuple[int, int]
 
 
 class ExportError(Exception):
-    """The export is not possible; the text says why."""
+    """Says that the export is not possible; the text says why."""
 
 
 class Exported(NamedTuple):
-    """What was written."""
+    """What an export has written."""
 
     queues: dict[str, int]
-    """Messages by the name of the queue: a topic, or a topic and a channel with a colon in between."""
+    """The number of messages by the name of the queue: a topic, or a topic and a channel with a colon in between."""
     message_bytes_max: int
 
 
 class NsqExport:
-    """One pass over all topics of an nsqd that is loaded and serves nobody; it waits for the disk."""
+    """Makes one pass over all topics of an nsqd that is loaded and serves nobody; it waits for the disk."""
 
     def __init__(self, nsqd: Nsqd, target: Path) -> None:
         self.nsqd = nsqd
@@ -123,13 +123,15 @@ class NsqExport:
                 seq = log.extents.at_or_after(chunk.first_seq + end)
 
     def _deferred(self, topic: Topic, low: int, high: int) -> Iterator[tuple[int, int, bytes, bytes]]:
-        """NSQ's files have no place for a delay: these are ready at once, as after a restart of NSQ."""
+        """Yields deferred messages. NSQ's files have no place for a delay: these are ready at once, as after a restart
+        of NSQ.
+        """
         for number, timestamp_ns, body in topic.deferrals.waiting():
             if low <= number < high:
                 yield timestamp_ns, 0, self._new_id(), body
 
     def _new_id(self) -> bytes:
-        """Deferred messages have none yet."""
+        """Makes an id for a deferred message, which has none yet."""
         if not self._seqs:
             self._seqs = range(*self.nsqd.logs.sequences.lease(LEASE_SEQS_MIN))
         seq, self._seqs = self._seqs[0], self._seqs[1:]
@@ -142,7 +144,9 @@ def _message(record: memoryview, attempts: int) -> tuple[int, int, bytes, memory
 
 
 def _known(channel: Channel) -> tuple[dict[int, int], list[Range]]:
-    """What was delivered and is not finished, with its attempts; and the ranges that are finished above the floor."""
+    """Returns what was delivered and is not finished, with its attempts; and the ranges that are finished above the
+    floor.
+    """
     attempts: dict[int, int] = {}
     finished: list[Range] = []
     for _, kind, attempts_so_far, seq, _, span in JOURNAL_RECORD.iter_unpack(snapshot(channel.ledger)):
@@ -154,7 +158,7 @@ def _known(channel: Channel) -> tuple[dict[int, int], list[Range]]:
 
 
 def without(ranges: list[Range], holes: list[Range]) -> list[Range]:
-    """The parts of `ranges`, which are in order, that lie in none of the `holes`."""
+    """Returns the parts of `ranges`, which are in order, that lie in none of the `holes`."""
     left: list[Range] = []
     holes = sorted(hole for hole in holes if hole[0] < hole[1])
     place = 0

@@ -1,4 +1,4 @@
-"""What a channel has to give: messages that are new, as slices of the log, and those that come again."""
+"""Sends what a channel has to give: messages that are new, as slices of the log, and those that come again."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ class Feed:
         self.topic = topic
         self.ledger = ledger
         self.skips = skips
-        """Ranges of sequence numbers that are not for this channel, in order."""
+        """The ranges of sequence numbers that are not for this channel, in order."""
         self.is_loading = False
         self._latency = latency
         self._kept = topic.retention.kept
         self._wake = wake
         self._credit = 0
-        """How many redeliveries may come before the next new message, while both wait; see `_take_turns`."""
+        """So many redeliveries may come before the next new message, while both wait; see `_take_turns`."""
 
     # -- what there is -----------------------------------------------------------------------------------
 
     @property
     def new_count(self) -> int:
-        """How many messages were never delivered since the start."""
+        """Tells how many messages were never delivered since the start."""
         extents, start, pump = self.topic.log.extents, self.ledger.next, self.topic.pump
         count = extents.between(start, pump) - self.ledger.ahead
         for low, high in self.skips:
@@ -61,7 +61,7 @@ class Feed:
         return self.new_count + self.ledger.queued
 
     def may_have_more(self) -> bool:
-        """Whether there may be something to send: cheaper than `depth`, which counts it."""
+        """Tells whether there may be something to send: cheaper than `depth`, which counts it."""
         return bool(self.ledger.queued) or self.ledger.next < self.topic.pump
 
     def trim(self, messages_max: int) -> None:
@@ -81,7 +81,7 @@ class Feed:
             self._send_new(session, want, now)
 
     def _take_turns(self, session: Session, want: int, now: int) -> None:
-        """While new messages wait, no more than half of what all consumers get are redeliveries, whatever their RDY.
+        """Lets redeliveries be no more than half of what all consumers get while new messages wait, whatever their RDY.
 
         So a message that fails for ever does not keep others waiting, nor do new ones keep a redelivery waiting.
         """
@@ -108,7 +108,7 @@ class Feed:
             want -= sent
 
     def _send_run(self, session: Session, want: int, now: int) -> int:
-        """Sends one run of new messages, as a slice of the log; how many these were."""
+        """Sends one run of new messages, as a slice of the log; returns how many these were."""
         ledger, log = self.ledger, self.topic.log
         limit = self._next_run_end() if self.skips or ledger.ahead else self._skip_gap(self.topic.pump)
         seq = ledger.next
@@ -174,7 +174,7 @@ class Feed:
     # -- what comes next ---------------------------------------------------------------------------------
 
     def _next_run_end(self) -> int:
-        """Steps over what does not exist, was voided or is known; where the messages from there on end."""
+        """Steps over what does not exist, was voided or is known; returns where the messages from there on end."""
         ledger = self.ledger
         while True:
             end = self._end_before_skips()
@@ -195,7 +195,7 @@ class Feed:
         return self._skip_gap(end)
 
     def _skip_gap(self, limit: int) -> int:
-        """Moves on to the next message that exists, if that is below `limit`; which it returns."""
+        """Moves on to the next message that exists, if that is below `limit`; returns that message."""
         self.ledger.skip(min(self.topic.log.extents.at_or_after(self.ledger.next), limit))
         return limit
 

@@ -1,4 +1,4 @@
-"""Grants: what an auth server allows, in its words, and whether that covers a command."""
+"""Reads grants: what an auth server allows, in its words, and whether that covers a command."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from nsquark.wire.documents import decode_json
 EXPRESSIONS_MAX: Final = 10_000
 EXPRESSION_MEMORY_BYTES_MAX: Final = 1 << 20
 EXPRESSIONS_AT_ONCE_MAX: Final = 256
-"""To be searched on the event loop, which takes about a millisecond; more are searched in a thread."""
+"""So many expressions are searched on the event loop, which takes about a millisecond; more are
+searched in a thread.
+"""
 DECISIONS_KEPT_MAX: Final = 1024
 
 Permission = Literal["subscribe", "publish", "admin"]
 Question = tuple[Permission, str, str]
-"""A permission, and the topic and channel it is asked for; an empty channel where none is meant."""
+"""A permission, and the topic and channel it is asked for; the channel is empty where none is meant."""
 
 
 class AuthError(Exception):
-    """An auth server did not answer, or not as it should; the text is for the log."""
+    """Says that an auth server did not answer, or not as it should; the text is for the log."""
 
 
 class _Authorization(msgspec.Struct):
@@ -58,7 +60,7 @@ class _Permit:
 
 
 class Grant:
-    """What an auth server allows, for a time. Reading its answer takes long if it has many expressions."""
+    """Knows what an auth server allows, for a time. Reading its answer takes long if it has many expressions."""
 
     def __init__(self, body: bytes) -> None:
         try:
@@ -90,7 +92,7 @@ class Grant:
         return time.monotonic() >= self._expires_at_s
 
     def decides_at_once(self, question: Question) -> bool:
-        """Whether `allows` may be called on the event loop."""
+        """Tells whether `allows` may be called on the event loop."""
         return self._expressions <= EXPRESSIONS_AT_ONCE_MAX or question in self._decisions
 
     def allows(self, question: Question) -> bool:
@@ -103,7 +105,7 @@ class Grant:
         return decision
 
     def shown(self) -> bytes:
-        """The answer to AUTH."""
+        """Returns the answer to AUTH."""
         return encode_json(
             {
                 "identity": self.identity,
@@ -114,7 +116,9 @@ class Grant:
 
 
 class _Compiled(dict[str, _Expression]):
-    """Expressions by their text, in the syntax of Go's `regexp`; the time to search is linear in the name's length."""
+    """Keeps expressions by their text, in the syntax of Go's `regexp`; the time to search is linear in the name's
+    length.
+    """
 
     def __init__(self) -> None:
         import re2  # for those who use AUTH: the others start without it
@@ -135,6 +139,6 @@ class _Compiled(dict[str, _Expression]):
 
 
 def _reason(error: Exception) -> str:
-    """RE2 gives its reason as bytes."""
+    """Returns RE2's reason, which it gives as bytes."""
     raw = error.args[0] if error.args else b""
     return raw.decode("utf-8", "replace") if isinstance(raw, bytes) else str(error)

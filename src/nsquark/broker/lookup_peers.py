@@ -1,4 +1,4 @@
-"""nsqd's side of discovery: tell nsqlookupds what this nsqd carries, ask them for a topic's channels.
+"""Is nsqd's side of discovery: it tells nsqlookupds what this nsqd carries, and asks them for a topic's channels.
 
 Each nsqlookupd is served by a task of its own, so a dead one delays nobody. NSQ serves them in turn.
 """
@@ -24,18 +24,22 @@ from nsquark.wire.names import is_ephemeral, is_valid_name
 
 PING_INTERVAL_S = 15.0
 EXCHANGE_TIMEOUT_S = 1.0
-"""For connecting, and for each reply."""
+"""The time for connecting, and for each reply."""
 
 RETRY_S_MIN = 1.0
 """A lost connection is tried again after this, then after twice as long, up to a ping's interval."""
 COMMAND_RETRY_S_MIN = 0.25
-"""With a command to send it is tried again sooner, but not sooner than this: it may be refused each time."""
+"""With a command to send, a connection is tried again sooner, but not sooner than this: it may be refused each time."""
 
 PIPELINE_COMMANDS_MAX = 100
-"""Sent before their replies are awaited: a thousand topics then cost ten round trips, not a thousand."""
+"""So many commands are sent before their replies are awaited: a thousand topics then cost ten round trips, not a
+thousand.
+"""
 
 COMMANDS_WAITING_MAX = 10_000
-"""For one nsqlookupd. With more it is connected to anew: that says in fewer commands what this nsqd carries."""
+"""So many commands wait for one nsqlookupd. With more it is connected to anew: that says in fewer commands what this
+nsqd carries.
+"""
 
 SIZE_BYTES = 4
 
@@ -43,7 +47,7 @@ Registration = tuple[str, str | None]
 
 
 class LookupPeers:
-    """The nsqlookupds of one nsqd. All methods belong to the event loop's thread.
+    """Keeps the nsqlookupds of one nsqd. All methods belong to the event loop's thread.
 
     `registrations` gives what is to be announced on a new connection: (topic, channel) for each channel, and
     (topic, None) for a topic without any. Change it before calling `register` or `unregister`.
@@ -97,7 +101,7 @@ class LookupPeers:
         self._tell_all("UNREGISTER", topic, channel)
 
     async def channels_of(self, topic: str) -> set[str]:
-        """The lasting channels any nsqlookupd knows of the topic. Who fails to answer is logged."""
+        """Returns the lasting channels any nsqlookupd knows of the topic. Who fails to answer is logged."""
         hosts = {peer.http_address for peer in self._peers.values()} - {None}
         answers = await asyncio.gather(*(self._ask_channels(host, topic) for host in hosts if host))
         return {name for names in answers for name in names if is_valid_name(name) and not is_ephemeral(name)}
@@ -134,7 +138,7 @@ class _PeerInfo(msgspec.Struct):
 
 
 class LookupPeer:
-    """One nsqlookupd: a queue of commands, and a task that connects, sends them and pings.
+    """Talks to one nsqlookupd: it has a queue of commands, and a task that connects, sends them and pings.
 
     Always: what cannot be sent for want of a connection is dropped from the queue; the next connection
     begins with all registrations as they are then.
@@ -143,7 +147,7 @@ class LookupPeer:
     def __init__(self, address: str, peers: LookupPeers) -> None:
         self.address = address
         self.http_address: str | None = None
-        """Kept while disconnected: the HTTP port may well answer."""
+        """The address is kept while disconnected: the HTTP port may well answer."""
         self._peers = peers
         self._logger = peers.logger
         self._commands: deque[str] = deque()
@@ -186,7 +190,7 @@ class LookupPeer:
             self._disconnect()
 
     async def _serve(self) -> None:
-        """Until the connection fails."""
+        """Sends commands and pings until the connection fails."""
         ping_at = time.monotonic() + PING_INTERVAL_S
         while self._connection is not None:
             if self._connection.is_lost:
@@ -203,14 +207,14 @@ class LookupPeer:
                 await self._sleep(ping_at - time.monotonic())
 
     async def _pause(self, seconds: float) -> None:
-        """Before the next connection."""
+        """Waits before the next connection."""
         at_least_s = min(seconds, COMMAND_RETRY_S_MIN)
         await asyncio.sleep(at_least_s)
         if not self._commands:
             await self._sleep(seconds - at_least_s)
 
     async def _sleep(self, seconds: float) -> None:
-        """Until then, or until there is a command to send or the connection is lost."""
+        """Waits until then, or until there is a command to send or the connection is lost."""
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -265,7 +269,7 @@ class LookupPeer:
         return True
 
     async def _send(self, commands: list[str]) -> bool:
-        """False, and disconnected, if one of them was not answered or refused."""
+        """Sends the commands; False, and disconnected, if one of them was not answered or refused."""
         assert self._connection is not None
         try:
             replies = await self._connection.exchange([f"{command}\n".encode() for command in commands])
@@ -289,7 +293,7 @@ class LookupPeer:
 
 
 class LookupConnection(asyncio.Protocol):
-    """Requests out, replies back in the same order; a reply is a size and that many bytes."""
+    """Sends requests and gets replies in the same order; a reply is a size and that many bytes."""
 
     def __init__(self, reply_bytes_max: int, on_lost: Callable[[], None]) -> None:
         self._reply_bytes_max = reply_bytes_max
@@ -306,14 +310,14 @@ class LookupConnection(asyncio.Protocol):
         return self._lost is not None
 
     async def exchange(self, requests: Sequence[bytes]) -> list[bytes]:
-        """The replies; OSError if one is late or too long, or the connection breaks: close it then."""
+        """Returns the replies; OSError if one is late or too long, or the connection breaks: close it then."""
         assert self._transport is not None
         self._outstanding += len(requests)
         self._transport.write(b"".join(requests))
         return [await self._next_reply() for _ in requests]
 
     def close(self) -> None:
-        """Its end is no news to who closes it."""
+        """Closes the connection; its end is no news to who closes it."""
         self._on_lost = _nothing
         self._abort()
 

@@ -1,4 +1,4 @@
-"""The program nsqd: options, data path, event loop, signals."""
+"""Is the program nsqd: options, data path, event loop, signals."""
 
 import asyncio
 import contextlib
@@ -51,7 +51,7 @@ async def _serve(options: NsqdOptions, logger: Logger, data: DataPath) -> None:
 
 
 def _run(work) -> None:  # type: ignore[no-untyped-def]
-    """On uvloop where it is installed."""
+    """Runs nsqd on uvloop where it is installed."""
     loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     with contextlib.suppress(ImportError):
         from uvloop import new_event_loop as loop_factory

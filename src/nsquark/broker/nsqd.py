@@ -1,4 +1,4 @@
-"""nsqd itself: it owns topics, clients, clocks and listeners. The story of a message starts in tcp/session.py."""
+"""Is nsqd itself: it owns topics, clients, clocks and listeners. The story of a message starts in tcp/session.py."""
 
 import asyncio
 import os
@@ -46,11 +46,11 @@ DESCRIPTORS_SAID_EVERY_S = 10.0
 
 
 class NsqdStartError(Exception):
-    """nsqd cannot start; the text says why."""
+    """Says that nsqd cannot start; the text says why."""
 
 
 class Nsqd:
-    """One broker. All of it but the log's threads runs in one event loop."""
+    """Is one broker. All of it but the log's threads runs in one event loop."""
 
     def __init__(self, options: NsqdOptions, logger: Logger, data: DataPath) -> None:
         self.options = options
@@ -70,22 +70,22 @@ class Nsqd:
         self.deleted_topics = DeletedTopics(data.own / "deleted")
         self.topics: dict[str, Topic] = {}
         self.listed_topics: dict[str, ListedTopic] = {}
-        """What nsqd.dat named, while the topics are loaded: to make again what their own files have lost."""
+        """The topics that nsqd.dat named, while they are loaded: to make again what their own files have lost."""
         self.descriptors = Descriptors()
         self._descriptors_said_s = float("-inf")
         self.sessions: set[Session] = set()
         self.sessions_admitted = 0
         self.producers: dict[Session, None] = {}
         self.unopened_topics: dict[str, ListedTopic] = {}
-        """Topics whose files could not be opened at the start; nsqd.dat goes on naming them."""
+        """The topics whose files could not be opened at the start; nsqd.dat goes on naming them."""
         self.deferring: dict[Topic, None] = {}
-        """Topics with messages that wait for their time."""
+        """The topics with messages that wait for their time."""
         self.read_buffer = bytearray(READ_BUFFER_BYTES)
         self.read_view = memoryview(self.read_buffer)
         self.held_bytes_max = LINE_BYTES_MAX + 8 + max(options.max_body_size, options.max_msg_size)
         self.is_exiting = False
         self.may_write_metadata = False
-        """Not before all is loaded: until then nsqd.dat may be NSQ's, with what is not taken over yet."""
+        """nsqd.dat is not written before all is loaded: until then it may be NSQ's, with what is not taken over yet."""
         self.tcp_port = 0
         self.http_port = 0
         self.https_port = 0
@@ -163,7 +163,7 @@ class Nsqd:
         take_over(self)
 
     def load_topic(self, name: str) -> None:
-        """One that cannot be opened is left alone; the others are served, and it is tried again."""
+        """Opens a topic. One that cannot be opened is left alone; the others are served, and it is tried again."""
         counted = self.logs.disk_bytes
         try:
             topic = self.topics[name] = Topic(self, name)
@@ -254,7 +254,7 @@ class Nsqd:
     # -- topics ------------------------------------------------------------------------------------------
 
     def topic(self, name: str) -> Topic:
-        """The topic of this name, made if it is not there."""
+        """Returns the topic of this name, made if it is not there."""
         found = self.topics.get(name)
         if found is not None:
             return found
@@ -273,7 +273,7 @@ class Nsqd:
         return topic
 
     async def _bring_channels(self, topic: Topic) -> None:
-        """A new topic starts with the channels the cluster knows, so that none of them misses a message."""
+        """Brings the channels that the cluster knows to a new topic, so that none of them misses a message."""
         names: set[str] = set()
         try:
             names = await self.lookup.channels_of(topic.name)
@@ -305,7 +305,9 @@ class Nsqd:
         return directory.with_name(f"{DOOMED_PREFIX}{uuid.uuid4().hex}")
 
     def _choose_ways(self) -> None:
-        """While the disk is behind, an OK waits for the sync of its message: publishers go no faster than it does."""
+        """Lets an OK wait for the sync of its message while the disk is behind: publishers go no
+        faster than it does.
+        """
         for topic in self.topics.values():
             if topic.log.segments is not None:
                 topic.log.choose_way()
@@ -313,7 +315,7 @@ class Nsqd:
     # -- metadata ----------------------------------------------------------------------------------------
 
     def write_metadata(self, *, sync: bool = False) -> None:
-        """nsqd.dat, for tools that read it and for going back to NSQ; our own state is in the topics' files."""
+        """Writes nsqd.dat, for tools that read it and for going back to NSQ; our own state is in the topics' files."""
         if not self.may_write_metadata:
             return
         path = self.data.path / METADATA_FILE

@@ -1,4 +1,4 @@
-"""The options of nsqd: NSQ's own, then ours. Order and wording of the checks are NSQ's."""
+"""Declares the options of nsqd: NSQ's own, then ours. Order and wording of the checks are NSQ's."""
 
 import hashlib
 import zlib
@@ -32,11 +32,11 @@ HTTP_AUTH_MODES: Final = ("", "required", "optional", "off")
 
 
 class NsqdOptionsError(Exception):
-    """The options contradict each other or leave their range; nsqd must not start."""
+    """Says that the options contradict each other or leave their range; nsqd must not start."""
 
 
 class TlsRequired(IntEnum):
-    """Who must use TLS, numbered as `/config/tls_required` shows it."""
+    """Says who must use TLS, numbered as `/config/tls_required` shows it."""
 
     NO = 0
     EXCEPT_HTTP = 1
@@ -99,7 +99,7 @@ OPTIONAL_DURATION: Final[Kind[Duration | None]] = Kind("duration", DURATION.from
 
 
 def default_node_id(hostname: str) -> int:
-    """The node id NSQ gives a host: message ids stay in the same range when nsqd is replaced by this one."""
+    """Returns the node id NSQ gives a host: message ids stay in the same range when nsqd is replaced by this one."""
     digest = hashlib.md5(hostname.encode(), usedforsecurity=False).digest()
     return zlib.crc32(digest) % NODE_ID_COUNT
 
@@ -239,7 +239,7 @@ def parse_options(argv: Sequence[str]) -> NsqdOptions:
 
 
 def validate(options: NsqdOptions) -> None:
-    """The start-up checks that need neither socket nor file. A client certificate policy implies TLS."""
+    """Makes the start-up checks that need neither socket nor file. A client certificate policy implies TLS."""
     if not 1 <= options.max_deflate_level <= DEFLATE_LEVEL_MAX:
         raise NsqdOptionsError("--max-deflate-level must be [1,9]")
     if not 0 <= options.node_id < NODE_ID_COUNT:
@@ -264,7 +264,7 @@ def validate(options: NsqdOptions) -> None:
 
 
 def config_value(options: NsqdOptions, key: str) -> str | int | bool | list[str] | list[float] | None:
-    """What `GET /config/<key>` shows: durations in nanoseconds, words by number. KeyError for other keys."""
+    """Returns what `GET /config/<key>` shows: durations in nanoseconds, words by number. KeyError for other keys."""
     value: str | int | bool | list[str] | list[float] | None = getattr(options, _BY_KEY[key].attribute)
     # Durations and numbered words are subclasses of int; JSON wants the plain number.
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else value

@@ -1,4 +1,6 @@
-"""Places for requests that take long: a bounded number in all and for each peer, and nobody keeps one by being slow."""
+"""Gives places to requests that take long: a bounded number in all and for each peer, and nobody keeps one by being
+slow.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ from collections.abc import Callable
 
 
 class NoPlace(Exception):
-    """All places are taken; the text says whose."""
+    """Says that all places are taken; the text says whose."""
 
 
 class Place:
-    """One that is taken. Who holds it says when it gets on, and gives it back."""
+    """A place that is taken. Who holds it says when it gets on, and gives it back."""
 
     def __init__(self, places: Places, peer: str, leave: Callable[[], object]) -> None:
         self.peer = peer
@@ -29,7 +31,8 @@ class Place:
 
 
 class Places:
-    """When all are taken, whoever got on least lately has to leave, if that was at least `patience_s` ago.
+    """Gives out places. When all are taken, whoever got on least lately has to leave, if that was at least `patience_s`
+    ago.
 
     Always: `_taken` is in the order of `used_s`, the slowest first.
     """
@@ -42,7 +45,7 @@ class Places:
         self._by_peer: Counter[str] = Counter()
 
     def check(self, peer: str) -> None:
-        """Whether there is a place for this peer, or can be made; NoPlace if not."""
+        """Raises NoPlace if there is no place for this peer, and none can be made."""
         if self._by_peer[peer] >= self._per_peer:
             raise NoPlace(f"{peer} has {self._per_peer} at once already")
         if len(self._taken) >= self._total:
@@ -51,7 +54,7 @@ class Places:
                 raise NoPlace(f"there are {self._total} at once already")
 
     def take(self, peer: str, leave: Callable[[], object]) -> Place:
-        """`leave` is called when the place is needed for another."""
+        """Takes a place; `leave` is called when it is needed for another."""
         self.check(peer)
         if len(self._taken) >= self._total:
             slowest = next(iter(self._taken))

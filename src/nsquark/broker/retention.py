@@ -1,4 +1,4 @@
-"""What of a topic's log may go, and the records that are set aside so that it can."""
+"""Decides what of a topic's log may go, and sets records aside so that it can."""
 
 from __future__ import annotations
 
@@ -44,11 +44,13 @@ class Retention:
 
     @property
     def floor(self) -> int:
-        """Below this no message is needed, but for those that channels have parked."""
+        """Returns the position below which no message is needed, but for those that channels have parked."""
         return min([self._topic.pump, *(channel.floor_needed for channel in self._topic.channels.values())])
 
     def _collect_memory(self, kept: KeptInMemory) -> None:
-        """Without files only what was never delivered stays in the log; what was, and is not finished, is copied."""
+        """Forgets what it can of a log without files: only what was never delivered stays; what was, and is not
+        finished, is copied.
+        """
         log, channels = self._topic.log, self._topic.channels.values()
         cut = min([self._topic.pump, *(channel.ledger.next for channel in channels)])
         records: dict[int, bytearray] = {}
@@ -76,7 +78,7 @@ class Retention:
             self._keep(segments, kept, held, missing)
 
     def _held_below(self, cut: int) -> set[int]:
-        """The messages below `cut` that some channel has not finished."""
+        """Finds the messages below `cut` that some channel has not finished."""
         channels = self._topic.channels.values()
         return {seq for channel in channels for seq in channel.ledger.unfinished_below(cut)}
 

@@ -1,4 +1,4 @@
-"""Each start of an nsqd on its data path, and with which sequence number it began.
+"""Remembers each start of an nsqd on its data path, and with which sequence number it began.
 
 A reader that remembers the run in which it read last can tell two things that the data alone does not show: that two
 nsqds run on copies of one data path, and that a data path was put back to an older state. In the second case its run is
@@ -21,14 +21,16 @@ NS_PER_MS = 1_000_000
 
 class Run(msgspec.Struct, frozen=True):
     id: str
-    """It sorts by the time at which the run began."""
+    """The run's name; it sorts by the time at which the run began."""
     began_ms: int
     first_seq: int
     """No message of an earlier run has this number or a higher one."""
 
 
 def begin_run(path: Path, first_seq: int, report: Callable[[str], None]) -> list[Run]:
-    """All runs that are remembered, the one that begins now last. It is durable before anything is published in it."""
+    """Notes a run that begins now, durably, before anything is published in it; returns all that are remembered, this
+    one last.
+    """
     runs = _load(path, report)[-RUNS_MAX + 1 :]
     began_ms = time.time_ns() // NS_PER_MS
     runs.append(Run(f"{began_ms:012x}{secrets.token_hex(4)}", began_ms, first_seq))

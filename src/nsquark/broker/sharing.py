@@ -1,4 +1,4 @@
-"""Who gets how much: a channel's messages are shared among the consumers that are ready for some."""
+"""Decides who gets how much: a channel's messages are shared among the consumers that are ready for some."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Sharing:
             self._feed.fill(session, min(session.free, share), now)
 
     def _share_by_closeness(self, topology: TopologyCounts, ready: list[Session], now: int) -> None:
-        """Those in this nsqd's zone come first, then those in its region; the others get what is left."""
+        """Serves consumers in this nsqd's zone first, then those in its region; the others get what is left."""
         ledger = self._feed.ledger
         for closeness in Closeness:
             group = [session for session in ready if topology.closeness(session.settings) is closeness]

@@ -1,4 +1,4 @@
-"""Where a topic and its channels are stored: the slots of the topic's cursor file."""
+"""Stores a topic and its channels in the slots of the topic's cursor file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nsquark.wire.names import is_ephemeral
 
 
 class Slots:
-    """The slots of one topic. An ephemeral topic has no file: nothing is found, and no slot is made.
+    """Knows the slots of one topic. An ephemeral topic has no file: nothing is found, and no slot is made.
 
     * `own` is the topic's slot and `state` what it says; None, and an empty state, if it was not found.
     * `found` are the channels' slots, as the start finds them.
@@ -36,7 +36,7 @@ class Slots:
 
     @property
     def are_incomplete(self) -> bool:
-        """Whether there may have been channels of which the file has nothing."""
+        """Tells whether there may have been channels of which the file has nothing."""
         return self._file is not None and (self._file.lost or self._file.is_new)
 
     @property
@@ -60,7 +60,7 @@ class Slots:
         self.own.position, self.own.deferred = position, deferred
 
     def new(self, state: ChannelState, position: int, deferred: int) -> Slot | None:
-        """A slot for a new channel, not stored yet; None if the channel is not to be stored."""
+        """Makes a slot for a new channel, not stored yet; None if the channel is not to be stored."""
         if self._file is None or is_ephemeral(state.name):
             return None
         slot = self._file.new_slot()
@@ -87,7 +87,7 @@ class Slots:
         self._file.move_on(slot, position)
 
     def free(self, slot: Slot) -> None:
-        """A channel is gone; if the disk does not take that now, it is tried again."""
+        """Frees the slot of a channel that is gone; if the disk does not take that now, it is tried again."""
         assert self._file is not None
         try:
             self._file.free(slot)
@@ -101,7 +101,7 @@ class Slots:
             self.free(slot)
 
     def repair(self) -> None:
-        """All that was lost is made again, so the file need not tell any more that it was."""
+        """Is told that all that was lost is made again, so that the file need not tell any more that it was."""
         if self._file is not None:
             self._file.repair()
 

@@ -1,4 +1,6 @@
-"""The clock for due times that are stored: it counts evenly, over restarts of nsqd and settings of the wall clock."""
+"""Is the clock for due times that are stored: it counts evenly, over restarts of nsqd and settings
+of the wall clock.
+"""
 
 import time
 from pathlib import Path
@@ -15,7 +17,7 @@ _SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class _Anchor(msgspec.Struct):
-    """What to add to the time since a boot, to get the steady clock's."""
+    """The milliseconds to add to the time since a boot, to get the steady clock's."""
 
     boot: str
     offset_ms: int
@@ -26,7 +28,7 @@ class _Anchor(msgspec.Struct):
 
 
 class SteadyClock:
-    """Milliseconds since about 1970, evenly: for due times that outlive this process.
+    """Counts milliseconds since about 1970, evenly: for due times that outlive this process.
 
     It starts with the wall clock and then counts by itself, whether that is set or not. The file at `path` remembers
     the start, so that it goes on through restarts of nsqd on one boot of the machine. After a boot it starts anew, and
@@ -50,7 +52,7 @@ class SteadyClock:
         return _since_boot_ms() + self._offset_ms
 
     def offset_ms(self) -> int:
-        """What to add to a deadline of the monotonic clock.
+        """Returns what to add to a deadline of the monotonic clock.
 
         The clocks are read until that takes no time: a process that lost its CPU in between would be wrong by as much,
         and so would every delay it notes.

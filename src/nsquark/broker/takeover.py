@@ -1,4 +1,4 @@
-"""Moving from NSQ is one restart: what its nsqd left in the data path is taken over, and its files are set aside.
+"""Takes over from NSQ in one restart: what its nsqd left in the data path is brought in, and its files are set aside.
 
 Each topic with messages is one step, done wholly or not at all, whenever the process dies:
 
@@ -45,12 +45,14 @@ READY_PREFIX = "ready."
 PLAN_FILE = "plan.json"
 CURSORS_FILE = "cursors"
 CHANNEL_SEPARATORS = (":", ";")
-"""Between topic and channel in a file's name; the second on Windows."""
+"""The characters between topic and channel in a file's name; the second is for Windows."""
 PROGRESS_S = 3.0
 GROWTH_MAX = 34 / 30
 """Bytes of a record in our log, headers aside, over those in NSQ's file, for the smallest body."""
 ATTEMPTS_KEPT_MAX = 1_000_000
-"""Per channel: a journal is read into memory as a whole. Messages beyond this many start with their first attempt."""
+"""So many attempts are kept per channel: a journal is read into memory as a whole. Messages beyond this many start with
+their first attempt.
+"""
 
 
 class TakenFiles(msgspec.Struct):
@@ -81,7 +83,7 @@ class NsqLeftovers:
 
     @property
     def has_messages(self) -> bool:
-        """There are some, or there should be."""
+        """Tells whether there are messages, or there should be."""
         return any(queue.depth > 0 for queue in self.queues) or self.unread_bytes > 0
 
 
@@ -90,7 +92,7 @@ class Placed:
     """Where a topic's imported messages are in its log, as sequence numbers."""
 
     log_end: int
-    """The end of what was there before."""
+    """The end of what was in the log before."""
     first: int
     of_channel: dict[str, tuple[int, int]] = field(default_factory=dict)
     own_from: int = 0
@@ -109,7 +111,7 @@ def take_over(nsqd: Nsqd) -> None:
 
 
 class TakeOver:
-    """One pass over the data path. Nothing of NSQ's is changed before it is durable on our side."""
+    """Makes one pass over the data path. Nothing of NSQ's is changed before it is durable on our side."""
 
     def __init__(self, nsqd: Nsqd) -> None:
         self.nsqd = nsqd
@@ -147,7 +149,7 @@ class TakeOver:
     # -- what is there -----------------------------------------------------------------------------------
 
     def _load_metadata(self) -> Metadata | None:
-        """nsqd.dat if it is NSQ's. Ours is a copy of what our topics' directories say."""
+        """Reads nsqd.dat if it is NSQ's. Ours is a copy of what our topics' directories say."""
         path = self.data_path / METADATA_FILE
         try:
             metadata = msgspec.json.decode(path.read_bytes(), type=Metadata)
@@ -227,7 +229,7 @@ class TakeOver:
             topic.channel(channel_name)
 
     def _import(self, name: str, found: NsqLeftovers) -> None:
-        """Steps 1 to 3 for a topic that exists here by now."""
+        """Does steps 1 to 3 for a topic that exists here by now."""
         topic = self.nsqd.topics[name]
         pump, log_end = topic.pump, topic.log.head
         self._close(topic)
@@ -266,7 +268,9 @@ class TakeOver:
         return placed
 
     def _copy(self, log: LogImport, queue: DiskQueue, old: Path | None = None, new: Path | None = None) -> int:
-        """All of a queue into the log; how many of its messages were attempted before, which the journal remembers."""
+        """Copies all of a queue into the log; returns how many of its messages were attempted before, which the journal
+        remembers.
+        """
         attempted, before = 0, log.messages
         journal: Journal | None = None
         for piece in queue.pieces():
@@ -283,7 +287,7 @@ class TakeOver:
         return attempted
 
     def _continued(self, old: Path, new: Path) -> Journal:
-        """A copy of a journal, if there is one, to append to."""
+        """Copies a journal, if there is one, to append to the copy."""
         if old.exists():
             shutil.copyfile(old, new)
         journal = Journal(self.nsqd.logs, new)
@@ -335,7 +339,7 @@ class TakeOver:
             self.nsqd.deferring[self.nsqd.topics[name]] = None
 
     def _close(self, topic: Topic) -> None:
-        """Everything of the topic is in its files now, and nothing of nsqd refers to it."""
+        """Closes a topic, so that everything of it is in its files and nothing of nsqd refers to it."""
         nsqd = self.nsqd
         del nsqd.topics[topic.name]
         if topic.log.segments is not None:
@@ -355,7 +359,9 @@ class TakeOver:
         sync_directory(self.data_path)
 
     def _sync_topics(self, names: list[str]) -> None:
-        """Before nsqd.dat is replaced, which is the only other place that tells of topics without messages."""
+        """Makes the topics durable before nsqd.dat is replaced, which is the only other place that tells of those
+        without messages.
+        """
         for name in names:
             topic = self.nsqd.topics[name]
             topic.make_durable()
@@ -383,7 +389,7 @@ class TakeOver:
 
 
 def _write_cursors(shared: LogShared, directory: Path, stage: Path, placed: Placed) -> None:
-    """The topic's cursor file, with the imported messages accounted for."""
+    """Writes the topic's cursor file, with the imported messages accounted for."""
     for path in [directory / CURSORS_FILE, *directory.glob(f"{CURSORS_FILE}.*.[01]")]:
         shutil.copyfile(path, stage / path.name)
     cursors = CursorFile(shared, stage / CURSORS_FILE)
@@ -404,7 +410,9 @@ def _write_cursors(shared: LogShared, directory: Path, stage: Path, placed: Plac
 
 
 def _channel_range(position: int, channel: ChannelState, placed: Placed) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Where a channel stands and what it skips, so that of the import it gets its own and the topic's messages."""
+    """Finds where a channel stands and what it skips, so that of the import it gets its own and the
+    topic's messages.
+    """
     channels_end = max((high for _, high in placed.of_channel.values()), default=placed.first)
     low, high = placed.of_channel.get(channel.name, (channels_end, channels_end))
     skips = [*channel.skips, (placed.first, low), (high, channels_end)]
@@ -417,7 +425,7 @@ def _channel_range(position: int, channel: ChannelState, placed: Placed) -> tupl
 
 
 def _split(base: str) -> tuple[str, str]:
-    """Topic and channel of a queue; the channel is empty for the topic's own."""
+    """Splits a queue's name into topic and channel; the channel is empty for the topic's own."""
     for separator in CHANNEL_SEPARATORS:
         topic, found, channel = base.partition(separator)
         if found:
@@ -426,7 +434,7 @@ def _split(base: str) -> tuple[str, str]:
 
 
 def _mark(path: Path) -> tuple[int, int] | None:
-    """What tells whether NSQ has used a file since: its size and its end. Times change when files are copied."""
+    """Reads what tells whether NSQ has used a file since: its size and its end. Times change when files are copied."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -437,7 +445,7 @@ def _mark(path: Path) -> tuple[int, int] | None:
 
 
 def _free_name(path: Path) -> Path:
-    """The path, or where a file from an earlier move is in the way, one beside it."""
+    """Returns the path or, where a file from an earlier move is in the way, one beside it."""
     number = 1
     free = path
     while free.exists():

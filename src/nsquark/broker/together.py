@@ -1,4 +1,4 @@
-"""Long answers that many ask for at once: made once for all of them."""
+"""Makes long answers that many ask for at once, once for all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A topic: its log, the pump that says how far channels may read, and the channels."""
+"""Is a topic: its log, the pump that says how far channels may read, and the channels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nsquark.broker.nsqd import Nsqd
 
 DIRECTORY_PREFIX = "t."
-"""`.` and `..` are valid topic names."""
+"""Stands before the topic's name in a directory's: `.` and `..` are valid topic names."""
 
 MEMORY_CHUNKS_MAX = 32
 """A topic without files looks for what it can forget once it has this many chunks, and every second."""
@@ -37,14 +37,14 @@ Buffer = bytes | bytearray | memoryview
 
 
 class TopicExiting(Exception):
-    """The topic is being deleted."""
+    """Says that the topic is being deleted."""
 
     def __str__(self) -> str:
         return "exiting"
 
 
 class Topic:
-    """Messages below `pump` are the channels', those from it on the topic's own.
+    """Owns a log and its channels. Messages below `pump` are the channels', those from it on the topic's own.
 
     The pump follows the log's head while the topic has channels, is not paused and knows its channels from nsqlookupd;
     otherwise it stands still. So the first channel gets the backlog, and one made during a pause what that held back.
@@ -61,15 +61,15 @@ class Topic:
         self.listening: dict[Channel, None] = {}
         """The channels that a commit has to visit."""
         self.id = secrets.token_hex(8)
-        """Of this incarnation: a topic that is deleted and made again has another."""
+        """The id of this incarnation: a topic that is deleted and made again has another."""
         self.paused = False
         self.is_exiting = False
         self.message_count = 0
         self.message_bytes = 0
         self.head_waiters: list[Callable[[], None]] = []
-        """Called once when the head has moved, or the topic goes."""
+        """Functions that are called once when the head has moved, or the topic goes."""
         self.pumped = 0
-        """Messages that entered the channels since the start."""
+        """The number of messages that entered the channels since the start."""
         self.pump = self.log.head
         self.is_pump_following = False
         self._deleted_meanwhile: set[str] | None = None
@@ -138,13 +138,13 @@ class Topic:
 
     @property
     def listed_channels(self) -> list[ListedChannel]:
-        """What nsqd.dat says of the channels."""
+        """Returns what nsqd.dat says of the channels."""
         channels = [channel for channel in self.channels.values() if not channel.ephemeral]
         return [ListedChannel(channel.name, channel.paused, channel.owner) for channel in channels]
 
     @property
     def highest_named(self) -> int:
-        """The highest sequence number this topic's files name."""
+        """Returns the highest sequence number this topic's files name."""
         positions = [self.log.head, self.slots.own.position if self.slots.own is not None else 0]
         return max(positions + [channel.stored_position for channel in self.channels.values()])
 
@@ -162,14 +162,14 @@ class Topic:
 
     @property
     def tokens(self) -> Tokens:
-        """The tokens of the appends that happen once; they are read when they are needed first."""
+        """Returns the tokens of the appends that happen once; they are read when they are needed first."""
         if self._tokens is None:
             assert self.directory is not None and self.log.segments is not None
             self._tokens = Tokens(self.nsqd.logs, self.directory / "tokens", self.log.segments.tokens)
         return self._tokens
 
     def _note_removed(self, segment: Segment) -> None:
-        """The log tells which deferred messages and appends it has; what goes with a segment is remembered elsewhere.
+        """Remembers elsewhere what goes with a segment: the log tells which deferred messages and appends it has.
 
         An OSError keeps the segment.
         """
@@ -179,7 +179,7 @@ class Topic:
             self._store()
 
     def _wake_channels(self) -> None:
-        """What could not be stored while the cursor file could not be written to is stored now."""
+        """Stores what could not be stored while the cursor file could not be written to."""
         for channel in self.channels.values():
             channel.wake()
 
@@ -191,7 +191,7 @@ class Topic:
         return self.log.append(source, pos, size, time.time_ns())
 
     def publish_sized(self, source: Buffer, pos: int, end: int, count: int) -> Commit:
-        """Messages that each stand behind their size."""
+        """Publishes messages that each stand behind their size."""
         if self.is_exiting:
             raise TopicExiting
         return self.log.append_sized(source, pos, end, count, time.time_ns())
@@ -224,7 +224,7 @@ class Topic:
             waiter()
 
     def _drop_excess(self) -> None:
-        """An ephemeral topic that nobody reads keeps the newest --mem-queue-size messages."""
+        """Keeps the newest --mem-queue-size messages of an ephemeral topic that nobody reads."""
         extents = self.log.extents
         excess = extents.between(self.pump, self.log.head) - self.nsqd.options.mem_queue_size
         if excess > 0:
@@ -247,7 +247,7 @@ class Topic:
         self._store()
 
     def await_channels(self) -> None:
-        """nsqlookupd is asked for the channels of this new topic: messages stay in the topic until `bring_channels`."""
+        """Keeps messages in a new topic until `bring_channels`, while nsqlookupd is asked for its channels."""
         self._deleted_meanwhile = set()
         self._follow()
 
@@ -287,7 +287,7 @@ class Topic:
     # -- channels ----------------------------------------------------------------------------------------
 
     def channel(self, name: str, start: int | None = None) -> Channel:
-        """The channel of this name, made if it is not there; `start` is for a new one."""
+        """Returns the channel of this name, made if it is not there; `start` is for a new one."""
         found = self.channels.get(name)
         if found is not None:
             return found
@@ -307,7 +307,7 @@ class Topic:
         return channel
 
     def delete_channel(self, name: str) -> bool:
-        """False if there is none; then none comes from nsqlookupd either, if that is being asked."""
+        """Deletes a channel; False if there is none: then none comes from nsqlookupd either, if that is being asked."""
         if self._deleted_meanwhile is not None:
             self._deleted_meanwhile.add(name)
         channel = self.channels.pop(name, None)
@@ -330,7 +330,9 @@ class Topic:
         self.retention.collect(newest_too=newest_too, keep_none=keep_none)
 
     def make_durable(self) -> None:
-        """Syncs what it and its channels are, here and now, or raises; when no thread uses its files."""
+        """Makes the topic and its channels durable here and now, or raises; to be called when no
+        thread uses its files.
+        """
         self.slots.make_durable()
 
     def delete(self) -> None:
@@ -352,7 +354,7 @@ class Topic:
             self.nsqd.logs.run(lambda: shutil.rmtree(doomed), lambda error: None)
 
     def close(self) -> None:
-        """At a clean stop: everything is written, synced and indexed; a step that fails does not prevent the others."""
+        """Stops cleanly: everything is written, synced and indexed; a step that fails does not prevent the others."""
         errors: list[OSError] = []
         for step in (*(channel.close for channel in self.channels.values()), self.log.close, self._close_files):
             try:

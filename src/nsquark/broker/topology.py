@@ -1,4 +1,6 @@
-"""Where nsqd and its consumers stand, so that messages need not leave a zone or a region when that can be avoided."""
+"""Knows where nsqd and its consumers stand, so that messages need not leave a zone or a region when that can be
+avoided.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ if TYPE_CHECKING:
     from nsquark.broker.tcp.identify import ClientSettings
 
 AWARE_CONSUMPTION: Final = "topology-aware-consumption"
-"""For --enable-experiment."""
+"""The name of the feature for --enable-experiment."""
 
 
 class Closeness(IntEnum):
-    """In the order in which consumers are served."""
+    """How close a consumer is, in the order in which consumers are served."""
 
     ZONE = 0
     REGION = 1
@@ -23,7 +25,7 @@ class Closeness(IntEnum):
 
 
 class TopologyCounts:
-    """Which consumers of one channel come first, and how many messages went how far."""
+    """Decides which consumers of one channel come first, and counts how many messages went how far."""
 
     def __init__(self, options: NsqdOptions) -> None:
         self._region = options.topology_region
@@ -31,7 +33,7 @@ class TopologyCounts:
         self.sent = dict.fromkeys(Closeness, 0)
 
     def closeness(self, client: ClientSettings) -> Closeness:
-        """A name that is not given is nobody's neighbour."""
+        """Tells how close a consumer is; a name that is not given is nobody's neighbour."""
         if self._zone and client.topology_zone == self._zone:
             return Closeness.ZONE
         if self._region and client.topology_region == self._region:
@@ -44,5 +46,7 @@ def is_aware(options: NsqdOptions) -> bool:
 
 
 def is_shown(options: NsqdOptions) -> bool:
-    """NSQ 1.3.0 has none of these fields, so they are left out where nobody asked for them."""
+    """Tells whether these fields are shown: NSQ 1.3.0 has none of them, so they are left out where nobody asked for
+    them.
+    """
     return bool(options.topology_region or options.topology_zone or is_aware(options))

@@ -1,4 +1,4 @@
-"""What nsqd does by the clock: timeouts, due messages, syncs, removal, and looking whether a fault is over."""
+"""Does what nsqd does by the clock: timeouts, due messages, syncs, removal, and looking whether a fault is over."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from nsquark.broker.nsqd import Nsqd
 
 TICK_S = 0.1
-"""How often timeouts and delays are looked at, as in NSQ."""
+"""So often timeouts and delays are looked at, as in NSQ."""
 COLLECT_S = 1.0
 PROBE_BYTES = 64 << 10
 OPEN_AGAIN_S = 5.0
 ROOM_EVERY_S = 0.1
-"""How often all topics are searched for files that can go, at the most, while the disk is full."""
+"""So often, at the most, all topics are searched for files that can go while the disk is full."""
 
 
 class Upkeep:
-    """The housekeeping of one nsqd. Each step survives a fault in it."""
+    """Does the housekeeping of one nsqd. Each step survives a fault in it."""
 
     def __init__(self, nsqd: Nsqd) -> None:
         self._nsqd = nsqd
@@ -53,7 +53,9 @@ class Upkeep:
             self._nsqd.logger.error(f"INTERNAL: {type(error).__name__}: {error}")
 
     def make_room(self, size: int) -> bool:
-        """Finished files go, the newest too; with --disk-policy=drop-oldest then the oldest of all, read or not."""
+        """Makes room: finished files go, the newest too; with --disk-policy=drop-oldest then the oldest of all, read or
+        not.
+        """
         nsqd, now = self._nsqd, self._nsqd.loop.time()
         if now - self._made_room_s >= ROOM_EVERY_S:
             self._made_room_s = now
@@ -87,7 +89,7 @@ class Upkeep:
                 del deferring[topic]
 
     def _follow_clock(self) -> None:
-        """The monotonic clock stands while the machine sleeps, that of due times does not."""
+        """Follows the clock of due times, which runs on while the machine sleeps; the monotonic clock stands."""
         offset = self._nsqd.clock.offset_ms()
         for topic in self._nsqd.topics.values():
             for channel in topic.channels.values():
@@ -104,7 +106,7 @@ class Upkeep:
                     topic.delete_channel(channel.name)
 
     def _is_space_short(self) -> bool:
-        """Whether files that are finished should go although they are the newest of their topics."""
+        """Tells whether files that are finished should go although they are the newest of their topics."""
         options, logs = self._nsqd.options, self._nsqd.logs
         limit = options.max_disk_bytes
         if logs.disk.error is not None or (limit and 2 * logs.disk_bytes > limit):
@@ -113,7 +115,7 @@ class Upkeep:
         return room.f_bavail * room.f_frsize < 2 * options.max_bytes_per_file
 
     def _probe_disk(self) -> None:
-        """After a failed write, finds out by itself when there is space again: /ping decides whether clients come."""
+        """Finds out after a failed write when there is space again: /ping decides whether clients come."""
         logs, limit = self._nsqd.logs, self._nsqd.options.max_disk_bytes
         if logs.disk.error is None or (limit and logs.disk_bytes + PROBE_BYTES > limit):
             return
@@ -127,7 +129,7 @@ class Upkeep:
             logs.disk.worked()
 
     def _open_again(self) -> None:
-        """What kept a topic from being opened may be over."""
+        """Tries to open topics again: what kept one from being opened may be over."""
         nsqd, now = self._nsqd, self._nsqd.loop.time()
         if not nsqd.unopened_topics or now - self._opened_again_s < OPEN_AGAIN_S:
             return

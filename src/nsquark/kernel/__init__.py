@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 PURE_VARIABLE = "NSQUARK_PURE"
-"""Set to 1 to run the kernel interpreted although it was compiled."""
+"""Setting this to 1 runs the kernel interpreted although it was compiled."""
 
 MODULES = (
     "bytes",
@@ -32,7 +32,7 @@ MODULES = (
     "http_lane",
     "turn",
 )
-"""Each after those it imports."""
+"""The kernel's modules, each after those it imports."""
 
 
 def load_sources() -> None:
@@ -53,7 +53,7 @@ if os.environ.get(PURE_VARIABLE) == "1":
 
 
 def is_compiled() -> bool:
-    """Whether the kernel runs as C."""
+    """Tells whether the kernel runs as C."""
     from nsquark.kernel import ledger
 
     return not str(ledger.__file__).endswith(".py")

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""A consumer's answers as bytes: all FIN, REQ, TOUCH, RDY and NOP of a socket read are carried out in one call."""
+"""Carries out a consumer's answers: all FIN, REQ, TOUCH, RDY and NOP of a socket read, in one call."""
 
 import cython
 

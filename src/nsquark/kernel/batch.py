@@ -49,7 +49,7 @@ class BatchFile:
     """
 
     def forget(self) -> None:
-        """Nothing is known of the file."""
+        """Forgets what is known of the file."""
         self.size = 0
         self.extents = Extents()
         self.time_min_ns = 0
@@ -68,7 +68,9 @@ class BatchFile:
         time_min_ns: cython.longlong,
         time_max_ns: cython.longlong,
     ) -> cython.longlong:
-        """Writes the records of a chunk from `start` on, `size` bytes; how many. Raises with the file as it was."""
+        """Writes the records of a chunk from `start` on, `size` bytes; returns how many bytes that took. If it raises,
+        the file is as it was.
+        """
         payload: object = chunk.view[chunk.offset(start) : chunk.used]
         first_seq: cython.longlong = chunk.first_seq + start
         messages: cython.longlong = chunk.count - start
@@ -83,7 +85,7 @@ class BatchFile:
         return messages
 
     def reindex(self) -> None:
-        """The index was loaded or cut."""
+        """Takes over an index that was loaded or cut."""
         self.index_at = self.offsets[len(self.offsets) - 1] + INDEX_EVERY_BYTES if self.offsets else 0
 
     def grown(
@@ -95,7 +97,7 @@ class BatchFile:
         time_min_ns: cython.longlong,
         time_max_ns: cython.longlong,
     ) -> cython.void:
-        """A batch was written at the end."""
+        """Adds a batch that was written at the end to what is known."""
         if offset >= self.index_at:
             self.seqs.append(first_seq)
             self.offsets.append(offset)

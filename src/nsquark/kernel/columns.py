@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""From the records of a log to columns in Arrow's layout, without a Python object per message.
+"""Turns the records of a log into columns in Arrow's layout, without a Python object per message.
 
 A column of numbers is a row of int64, a column of bodies a row of bytes and the int32 offsets between them: exactly
 the buffers that pyarrow wraps without copying.
@@ -27,20 +27,22 @@ _NS_PER_US = cython.declare(cython.longlong, 1000)
 
 
 class RecordError(ValueError):
-    """A payload whose checksum is right does not consist of records: another version wrote it."""
+    """Says that a payload whose checksum is right does not consist of records: another version wrote it."""
 
 
 @cython.cfunc
 @cython.inline
 @cython.exceptval(check=False)
 def _microseconds(data: cython.const[cython.uchar][::1], pos: cython.longlong) -> cython.longlong:
-    """An int64 of nanoseconds, rounded down; division rounds towards zero when compiled, down when interpreted."""
+    """Reads nanoseconds as microseconds, rounded down; division rounds towards zero when compiled, down when
+    interpreted.
+    """
     ns: cython.longlong = i64(data, pos)
     return ns // _NS_PER_US if ns >= 0 else -((_NS_PER_US - 1 - ns) // _NS_PER_US)
 
 
 def without_bodies(data: cython.const[cython.uchar][::1], start: cython.longlong, end: cython.longlong) -> bytearray:
-    """The records in data[start:end], each ending where its body begins."""
+    """Copies the records in data[start:end], each up to where its body begins."""
     pos: cython.longlong = start
     at: cython.longlong = 0
     count: cython.longlong = 0
@@ -191,7 +193,7 @@ class ColumnBuilder:
         return None
 
     def hand_over(self) -> tuple[int, bytearray, bytearray, bytearray, bytearray, bytearray]:
-        """(rows, sequence numbers, times in us, ids of 16 bytes, offsets, bodies) of what was collected."""
+        """Returns (rows, sequence numbers, times in us, ids of 16 bytes, offsets, bodies) of what was collected."""
         taken = (
             self.rows,
             self._seqs_buffer,

@@ -62,7 +62,7 @@ class CommitQueue:
 
     @property
     def last(self) -> object:
-        """The commit after which everything that was appended by now is written; None if it is already."""
+        """Returns the commit after which everything that was appended by now is written; None if it is already."""
         if self.open is not None:
             return self.open
         return self.waiting[len(self.waiting) - 1] if self.waiting else self.writing

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""A client's connection, as far as every turn has to do with it: what it sends, and whether it may be sent more."""
+"""Keeps what every turn needs to know of a client's connection: what it sends, and whether it may be sent more."""
 
 from time import monotonic_ns
 
@@ -7,16 +7,20 @@ import cython
 
 REFILL_RDY_MIN = cython.declare(cython.longlong, 8)
 READ_BYTES_MAX = cython.declare(cython.longlong, 256 << 10)
-"""Of one read: a connection that fills it has more to say, and has to let the others have their turn at some time."""
+"""The most of one read: a connection that fills it has more to say, and has to let the others have their turn at some
+time.
+"""
 BUSY_NS_MAX = cython.declare(cython.longlong, 1_000_000)
-"""How long its full reads may take together before it does: half of a turn's budget, since the last may take long."""
+"""A connection's full reads may take this long together before it gives way: half of a turn's budget, since the last
+may take long.
+"""
 GIVE_WAY_BYTES_MIN = cython.declare(cython.longlong, 64 << 10)
 """A smaller read that fills its buffer is the rest of a command that is held: a turn for each would cost too much."""
 
 
 @cython.cclass
 class Connection:
-    """Publishes are for its `_intake`; all else that a client sends is for a subclass.
+    """A connection whose publishes are for its `_intake`; all else that a client sends is for a subclass.
 
     Bytes are read into a buffer that all connections `share`, since it is used up before the next read; only an
     incomplete command is held in a buffer of its own, so an idle connection has none. A subclass has
@@ -40,7 +44,7 @@ class Connection:
     _busy_ns: cython.longlong
 
     def share(self, buffer: bytearray, view: object) -> None:
-        """To be called first."""
+        """Sets what the connection shares with others; to be called first."""
         self.transport = None
         self.consumer = None
         self._data = buffer
@@ -101,7 +105,7 @@ class Connection:
 
     @property
     def free(self) -> int:
-        """How many more messages the window allows."""
+        """Returns how many more messages the window allows."""
         return self.consumer.rdy - self.consumer.in_flight
 
     @property
@@ -115,7 +119,7 @@ class Connection:
 
     @property
     def is_nearly_full(self) -> bool:
-        """Most of the window is in flight, and what is free of it is little."""
+        """Tells whether most of the window is in flight, and little of it is free."""
         rdy: cython.longlong = self.consumer.rdy
         in_flight: cython.longlong = self.consumer.in_flight
         return rdy > REFILL_RDY_MIN and 2 * in_flight >= rdy and 8 * (rdy - in_flight) < rdy

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, initializedcheck=False
-"""Which sequence numbers of a topic exist, and how many lie between two of them.
+"""Knows which sequence numbers of a topic exist, and how many lie between two of them.
 
 Sequence numbers are handed out in leases, so they have gaps; depth is counted here, never by subtraction.
 """
@@ -25,16 +25,16 @@ class Extents:
 
     @property
     def first(self) -> int:
-        """The lowest existing sequence number; the head if there is none."""
+        """Returns the lowest existing sequence number; the head if there is none."""
         return self._starts[0] if self._starts else self.head
 
     @property
     def count(self) -> int:
-        """How many messages exist."""
+        """Returns how many messages exist."""
         return self._total - (self._ordinals[0] if self._ordinals else self._total)
 
     def add(self, first: cython.longlong, count: cython.longlong) -> cython.void:
-        """Messages were appended; always at the head or above."""
+        """Adds messages that were appended, always at the head or above."""
         end: cython.longlong = first + count
         if self._ends and self._ends[-1] == first:
             self._ends[-1] = end
@@ -46,19 +46,19 @@ class Extents:
         self.head = end
 
     def resume(self, head: int) -> None:
-        """The log once reached `head`, although all that was there is removed."""
+        """Goes on at `head`, which the log once reached although all that was there is removed."""
         if head > self.head:
             self.head = head
 
     def ordinal(self, seq: cython.longlong) -> cython.longlong:
-        """How many messages the log ever had below `seq`."""
+        """Returns how many messages the log ever had below `seq`."""
         index: cython.Py_ssize_t = bisect_right(self._starts, seq) - 1
         if index < 0:
             return self._ordinals[0] if self._ordinals else self._total
         return self._ordinals[index] + min(seq, self._ends[index]) - self._starts[index]
 
     def nth(self, ordinal: int) -> int:
-        """The sequence number of the message with this ordinal; the head if there is none."""
+        """Returns the sequence number of the message with this ordinal; the head if there is none."""
         index = bisect_right(self._ordinals, ordinal) - 1
         if index < 0:
             return self.first
@@ -66,11 +66,11 @@ class Extents:
         return seq if seq < self._ends[index] else self.head
 
     def between(self, low: cython.longlong, high: cython.longlong) -> cython.longlong:
-        """How many existing messages are in `low <= seq < high`."""
+        """Returns how many existing messages are in `low <= seq < high`."""
         return max(cython.cast(cython.longlong, 0), self.ordinal(high) - self.ordinal(low))
 
     def at_or_after(self, seq: int) -> int:
-        """The lowest existing sequence number not below `seq`; if there is none, the head or `seq` itself."""
+        """Returns the lowest existing sequence number not below `seq`; if there is none, the head or `seq` itself."""
         index = bisect_right(self._starts, seq) - 1
         if index >= 0 and seq < self._ends[index]:
             return seq
@@ -78,7 +78,7 @@ class Extents:
         return self._starts[index] if index < len(self._starts) else max(seq, self.head)
 
     def remove_below(self, seq: int) -> None:
-        """The messages below `seq` are gone."""
+        """Removes the messages below `seq`."""
         while self._starts and self._ends[0] <= seq:
             del self._starts[0], self._ends[0], self._ordinals[0]
         if self._starts and self._starts[0] < seq:
@@ -86,7 +86,9 @@ class Extents:
             self._starts[0] = seq
 
     def remove(self, low: int, high: int) -> int:
-        """The messages in `low <= seq < high` are lost; how many there were. Rare, so it may be slow."""
+        """Removes the messages in `low <= seq < high`, which are lost; returns how many there were. It is rare, so it
+        may be slow.
+        """
         pieces = list(zip(self._starts, self._ends, strict=True))
         head, base, lost = self.head, self._ordinals[0] if self._ordinals else self._total, 0
         self._starts, self._ends, self._ordinals, self._total = [], [], [], base
@@ -99,5 +101,5 @@ class Extents:
         return lost
 
     def ranges(self) -> list[tuple[int, int]]:
-        """All ranges, as (first, count)."""
+        """Returns all ranges, as (first, count)."""
         return [(start, end - start) for start, end in zip(self._starts, self._ends, strict=True)]

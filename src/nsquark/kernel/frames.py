@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The client's side of the wire: from what a socket read brought to frames, in one call.
+"""Cuts what a socket read brought to a client into frames, in one call.
 
     i32 size | i32 frame type | data                     size counts the type and the data
     data of a message: i64 timestamp ns | u16 attempts | 16 bytes id | body
@@ -33,7 +33,7 @@ _MESSAGE_TYPE = cython.declare(cython.longlong, FrameType.MESSAGE)
 
 
 class FrameError(ValueError):
-    """What arrived is not a frame of NSQ's protocol; where the next one would start is unknown."""
+    """Says that what arrived is not a frame of NSQ's protocol; where the next one would start is unknown."""
 
 
 @cython.cfunc
@@ -49,7 +49,7 @@ def _copied(data: cython.const[cython.uchar][::1], pos: cython.longlong, end: cy
 @cython.cfunc
 @cython.exceptval(-1)
 def _check_range(start: cython.longlong, end: cython.longlong, length: cython.longlong) -> cython.int:
-    """The loops index unchecked, so a wrong range must never reach them."""
+    """Refuses a wrong range, which must never reach the loops: they index unchecked."""
     if start < 0 or end < start or end > length:
         raise ValueError(f"valid range {start}..{end} does not lie in a buffer of {length} bytes")
     return 0
@@ -86,7 +86,7 @@ class FrameScanner:
     def scan(
         self, data: cython.const[cython.uchar][::1], start: cython.longlong, end: cython.longlong
     ) -> tuple[int, list[tuple[int, int, bytes, bytes]], list[tuple[int, bytes]]]:
-        """(bytes consumed, messages as (timestamp ns, attempts, id, body), other frames as (type, data))."""
+        """Returns (bytes consumed, messages as (timestamp ns, attempts, id, body), other frames as (type, data))."""
         messages: list = []
         others: list = []
         pos: cython.longlong = start

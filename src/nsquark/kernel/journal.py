@@ -36,7 +36,7 @@ def record(
     due_ms: cython.longlong,
     span: cython.longlong,
 ) -> bytes:
-    """A record as it is in the file."""
+    """Makes a record as it is in the file."""
     check: cython.ulonglong = _check(kind | (attempts << 16), seq, due_ms, span)
     return JOURNAL_RECORD.pack(check, kind, attempts, seq, due_ms, span)
 
@@ -55,7 +55,7 @@ def _check(
 
 
 def keep_intact(records: bytearray) -> int:
-    """Takes out what is no intact record, in place; how many there were, a part of one at the end included."""
+    """Takes out what is no intact record, in place; returns how many there were, a part of one at the end included."""
     size = len(records)
     intact = _compact(memoryview(records), size)
     del records[intact:]
@@ -65,7 +65,7 @@ def keep_intact(records: bytearray) -> int:
 @cython.cfunc
 @cython.exceptval(check=False)
 def _compact(data: cython.uchar[::1], size: cython.longlong) -> cython.longlong:
-    """Moves the intact records to the front; how many bytes they have."""
+    """Moves the intact records to the front; returns how many bytes they have."""
     pos: cython.longlong = 0
     intact: cython.longlong = 0
     head: cython.ulonglong
@@ -84,7 +84,7 @@ def _compact(data: cython.uchar[::1], size: cython.longlong) -> cython.longlong:
 
 
 def from_format_1(old: bytes, delay_max_ms: int) -> bytearray:
-    """Records of 24 bytes, without a check and without the time until they are due, as they are now."""
+    """Rewrites records of 24 bytes, without a check and without the time until they are due, as they are now."""
     records = bytearray()
     for kind, attempts, count, seq, due_ms in _RECORD_1.iter_unpack(old):
         records += record(kind, attempts, seq, due_ms, count if kind == _FINISHED else delay_max_ms if due_ms else 0)

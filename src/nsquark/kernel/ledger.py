@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""What a channel knows of each message between its floor and the next one to deliver, and the rules for it.
+"""Keeps what a channel knows of each message between its floor and the next one to deliver, and the rules for it.
 
 The state of messages lies in blocks (blocks.py), what is queued again is delivered in sweeps (sweep.py), a consumer's
 answers are read by answers.py, and restart.py takes up a journal. The C types are in ledger.pxd.
@@ -91,7 +91,7 @@ class Ledger:
 
     @property
     def queued(self) -> cython.longlong:
-        """How many messages are queued for delivery again."""
+        """Tells how many messages are queued for delivery again."""
         return self.sweep.count
 
     # -- consumers ---------------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ class Ledger:
 
     @property
     def blocks_open(self) -> int:
-        """How many blocks hold the floor back."""
+        """Tells how many blocks hold the floor back."""
         first_ahead: cython.longlong = self.next >> BLOCK_BITS
         if self.ahead == 0:
             return len(self.blocks.order)
@@ -399,7 +399,7 @@ class Ledger:
 
     @property
     def parked_count(self) -> int:
-        """How many messages are parked."""
+        """Tells how many messages are parked."""
         return self.blocks.parked_messages
 
     def unfinished_below(self, seq: cython.longlong) -> list:

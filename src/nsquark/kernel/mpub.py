@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""From messages to what MPUB wants: from lines of text, or an Arrow column, with no Python object per message.
+"""Lays messages out as MPUB wants them, from lines of text or an Arrow column, with no Python object per message.
 
 Arrow: data, and i32 offsets: row i lies at offsets[i] .. offsets[i + 1]
 MPUB:  i32 count, then i32 size and bytes of each message, big endian
@@ -30,7 +30,7 @@ _ODD_2 = cython.declare(cython.ulonglong, 0xD6E8FEB86659FD93)
 def _check_rows(
     size: cython.longlong, offsets: cython.const[cython.int][::1], first: cython.longlong, last: cython.longlong
 ) -> cython.int:
-    """The loops index unchecked, so wrong rows or offsets must never reach them."""
+    """Refuses wrong rows or offsets, which must never reach the loops: they index unchecked."""
     row: cython.longlong = first
     if first < 0 or last < first or last >= len(offsets):
         raise ValueError(f"rows {first} to {last} are not in a column of {len(offsets) - 1} rows")
@@ -51,7 +51,7 @@ def pack(
     bytes_max: cython.longlong,
     count_max: cython.longlong,
 ) -> tuple[bytes, int]:
-    """An MPUB body of rows from `first`, and the row after them.
+    """Makes an MPUB body of rows from `first` on; returns the row after them too.
 
     It takes as many rows before `last` as both limits allow, but always one: what to do with a message that is too
     big alone is for the caller to know.
@@ -71,7 +71,7 @@ def pack(
 
 
 def pack_bodies(bodies: list) -> bytes:
-    """An MPUB body of these messages, each `bytes`; nsqd refuses an empty one."""
+    """Makes an MPUB body of these messages, each `bytes`; nsqd refuses an empty one."""
     size: cython.longlong = _COUNT_BYTES
     length: cython.longlong
     pos: cython.longlong = _COUNT_BYTES
@@ -128,7 +128,9 @@ def hash_rows(
     last: cython.longlong,
     out: cython.ulonglong[::1],
 ) -> int:
-    """A 64-bit hash of each row's bytes into `out`; and their sum modulo 2^64, the same for any order of the rows."""
+    """Writes a 64-bit hash of each row's bytes to `out`; returns their sum modulo 2^64, the same for any order of the
+    rows.
+    """
     total: cython.ulonglong = 0
     value: cython.ulonglong
     row: cython.longlong = first
@@ -158,7 +160,7 @@ def _hash(data: cython.const[cython.uchar][::1], pos: cython.longlong, end: cyth
 @cython.inline
 @cython.exceptval(check=False)
 def _mixed(value: cython.ulonglong) -> cython.ulonglong:
-    """One to one: only equal words at equal places leave equal values equal."""
+    """Mixes a word one to one: only equal words at equal places leave equal values equal."""
     value = ((value ^ (value >> 32)) * _ODD_2) & _MASK
     value = ((value ^ (value >> 29)) * _ODD_1) & _MASK
     return value ^ (value >> 32)
@@ -180,7 +182,7 @@ _NEWLINE = cython.declare(cython.uchar, 10)
 
 
 def measure_lines(data: cython.const[cython.uchar][::1], size_max: cython.longlong) -> cython.longlong:
-    """How many lines are not empty; -1 if one is longer than `size_max`."""
+    """Counts the lines that are not empty; -1 if one is longer than `size_max`."""
     count: cython.longlong = 0
     start: cython.longlong = 0
     end: cython.longlong = len(data)
@@ -199,7 +201,9 @@ def measure_lines(data: cython.const[cython.uchar][::1], size_max: cython.longlo
 def size_lines(
     data: cython.const[cython.uchar][::1], pos: cython.longlong, count_max: cython.longlong
 ) -> tuple[bytearray, int, int]:
-    """The next lines that are not empty, each behind its size as in MPUB; how many, and where the rest starts."""
+    """Puts the size before each of the next lines that are not empty, as in MPUB; returns how many, and where the rest
+    starts.
+    """
     end: cython.longlong = len(data)
     first: cython.longlong = pos
     start: cython.longlong = pos

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""From a client's bytes to an open commit, and from a settled commit to the client's replies.
+"""Brings a client's bytes into an open commit; a settled commit becomes the client's replies.
 
     Connection.buffer_updated ── Intake.publish ── Tail   during the turn: every whole PUB and MPUB of a socket read
     Commit.settle ── ReplyQueue.flush                     after the write: OK for each of them, in order
@@ -28,9 +28,10 @@ MESSAGE_BYTES_MIN = cython.declare(cython.longlong, 5)
 
 MPUB_WHOLE_MESSAGES_MAX = 65_536
 """So many messages of an MPUB are written all or none. More are spread over several turns, or other clients would wait
-for all of them..."""
+for all of them.
+"""
 MPUB_TURN_MESSAGES_MAX = 16_384
-"""...so many in each."""
+"""So many messages of a larger MPUB are written in each turn."""
 _MPUB_WHOLE_MESSAGES_MAX = cython.declare(cython.longlong, MPUB_WHOLE_MESSAGES_MAX)
 
 LETTER_M = cython.declare(cython.int, 77)

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Records (`wire/record.py`), packed one after another as a consumer gets them, so that delivering is sending a slice.
+"""Packs records (`wire/record.py`) one after another as a consumer gets them, so that delivering is sending a slice.
 
 The C types are in records.pxd.
 """
@@ -85,14 +85,14 @@ def measure_mpub(
 
 
 _spare: list = []
-"""Memory of full-grown chunks that are gone, for those to come.
+"""The memory of full-grown chunks that are gone, for those to come.
 
 To get it anew from the system costs more than to fill it: it comes page by page, and zeroed.
 """
 
 
 class _Loan(ctypes.c_ubyte * (1 << 20)):
-    """Memory in use: when the last view of it is gone, it is spare again."""
+    """Lends memory: when the last view of it is gone, it is spare again."""
 
     def __del__(self):
         if len(_spare) < SPARE_MAX:
@@ -145,7 +145,7 @@ class Chunk:
         size: cython.longlong,
         timestamp_ns: cython.longlong,
     ) -> cython.bint:
-        """One message with its body at `source[pos:pos + size]`; False when there is no room for it."""
+        """Appends one message with its body at `source[pos:pos + size]`; False when there is no room for it."""
         if self.count >= self._count_max or self.used + BODY_AT + size > self._size:
             return False
         self._write(source, pos, size, timestamp_ns)
@@ -158,7 +158,9 @@ class Chunk:
         count: cython.longlong,
         timestamp_ns: cython.longlong,
     ) -> cython.longlong:
-        """Up to `count` messages, each behind its size as in MPUB; how many fit. `resume` is where the rest starts."""
+        """Appends up to `count` messages, each behind its size as in MPUB; returns how many fit. `resume` is where the
+        rest starts.
+        """
         done: cython.longlong = 0
         size: cython.longlong
         while done < count and self.count < self._count_max:
@@ -180,7 +182,9 @@ class Chunk:
         size_max: cython.longlong,
         timestamp_ns: cython.longlong,
     ) -> cython.longlong:
-        """The whole PUB commands at `pos` whose line is `line`; how many fit. `resume` is where the rest starts."""
+        """Appends the whole PUB commands at `pos` whose line is `line`; returns how many fit. `resume` is where the
+        rest starts.
+        """
         done: cython.longlong = 0
         size: cython.longlong
         at: cython.longlong
@@ -267,13 +271,13 @@ class Chunk:
             self.used = self._offsets[count] if count > 0 else 0
 
     def offset(self, index: cython.longlong) -> cython.longlong:
-        """Where record `index` starts; for `index == count`, where the last one ends."""
+        """Tells where record `index` starts; for `index == count`, where the last one ends."""
         if index < 0 or index > self.count:
             raise IndexError(index)
         return self._offsets[index] if self.count > 0 else 0
 
     def fit(self, index: cython.longlong, count_max: cython.longlong, bytes_max: cython.longlong) -> cython.longlong:
-        """How many records from `index` on fit both limits; at least one if there is one."""
+        """Tells how many records from `index` on fit both limits; at least one if there is one."""
         stop: cython.longlong = index + count_max
         if stop > self.count:
             stop = self.count
@@ -292,5 +296,5 @@ class Chunk:
         return low - index
 
     def timestamp(self, index: cython.longlong) -> cython.longlong:
-        """When record `index` was published, in nanoseconds."""
+        """Tells when record `index` was published, in nanoseconds."""
         return i64(self._data, self._offsets[index] + TIMESTAMP_AT)

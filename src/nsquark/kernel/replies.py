@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The replies that a connection is owed, in the order of its commands. The C types are in replies.pxd."""
+"""Keeps the replies that a connection is owed, in the order of its commands. The C types are in replies.pxd."""
 
 from collections import deque
 
@@ -13,7 +13,7 @@ else:
 
 @cython.cclass
 class _Reply:
-    """The reply to `count` publishes that share a commit, or a frame that is ready; with `then` it is the last."""
+    """The reply to `count` publishes that share a commit, or a frame that is ready; one with `then` is the last."""
 
     commit = cython.declare(object)
     word = cython.declare(object)

@@ -1,5 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""What of a ledger outlives its process: what is noted for a crash, the snapshot of a clean stop, and reading both."""
+"""Brings a ledger over a restart: it notes what a crash must not lose, makes the snapshot of a clean stop, and reads
+both.
+"""
 
 import cython
 
@@ -40,7 +42,7 @@ PARKED_KIND = cython.declare(cython.int, JOURNAL_PARKED)
 FINISHED_KIND = cython.declare(cython.int, JOURNAL_FINISHED)
 
 DENSE_BLOCKS_MAX = cython.declare(cython.int, 256)
-"""How many blocks below the floor have all slots while a journal is read."""
+"""So many blocks below the floor have all slots while a journal is read."""
 
 
 def note_finished(ledger: Ledger) -> None:

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""What one consumer has of a channel. The C types are in share.pxd."""
+"""Counts what one consumer has of a channel. The C types are in share.pxd."""
 
 import cython
 

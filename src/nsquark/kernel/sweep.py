@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The order in which messages that are queued again are delivered. The C types are in sweep.pxd."""
+"""Decides in which order messages that are queued again are delivered. The C types are in sweep.pxd."""
 
 from heapq import heappop, heappush
 

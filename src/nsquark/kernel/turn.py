@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""The end of a turn of the event loop: everything that was received in it is written, delivered and noted at once.
+"""Ends a turn of the event loop: everything that was received in it is written, delivered and noted at once.
 
 This is where group commit and batching come from: a turn that read from fifty sockets costs one write per topic, not
 one per message.
@@ -11,9 +11,9 @@ from time import monotonic_ns
 import cython
 
 MISS = cython.declare(cython.int, 16)
-"""A poll that found nothing is made up for by so many that did, or by so many turns without one..."""
+"""A poll that found nothing is made up for by so many that did, or by so many turns without one."""
 LUCK_MAX = cython.declare(cython.int, 64)
-"""...and four in a row are forgiven if all was well before."""
+"""The most luck that is saved up: four polls in a row that find nothing are forgiven if all was well before."""
 
 
 @cython.cclass
@@ -59,21 +59,21 @@ class Turn:
         self._luck = 1
 
     def write(self, log: object) -> None:
-        """A log has something to commit; each log says so once."""
+        """Is told that a log has something to commit; each log says so once."""
         self._logs.append(log)
         if not self._is_due:
             self._is_due = True
             self._call_soon(self._run)
 
     def wake(self, channel: object) -> None:
-        """A channel may have something to deliver or to note."""
+        """Is told that a channel may have something to deliver or to note."""
         self._channels[channel] = None
         if not self._is_due:
             self._is_due = True
             self._call_soon(self._run)
 
     def run(self) -> None:
-        """Note how far the channels came, commit, then deliver what that made available.
+        """Notes how far the channels came, commits, then delivers what that made available.
 
         In this order a client that got an OK knows that what it finished before is noted too.
         """
@@ -112,7 +112,9 @@ class Turn:
         self._poll_until_ns = now_ns + self._poll_ns
 
     def poll(self) -> None:
-        """While this calls itself, the loop looks at the sockets and does not wait for them."""
+        """Calls itself again until its time is over: meanwhile the loop looks at the sockets and does not
+        wait for them.
+        """
         if self.jobs:
             self._is_polling = False
         elif self._clock_ns() < self._poll_until_ns:
@@ -123,7 +125,7 @@ class Turn:
 
     @cython.cfunc
     def _guarded(self, work: object) -> cython.void:
-        """A fault in one topic must not stop the others."""
+        """Calls a function so that a fault in one topic does not stop the others."""
         try:
             work()
         except Exception:

@@ -1,1 +1,1 @@
-"""A topic's log: append-only files of records, the memory over their tail, and the cursors that read them."""
+"""Keeps a topic's log: append-only files of records, the memory over their tail, and the cursors that read them."""

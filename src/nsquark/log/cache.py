@@ -1,4 +1,4 @@
-"""The memory over all logs: one budget for the whole nsqd, the least recently used chunk goes first."""
+"""Keeps the memory over all logs within one budget for the whole nsqd; the least recently used chunk goes first."""
 
 from collections import OrderedDict
 from typing import Protocol
@@ -12,7 +12,7 @@ RECORD_BYTES_EXPECTED = 64
 
 
 def chunk_records(size: int) -> int:
-    """How many records a chunk of `size` bytes has offsets for."""
+    """Returns how many records a chunk of `size` bytes has offsets for."""
     return size // RECORD_BYTES_EXPECTED + 16
 
 
@@ -22,7 +22,9 @@ class ChunkOwner(Protocol):
 
 
 class ChunkCache:
-    """Chunks in order of last use; `add` keeps the sum of their sizes within the budget if their owners allow it."""
+    """Keeps chunks in order of last use; `add` keeps the sum of their sizes within the budget if their
+    owners allow it.
+    """
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
@@ -44,7 +46,9 @@ class ChunkCache:
             self.used_bytes -= len(chunk.view)
 
     def _shrink(self) -> None:
-        """One pass over the others at most: what was just added stays, however large, or it could not be read."""
+        """Evicts chunks in one pass over the others at most: what was just added stays, however large, or it could not
+        be read.
+        """
         for _ in range(len(self._chunks) - 1):
             if self.used_bytes <= self.budget_bytes:
                 return

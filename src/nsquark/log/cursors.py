@@ -1,4 +1,4 @@
-"""The state of a topic and its channels that must survive a crash: one small file, a pair of places for each.
+"""Stores the state of a topic and its channels that must survive a crash: one small file, a pair of places for each.
 
 A slot is written alternately to its two places, with a generation and a checksum, so that a torn write leaves the older
 one. (A mapped page was considered: a full disk kills the process, and a crash can tear it.) Slot 0 is the topic's, the
@@ -27,16 +27,18 @@ from nsquark.log.services import LogShared
 SLOT_BYTES = 1024
 SLOTS_PER_PAGE = PAGE_BYTES // SLOT_BYTES
 _HEAD = struct.Struct("<QQQQIHBx")
-"""Checksum, generation, position, deferred position, number of the file with the state, bytes of the state, in use."""
+"""The head of a place: checksum, generation, position, deferred position, number of the file with the state, bytes of
+the state, in use.
+"""
 STATE_BYTES_MAX = SLOT_BYTES - _HEAD.size
 _SEED = 2
-"""Of the checksums, so that a slot of one layout is never taken for one of the other."""
+"""The seed of the checksums, so that a slot of one layout is never taken for one of the other."""
 _HEAD_1 = struct.Struct("<QQQQII")  # checksum, generation, position, deferred position, bytes of the state, in use
 _STATE_HEAD = struct.Struct("<QQ")  # checksum, number
 
 
 class ChannelState(msgspec.Struct, array_like=True, frozen=True):
-    """What of a channel changes rarely."""
+    """The part of a channel's state that changes rarely."""
 
     name: str
     paused: bool = False
@@ -48,7 +50,7 @@ class ChannelState(msgspec.Struct, array_like=True, frozen=True):
 
 
 class TopicState(msgspec.Struct, array_like=True, frozen=True):
-    """What of a topic changes rarely."""
+    """The part of a topic's state that changes rarely."""
 
     name: str
     paused: bool = False
@@ -60,7 +62,9 @@ class TopicState(msgspec.Struct, array_like=True, frozen=True):
 
 
 def encode_state(state: ChannelState | TopicState) -> tuple[bytes, bytes]:
-    """All of it, and without what may grow: losing that brings messages back that were emptied, and loses none."""
+    """Encodes all of a state, and a brief form without what may grow: losing that brings messages back that were
+    emptied, and loses none.
+    """
     brief = (
         msgspec.structs.replace(state, skips=())
         if isinstance(state, ChannelState)
@@ -78,12 +82,12 @@ class Slot:
     deferred: int = 0
     state: bytes = b""
     brief: bytes = b""
-    """What is left of `state` if that does not fit and its file is lost."""
+    """The part of `state` that is left if it does not fit and its file is lost."""
     generation: int = 0
     state_number: int = 0
-    """Of the file that holds `state`, counted up with each that is written; 0 if it fits."""
+    """The number of the file that holds `state`, counted up with each that is written; 0 if the state fits."""
     stored: tuple[int, bytes, bool] | None = None
-    """Deferred, state and whether in use, as written last."""
+    """The deferred position, the state and whether the slot is in use, as written last."""
     stored_position: int = 0
     rest_written: list[bytes] = field(default_factory=lambda: [b"", b""])
 
@@ -101,7 +105,7 @@ class CursorFile:
         self.lost = False
         self.is_new = False
         self.slots = 1
-        """In the file, used or free."""
+        """The number of slots in the file, used or free."""
         self._report = shared.report
         self._free: dict[int, int] = {}  # generations, since a reused slot must outdo the one before
         self._damaged: dict[int, Slot | None] = {}
@@ -110,7 +114,7 @@ class CursorFile:
     # -- reading -----------------------------------------------------------------------------------------
 
     def load(self) -> list[Slot]:
-        """The slots in use, the topic's first if there is one; call once, before anything else."""
+        """Reads the slots in use, the topic's first if there is one; to be called once, before anything else."""
         try:
             raw, whole = read_surviving(self.path, self._report)
         except FileNotFoundError:
@@ -137,7 +141,7 @@ class CursorFile:
         return used
 
     def _read(self, raw: bytearray) -> dict[int, tuple[Slot, bool]]:
-        """The slots of which at least one place is intact."""
+        """Reads the slots of which at least one place is intact."""
         found: dict[int, tuple[Slot, bool]] = {}
         pairs = -(-len(raw) // (2 * PAGE_BYTES))
         for index in range(pairs * SLOTS_PER_PAGE):
@@ -171,13 +175,13 @@ class CursorFile:
         self._report(f"CURSORS({self.path}): both copies of slot {index} are damaged: the state of {what} is lost")
 
     def expect(self, slots: int) -> None:
-        """There should be so many slots; a file that was cut has fewer."""
+        """Is told how many slots there should be; a file that was cut has fewer."""
         for index in range(self.slots, slots):
             self._give_up(index)
         self.slots = max(self.slots, slots)
 
     def _load_state(self, slot: Slot) -> None:
-        """The state from the file that the slot names, or if that is gone, from one written later."""
+        """Reads the state from the file that the slot names, or if that is gone, from one written later."""
         slot.brief = slot.state
         fitting = {number: state for number, state in self._states(slot.index).values() if number >= slot.state_number}
         if fitting:
@@ -189,7 +193,7 @@ class CursorFile:
             )
 
     def _states(self, index: int) -> dict[int, tuple[int, bytes]]:
-        """The files with the state of a slot that are intact: which of the two, to number and state."""
+        """Reads the files with the state of a slot that are intact: which of the two, to number and state."""
         found: dict[int, tuple[int, bytes]] = {}
         for place in (0, 1):
             try:
@@ -274,7 +278,7 @@ class CursorFile:
         return self.path.with_name(f"{self.path.name}.{index}.{place}")
 
     def free(self, slot: Slot) -> None:
-        """Both places are cleared, so that no older generation comes back."""
+        """Clears both places, so that no older generation comes back."""
         slot.state, slot.stored = b"", None
         self.write(slot, used=False)
         self._free[slot.index] = slot.generation
@@ -302,7 +306,7 @@ class CursorFile:
         self.file.write(data, offset)
 
     def make_durable(self) -> None:
-        """Here and now, or raises; when no thread uses it."""
+        """Makes the file durable here and now, or raises; to be called when no thread uses it."""
         if self.file.fd >= 0:
             self.file.make_durable()
 
@@ -325,7 +329,7 @@ def _checksum(head: bytes, state: bytes, seed: int) -> int:
 
 
 def _read_place(raw: bytearray, offset: int) -> tuple[Slot, bool] | None:
-    """The slot at an offset and whether it is in use; None if it is not intact."""
+    """Reads the slot at an offset and whether it is in use; None if it is not intact."""
     piece = bytes(raw[offset : offset + SLOT_BYTES])
     if len(piece) < _HEAD.size:
         return None
@@ -337,7 +341,7 @@ def _read_place(raw: bytearray, offset: int) -> tuple[Slot, bool] | None:
 
 
 def _read_format_1(raw: bytearray) -> dict[int, tuple[Slot, bool]]:
-    """The slots of a file in format 1; none if it is not in that."""
+    """Reads the slots of a file in format 1; none if it is not in that."""
     found: dict[int, tuple[Slot, bool]] = {}
     for number in range(-(-len(raw) // SLOT_BYTES)):
         piece = bytes(raw[number * SLOT_BYTES : (number + 1) * SLOT_BYTES])
@@ -354,7 +358,7 @@ def _read_format_1(raw: bytearray) -> dict[int, tuple[Slot, bool]]:
 
 
 def _image(found: dict[int, tuple[Slot, bool]]) -> bytearray:
-    """A file with these slots in both places, and nothing where others should be."""
+    """Makes a file with these slots in both places, and nothing where others should be."""
     slots = max([1, *(index + 1 for index in found)])
     image = bytearray(-(-slots // SLOTS_PER_PAGE) * 2 * PAGE_BYTES)
     for index, (slot, used) in found.items():

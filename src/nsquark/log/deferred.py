@@ -1,4 +1,4 @@
-"""Messages published with a delay (DPUB): they wait in files of their own and enter the log when due.
+"""Keeps messages published with a delay (DPUB): they wait in files of their own and enter the log when due.
 
 In the log they would pin every segment for as long as the longest delay. Each file (a bucket, log/deferred_bucket.py)
 holds what is due within one minute, and only the buckets of this minute and the next have an index in memory. When
@@ -21,10 +21,10 @@ from nsquark.log.files import DIRECTORY_MODE, patiently
 from nsquark.log.services import LogShared
 
 DUE_MESSAGES_MAX = 128
-"""How many are moved into the log at once: a few milliseconds of work."""
+"""So many messages are moved into the log at once: a few milliseconds of work."""
 READ_RETRY_MS = 1000
 LOAD_RECORDS_MAX = 4096
-"""How many records of a bucket are looked at in one step."""
+"""So many records of a bucket are looked at in one step."""
 
 
 class Due:
@@ -35,11 +35,11 @@ class Due:
         self.append_number = append_number
         self.error: OSError | None = None
         self.messages: list[tuple[int, int, bytes]] = []
-        """(number, timestamp in ns, body) of each."""
+        """The number, timestamp in ns and body of each message."""
         self.lost: list[int] = []
-        """The numbers of those that proved to be damaged."""
+        """The numbers of messages that proved to be damaged."""
         self.unreadable: list[Entry] = []
-        """Those that could not be read now; they are not part of this."""
+        """The messages that could not be read now; they are not part of `messages`."""
         for entry in entries:
             try:
                 found = bucket.read(entry)
@@ -55,7 +55,7 @@ class Due:
 
 
 class DeferredMessages:
-    """What waits of one topic. `number` is the next message's; it only grows, since channels remember it."""
+    """Keeps what waits of one topic. `number` is the next message's; it only grows, since channels remember it."""
 
     def __init__(
         self, shared: LogShared, directory: Path | None, appends: Appends, number_floor: int, now_ms: int
@@ -94,7 +94,7 @@ class DeferredMessages:
                 bucket.unload()
 
     def _bring_forward(self, bucket: Bucket, now_ms: int) -> bool:
-        """What would wait for longer than its delay, since the clock was ahead before, is moved to where it belongs.
+        """Moves what would wait for longer than its delay, since the clock was ahead before, to where it belongs.
 
         If that is not possible, the bucket has to stay loaded, which knows when they are due.
         """
@@ -122,7 +122,7 @@ class DeferredMessages:
         return sum(bucket.count for bucket in self._buckets.values())
 
     def add(self, body: bytes, timestamp_ns: int, now_ms: int, delay_ms: int) -> Bucket:
-        """Stores a message until it is due, and where; OSError if that was not possible."""
+        """Stores a message until it is due, and tells in which bucket; OSError if that was not possible."""
         due_ms = now_ms + delay_ms
         bucket = self._bucket_of(due_ms)
         bucket.add(due_ms, delay_ms, timestamp_ns, self.number, body)
@@ -151,7 +151,9 @@ class DeferredMessages:
                 bucket.load_some(self.appends, LOAD_RECORDS_MAX)
 
     def next_due_ms(self, now_ms: int) -> int | None:
-        """When the next message is due, or a bucket has to be looked into or can go; None if there is no bucket."""
+        """Tells when the next message is due, or a bucket has to be looked into or can go; None if there is
+        no bucket.
+        """
         soonest: int | None = None
         for bucket in self._buckets.values():
             if bucket.is_loading:
@@ -166,7 +168,7 @@ class DeferredMessages:
         return soonest
 
     def take_due(self, now_ms: int) -> Due | None:
-        """Some of what is due, noted as about to be appended; OSError if that cannot be noted."""
+        """Takes some of what is due, noted as about to be appended; OSError if that cannot be noted."""
         if self._refused is not None:
             self._refused.bucket.note_append(self._refused.append_number, [])
             self._refused = None
@@ -179,7 +181,9 @@ class DeferredMessages:
         return None
 
     def _remove_when_safe(self, bucket: Bucket) -> None:
-        """It is all that is left of its messages until the log, which has them, is durable."""
+        """Removes a bucket once the log, which has its messages, is durable: until then the bucket is all that is left
+        of them.
+        """
 
         def remove() -> None:
             bucket.is_leaving = False
@@ -208,20 +212,20 @@ class DeferredMessages:
         return due
 
     def confirm(self, due: Due) -> None:
-        """The log has them."""
+        """Is told that the log has these messages."""
         number = due.append_number
         self.appends.add(number)
         self.when_log_synced(lambda: self.appends.add_durable(number))
         due.bucket.forget(due.entries)
 
     def put_back(self, due: Due) -> None:
-        """The log did not take them: they are due again. The note is taken back before its number is used anew."""
+        """Makes messages due again that the log did not take. The note is taken back before its number is used anew."""
         due.bucket.push(due.entries)
         due.bucket.count += len(due.entries)
         self._refused = due
 
     def waiting(self) -> Iterator[tuple[int, int, bytes]]:
-        """All that waits, as (number, timestamp in ns, body), by due time; while nothing is added or taken."""
+        """Yields all that waits, as (number, timestamp in ns, body), by due time; while nothing is added or taken."""
         for key in sorted(self._buckets):
             bucket = self._buckets[key]
             was_loaded = bucket.waiting is not None
@@ -235,7 +239,7 @@ class DeferredMessages:
                 bucket.unload()
 
     def make_durable(self) -> None:
-        """All that waits, here and now, or raises; when no thread uses the files."""
+        """Makes all that waits durable here and now, or raises; to be called when no thread uses the files."""
         for bucket in self._buckets.values():
             if bucket.file is not None:
                 bucket.file.make_durable()

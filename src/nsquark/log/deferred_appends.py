@@ -1,4 +1,4 @@
-"""Which appends of deferred messages a log has: what tells the messages that still wait from those that came."""
+"""Remembers which appends of deferred messages a log has: so messages that still wait are told from those that came."""
 
 from collections.abc import Iterable
 
@@ -25,17 +25,17 @@ class Appends:
         self.later.add(number)
 
     def add_durable(self, number: int) -> None:
-        """All appends up to this one are on the disk."""
+        """Is told that all appends up to this one are on the disk."""
         if number > self.durable:
             self.durable = number
             self.later = {later for later in self.later if later > number}
 
     def token(self, number: int) -> bytes:
-        """What a batch with the append carries: its number, and which were durable by then."""
+        """Makes the token that a batch with the append carries: its number, and which appends were durable by then."""
         return number.to_bytes(8, "little") + self.durable.to_bytes(8, "little")
 
     def add_token(self, token: bytes) -> None:
-        """A batch with this token is in the log."""
+        """Is told that a batch with this token is in the log."""
         self.add(int.from_bytes(token[:8], "little"))
         self.add_durable(int.from_bytes(token[8:], "little"))
 

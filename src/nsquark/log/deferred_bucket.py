@@ -1,4 +1,4 @@
-"""A bucket: one file with the deferred messages that are due within one minute, and notes of those that left it.
+"""Keeps a bucket: one file with the deferred messages that are due within one minute, and notes of those that left it.
 
 Records: a head (checksum, kind, bytes of the body, due time, delay, publish time, number) and a body. A note's body is
 the numbers of messages that left, and its number that of their append, or 0 if they were moved to another bucket. The
@@ -25,7 +25,7 @@ BUCKET_MS = 60_000
 SUFFIX = ".deferred"
 READ_BYTES = 1 << 20
 WINDOW_BYTES = 64 << 10
-"""How much is read at once of what is due."""
+"""So much is read at once of what is due."""
 _HEAD = struct.Struct("<QIIqqqQ")  # checksum, kind, body bytes, due ms, delay ms, timestamp ns, number
 _HEAD_1 = struct.Struct("<QIIqqQ")  # without the delay
 _KIND_AT = 8
@@ -58,7 +58,7 @@ class _Damage(NamedTuple):
 
 
 class _Found:
-    """What a scan of the file came to so far."""
+    """Collects what a scan of the file has found so far."""
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
@@ -89,7 +89,9 @@ class _Found:
             self.doubtful.discard(item.number)
 
     def doubt(self, appends: Appends) -> None:
-        """An append that was lost although later ones were not: its note must not count when its time seems over."""
+        """Doubts an append that was lost although later ones were not: its note must not count when its time seems
+        over.
+        """
         lost = (number for number in self.left if number != _MOVED and number <= appends.last)
         self.doubtful.update(number for number in lost if not appends.happened(number))
 
@@ -102,14 +104,14 @@ class _Found:
 
 
 class Bucket:
-    """What is due within one minute. `waiting` is a heap once it is loaded; without a path all is in memory."""
+    """Holds what is due within one minute. `waiting` is a heap once it is loaded; without a path all is in memory."""
 
     def __init__(self, shared: LogShared, key: int, path: Path | None) -> None:
         self.key = key
         self.path = path
         self.count = 0
         self.is_leaving = False
-        """It is empty and its minute over, but its messages are not safe elsewhere yet."""
+        """The bucket is empty and its minute over, but its messages are not safe elsewhere yet."""
         self.waiting: list[Entry] | None = [] if path is None else None
         self.file: DurableFile | None = None
         self._shared = shared
@@ -161,7 +163,7 @@ class Bucket:
             self._found.entries[number] = (due_ms, number, offset)
 
     def pop_due(self, now_ms: int, count: int) -> list[Entry]:
-        """At most `count` of those that are due."""
+        """Takes out at most `count` of those that are due."""
         entries: list[Entry] = []
         while self.waiting and self.waiting[0][0] <= now_ms and len(entries) < count:
             entries.append(heapq.heappop(self.waiting))
@@ -178,7 +180,7 @@ class Bucket:
             self._write(_LEFT, 0, 0, 0, append_number, numbers)
 
     def note_moved(self, entries: list[Entry]) -> None:
-        """They are in another bucket, on disk."""
+        """Notes that messages are in another bucket, on disk."""
         self.note_append(_MOVED, entries)
         moved = {entry[1] for entry in entries}
         self.waiting = [entry for entry in self.waiting or () if entry[1] not in moved]
@@ -186,7 +188,7 @@ class Bucket:
         self.count = len(self.waiting)
 
     def later_than_asked(self, now_ms: int) -> list[tuple[Entry, int]]:
-        """Of what waits, right after loading: those that wait for longer than their delays, which are told too.
+        """Lists, right after loading, the messages that wait for longer than their delays, with these delays.
 
         They are in time from here on, as long as this bucket stays loaded.
         """
@@ -200,7 +202,7 @@ class Bucket:
         return late
 
     def read(self, entry: Entry) -> tuple[int, bytes] | None:
-        """Timestamp and body; None if they are damaged, which is reported."""
+        """Returns timestamp and body of a message; None if they are damaged, which is reported."""
         if self.path is None:
             return self._memory[entry[1]]
         offset = entry[2]
@@ -218,7 +220,7 @@ class Bucket:
         return self._window_at <= offset < self._window_at + len(self._window)
 
     def _read_at(self, offset: int) -> _Record | None:
-        """A record, with those behind it, which are mostly due next."""
+        """Reads a record, with those behind it, which are mostly due next."""
         window = bytearray(os.pread(self.fd, WINDOW_BYTES, offset))
         wanted = _wants_bytes(window, 0, self._size - offset)
         if wanted > len(window):
@@ -233,7 +235,7 @@ class Bucket:
     # -- durability --------------------------------------------------------------------------------------
 
     def when_durable(self, done: Callable[[Exception | None], None]) -> None:
-        """Calls back once all that is in it is on disk, or with an error if the disk refuses."""
+        """Calls back once all that is in the bucket is on disk, or with an error if the disk refuses."""
 
         def synced() -> None:
             if self._undurable.pop(done, True) is None:
@@ -245,7 +247,7 @@ class Bucket:
         self.file.when_synced(synced)
 
     def _sync_failed(self) -> None:
-        """A sync failed. If writing the file anew did too, nobody is kept waiting."""
+        """Is told that a sync failed. If writing the file anew did too, nobody is kept waiting."""
         assert self.file is not None
         if self.file.attempts:
             undurable, self._undurable = self._undurable, {}
@@ -259,7 +261,9 @@ class Bucket:
         return self._loading is not None
 
     def load(self, appends: Appends) -> int:
-        """Builds the index from the file; the highest number of a message in it, whether it still waits or not."""
+        """Builds the index from the file; returns the highest number of a message in it, whether it still
+        waits or not.
+        """
         if self.path is None:
             return 0
         while not self.load_some(appends, READ_BYTES):
@@ -268,7 +272,7 @@ class Bucket:
         return self._found.highest
 
     def load_some(self, appends: Appends, records: int) -> bool:
-        """Looks at so many records, and makes the index when these were the last; whether they were."""
+        """Looks at so many records, and makes the index when these were the last; tells whether they were."""
         if self._loading is None:
             self._found = _Found()
             self._loading = _scan(self.fd, self._size, self.key, self._found.unreadable)
@@ -307,7 +311,9 @@ class Bucket:
             self._salvage(damages)
 
     def _salvage(self, damages: list[_Damage]) -> None:
-        """Without the damage nothing would tell that notes are doubtful: so they are taken back before."""
+        """Takes doubtful notes back before damage is cut out: without the damage nothing would tell that they are
+        doubtful.
+        """
         assert self.path is not None
         temporary = self.path.with_suffix(".tmp")
         fd = -1
@@ -385,7 +391,7 @@ class Bucket:
 
 
 def _scan(fd: int, size: int, key: int, unreadable: list[int]) -> Iterator[_Record | _Damage]:
-    """The records of a file and the damage between and behind them, read piece by piece.
+    """Yields the records of a file and the damage between and behind them, read piece by piece.
 
     `unreadable` gets how many bytes could not be read, which therefore are damaged.
     """
@@ -416,7 +422,7 @@ def _scan(fd: int, size: int, key: int, unreadable: list[int]) -> Iterator[_Reco
 
 
 def _wants_bytes(data: bytearray, pos: int, size: int) -> int:
-    """How many bytes `data` has to have for the record at `pos`, in a file that has `size` of them."""
+    """Returns how many bytes `data` has to have for the record at `pos`, in a file that has `size` of them."""
     if pos + _HEAD.size > len(data):
         return min(pos + _HEAD.size, size)
     kind, body_bytes = struct.unpack_from("<II", data, pos + _KIND_AT)
@@ -425,7 +431,7 @@ def _wants_bytes(data: bytearray, pos: int, size: int) -> int:
 
 
 def _read_record(data: bytearray, pos: int, base: int) -> _Record | None:
-    """The record at `pos` if it is intact."""
+    """Reads the record at `pos` if it is intact."""
     if pos + _HEAD_1.size > len(data):
         return None
     check, kind, body_bytes = struct.unpack_from("<QII", data, pos)
@@ -444,6 +450,6 @@ def _read_record(data: bytearray, pos: int, base: int) -> _Record | None:
 
 
 def _next_candidate(data: bytearray, start: int) -> int:
-    """Where the next record may start: as far on as can be said from what was read."""
+    """Finds where the next record may start: as far on as can be said from what was read."""
     found = _ANY_KIND.search(data, start + _KIND_AT)
     return found.start() - _KIND_AT if found is not None else max(start, len(data) - _KIND_AT - 3)

@@ -1,4 +1,4 @@
-"""What was in a topic when it was deleted, so that a reader can be told how much it has lost.
+"""Remembers what was in a topic when it was deleted, so that a reader can be told how much it has lost.
 
 A file for each name, of its last incarnation: a small document with the sequence numbers that existed. It is a help and
 no promise: it is not synced, one that cannot be written is left out, and only the latest DELETED_MAX are kept.
@@ -14,7 +14,7 @@ from nsquark.log.files import DIRECTORY_MODE, write_atomically
 
 DELETED_MAX = 1000
 RANGES_MAX = 100_000
-"""Of sequence numbers in one document: a log with more gaps leaves none."""
+"""The most ranges of sequence numbers in one document: a log with more gaps leaves none."""
 
 
 class _Deleted(msgspec.Struct):
@@ -27,7 +27,7 @@ class DeletedTopics:
         self._directory = directory
 
     def note(self, name: str, topic_id: str, extents: Extents) -> None:
-        """A topic is being deleted."""
+        """Notes what is in a topic that is being deleted."""
         ranges = extents.ranges()
         if len(ranges) > RANGES_MAX:
             return
@@ -37,7 +37,7 @@ class DeletedTopics:
             self._drop_oldest()
 
     def count_from(self, name: str, topic_id: str, seq: int) -> int | None:
-        """How many messages from `seq` on went with this incarnation of a topic; None if that is not known."""
+        """Counts the messages from `seq` on that went with this incarnation of a topic; None if that is not known."""
         try:
             found = msgspec.json.decode(self._path(name).read_bytes(), type=_Deleted)
         except (OSError, msgspec.MsgspecError):

@@ -1,10 +1,10 @@
-"""The state of the disk as publishers meet it: what is refused and why, for /ping and for the log."""
+"""Knows the state of the disk as publishers meet it: what is refused and why, for /ping and for the log."""
 
 from collections.abc import Callable, Hashable
 
 
 class DiskLimitReached(OSError):
-    """Publishing would exceed --max-disk-bytes."""
+    """Says that publishing would exceed --max-disk-bytes."""
 
 
 class DiskState:
@@ -20,10 +20,10 @@ class DiskState:
         self._unsafe: dict[Hashable, Exception] = {}
         self._refused = 0
         self.error: Exception | None = None
-        """Why the disk is not well; None while it is. Read directly by hot paths, to save a call."""
+        """The reason why the disk is not well; None while it is. Hot paths read it directly, to save a call."""
 
     def failed(self, error: Exception, refused: int = 0) -> None:
-        """A write failed, and `refused` messages with it."""
+        """Is told that a write failed, and `refused` messages with it."""
         if self._write_error is None:
             self._report(f"DISK: publishes are refused - {error}")
         self._write_error = error.with_traceback(None)  # which would hold on to all that was in use
@@ -31,7 +31,7 @@ class DiskState:
         self._judge()
 
     def worked(self) -> None:
-        """A write succeeded."""
+        """Is told that a write succeeded."""
         if self._write_error is not None:
             self._report(f"DISK: publishes are accepted again, {self._refused} messages were refused")
             self._write_error = None
@@ -39,7 +39,7 @@ class DiskState:
         self._judge()
 
     def hold(self, what: Hashable, error: Exception) -> None:
-        """Something on the disk is not safe until it is released."""
+        """Is told that something on the disk is not safe until it is released."""
         self._unsafe[what] = error.with_traceback(None)
         self._judge()
 

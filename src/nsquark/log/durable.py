@@ -1,4 +1,5 @@
-"""Files that must survive a power loss: who changes one says so, and the syncer makes it durable in the background.
+"""Keeps files that must survive a power loss: who changes one says so, and the syncer makes it durable in the
+background.
 
 When a sync fails, the system takes the pages for clean although they are not on the disk: a second sync of them would
 succeed and mean nothing. So there is one way out, for every file: its content is copied to a new file, that is synced,
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
     from nsquark.log.syncer import Syncer
 
 ANEW_SUFFIX = ".anew"
-"""Of copies that were not finished when the process ended; a start removes them."""
+"""The suffix of copies that were not finished when the process ended; a start removes them."""
 RETRY_S = 1.0
-"""How long after a failed attempt a file is written anew again."""
+"""So long after a failed attempt a file is written anew again."""
 COPY_BYTES = 1 << 20
 
 
 class SyncFailed(OSError):
-    """The disk did not confirm what was written to a file."""
+    """Says that the disk did not confirm what was written to a file."""
 
 
 class Directory:
@@ -41,11 +42,11 @@ class Directory:
         self.device = -1
 
     def changed(self) -> None:
-        """A name was added, replaced or removed."""
+        """Is told that a name was added, replaced or removed."""
         self._changes += 1
 
     def sync(self) -> None:
-        """Makes its entries durable; runs in threads."""
+        """Makes the directory's entries durable; runs in threads."""
         if self._parent is not None:
             self._parent.sync()
         changes = self._changes
@@ -61,7 +62,7 @@ class Directory:
         self._synced = changes
 
     def unsynced(self) -> list[tuple[Directory, int]]:
-        """What a sync of the whole file system would make durable now."""
+        """Lists the directories that a sync of the whole file system would make durable now."""
         above = self._parent.unsynced() if self._parent is not None else []
         return [*above, (self, self._changes)] if self._changes != self._synced else above
 
@@ -88,16 +89,16 @@ class DurableFile:
         self.is_changed = False
         self.sync_error: Exception | None = None
         self.is_written_in_thread = False
-        """A thread writes to it, so it must not be copied yet."""
+        """A thread writes to the file, so it must not be copied yet."""
         self.content_bytes: Callable[[], int] | None = None
-        """How much of the file counts; all of it if this is not set."""
+        """So many bytes of the file count; all of them if this is not set."""
         self.after_sync: Callable[[], Callable[[], None] | None] = lambda: None
-        """Asked as a sync begins: what to do in the thread when it has succeeded."""
+        """Is asked as a sync begins what to do in the thread when it has succeeded."""
         self.on_sync_failed: Callable[[], None] = lambda: None
         self.on_mended: Callable[[], None] = lambda: None
         self._syncer = syncer
         self.attempts = 0
-        """How often writing it anew has failed since a sync failed."""
+        """Writing the file anew has failed so often since a sync failed."""
         self._mended_s = float("-inf")
         self._waiting: list[Callable[[], None]] = []
         self._covered: list[Callable[[], None]] = []
@@ -112,7 +113,7 @@ class DurableFile:
             self.directory.changed()
 
     def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
-        """Writes all of it, or raises."""
+        """Writes all of `data`, or raises."""
         if self.sync_error is not None:
             self.require_sound()
         write_all(self.fd, data, offset)
@@ -126,13 +127,13 @@ class DurableFile:
             )
 
     def changed(self) -> None:
-        """Something was written, which is to be durable within --sync-timeout."""
+        """Is told that something was written, which is to be durable within --sync-timeout."""
         if not self.is_changed:
             self.is_changed = True
             self._syncer.add(self)
 
     def hurry(self) -> None:
-        """It is to be durable as soon as possible."""
+        """Lets the file become durable as soon as possible."""
         self.changed()
         self._syncer.hurry(self)
 
@@ -165,7 +166,7 @@ class DurableFile:
     # -- a round of the syncer ---------------------------------------------------------------------------
 
     def begin(self) -> Callable[[], None] | None:
-        """A sync is about to run in a thread."""
+        """Begins a sync that is about to run in a thread; returns what is to follow it there."""
         self._users += 1
         self.is_changed = False
         self._covered, self._waiting = self._covered + self._waiting, []
@@ -196,7 +197,7 @@ class DurableFile:
     # -- after a failed sync -----------------------------------------------------------------------------
 
     def failed(self, error: Exception) -> None:
-        """Its pages are not trusted again: the content goes to a new file."""
+        """Is told that a sync failed: its pages are not trusted again, the content goes to a new file."""
         first = self.sync_error is None
         self.sync_error = error
         self.is_changed = False
@@ -212,7 +213,9 @@ class DurableFile:
                 self.write_anew()
 
     def write_anew(self) -> None:
-        """Tries it now, or as soon as no thread writes to the file; whoever ends such a write calls this."""
+        """Tries to write the file anew, now or as soon as no thread writes to it; whoever ends such a write
+        calls this.
+        """
         if self.sync_error is None or self._is_closed or self.is_written_in_thread or self._users:
             return
         self._users += 1
@@ -242,7 +245,7 @@ class DurableFile:
         self.directory.sync()
 
     def _swap(self, fresh: list[int]) -> None:
-        """From here on the new file is the one in use; its name is, whether or not that is durable."""
+        """Puts the new file into use; its name is, whether or not that is durable."""
         if fresh:
             if self.fd >= 0:
                 os.close(self.fd)
@@ -274,7 +277,7 @@ class DurableFile:
     # -- the end -----------------------------------------------------------------------------------------
 
     def make_durable(self) -> None:
-        """Syncs it here and now, or writes it anew, or raises; for a clean stop, when no thread uses it."""
+        """Syncs the file here and now, or writes it anew, or raises; for a clean stop, when no thread uses it."""
         if self.sync_error is None:
             try:
                 self.sync()
@@ -290,13 +293,13 @@ class DurableFile:
         self.became_durable()
 
     def became_durable(self) -> None:
-        """All that was written is on the disk."""
+        """Is told that all that was written is on the disk."""
         self.is_changed = False
         self._syncer.forget(self)
 
     @property
     def is_in_use(self) -> bool:
-        """A thread syncs or copies it."""
+        """Tells whether a thread syncs or copies the file."""
         return self._users > 0
 
     def abandon(self) -> None:
@@ -314,7 +317,7 @@ class DurableFile:
 
 
 def sync_data(fd: int) -> None:
-    """The one place where the content of a file that is relied on is synced, so that no failure is taken lightly."""
+    """Syncs the content of a file that is relied on; nothing else does, so that no failure is taken lightly."""
     try:
         os.fdatasync(fd)
     except OSError as error:

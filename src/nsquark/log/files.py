@@ -1,4 +1,4 @@
-"""Small things about files that the log's parts share."""
+"""Has small functions about files that the log's parts share."""
 
 import errno
 import os
@@ -17,9 +17,9 @@ PAGE_BYTES = 4096
 READ_BYTES = 1 << 20
 READ_TRIES = 3
 READ_PAUSE_S = 0.02
-"""So often, and so long apart, a page or a file is tried that the disk fails to read."""
+"""A page or a file that the disk fails to read is tried so often, and so long apart."""
 BAD_SUFFIX = ".bad"
-"""Of files and bytes that could not be used, kept for a look at them."""
+"""The suffix of files and bytes that could not be used, kept for a look at them."""
 
 
 def sync_directory(path: Path) -> None:
@@ -75,7 +75,7 @@ def patiently(read: Callable[[], T]) -> T:
 
 
 def read_surviving(path: Path, report: Callable[[str], None]) -> tuple[bytearray, bool]:
-    """What can be read of a file, with zeros for pages that cannot, and whether all of it could.
+    """Returns what can be read of a file, with zeros for pages that cannot, and whether all of it could.
 
     A file that cannot be read as a whole is reported and set aside, so that nothing overwrites it: the caller checks
     what it got by its checksums, and writes a new file. Any other error than of the disk is raised.
@@ -104,7 +104,7 @@ def read_surviving(path: Path, report: Callable[[str], None]) -> tuple[bytearray
 
 
 def set_aside(path: Path) -> Path:
-    """Renames a file to one that nothing reads; its new name."""
+    """Renames a file to one that nothing reads; returns its new name."""
     aside = path.with_name(path.name + BAD_SUFFIX)
     number = 1
     while aside.exists():
@@ -122,7 +122,7 @@ def _set_aside_text(path: Path) -> str:
 
 
 def read_readable(fd: int, size: int, offset: int) -> tuple[bytes, int]:
-    """Reads what can be read, and how many bytes could not: those are zeros, which no checksum takes for content."""
+    """Reads what can be read; tells how many bytes could not: those are zeros, which no checksum takes for content."""
     try:
         return os.pread(fd, size, offset), 0
     except OSError as error:

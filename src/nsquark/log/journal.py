@@ -1,4 +1,4 @@
-"""A channel's journal: attempts and due times of requeued messages, and what was parked when the floor passed it.
+"""Keeps a channel's journal: attempts and due times of requeued messages, and what was parked when the floor passed it.
 
 The file is records of 32 bytes, each with a check of its own (kernel/journal.py), so the next one is found behind one
 that is damaged. In format 1 it was pieces of records with one checksum for each; such a file is read and written anew.
@@ -18,7 +18,8 @@ from nsquark.log.services import LogShared
 COMPACT_BYTES_MIN = 4 << 20
 """A journal smaller than this is not worth rewriting, for which all clients wait; it is read in some 50 ms."""
 REWRITE_SHARE = 4
-"""It is rewritten when it is so many times as long as needed; a message that is parked is noted twice at least."""
+"""A journal is rewritten when it is so many times as long as needed; a message that is parked is noted twice at least.
+"""
 _MAGIC_1 = b"NQJ1"
 _PIECE_HEAD_BYTES = 12  # magic, bytes, checksum
 _RECORD_BYTES_1 = 24
@@ -31,12 +32,14 @@ class Journal:
         self.path = path
         self.size = 0
         self.on_mended: Callable[[], None] = lambda: None
-        """Called when it can be written to again after a failed sync."""
+        """Is called when the journal can be written to again after a failed sync."""
         self._shared = shared
         self._file: DurableFile | None = None
 
     def load(self, delay_max_ms: int) -> bytearray:
-        """All intact records in order; `delay_max_ms` is for those of format 1, which do not say how long they wait."""
+        """Reads all intact records in order; `delay_max_ms` is for those of format 1, which do not say how long they
+        wait.
+        """
         try:
             raw, whole = read_surviving(self.path, self._shared.report)
         except FileNotFoundError:
@@ -78,7 +81,7 @@ class Journal:
         return file
 
     def wants_rewrite(self, live_records: int) -> bool:
-        """Whether most of it is out of date, given how many messages it has to remember."""
+        """Tells whether most of the journal is out of date, given how many messages it has to remember."""
         return self.size > COMPACT_BYTES_MIN and self.size > REWRITE_SHARE * live_records * JOURNAL_RECORD.size
 
     def rewrite(self, records: bytes | bytearray) -> None:
@@ -104,7 +107,7 @@ class Journal:
         self._file.when_synced(callback)
 
     def make_durable(self) -> None:
-        """Here and now, or raises; when no thread uses it."""
+        """Makes the journal durable here and now, or raises; to be called when no thread uses it."""
         if self._file is not None:
             self._file.make_durable()
 
@@ -127,7 +130,7 @@ class Journal:
 
 
 def _inode(path: Path) -> int:
-    """Which file a name stands for; 0 if none."""
+    """Returns the number of the file that a name stands for; 0 if there is none."""
     try:
         return path.stat().st_ino
     except OSError:
@@ -135,7 +138,9 @@ def _inode(path: Path) -> int:
 
 
 def _records_of_format_1(raw: bytearray) -> tuple[bytes, str] | None:
-    """The records in the intact pieces of a file of format 1, and what is lost; None if there is no such piece."""
+    """Returns the records in the intact pieces of a file of format 1, and what is lost; None if there
+    is no such piece.
+    """
     records, found, damaged_bytes = bytearray(), False, 0
     pos = raw.find(_MAGIC_1)
     damaged_bytes = max(0, pos)

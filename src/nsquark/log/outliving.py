@@ -1,4 +1,4 @@
-"""Messages that outlive their segment: a few that are held for long must not keep whole files on disk.
+"""Keeps messages that outlive their segment: a few that are held for long must not keep whole files on disk.
 
 When nothing but such parked messages needs a segment any more, their records are copied here and the segment goes. The
 file is replaced as a whole. It is read only through the descriptor that was opened with its index: the two are one
@@ -16,7 +16,7 @@ from nsquark.log.writer import encode_header
 from nsquark.wire.batch_format import HEADER_BYTES, NO_TOKEN, Batch, Damage, scan
 
 KEPT_MESSAGES_MAX = 100_000
-"""More than this stay in their segments."""
+"""So many messages are kept at most; more stay in their segments."""
 REWRITE_BYTES_MIN = 1 << 20
 READ_TRIES = 3
 
@@ -49,7 +49,7 @@ class Generation:
     size: int
 
     def read(self, seq: int) -> bytes | None:
-        """A record; None if it is not intact."""
+        """Reads a record; None if it is not intact."""
         offset, size = self.places[seq]
         raw = os.pread(self.fd, size, offset)
         for item in scan(memoryview(raw), offset):
@@ -64,7 +64,7 @@ class Generation:
 
 
 class KeptMessages:
-    """Records by sequence number, in a file of batches with one record each. Its bytes count as used disk."""
+    """Keeps records by sequence number, in a file of batches with one record each. Its bytes count as used disk."""
 
     def __init__(self, shared: LogShared, path: Path) -> None:
         self._shared = shared
@@ -109,7 +109,9 @@ class KeptMessages:
         return seq in self._now.places
 
     def record(self, seq: int) -> bytearray | None:
-        """A small read from a small file: it may be done in the event loop. None if it is not here, or not any more."""
+        """Reads a record; None if it is not here, or not any more. It is a small read from a small file, which the
+        event loop may do.
+        """
         for _ in range(READ_TRIES if seq in self._now.places else 0):
             try:
                 found = self._now.read(seq)
@@ -124,7 +126,7 @@ class KeptMessages:
         return None
 
     def content_with(self, records: dict[int, bytes], wanted: Iterable[int]) -> dict[int, bytes]:
-        """The records of `wanted` that are here or in `records`, for `write`; in a thread."""
+        """Reads the records of `wanted` that are here or in `records`, for `write`; in a thread."""
         now = self._now
         content: dict[int, bytes] = {}
         for seq in wanted:
@@ -134,7 +136,7 @@ class KeptMessages:
         return content
 
     def write(self, content: dict[int, bytes]) -> Generation:
-        """Stores these and no others, durably; in a thread. They count once they are adopted."""
+        """Stores these records and no others, durably; in a thread. They count once they are adopted."""
         places: dict[int, tuple[int, int]] = {}
         data = bytearray()
         for seq, record in sorted(content.items()):
@@ -148,13 +150,13 @@ class KeptMessages:
         return Generation(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC), places, len(data))
 
     def adopt(self, generation: Generation) -> None:
-        """From here on records are read from this; in the event loop's thread, after it was written."""
+        """Lets records be read from this file from here on; in the event loop's thread, after it was written."""
         before, self._now = self._now, generation
         self._shared.disk_bytes += generation.size - before.size
         before.close()
 
     def wants_rewrite(self, live: int) -> bool:
-        """Whether most of the file is of messages that are finished."""
+        """Tells whether most of the file is of messages that are finished."""
         return bool(self._now.places) and (
             live == 0 or (self._now.size > REWRITE_BYTES_MIN and 2 * live < len(self._now.places))
         )

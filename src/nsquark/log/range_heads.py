@@ -1,4 +1,6 @@
-"""A range of a log without the bodies of its messages, for readers that only want to know which there are, and when."""
+"""Reads a range of a log without the bodies of its messages, for readers that only want to know which there are, and
+when.
+"""
 
 from nsquark.kernel.columns import without_bodies
 from nsquark.log.range_read import RangeReader
@@ -7,8 +9,8 @@ from nsquark.wire.batch_format import HEADER_BYTES, Batch, scan
 
 
 class HeadsReader:
-    """Batches in the same format, whose records end where the body began. What is damaged is left out, which a reader
-    notices that was told the number of messages. `read` and `close` are for threads.
+    """Makes batches in the same format, whose records end where the body began. What is damaged is left out, which a
+    reader notices that was told the number of messages. `read` and `close` are for threads.
     """
 
     def __init__(self, reader: RangeReader) -> None:
@@ -26,7 +28,7 @@ class HeadsReader:
         self._reader.close()
 
     def read(self, size: int) -> bytes:
-        """The heads of what the next bytes hold; none at the end of the range."""
+        """Returns the heads of what the next bytes hold; none at the end of the range."""
         while piece := self._reader.read(size):
             self._rest += piece
             if heads := self._heads():
@@ -34,7 +36,7 @@ class HeadsReader:
         return b""
 
     def _heads(self) -> bytes:
-        """Of all whole batches that were read."""
+        """Returns the heads of all whole batches that were read."""
         found, used = bytearray(), 0
         for item in scan(memoryview(bytes(self._rest)), 0):
             used = item.end

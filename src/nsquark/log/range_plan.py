@@ -1,4 +1,4 @@
-"""What a range of a log holds, and where to split it, from the index in memory alone.
+"""Plans what a range of a log holds, and where to split it, from the index in memory alone.
 
 Counts are exact. Bytes are exact where the sparse index has an entry and interpolated in between, so they change a
 little while the log grows. Where a range is split must not: a writer that is started again recognises what it has
@@ -31,11 +31,11 @@ class Part:
 class Plan(Part):
     parts: list[Part] = field(default_factory=list)
     settled_bytes: int = 0
-    """Known if parts of so many bytes were asked for."""
+    """The exact size of the range; known if parts of so many bytes were asked for."""
 
 
 class ByteScale:
-    """The files of a log laid end to end: which byte a message is at, and which message a byte belongs to."""
+    """Lays the files of a log end to end: it knows which byte a message is at, and which message a byte belongs to."""
 
     def __init__(self, segments: Segments) -> None:
         self._segments = [segment for segment in segments if segment.extents.count]
@@ -56,11 +56,11 @@ class ByteScale:
         return self._starts[index] + step.offset_of(seq)
 
     def batch_at(self, position: int) -> int:
-        """The first message of the batch with an index entry that is nearest below this byte."""
+        """Finds the first message of the batch with an index entry that is nearest below this byte."""
         return self._step(position)[0].low
 
     def message_at(self, position: int) -> int:
-        """The message at this byte, about."""
+        """Finds about which message is at this byte."""
         step, offset = self._step(position)
         return step.seq_at(offset)
 
@@ -72,7 +72,7 @@ class ByteScale:
 
 
 class _Step:
-    """From one entry of a segment's index to the next."""
+    """The step from one entry of a segment's index to the next."""
 
     def __init__(self, segment: Segment, entry: int) -> None:
         seqs, offsets = segment.index
@@ -102,7 +102,7 @@ def plan(
     parts: int = 1,
     part_bytes: int = 0,
 ) -> Plan:
-    """The range from `low`, up to `high` or where a limit (0: none) cuts it, in `parts` parts.
+    """Plans the range from `low`, up to `high` or where a limit (0: none) cuts it, in `parts` parts.
 
     There are more parts where each would exceed `part_bytes`, if that is given, and fewer if there are fewer messages.
     """
@@ -125,7 +125,7 @@ def plan(
 
 
 def settled_bytes(segments: Segments, low: int, high: int) -> int:
-    """What a range takes in the files, up to a step of the index less: the same however the log goes on.
+    """Tells what a range takes in the files, up to a step of the index less: the same however the log goes on.
 
     It counts from the entry at or below the range's first message to that of its last. Both were there when the range
     was, later entries lie beyond it, and an index that is made again has the same ones.
@@ -142,7 +142,7 @@ def settled_bytes(segments: Segments, low: int, high: int) -> int:
 
 
 def _cut(scale: ByteScale, extents: Extents, low: int, position: int) -> int:
-    """Where to end at about this byte, but behind a message from `low` on: between batches, if it can be."""
+    """Finds where to end at about this byte, but behind a message from `low` on: between batches, if it can be."""
     one_more = extents.nth(extents.ordinal(low) + 1)
     cut = scale.batch_at(position)
     return cut if cut >= one_more else max(scale.message_at(position), one_more)

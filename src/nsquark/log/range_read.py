@@ -1,4 +1,4 @@
-"""Reading a log by range: raw batches of its files, what a range holds, and where a time begins.
+"""Reads a log by range: raw batches of its files, what a range holds, and where a time begins.
 
 Nothing here reads in the event loop's thread: a `RangeReader` and a `TimeSearch` note there, from the index in
 memory, which parts of which files they need, and do the reading in a thread.
@@ -17,7 +17,7 @@ from nsquark.log.segments import Segments
 from nsquark.wire.batch_format import HEADER_BYTES, RANGE_PIECE, RANGE_REFUSED, Batch, find_header, read_header
 
 HEADER_WALK_BYTES = 64 << 10
-"""How much is read at a time to step from header to header."""
+"""So much is read at a time to step from header to header."""
 FILES_HELD_MAX = 16
 """A range reader holds this many files open, so that they can be removed meanwhile; a longer range opens as it goes."""
 
@@ -30,7 +30,7 @@ _RECORD_TIME_AT = 8
 
 
 class _Span(NamedTuple):
-    """Where in one file the batches of a range begin and end, as exactly as the index knows."""
+    """The bytes of one file between which the batches of a range lie, as exactly as the index knows."""
 
     path: Path
     start: int
@@ -39,7 +39,7 @@ class _Span(NamedTuple):
 
 
 class RangeReader:
-    """The committed batches that overlap `low <= seq < high`, as they lie in the files.
+    """Reads the committed batches that overlap `low <= seq < high`, as they lie in the files.
 
     Made in the event loop's thread; `read` and `close` are for threads and exclude each other.
     """
@@ -57,7 +57,7 @@ class RangeReader:
 
     @property
     def files(self) -> int:
-        """How many files are held."""
+        """Tells how many files are held."""
         return len(self._fds)
 
     def open(self) -> None:
@@ -66,7 +66,7 @@ class RangeReader:
             self._fds.append(_open(span.path))
 
     def read(self, size: int) -> bytes:
-        """The next bytes; fewer than `size` only at the end of a file, none at the end of the range."""
+        """Returns the next bytes; fewer than `size` only at the end of a file, none at the end of the range."""
         with self._lock:
             while self._pos >= self._end and self._next_file():
                 pass
@@ -111,7 +111,7 @@ class RangeReader:
 
 
 class Readable(Protocol):
-    """What reads a range, as it is or in another form."""
+    """Reads a range, as it is or in another form."""
 
     @property
     def files(self) -> int: ...
@@ -121,7 +121,7 @@ class Readable(Protocol):
 
 
 class RangeGroup:
-    """Small ranges of many logs, read one behind the other: pieces, each behind the number of its range and its size.
+    """Reads small ranges of many logs one behind the other: pieces, each behind the number of its range and its size.
 
     What is given as bytes instead is the document that says why a range cannot be read. `read` is for threads.
     """
@@ -134,12 +134,12 @@ class RangeGroup:
 
     @property
     def is_full(self) -> bool:
-        """It should be read before more ranges are added, since each holds its files open."""
+        """Tells whether the group should be read before more ranges are added, since each holds its files open."""
         held = sum(what.files for _, what in self._ranges if not isinstance(what, bytes))
         return len(self._ranges) >= GROUP_RANGES_MAX or held >= GROUP_FILES_MAX
 
     def read(self, size: int) -> bytes:
-        """The next bytes, about so many; none at the end."""
+        """Returns the next bytes, about so many; none at the end."""
         found = bytearray()
         while self._ranges and len(found) < size:
             number, what = self._ranges[0]
@@ -172,7 +172,7 @@ def _spans(segments: Segments, low: int, high: int) -> Iterator[_Span]:
 
 
 def _whole(segments: Segments) -> Iterator[Segment]:
-    """The segments that have all their messages, and have any."""
+    """Yields the segments that have all their messages, and have any."""
     return (segment for segment in segments if segment.size and segment.extents.count)
 
 
@@ -181,7 +181,7 @@ def _open(path: Path) -> int:
 
 
 def headers(fd: int, start: int, end: int) -> Iterator[Batch]:
-    """The batches of a file between two offsets, by their headers alone; what is no batch is stepped over."""
+    """Yields the batches of a file between two offsets, by their headers alone; what is no batch is stepped over."""
     window, window_at = memoryview(b""), start
     while start + HEADER_BYTES <= end:
         if not window_at <= start <= window_at + len(window) - HEADER_BYTES:
@@ -198,7 +198,7 @@ def headers(fd: int, start: int, end: int) -> Iterator[Batch]:
 
 
 class TimeEnd:
-    """Where messages end that were published before `time_ns`: from there on all are of this time or later.
+    """Finds where messages end that were published before `time_ns`: from there on all are of this time or later.
 
     Exact to the batch. The order of the log is not strictly that of time, so the file in which they end is walked
     through by the headers of its batches. Made in the event loop's thread; `find` is for threads.
@@ -214,7 +214,7 @@ class TimeEnd:
             self._start, self._size = self._last.offset_of(self._seq), self._last.size
 
     def find(self) -> int:
-        """The number after the last of them."""
+        """Returns the number after the last message that was published before."""
         if self._last is None or self._last.time_max_ns < self._time_ns:
             return self._seq
         try:
@@ -231,7 +231,7 @@ class TimeEnd:
 
 
 class TimeSearch:
-    """Where the first message of a log lies that was published at `time_ns` or later.
+    """Finds where the first message of a log lies that was published at `time_ns` or later.
 
     Made in the event loop's thread; `find` is for threads.
     """
@@ -245,7 +245,7 @@ class TimeSearch:
         ]
 
     def find(self) -> int | None:
-        """Its sequence number; None if all messages are older."""
+        """Returns the sequence number of that message; None if all messages are older."""
         for path, start, end in self._places:
             try:
                 fd = _open(path)
@@ -270,7 +270,9 @@ class TimeSearch:
         return None
 
     def _first_record(self, payload: bytes) -> int | None:
-        """The header's times are those of the whole commit, so a batch may turn out to hold only older messages."""
+        """Finds the message in a batch. The header's times are those of the whole commit, so the batch may hold only
+        older messages.
+        """
         pos, index = 0, 0
         while pos + _RECORD_TIME_AT + _RECORD_TIME.size <= len(payload):
             if _RECORD_TIME.unpack_from(payload, pos + _RECORD_TIME_AT)[0] >= self._time_ns:

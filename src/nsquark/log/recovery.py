@@ -1,4 +1,4 @@
-"""What a start finds in a log's directory: segments in order, after clearing up what accidents left behind.
+"""Opens what a start finds in a log's directory: segments in order, after clearing up what accidents left behind.
 
 A segment is never deleted here, whatever is wrong with it: what cannot be used is set aside under another name.
 """
@@ -15,15 +15,15 @@ from nsquark.log.services import LogShared
 from nsquark.wire.batch_format import Batch
 
 REMOVED_SUFFIX = ".removed"
-"""Of segments that nobody needs, until they are deleted."""
+"""The suffix of segments that nobody needs, until they are deleted."""
 MERGED_SUFFIX = ".merged.bad"
-"""Of segments whose messages were written to another one."""
+"""The suffix of segments whose messages were written to another one."""
 LEFTOVERS = (f"*{REMOVED_SUFFIX}", f"*{ANEW_SUFFIX}", "*.tmp")
-"""What a crash may leave unfinished: copies and files that were about to be removed."""
+"""The suffixes of what a crash may leave unfinished: copies and files that were about to be removed."""
 
 
 def open_segments(shared: LogShared, directory: Path) -> list[Segment]:
-    """All segments that can be read, in order of sequence number and without overlap."""
+    """Opens all segments that can be read, in order of sequence number and without overlap."""
     for pattern in LEFTOVERS:
         for leftover in directory.glob(pattern):
             leftover.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""How far a log's messages were removed, remembered beside it.
+"""Remembers beside a log how far its messages were removed.
 
 Sequence numbers have gaps, so the lowest message left does not tell whether there were any below it. A reader that
 stopped at the end of what is now removed has lost nothing, one that stopped before it has: this file tells them apart.
@@ -17,7 +17,7 @@ _RECORD = struct.Struct("<QQ")  # removed to, base of the lowest segment left
 
 
 class Removed:
-    """Messages below `to` were there and are gone; those from it on are there, or never were."""
+    """Knows that messages below `to` were there and are gone; those from it on are there, or never were."""
 
     def __init__(self, path: Path, report: Callable[[str], None]) -> None:
         self._path = path
@@ -25,7 +25,9 @@ class Removed:
         self.to = 0
 
     def load(self, base_left: int) -> None:
-        """If the record does not fit the lowest segment, a crash came between: all below that counts as removed."""
+        """Reads the mark. If it does not fit the lowest segment, a crash came between: all below that counts as
+        removed.
+        """
         try:
             raw, whole = read_surviving(self._path, self._report)
         except FileNotFoundError:
@@ -41,7 +43,7 @@ class Removed:
         self.store(base_left, base_left)
 
     def store(self, to: int, base_left: int) -> None:
-        """To be called before the files go. Not synced: it reaches the disk no later than their removal does.
+        """Stores the mark, before the files go. It is not synced: it reaches the disk no later than their removal does.
 
         On a full disk it is left out, since the removal is what makes room: the next start then takes all below the
         lowest segment for removed.

@@ -1,4 +1,4 @@
-"""A segment: one file of batches, and beside it an index file.
+"""Knows a segment: one file of batches, and beside it an index file.
 
 The index file holds what reading needs (extents, a sparse index by sequence and by time) up to a size of the data file
 that is known to be on disk. It is written when the segment is sealed, at a clean stop, and every CHECKPOINT_BYTES in
@@ -55,7 +55,7 @@ class _Index(msgspec.Struct, array_like=True):
 
 
 class Segment(BatchFile):
-    """Batches in order of sequence number; all below `size` are intact unless reported otherwise."""
+    """A file of batches in order of sequence number; all below `size` are intact unless reported otherwise."""
 
     sealed: bool
     deferred: Appends
@@ -88,7 +88,7 @@ class Segment(BatchFile):
         self.file.close()
 
     def delete(self) -> None:
-        """The index goes first: data without it is scanned, an index without data would be an error."""
+        """Deletes both files, the index first: data without it is scanned, an index without data would be an error."""
         self.file.abandon()
         self.index_path.unlink(missing_ok=True)
         self.path.unlink(missing_ok=True)
@@ -110,7 +110,7 @@ class Segment(BatchFile):
         return self.size - self._checkpoint_bytes >= CHECKPOINT_BYTES
 
     def index_content(self) -> bytes:
-        """The index file for all that is written now; to be stored only after the data was synced."""
+        """Encodes the index of all that is written now; to be stored only after the data was synced."""
         self._checkpoint_bytes = self.size
         content = msgspec.msgpack.encode(
             _Index(
@@ -130,14 +130,14 @@ class Segment(BatchFile):
         return _INDEX_MAGIC + xxh3_64_intdigest(content).to_bytes(8, "little") + content
 
     def _index_to_store(self) -> Callable[[], None] | None:
-        """What follows a sync that begins now: the index, where there is a reason for it."""
+        """Returns what follows a sync that begins now: storing the index, where there is a reason for it."""
         if self._is_partly_unreadable or not (self.sealed or self.wants_checkpoint):
             return None  # what cannot be read today may be readable tomorrow
         content = self.index_content()
         return lambda: self.store_index(content)
 
     def store_index(self, content: bytes) -> None:
-        """Runs in threads: it reads nothing that changes.
+        """Writes the index file, in a thread: it reads nothing that changes.
 
         It is not synced: a lost index only costs a scan, and syncing it stalls the writes of the data.
         """
@@ -146,7 +146,7 @@ class Segment(BatchFile):
     # -- opening -----------------------------------------------------------------------------------------
 
     def open_existing(self, *, last: bool) -> list[Damage]:
-        """Reads the index and whatever lies behind it; what is damaged, after setting it aside.
+        """Reads the index and whatever lies behind it; returns what is damaged, after setting it aside.
 
         A segment may end in what a crash or a failed write left behind, half a batch or half of batches that belong
         together: that is not served, and cut off the last segment. Behind the end of a sealed one nothing counts. A
@@ -175,7 +175,9 @@ class Segment(BatchFile):
         return damages
 
     def _read_on(self, fd: int, end: int) -> tuple[list[Damage], bool]:
-        """Notes whole batches up to `end`, of those that belong together all or none; whether a part is unreadable."""
+        """Notes whole batches up to `end`, of those that belong together all or none; tells whether a part is
+        unreadable.
+        """
         damages: list[Damage] = []
         run: list[Batch] = []
         unreadable: list[int] = []
@@ -234,27 +236,27 @@ class Segment(BatchFile):
 
     @property
     def index(self) -> tuple["array[int]", "array[int]"]:
-        """The sparse index by sequence number: the first of some batches, and their offsets."""
+        """Returns the sparse index by sequence number: the first of some batches, and their offsets."""
         return self.seqs, self.offsets
 
     def offset_beyond(self, seq: int) -> int:
-        """Where a batch starts that holds nothing below `seq`, or the file ends."""
+        """Finds where a batch starts that holds nothing below `seq`, or the file ends."""
         index = bisect_left(self.seqs, seq)
         return self.offsets[index] if index < len(self.offsets) else self.size
 
     def offset_of(self, seq: int) -> int:
-        """Where a batch starts that is not behind the one with `seq`."""
+        """Finds where a batch starts that is not behind the one with `seq`."""
         index = bisect_right(self.seqs, seq) - 1
         return self.offsets[index] if index >= 0 else 0
 
     def seq_at_time(self, time_ns: int) -> int:
-        """A sequence number below which every message of this segment was published before `time_ns`."""
+        """Finds a sequence number below which every message of this segment was published before `time_ns`."""
         index = bisect_right(self.times, time_ns - 1) - 1
         return self.seqs[index] if index >= 0 else self.base_seq
 
 
 def scan_file(fd: int, start: int, end: int, unreadable: list[int] | None = None) -> Iterator[Batch | Damage]:
-    """The batches and damages of a file between two offsets; stops before what is not a whole batch at the end.
+    """Yields the batches and damages of a file between two offsets; stops before what is not a whole batch at the end.
 
     Where the disk fails to read, `unreadable` gets the offset of the piece.
     """

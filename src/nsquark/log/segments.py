@@ -1,4 +1,4 @@
-"""The files of one log: which one to write, reading them back, syncing, and removing what nobody needs."""
+"""Knows the files of one log: which one to write, reading them back, syncing, and removing what nobody needs."""
 
 import errno
 import os
@@ -20,10 +20,10 @@ from nsquark.log.services import LogShared
 from nsquark.wire.batch_format import HEADER_BYTES, Batch, Damage, scan
 
 READ_BYTES = 256 << 10
-"""How much of a file one cold read brings in, unless a single batch is larger."""
+"""One cold read brings in so much of a file, unless a single batch is larger."""
 READ_RETRY_S = 1.0
 READ_TRIES = 3
-"""So often a read is tried; the last time, what the disk cannot read is left out."""
+"""A read is tried so often; the last time, what the disk cannot read is left out."""
 SYNC_INTERVAL_MIN_S = 0.2
 """At a high rate a log is synced by time instead of by count: back to back, syncs cost a third of the throughput."""
 
@@ -38,7 +38,7 @@ class RecordPlace(NamedTuple):
 
 
 class Segments:
-    """Segments in order of sequence number; only the last is written to.
+    """Owns the segments of a log in order of sequence number; only the last is written to.
 
     `extents` tells all messages that exist in them. Bytes on disk are counted in `shared.disk_bytes`.
     """
@@ -54,7 +54,7 @@ class Segments:
         self._unsynced_messages = 0
         self._sync_not_before_s = 0.0
         self._refused_by: Exception | None = None
-        """Why nothing may be appended: a segment could not be synced and not be written anew."""
+        """The reason why nothing may be appended: a segment could not be synced and not be written anew."""
         if not directory.exists():
             directory.mkdir(mode=DIRECTORY_MODE, parents=True)
             shared.syncer.directory(directory.parent).changed()
@@ -92,12 +92,12 @@ class Segments:
 
     @property
     def oldest_ns(self) -> int:
-        """When the oldest message was published."""
+        """Tells when the oldest message was published."""
         return self._segments[0].time_min_ns if self._segments else 0
 
     @property
     def deferred_appends(self) -> Appends:
-        """Those whose batches are here."""
+        """Returns the appends of deferred messages whose batches are here."""
         appends = Appends()
         for segment in self._segments:
             appends.add_all(segment.deferred)
@@ -110,7 +110,7 @@ class Segments:
     # -- writing -----------------------------------------------------------------------------------------
 
     def for_append(self, first_seq: int, size: int, *, limited: bool = True) -> Segment:
-        """The segment the next `size` bytes go to; a new one if they do not fit.
+        """Returns the segment that the next `size` bytes go to; a new one if they do not fit.
 
         An empty one is left from a write that failed. It stays if its name is not above what comes now: after a
         failure numbers may go on below those that failed, and files must be in the order of their names.
@@ -143,7 +143,7 @@ class Segments:
         return segment
 
     def begin_write(self, segment: Segment) -> None:
-        """A thread is about to write to the last segment; `written` or `write_failed` ends it."""
+        """Is told that a thread is about to write to the last segment; `written` or `write_failed` ends it."""
         segment.file.is_written_in_thread = True
 
     @property
@@ -151,7 +151,7 @@ class Segments:
         return bool(self._segments) and self._segments[-1].file.is_written_in_thread
 
     def written(self, messages: int, size: int) -> None:
-        """A write succeeded: the disk is well; sync if enough came together."""
+        """Is told that a write succeeded: the disk is well; it is synced if enough came together."""
         if not messages:
             return  # there was no sequence number to be had
         shared = self.shared
@@ -176,7 +176,7 @@ class Segments:
             segment.file.write_anew()
 
     def write_failed(self, error: Exception, refused: int) -> None:
-        """The last write failed, and `refused` messages with it; the file is as it was before."""
+        """Is told that the last write failed, and `refused` messages with it; the file is as it was before."""
         self.shared.disk.failed(error, refused)
         if not self._segments:
             return
@@ -215,13 +215,14 @@ class Segments:
             file.when_synced(one_less)
 
     def _seal(self, segment: Segment) -> None:
-        """It is not written to again; its index follows its next sync."""
+        """Ends the writing to a segment; its index follows its next sync."""
         segment.sealed = True
         segment.file.hurry()
 
     def _sync_failed(self, segment: Segment) -> None:
-        """A sync of it failed, or writing it anew did. What is published meanwhile goes to another file; after a
-        second failure nothing is accepted, or a bad disk would fill with small files that are not safe either.
+        """Is told that a sync of a segment failed, or writing it anew did. What is published meanwhile goes to another
+        file; after a second failure nothing is accepted, or a bad disk would fill with small files that are not safe
+        either.
         """
         if not segment.file.is_written_in_thread:
             segment.sealed = True
@@ -229,7 +230,7 @@ class Segments:
             self._refused_by = segment.file.sync_error
 
     def _mended(self, mended: Segment) -> None:
-        """It is safe again, and gets its index."""
+        """Is told that a segment is safe again; it gets its index."""
         if mended in self._segments:
             content = mended.index_content()
             self.shared.run(lambda: mended.store_index(content), lambda error: None)
@@ -243,7 +244,9 @@ class Segments:
         return self._segments[max(index, 0)] if self._segments else None
 
     def read(self, seq: int, stop: int, then: Callable[[list[Chunk]], None]) -> list[Chunk] | None:
-        """The records from `seq` on and below `stop`, as many as one read brings; None: `then` gets them later."""
+        """Returns the records from `seq` on and below `stop`, as many as one read brings; if None, `then` gets them
+        later.
+        """
         segment = self.segment_of(seq)
         assert segment is not None
         offset = segment.offset_of(seq)
@@ -297,7 +300,7 @@ class Segments:
         self.shared.run(work, done)
 
     def _decode(self, segment: Segment, piece: memoryview, offset: int, seq: int, stop: int) -> list[Chunk]:
-        """The batches of a piece of a file that reach beyond `seq`, in chunks without their headers."""
+        """Cuts the batches of a piece of a file that reach beyond `seq` into chunks without their headers."""
         groups: list[list[Batch]] = []
         known_to = max(seq, segment.base_seq)
         damaged = False
@@ -330,13 +333,13 @@ class Segments:
         return chunk
 
     def _lost(self, segment: Segment, low: int, high: int) -> None:
-        """Messages that cannot be read any more are taken out of the count, so that channels go on behind them."""
+        """Takes messages that cannot be read any more out of the count, so that channels go on behind them."""
         count = self.extents.remove(low, high)
         if count:
             self.shared.report(f"LOG({segment.path}): {count} messages from {low} on are damaged and left out")
 
     def places(self, seqs: list[int]) -> list[RecordPlace]:
-        """Where single records of this log are to be found, for `read_records` in a thread."""
+        """Finds the places of single records of this log, for `read_records` in a thread."""
         places: list[RecordPlace] = []
         for seq in seqs:
             segment = self.segment_of(seq)
@@ -345,14 +348,14 @@ class Segments:
         return places
 
     def last_base_at_or_below(self, seq: int) -> int:
-        """The lowest message of the segment that holds `seq`; everything below could be removed."""
+        """Finds the lowest message of the segment that holds `seq`; everything below could be removed."""
         index = bisect_right(self._bases, seq) - 1
         return self._bases[index] if index >= 0 else 0
 
     # -- removing ----------------------------------------------------------------------------------------
 
     def remove_below(self, needed_seq: int, now_ns: int, *, newest_too: bool = False, keep_none: bool = False) -> int:
-        """Deletes segments that nobody needs and retention does not hold; the lowest message left.
+        """Deletes segments that nobody needs and retention does not hold; returns the lowest message left.
 
         The newest one stays unless its removal is asked for or `is_newest_out_of_time`; with `keep_none` retention
         holds nothing.
@@ -379,7 +382,7 @@ class Segments:
         return self._bases[0] if self._bases else max(needed_seq, self.extents.head)
 
     def is_newest_out_of_time(self, now_ns: int) -> bool:
-        """All messages are older than --retention-time, which is a maximum too for what is finished."""
+        """Tells whether all messages are older than --retention-time, which is a maximum too for what is finished."""
         retention_ns = self.shared.settings.retention_ns
         return bool(self._segments and retention_ns and now_ns - self._segments[-1].time_max_ns >= retention_ns)
 
@@ -395,7 +398,7 @@ class Segments:
         return True
 
     def remove_first(self) -> int:
-        """Deletes the lowest segment, needed or not; the lowest message left."""
+        """Deletes the lowest segment, needed or not; returns the lowest message left."""
         self.before_remove(self._segments[0])
         segment = self._segments.pop(0)
         self._bases.pop(0)
@@ -427,7 +430,7 @@ class Segments:
         self._segments, self._bases = [], []
 
     def abandon(self) -> None:
-        """The files are being deleted."""
+        """Lets go of files that are being deleted."""
         self.shared.disk_bytes -= self.total_bytes
         for segment in self._segments:
             segment.file.abandon()
@@ -442,7 +445,7 @@ def _read_whole(fd: int, size: int, offset: int) -> tuple[bytes, int]:
 
 
 def _read_batch(fd: int, offset: int, end: int, seq: int, read: Read = read_readable) -> memoryview:
-    """A piece of a file that holds, if there is one, a whole batch reaching beyond `seq`."""
+    """Reads a piece of a file that holds, if there is one, a whole batch reaching beyond `seq`."""
     size = READ_BYTES
     while True:
         piece = memoryview(read(fd, min(size, end - offset), offset)[0])
@@ -454,7 +457,7 @@ def _read_batch(fd: int, offset: int, end: int, seq: int, read: Read = read_read
 
 
 def read_records(places: list[RecordPlace]) -> dict[int, bytes]:
-    """The records at these places, less those that are damaged."""
+    """Reads the records at these places, less those that are damaged."""
     found: dict[int, bytes] = {}
     for seq, path, offset, end in places:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

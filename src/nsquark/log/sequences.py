@@ -1,4 +1,4 @@
-"""Sequence numbers: one counter for the whole nsqd, from which topics lease ranges.
+"""Counts sequence numbers: one counter for the whole nsqd, from which topics lease ranges.
 
 A number is never used twice by one nsqd: not after a crash, a clock that went back, or a topic deleted and made
 again. What may be handed out is reserved in a file first, far ahead, and the counter starts above what the file
@@ -55,7 +55,7 @@ class Sequences:
                 self._reserve(self._next + RESERVE_SEQS)
 
     def _start(self, above: int) -> int:
-        """Where numbers start that were never handed out."""
+        """Finds where numbers start that were never handed out."""
         now_s = time.time()
         by_clock = max(0, int(now_s) - _EPOCH_2020_S) << _SEQS_PER_SECOND_BITS
         if now_s >= _CLOCK_END_S:
@@ -76,11 +76,11 @@ class Sequences:
 
     @property
     def next(self) -> int:
-        """Above every number that was ever handed out."""
+        """Returns a number above every one that was ever handed out."""
         return self._next
 
     def lease(self, count: int) -> tuple[int, int]:
-        """A new range of at least `count` sequence numbers, as (first, end)."""
+        """Leases a new range of at least `count` sequence numbers, as (first, end)."""
         size = _aligned(min(max(count, LEASE_SEQS_MIN), LEASE_SEQS_MAX))
         if self._next + size > self._reserved:
             self._wait_for_extension()
@@ -129,7 +129,7 @@ class Sequences:
         self._reserved = reserved
 
     def _load(self) -> int | None:
-        """Up to where numbers are reserved; 0 without a file, None if it does not tell."""
+        """Reads up to where numbers are reserved; 0 without a file, None if it does not tell."""
         try:
             raw, _ = read_surviving(self._path, self._report)
         except FileNotFoundError:

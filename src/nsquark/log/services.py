@@ -1,4 +1,4 @@
-"""What all logs of one nsqd share: settings, sequence numbers, memory, threads and the state of the disk."""
+"""Holds what all logs of one nsqd share: settings, sequence numbers, memory, threads and the state of the disk."""
 
 import errno
 from collections.abc import Callable
@@ -29,7 +29,9 @@ class LogSettings:
 
 
 class LogShared:
-    """`post` runs a function in the event loop's thread; everything but the functions given to `run` happens there."""
+    """Is shared by all logs. `post` runs a function in the event loop's thread; everything but the functions given to
+    `run` happens there.
+    """
 
     def __init__(
         self,
@@ -43,7 +45,7 @@ class LogShared:
         self.settings = settings
         self.node_id = node_id
         self.sequences: Sequences
-        """Set once all logs are open: it starts above what they name."""
+        """Is set once all logs are open: it starts above what they name."""
         self.cache = cache
         self.later = later
         self.report = report
@@ -57,7 +59,7 @@ class LogShared:
         # Of their own, so that reading does not wait behind syncs.
         self._sync_thread = ThreadPoolExecutor(1, thread_name_prefix="sync")
         self.running: dict[Future[None], Callable[[], None]] = {}
-        """What is done in threads now."""
+        """The work that is done in threads now."""
         self.syncer = Syncer(
             self.run, self._run_sync, later, self.disk, report, self.sync_seconds.observe, settings.sync_timeout_s
         )

@@ -1,4 +1,4 @@
-"""Staged appends: messages that arrive in parts, wait in files, and enter the log all together or not at all.
+"""Stages appends: messages that arrive in parts, wait in files, and enter the log all together or not at all.
 
 A part is a file under the topic's directory. `StagedAppend` makes the log's batches from them in a thread, a little at
 a time. All batches but the last say that more follow, and the last is written only after those are on disk: so after
@@ -22,35 +22,35 @@ from nsquark.wire.batch_format import APPEND_ONCE, HEADER_BYTES, MORE_FOLLOWS, B
 from nsquark.wire.record import RECORD_OVERHEAD_BYTES, SIZE_BYTES
 
 STAGE_BYTES_MAX = 64 << 20
-"""Of one append, as it will be in the log: each message counts its body and RECORD_OVERHEAD_BYTES."""
+"""The most bytes of one append, as it will be in the log: each message counts its body and RECORD_OVERHEAD_BYTES."""
 STAGED_BYTES_MAX = 1 << 30
-"""Of all stages of an nsqd."""
+"""The most bytes that all staged appends of one nsqd have together."""
 STAGES_MAX = 1000
 PEER_SHARE = 2
-"""One peer may have a half of either; of all, what was left alone for longest makes room for others."""
+"""One peer may have a half of either limit; what was left alone for longest makes room for others."""
 STAGE_PATIENCE_S = 60.0
-"""A stage that got no part for so long may have to."""
+"""A stage that got no part for so long may have to make room."""
 PARTS_MAX = 10_000
 """Part numbers are below this."""
 STAGE_IDLE_S = 600.0
 """A stage that got no part for so long is dropped."""
 BATCH_BYTES = 128 << 10
-"""Of the batches made here: a cold read gets one whole."""
+"""The size of the batches made here: a cold read gets one whole."""
 WRITE_BYTES = 1 << 20
 DIRECTORY = "staged"
 COUNT_BYTES = 4
 
 
 class AppendTooBig(Exception):
-    """More than one append may have."""
+    """Says that an append has more than one may have."""
 
 
 class StagingFull(Exception):
-    """A bound of the staging area is reached; the text says which."""
+    """Says that a bound of the staging area is reached; the text says which."""
 
 
 class Incomplete(Exception):
-    """Parts are missing or still arriving; the text says which."""
+    """Says that parts are missing or still arriving; the text says which."""
 
 
 @dataclass(slots=True)
@@ -81,12 +81,14 @@ class Stage:
         return sum(part.count for part in self.parts.values())
 
     def bytes_beside(self, number: int) -> int:
-        """Of all parts but one."""
+        """Counts the bytes of all parts but one."""
         replaced = self.parts.get(number)
         return self.log_bytes - (replaced.log_bytes if replaced is not None else 0)
 
     def check_complete(self, parts: int | None) -> None:
-        """A stage that was dropped in between, and begun again, must not pass for a whole one."""
+        """Raises unless all parts are here: a stage that was dropped in between, and begun again, must not pass for a
+        whole one.
+        """
         if self.arriving:
             raise Incomplete(f"{self.arriving} parts are still arriving")
         wanted = len(self.parts) if parts is None else parts
@@ -98,7 +100,7 @@ class Stage:
 
 
 class Staging:
-    """All stages of an nsqd, within its bounds: `staged_bytes` is the sum of their `log_bytes`."""
+    """Keeps all stages of an nsqd within its bounds: `staged_bytes` is the sum of their `log_bytes`."""
 
     def __init__(self) -> None:
         self.staged_bytes = 0
@@ -111,11 +113,11 @@ class Staging:
 
     @property
     def topics(self) -> set[Hashable]:
-        """Those that have stages."""
+        """Returns the topics that have stages."""
         return {topic for topic, _ in self._stages}
 
     def has_room(self, log_bytes: int) -> bool:
-        """For one more stage, with a part of so many bytes."""
+        """Tells whether there is room for one more stage, with a part of so many bytes."""
         return self.staged_bytes + log_bytes <= STAGED_BYTES_MAX and len(self._stages) < STAGES_MAX
 
     def find(self, topic: Hashable, token: bytes) -> Stage | None:
@@ -147,7 +149,9 @@ class Staging:
         return stage, StagedPart(stage.directory / f"{token.hex()}.{self._serial}", count, log_bytes)
 
     def end_part(self, stage: Stage, number: int, part: StagedPart, *, written: bool) -> StagedPart | None:
-        """The part is there, or failed; what is to be deleted now: one that it replaces, or itself."""
+        """Is told that the part is there, or failed; returns what is to be deleted now: one that it replaces, or
+        itself.
+        """
         stage.arriving -= 1
         useless: StagedPart | None = part
         if written and not stage.is_dropped:
@@ -159,7 +163,7 @@ class Staging:
         return useless
 
     def drop(self, topic: Hashable, stage: Stage) -> list[Path]:
-        """Forgets a stage; the files to delete."""
+        """Forgets a stage; returns the files to delete."""
         if self._stages.get((topic, stage.token)) is not stage:
             return []
         del self._stages[topic, stage.token]
@@ -172,7 +176,7 @@ class Staging:
         return paths
 
     def drop_idle(self) -> list[Path]:
-        """Drops what was left alone for too long; the files to delete."""
+        """Drops what was left alone for too long; returns the files to delete."""
         before = time.monotonic() - STAGE_IDLE_S
         paths: list[Path] = []
         for (topic, _), stage in list(self._stages.items()):
@@ -181,7 +185,9 @@ class Staging:
         return paths
 
     def drop_slowest(self, log_bytes: int) -> list[Path]:
-        """Makes room for a part of so many bytes, at the cost of what nobody seems to come back to; files to delete."""
+        """Makes room for a part of so many bytes, at the cost of what nobody seems to come back to; returns the files
+        to delete.
+        """
         paths: list[Path] = []
         before = time.monotonic() - STAGE_PATIENCE_S
         idle = [
@@ -196,24 +202,24 @@ class Staging:
         return paths
 
     def drop_topic(self, topic: Hashable) -> None:
-        """The topic is gone, and its files with it."""
+        """Forgets the stages of a topic that is gone, and its files with it."""
         for owner, token in list(self._stages):
             if owner is topic:
                 self.drop(topic, self._stages[owner, token])
 
 
 def token_of(text: str) -> bytes:
-    """What the log keeps of a token: as many bytes as make a chance match impossible in practice."""
+    """Returns what the log keeps of a token: as many bytes as make a chance match impossible in practice."""
     return xxh3_128_digest(text.encode())
 
 
 def log_bytes_of(body_bytes: int, count: int) -> int:
-    """What a part's messages take in the log."""
+    """Returns how many bytes a part's messages take in the log."""
     return body_bytes - COUNT_BYTES + count * (RECORD_OVERHEAD_BYTES - SIZE_BYTES)
 
 
 def write_part(part: StagedPart, body: bytes | bytearray) -> None:
-    """Not synced: a stage does not outlive the process."""
+    """Writes a part to its file. It is not synced: a stage does not outlive the process."""
     part.path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
     fd = os.open(part.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
     try:
@@ -223,13 +229,13 @@ def write_part(part: StagedPart, body: bytes | bytearray) -> None:
 
 
 def remove_leftovers(topics: Path) -> None:
-    """At start: what was staged is gone, its publishers have to stage it again."""
+    """Removes at start what was staged: its publishers have to stage it again."""
     for path in topics.glob(f"*/{DIRECTORY}/*"):
         path.unlink(missing_ok=True)
 
 
 def lease_spans(sequences: Sequences, count: int) -> list[tuple[int, int]]:
-    """`count` sequence numbers, as (first, count) of consecutive ones."""
+    """Leases `count` sequence numbers, as (first, count) of consecutive ones."""
     spans: list[tuple[int, int]] = []
     while count:
         low, high = sequences.lease(count)
@@ -281,7 +287,7 @@ class StagedAppend:
         return batch, chunk.view[: chunk.used]
 
     def _chunks(self) -> Iterator[Chunk]:
-        """All messages in order, in chunks of consecutive sequence numbers."""
+        """Yields all messages in order, in chunks of consecutive sequence numbers."""
         spans = iter(self._spans)
         seq, left_in_span = next(spans)
         for part in self._parts:

@@ -1,4 +1,4 @@
-"""The syncer: it makes changed files durable in the background, within the time that --sync-timeout promises."""
+"""Makes changed files durable in the background, within the time that --sync-timeout promises."""
 
 import ctypes
 import os
@@ -13,7 +13,7 @@ from nsquark.log.durable import Directory, DurableFile
 SYNCFS_FILES_MIN = 16
 """With this many files to sync, one sync of the whole file system costs less than one for each."""
 LAG_ALLOWED_S = 1.0
-"""How far syncs may fall behind --sync-timeout before publishers are slowed."""
+"""Syncs may fall so far behind --sync-timeout before publishers are slowed."""
 
 
 class Runner(Protocol):
@@ -56,7 +56,7 @@ class Syncer:
         self.on_behind: Callable[[], None] = lambda: None
 
     def directory(self, path: Path) -> Directory:
-        """The one Directory of this path; its parent's entries are made durable too."""
+        """Returns the one Directory of this path; its parent's entries are made durable too."""
         found = self._directories.get(path)
         if found is None:
             parent = self._directories.get(path.parent)
@@ -66,7 +66,7 @@ class Syncer:
         return found
 
     def forget_directory(self, path: Path) -> None:
-        """It was removed or renamed."""
+        """Forgets a directory that was removed or renamed."""
         self._directories.pop(path, None)
         parent = self._directories.get(path.parent)
         if parent is not None:
@@ -76,13 +76,13 @@ class Syncer:
         self._changed[file] = time.monotonic()
 
     def hold(self, file: DurableFile, error: Exception) -> None:
-        """It is not to be synced, but to be written anew."""
+        """Leaves out a file that is not to be synced, but to be written anew."""
         self.forget(file)
         self._untrusted[file] = None
         self.disk.hold(file, error)
 
     def forget(self, file: DurableFile) -> None:
-        """It is durable, or gone."""
+        """Forgets a file that is durable, or gone."""
         self._changed.pop(file, None)
         self._hurried.pop(file, None)
         if file in self._untrusted:
@@ -107,14 +107,14 @@ class Syncer:
 
     @property
     def lag_s(self) -> float:
-        """For how long the oldest change has not been durable."""
+        """Tells for how long the oldest change has not been durable."""
         oldest = next(iter(self._changed.values()), 0.0)
         if self._in_round:
             oldest = min(oldest or self._round_since_s, self._round_since_s)
         return time.monotonic() - oldest if oldest else 0.0
 
     def tick(self) -> None:
-        """To be called several times within --sync-timeout."""
+        """Begins a round if it is time for one; to be called several times within --sync-timeout."""
         if self._changed and time.monotonic() - next(iter(self._changed.values())) >= self._timeout_s:
             self._begin()
         behind = self.lag_s > 2 * self._timeout_s + LAG_ALLOWED_S
@@ -200,7 +200,7 @@ def _sync_all(files: list[DurableFile]) -> bool:
 
 
 def _find_syncfs() -> Callable[[int], int] | None:
-    """The system's syncfs, where it tells of failed writes: Linux from 5.8 on."""
+    """Finds the system's syncfs, where it tells of failed writes: Linux from 5.8 on."""
     system, release = os.uname().sysname, os.uname().release
     try:
         major, minor = (int(part) for part in release.split(".")[:2])

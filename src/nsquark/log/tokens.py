@@ -1,4 +1,4 @@
-"""Which appends were done, by their idempotency tokens: bounded, and kept over restarts.
+"""Remembers which appends were done, by their idempotency tokens: bounded, and kept over restarts.
 
 The log itself has the token of every append, in the same batch as its messages, so the two are durable together. But a
 token is to be known for longer than its messages: before a segment goes, its tokens are stored in a small file, and if
@@ -20,7 +20,7 @@ from nsquark.log.services import LogShared
 from nsquark.wire.batch_format import NO_TOKEN
 
 TOKENS_MAX = 100_000
-"""Of a topic; the oldest are forgotten first."""
+"""The most tokens of a topic; the oldest are forgotten first."""
 TOKEN_BYTES = len(NO_TOKEN)
 CHECK_BYTES = 8
 RECORD_BYTES = TOKEN_BYTES + CHECK_BYTES
@@ -41,7 +41,7 @@ class Tokens:
         return token in self._tokens
 
     def add(self, token: bytes) -> None:
-        """The log has it."""
+        """Is told that the log has an append with this token."""
         self._tokens[token] = None
         _trim(self._tokens)
 
@@ -90,7 +90,7 @@ def _is_intact(record: bytes) -> bool:
 
 
 def _tokens_of_format_1(raw: bytearray) -> list[bytes]:
-    """A crash could leave half a token, or zeros, which are none."""
+    """Reads the tokens of a file in format 1. A crash could leave half a token, or zeros, which are none."""
     whole = len(raw) - len(raw) % TOKEN_BYTES
     tokens = [bytes(raw[pos : pos + TOKEN_BYTES]) for pos in range(0, whole, TOKEN_BYTES)]
     return [token for token in tokens if token != NO_TOKEN]

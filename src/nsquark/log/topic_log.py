@@ -1,4 +1,4 @@
-"""A topic's log: append, commit, and the memory over its tail.
+"""Keeps a topic's log: append, commit, and the memory over its tail.
 
 The path of a message: `append` puts its record into the tail chunk and opens a commit; at the end of the event loop's
 turn `write` puts all that was appended into the file with one system call; then the commit is settled, publishers get
@@ -28,15 +28,15 @@ from nsquark.wire.record import RECORD_OVERHEAD_BYTES
 
 SLOW_WRITES_TO_MOVE = 3
 SLOW_WINDOW_S = 1.0
-"""So many slow writes within this time move this log's writing to a thread..."""
+"""So many slow writes within this time move this log's writing to a thread."""
 THREADED_WRITES_MAX = 200
-"""...and so many writes later it is tried here again."""
+"""After so many writes in a thread, it is tried again here."""
 
 Buffer = bytes | bytearray | memoryview
 
 
 class LogDiscarded(Exception):
-    """The log is being deleted."""
+    """Says that the log is being deleted."""
 
     def __str__(self) -> str:
         return "exiting"
@@ -47,7 +47,7 @@ class ThreadedAppend(Protocol):
 
     first_seq: int
     bytes_max: int
-    """At most so many bytes of the file."""
+    """The file grows by this many bytes at most."""
 
     def write(self, fd: int, offset: int) -> list[Batch]:
         """Writes everything at `offset` and makes it durable, or leaves the file as it was and raises."""
@@ -62,7 +62,7 @@ class ThreadedCommit(Commit):
 
 
 class TopicLog:
-    """An append-only sequence of messages; how they are appended, and most of them written, is its `tail`'s.
+    """Owns an append-only sequence of messages; how they are appended, and most of them written, is its `tail`'s.
 
     * Messages below `head` are committed: in the file (or, without a directory, in memory) and visible.
     * Chunks in `_chunks` are in order and do not overlap; the last is the tail's while that has one.
@@ -91,17 +91,17 @@ class TopicLog:
 
     @property
     def head(self) -> int:
-        """The sequence number after the last message that is committed."""
+        """Returns the sequence number after the last message that is committed."""
         return self.extents.head
 
     @property
     def is_congested(self) -> bool:
-        """Whether publishers are to be paused until the disk has caught up."""
+        """Tells whether publishers are to be paused until the disk has caught up."""
         return self._commits.is_congested()
 
     @property
     def open_commit(self) -> Commit | None:
-        """The commit after which everything that was appended by now is written, if there is something."""
+        """Returns the commit after which everything that was appended by now is written, if there is something."""
         return self._commits.last
 
     # -- appending ---------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ class TopicLog:
     # -- reading -----------------------------------------------------------------------------------------
 
     def chunk_at(self, seq: int) -> Chunk | None:
-        """The chunk in memory that holds a message below the head; None if it has to be loaded."""
+        """Returns the chunk in memory that holds a message below the head; None if it has to be loaded."""
         index = bisect_right(self._firsts, seq) - 1
         if index >= 0:
             chunk = self._chunks[index]
@@ -333,7 +333,7 @@ class TopicLog:
 
     @property
     def resident_from(self) -> int:
-        """The lowest message of the part that is in memory up to the head."""
+        """Returns the lowest message of the part that is in memory up to the head."""
         low = self.head
         for chunk in reversed(self._chunks):
             end = min(chunk.first_seq + chunk.count, self.head)
@@ -343,7 +343,7 @@ class TopicLog:
         return low
 
     def evict(self, chunk: Chunk) -> bool:
-        """Called by the cache. What is not written yet must stay."""
+        """Lets go of a chunk when the cache asks for it. What is not written yet must stay."""
         if self._commits.uses(chunk):
             return False
         self._remove(chunk)
@@ -362,7 +362,7 @@ class TopicLog:
             self._chunk_bytes = CHUNK_BYTES_MIN
 
     def record(self, seq: int) -> bytearray | None:
-        """A copy of a record, if it is in memory."""
+        """Copies a record, if it is in memory."""
         chunk = self.chunk_at(seq)
         if chunk is None:
             return None
@@ -371,7 +371,7 @@ class TopicLog:
 
     @property
     def chunk_count(self) -> int:
-        """How many chunks are in memory."""
+        """Tells how many chunks are in memory."""
         return len(self._chunks)
 
     def forget_below(self, seq: int) -> None:

@@ -36,7 +36,9 @@ class BatchWriter:
     """
 
     def __init__(self, fd: int, offset: int, *, unwritten_bytes_max: int = 0) -> None:
-        """With `unwritten_bytes_max`, no more than about so many bytes are kept in memory."""
+        """Begins behind the file's content; with `unwritten_bytes_max`, no more than about so many bytes are kept in
+        memory.
+        """
         self.batches: list[Batch] = []
         self._fd = fd
         self._start = offset

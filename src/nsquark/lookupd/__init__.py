@@ -1,1 +1,1 @@
-"""nsqlookupd: who has which topic."""
+"""Is nsqlookupd, which knows who has which topic."""

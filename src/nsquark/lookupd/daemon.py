@@ -1,4 +1,4 @@
-"""nsqlookupd itself: two listeners over one registry."""
+"""Is nsqlookupd itself: two listeners over one registry."""
 
 import asyncio
 import contextlib
@@ -21,11 +21,11 @@ STRANGER_SWEEP_INTERVAL_S = 5.0
 
 
 class ListenError(Exception):
-    """An address cannot be listened on, so nsqlookupd does not start."""
+    """Says that an address cannot be listened on, so that nsqlookupd does not start."""
 
 
 class Nsqlookupd:
-    """`start` opens both ports, `stop` closes them and every connection."""
+    """Runs nsqlookupd: `start` opens both ports, `stop` closes them and every connection."""
 
     def __init__(self, options: LookupdOptions, logger: Logger) -> None:
         self._options = options

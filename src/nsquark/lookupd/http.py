@@ -1,4 +1,4 @@
-"""nsqlookupd's HTTP API, one method per path.
+"""Answers nsqlookupd's HTTP API, one method per path.
 
 Long answers are joined from JSON written at IDENTIFY: a peer never changes, and names need no escaping.
 """
@@ -16,13 +16,13 @@ from nsquark.web.messages import JSON_TYPE, NSQ_HEADER, Request, Response, empty
 from nsquark.web.router import Router
 
 NEVER_UNIX_NS = -6795364578871345152
-"""How NSQ shows a time that never was: the year 1 in nanoseconds, overflowed."""
+"""The way NSQ shows a time that never was: the year 1 in nanoseconds, overflowed."""
 
 Handler = Callable[[Request], Response]
 
 
 class LookupdApi:
-    """The requests that nsqlookupd answers."""
+    """Answers the requests of nsqlookupd's HTTP API."""
 
     def __init__(self, registry: Registry, metrics: Metrics, logger: Logger) -> None:
         self._registry = registry
@@ -160,7 +160,7 @@ def topic_and_channel(request: Request) -> tuple[str, str]:
 
 
 def name_list(names: list[str]) -> bytes:
-    """JSON of registered names, which are plain ASCII without quotes."""
+    """Writes the JSON of registered names, which are plain ASCII without quotes."""
     return b'["%s"]' % '","'.join(names).encode() if names else b"[]"
 
 

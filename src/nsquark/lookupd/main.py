@@ -1,4 +1,4 @@
-"""The program nsqlookupd: options, listen, serve until a signal, stop."""
+"""Is the program nsqlookupd: options, listen, serve until a signal, stop."""
 
 import asyncio
 import contextlib
@@ -25,14 +25,14 @@ def main() -> None:
 
 
 def allow_connections() -> None:
-    """As many as the system allows: the usual soft limit of 1,024 files is less than a large cluster."""
+    """Allows as many files as the system does: the usual soft limit of 1,024 is less than a large cluster."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
 
 
 async def serve(options: LookupdOptions, logger: Logger) -> int:
-    """Until SIGINT or SIGTERM; the exit code."""
+    """Serves until SIGINT or SIGTERM; returns the exit code."""
     loop = asyncio.get_running_loop()
     logger.report_failures(loop)
     stopping = asyncio.Event()
@@ -51,7 +51,7 @@ async def serve(options: LookupdOptions, logger: Logger) -> int:
 
 
 def run(work: Coroutine[Any, Any, int]) -> int:
-    """On uvloop where it is installed, which halves the cost of a request."""
+    """Runs nsqlookupd on uvloop where it is installed, which halves the cost of a request."""
     loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     with contextlib.suppress(ImportError):
         from uvloop import new_event_loop as loop_factory

@@ -1,4 +1,4 @@
-"""GET /metrics of nsqlookupd, for Prometheus. docs/metrics.md tells what each name means."""
+"""Answers GET /metrics of nsqlookupd, for Prometheus. docs/metrics.md tells what each name means."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ class Metrics:
         self._registry = registry
         self._sessions = sessions
         self.requests: Counter[tuple[str, int]] = Counter()
-        """By path and status."""
+        """The number of requests by path and status."""
 
     def text(self) -> str:
         return "".join(family.text for family in self._families())

@@ -1,4 +1,4 @@
-"""The options of nsqlookupd."""
+"""Declares the options of nsqlookupd."""
 
 from collections.abc import Sequence
 from typing import Final

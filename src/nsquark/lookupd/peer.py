@@ -1,4 +1,4 @@
-"""What an nsqd says of itself in IDENTIFY, and how the JSON of it is read.
+"""Reads what an nsqd says of itself in IDENTIFY, and writes the JSON of it.
 
 Read as NSQ reads it: keys in any letter case, unknown ones ignored, null like absent, broken text repaired.
 A parser stricter than that would lock out programs that register with NSQ's nsqlookupd today.
@@ -12,14 +12,14 @@ from typing import Any, NoReturn
 from nsquark.web.messages import encode_json
 
 STRING_CHARS_MAX = 1_024
-"""Of what a peer says of itself; more is cut off."""
+"""The longest text of what a peer says of itself; more is cut off."""
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class BadJsonError(ValueError):
-    """The body is not the JSON of a peer."""
+    """Says that the body is not the JSON of a peer."""
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class PeerInfo:
 
     @property
     def node(self) -> str:
-        """How `/topic/tombstone` names an nsqd. NSQ puts no brackets around an IPv6 address here."""
+        """Names an nsqd as `/topic/tombstone` does. NSQ puts no brackets around an IPv6 address here."""
         return f"{self.broadcast_address}:{self.http_port}"
 
 
@@ -46,7 +46,7 @@ _INTEGERS = frozenset(("tcp_port", "http_port"))
 
 
 def read_peer_info(body: bytes) -> PeerInfo:
-    """The peer of an IDENTIFY body; BadJsonError where NSQ would not read it either."""
+    """Reads the peer of an IDENTIFY body; BadJsonError where NSQ would not read it either."""
     try:
         # Objects become tuples of pairs: of a repeated key the last value counts, but each is checked.
         document = json.loads(
@@ -87,7 +87,7 @@ def _refuse_constant(word: str) -> NoReturn:
 
 
 def peer_json(info: PeerInfo) -> bytes:
-    """The object that `/lookup` and `/nodes` show, its keys in NSQ's order."""
+    """Writes the object that `/lookup` and `/nodes` show, its keys in NSQ's order."""
     return encode_json(
         {
             "remote_address": info.remote_address,

@@ -1,4 +1,4 @@
-"""Who produces what: nsqlookupd's whole database, in memory.
+"""Knows who produces what: nsqlookupd's whole database, in memory.
 
 The same facts are held twice, by name for `/lookup` and by producer for `/nodes` and for a disconnect, so no
 answer scans the whole table. A registration costs two dictionary entries, about 110 bytes; names are shared.
@@ -24,11 +24,11 @@ class RegistryProducer:
         self.id = info.remote_address
         self.info = info
         self.json = json
-        """What `/lookup` shows. It never changes, so it is written once instead of at every request."""
+        """The JSON that `/lookup` shows. It never changes, so it is written once instead of at every request."""
         self.last_update_ns = now_ns
         self.keys: dict[RegistryKey, None] = {}
         self.tombstones: dict[RegistryKey, int] = {}
-        """When set, even if long ago."""
+        """The time when each topic was tombstoned, even if long ago."""
 
     def topics(self) -> list["RegistryKey"]:
         return [key for key in self.keys if not key.channel]
@@ -49,11 +49,11 @@ class RegistryKey:
         return "channel" if self.channel else "topic"
 
     def __str__(self) -> str:
-        """As NSQ's logs name it."""
+        """Names the key as NSQ's logs do."""
         return f"category:{self.category} key:{self.topic} subkey:{self.channel}"
 
     def add(self, producer: RegistryProducer) -> bool:
-        """False if it was there already; then nothing changes, a tombstone included."""
+        """Adds a producer; False if it was there already: then nothing changes, a tombstone included."""
         if producer in self.producers:
             return False
         self.producers[producer] = None
@@ -78,7 +78,7 @@ class RegistryKey:
 
 
 class Registry:
-    """All keys and producers. Times are monotonic: a step of the wall clock must not hide the cluster.
+    """Holds all keys and producers. Times are monotonic: a step of the wall clock must not hide the cluster.
 
     Always: a key that lost its last producer stays listed, so that a new nsqd learns the topic's channels;
     only an `#ephemeral` key goes when UNREGISTER empties it.
@@ -106,12 +106,12 @@ class Registry:
         return producer
 
     def ping(self, producer: RegistryProducer) -> int:
-        """Nanoseconds since it was last heard of."""
+        """Notes that a producer was heard of; returns the nanoseconds since the last time."""
         before, producer.last_update_ns = producer.last_update_ns, self.clock_ns()
         return producer.last_update_ns - before
 
     def register(self, producer: RegistryProducer, topic: str, channel: str) -> list[RegistryKey]:
-        """The keys it was not yet registered under."""
+        """Registers a producer; returns the keys it was not yet registered under."""
         keys = [self._channel_key(topic, channel)] if channel else []
         keys.append(self._topic_key(topic))
         return [key for key in keys if key.add(producer)]
@@ -126,7 +126,9 @@ class Registry:
         return key if removed else None
 
     def unregister_topic(self, producer: RegistryProducer, topic: str) -> list[RegistryKey]:
-        """The keys it was registered under: channels, which should have gone before, then the topic."""
+        """Takes a producer out of a topic; returns the keys it was registered under: channels, which should have gone
+        before, then the topic.
+        """
         channels = self.channels.get(topic, {}).values()
         removed = [key for key in channels if key.remove(producer)]
         key = self.topics.get(topic)
@@ -157,7 +159,9 @@ class Registry:
         self._topic_key(topic)
 
     def delete_topic(self, topic: str) -> list[RegistryKey]:
-        """The keys that were there. Live nsqds are not told, and come back only with a new REGISTER."""
+        """Deletes a topic; returns the keys that were there. Live nsqds are not told, and come back only with a new
+        REGISTER.
+        """
         removed = list(self.channels.pop(topic, {}).values())
         key = self.topics.pop(topic, None)
         if key is not None:
@@ -189,7 +193,9 @@ class Registry:
         return list(self.channels.get(topic, ()))
 
     def live_producers_of(self, key: RegistryKey) -> list[RegistryProducer]:
-        """Those a consumer should connect to: heard of lately, and not tombstoned for this topic."""
+        """Returns the producers that a consumer should connect to: heard of lately, and not
+        tombstoned for this topic.
+        """
         heard_after_ns = self.clock_ns() - self._inactive_producer_timeout_ns
         return [
             producer

@@ -1,4 +1,4 @@
-"""One TCP connection to nsqlookupd: lines in, length-prefixed replies out, every error the last word."""
+"""Serves one TCP connection to nsqlookupd: lines in, length-prefixed replies out, every error the last word."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from nsquark.wire.frames import MAGIC_V1
 from nsquark.wire.names import is_valid_name
 
 LINE_BYTES_MAX = 4096
-"""The longest meaningful line, REGISTER with two names, has 140. NSQ has no limit."""
+"""The limit of a line. The longest meaningful one, REGISTER with two names, has 140 bytes. NSQ has no limit."""
 
 IDENTIFY_BODY_BYTES_MAX = 64 * 1024
 SIZE_BYTES = 4
@@ -27,7 +27,7 @@ STRANGER_IDLE_S_MAX = 60.0
 """Who has not identified must complete a command this often: a connection that only sits there is closed."""
 
 STRANGERS_MAX = 4096
-"""Connections that have not identified; with one more, the one silent for longest is closed."""
+"""So many connections may not have identified; with one more, the one silent for longest is closed."""
 
 UNREAD_S_MAX = 60.0
 """Who leaves its replies unread for so long is cut off."""
@@ -36,18 +36,18 @@ LARGE_READ_BYTES = 64 * 1024
 """A read of so much is followed by another at once, by event loops that read until a socket is empty."""
 
 LINGER_S = 1.0
-"""How long a connection we ended waits for the peer to take the error; closing at once may reset it away."""
+"""A connection that we ended waits so long for the peer to take the error; closing at once may reset it away."""
 
 # As Go's runtime sets them for NSQ: a host that lost its power is noticed after two and a half minutes.
 KEEPALIVE_IDLE_S = 15
 KEEPALIVE_INTERVAL_S = 15
 
 WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
-"""What NSQ trims from a line. Not str.strip(), which takes four control characters more."""
+"""The characters that NSQ trims from a line. str.strip() takes four control characters more."""
 
 
 def reply_frame(data: bytes) -> bytes:
-    """Success or error alike: a size, and no type."""
+    """Frames a reply, success or error alike: a size, and no type."""
     return len(data).to_bytes(SIZE_BYTES) + data
 
 
@@ -55,7 +55,7 @@ OK = reply_frame(b"OK")
 
 
 class LookupdSessions:
-    """What the connections of one nsqlookupd share, and the limit on those that never say who they are.
+    """Holds what the connections of one nsqlookupd share, and the limit on those that never say who they are.
 
     Always: `strangers` are in the order of their last command, the one silent for longest first.
     """
@@ -64,7 +64,7 @@ class LookupdSessions:
         self.registry = registry
         self.logger = logger
         self.identity = b""
-        """The answer to IDENTIFY; known once the ports are."""
+        """The answer to IDENTIFY; it is known once the ports are."""
         self.open: set[LookupdSession] = set()
         self.strangers: dict[LookupdSession, float] = {}
         self.accepted = 0
@@ -109,7 +109,7 @@ class LookupdSession(asyncio.Protocol):
         self._producer: RegistryProducer | None = None
         self._left = False
         self._waits = False
-        """The others have their turn."""
+        """The session waits while the others have their turn."""
         self._write_paused = False
         self._abort_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
@@ -141,7 +141,7 @@ class LookupdSession(asyncio.Protocol):
             self._give_way()
 
     def _carry_on(self) -> None:
-        """What is whole in the buffer, as far as a turn's time goes and the peer reads the replies."""
+        """Carries out what is whole in the buffer, as far as a turn's time goes and the peer reads the replies."""
         until_ns = time.monotonic_ns() + TURN_NS_MAX
         try:
             while not self._left and not self._write_paused and self._read_next():
@@ -277,7 +277,7 @@ class LookupdSession(asyncio.Protocol):
         return True
 
     def _check_end(self) -> None:
-        """A body cut short is told; a line cut short is not, as NSQ does."""
+        """Tells the peer of a body that was cut short; a line cut short is not told, as in NSQ."""
         if self._read_next == self._read_identify_body:
             what = "body size" if len(self._buffer) < SIZE_BYTES else "body"
             raise FatalClientError("E_BAD_BODY", f"IDENTIFY failed to read {what}")
@@ -357,7 +357,7 @@ _COMMANDS = {
 
 
 def names_of(command: str, words: list[str]) -> tuple[str, str]:
-    """Topic and channel, the latter empty if not given. Words beyond them are ignored."""
+    """Reads topic and channel, the latter empty if not given. Words beyond them are ignored."""
     if not words:
         raise FatalClientError("E_INVALID", f"{command} insufficient number of params")
     topic, channel = words[0], words[1] if len(words) > 1 else ""

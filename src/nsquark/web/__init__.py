@@ -1,1 +1,1 @@
-"""The HTTP server and client of the daemons."""
+"""Serves and asks by HTTP, for the daemons."""

@@ -1,4 +1,6 @@
-"""One answer of a connection: its place in the order of answers, and the sending of one whose length is unknown."""
+"""Keeps one answer of a connection: its place in the order of answers, and the sending of one whose
+length is unknown.
+"""
 
 from __future__ import annotations
 

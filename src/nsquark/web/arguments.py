@@ -1,4 +1,4 @@
-"""The arguments in a request's query, and how a request is refused; of both daemons."""
+"""Reads the arguments in a request's query, and refuses requests; for both daemons."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHALLENGE: Final = ("WWW-Authenticate", "Bearer")
 
 
 class Refusal(Exception):
-    """The request is answered with an error: a code for programs, and fields or a text that say what to do."""
+    """Answers the request with an error: a code for programs, and fields or a text that say what to do."""
 
     def __init__(self, status: int, code: str, **fields: object) -> None:
         super().__init__(code)
@@ -22,13 +22,13 @@ class Refusal(Exception):
         self.fields = fields
 
     def response(self) -> Response:
-        """The answer, in NSQ's form."""
+        """Returns the answer, in NSQ's form."""
         headers: Headers = (NSQ_HEADER, CHALLENGE) if self.status == 401 else (NSQ_HEADER,)
         return Response(self.status, encode_json({"message": self.code, **self.fields}), JSON_TYPE, headers)
 
 
 class Arguments:
-    """The query of one request. Each getter refuses the request if its argument is missing or no good."""
+    """Reads the query of one request. Each getter refuses the request if its argument is missing or no good."""
 
     def __init__(self, request: Request) -> None:
         if not request.query_ok:
@@ -39,14 +39,16 @@ class Arguments:
         return name in self._query
 
     def get(self, name: str) -> str:
-        """An argument as it is. One that is given but empty counts as given, as for NSQ."""
+        """Returns an argument as it is. One that is given but empty counts as given, as for NSQ."""
         value = self._query.get(name)
         if value is None:
             raise Refusal(400, f"MISSING_ARG_{name.upper()}")
         return value
 
     def name(self, name: str, code: str = "") -> str:
-        """A topic's or a channel's name; `code` is what a bad one is refused with, if that is not the usual one."""
+        """Returns a topic's or a channel's name; `code` is what a bad one is refused with, if that is not the usual
+        one.
+        """
         value = self.get(name)
         if not is_valid_name(value):
             raise Refusal(400, code or f"INVALID_ARG_{name.upper()}")
@@ -59,7 +61,7 @@ class Arguments:
         return value
 
     def one_of(self, name: str, words: tuple[str, ...]) -> str:
-        """One of some words; the first if none is given."""
+        """Returns one of some words; the first if none is given."""
         value = self._query.get(name, words[0])
         if value not in words:
             raise invalid(name, " or ".join(words))
@@ -74,7 +76,7 @@ class Arguments:
         return number
 
     def seconds(self, name: str, most: float) -> float:
-        """A time; 0 if it is not given, and no more than `most`."""
+        """Returns a time; 0 if it is not given, and no more than `most`."""
         try:
             seconds = float(self._query.get(name, "0"))
         except ValueError:
@@ -89,7 +91,7 @@ def invalid(name: str, wanted: str) -> Refusal:
 
 
 def decimal(word: str) -> int | None:
-    """A number without sign, of at most 63 bits."""
+    """Reads a number without sign, of at most 63 bits."""
     if not (word.isascii() and word.isdigit() and len(word) <= INT64_DIGITS):
         return None
     number = int(word)
@@ -97,7 +99,7 @@ def decimal(word: str) -> int | None:
 
 
 def int64(word: str) -> int | None:
-    """A decimal number as Go reads it: a sign may lead, nothing else is allowed, and it has 64 bits."""
+    """Reads a decimal number as Go does: a sign may lead, nothing else is allowed, and it has 64 bits."""
     digits = word[1:] if word[:1] in ("+", "-") else word
     if not (digits.isascii() and digits.isdigit()) or len(digits.lstrip("0")) > INT64_DIGITS:
         return None

@@ -1,8 +1,10 @@
-"""The header by which a client shows its secret."""
+"""Makes the header by which a client shows its secret."""
 
 
 def bearer(secret: str) -> dict[str, str]:
-    """For HTTP clients, which send headers as Latin-1; nothing without a secret. ValueError if it cannot be sent."""
+    """Makes the headers that show a secret; none without one. ValueError if HTTP clients, which send Latin-1, cannot
+    send it.
+    """
     if not secret:
         return {}
     if not secret.isprintable():

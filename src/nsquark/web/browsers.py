@@ -1,4 +1,4 @@
-"""Requests that a browser sends for a page of another site: its user may do more here than that page should."""
+"""Refuses requests that a browser sends for a page of another site: its user may do more here than that page should."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ FOREIGN_ORIGIN: Final = error(403, "FOREIGN_ORIGIN", close=True)
 
 
 class BrowserGuard:
-    """Two rules, which no client notices that is not a browser.
+    """Applies two rules, which no client notices that is not a browser.
 
     A page may ask only the host it came from (`Origin`, `Sec-Fetch-Site`). And a request must be for a host that this
     is: an attacker's own name, pointed at our address, would make the attacker's page one of ours (DNS rebinding).
     """
 
     def __init__(self, program: str, hosts: Iterable[str]) -> None:
-        """`hosts` are names besides this machine's; `*.x` is every name below x, `*` any."""
+        """Takes names besides this machine's as `hosts`; `*.x` is every name below x, `*` any."""
         names = [name.strip().lower() for listed in hosts for name in listed.split(",")]
         self._program = program
         self._names = {HOSTNAME.lower(), *names}
         self._suffixes = tuple(name[1:] for name in names if name.startswith("*."))
         self._is_any = ANY_HOST in names
         self.known_hosts: set[bytes | None] = {None, b""}
-        """Values of `Host` that were found good, for who cannot afford a call; a client may leave it out."""
+        """The values of `Host` that were found good, read directly by hot paths, to save a call; a client may leave the
+        header out.
+        """
 
     def refusal(self, headers: Mapping[bytes, bytes], *, checks_host: bool) -> Response | None:
-        """The answer to a request that is refused. Who came by a unix socket may name any host."""
+        """Returns the answer to a request that is refused. Who came by a unix socket may name any host."""
         host = headers.get(b"host")
         origin = headers.get(b"origin")
         if headers.get(b"sec-fetch-site", b"").lower() == b"cross-site":
@@ -50,7 +52,7 @@ class BrowserGuard:
         return None
 
     def is_ours(self, host: str) -> bool:
-        """Whether `Host` names this one.
+        """Tells whether `Host` names this daemon.
 
         An address always does: rebinding needs a name. And one without a dot is none that an attacker could own.
         """
@@ -69,7 +71,7 @@ class BrowserGuard:
 
 
 def _name_of(host: str) -> str:
-    """`Host` without port and brackets, as names are compared."""
+    """Returns `Host` without port and brackets, as names are compared."""
     text = host.lower()
     if text.startswith("["):
         return text[1:].partition("]")[0]

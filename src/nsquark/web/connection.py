@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: answers leave in the order in which their requests came, under all its limits."""
+"""Serves one HTTP/1.1 connection: answers leave in the order in which their requests came, under all its limits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ UNREADABLE: Final = Target("", "", "", "", {}, False, lambda request: BAD_REQUES
 
 
 class HttpConnection(asyncio.Protocol):
-    """Always:
+    """Serves the requests of one connection. Always:
 
     * Requests are in one of four places, oldest first: `_slots` (with a handler, answer not sent), `_held`
       (read, waiting because too much is being answered or sent), `_reader` (half read), `_unread` (bytes).
@@ -247,18 +247,18 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def _is_answering(self) -> bool:
-        """Whether requests that came, whole or as bytes, wait for their answers."""
+        """Tells whether requests that came, whole or as bytes, wait for their answers."""
         return bool(self._slots or self._held or self._unread or self._lane.is_busy)
 
     def _lane_answered(self) -> None:
-        """What came behind may go on."""
+        """Goes on with what came behind the lane's requests."""
         if self._held or self._unread:
             self._pump()
         if self._eof:
             self._flush()
 
     def _pump(self) -> None:
-        """Go on with what was held back, as far as the limits and this turn's time allow."""
+        """Goes on with what was held back, as far as the limits and this turn's time allow."""
         self._until_ns = 0
         while not self._ended and not self._is_full() and not self._turn_due:
             if (self._held or self._unread) and self._is_time_over():
@@ -337,7 +337,7 @@ class HttpConnection(asyncio.Protocol):
             self._advance()
 
     def _advance(self) -> None:
-        """Send the answers that are ready, up to the first that is not."""
+        """Sends the answers that are ready, up to the first that is not."""
         while self._slots and not self._ended:
             slot = self._slots[0]
             if slot.answer is None:
@@ -390,7 +390,7 @@ class HttpConnection(asyncio.Protocol):
             self._hang_up()
 
     def _refuse(self, response: Response) -> None:
-        """Answer, in its turn, a request whose rest is not wanted, and end the connection."""
+        """Answers, in its turn, a request whose rest is not wanted, and ends the connection."""
         self._reader.stopped = self._refused = True
         self._unread = b""
         target = dataclasses.replace(self._reader.target or UNREADABLE, handler=lambda request: response)
@@ -401,7 +401,7 @@ class HttpConnection(asyncio.Protocol):
     # --- ending
 
     def _end(self) -> None:
-        """The last answer is on its way: nothing after it counts."""
+        """Ends the connection: the last answer is on its way, and nothing after it counts."""
         self._ended = self._reader.stopped = True
         self._held.clear()
         self._unread = b""
@@ -420,7 +420,7 @@ class HttpConnection(asyncio.Protocol):
         asyncio.get_running_loop().call_later(self._limits.linger_seconds, self._transport.close)
 
     def shut_down(self) -> None:
-        """The server closes: what is being answered is finished, nothing more is taken."""
+        """Closes with the server: what is being answered is finished, nothing more is taken."""
         self._reader.stopped = self._eof = True
         self._unread = b""
         self._flush()
@@ -429,7 +429,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport.abort()
 
     def check_time(self, tick: int) -> None:
-        """Called once a second: end what takes too long."""
+        """Ends what takes too long; is called once a second."""
         limits = self._limits
         if self._out.is_paused or self._ended:
             if self._out.is_stalled(tick, limits.write_stall_seconds):

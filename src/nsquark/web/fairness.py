@@ -1,4 +1,4 @@
-"""One client must not take the others' time: every connection has a budget for each turn of the event loop.
+"""Gives every connection a budget for each turn of the event loop: one client must not take the others' time.
 
 A connection that has used it up stops reading and goes on in the next turn, after all others had theirs. What it has
 received by then waits in its own memory, at most one read. A single step longer than the budget is cut into several.
@@ -9,7 +9,7 @@ import time
 from typing import Final
 
 TURN_NS_MAX: Final = 2_000_000
-"""How long a connection works in a turn before it gives way; looked at after each command or request."""
+"""A connection works so long in a turn before it gives way; the time is looked at after each command or request."""
 
 
 class TurnPace:

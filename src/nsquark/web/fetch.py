@@ -1,4 +1,4 @@
-"""A small HTTP client for what the daemons ask of each other and of auth servers.
+"""Is a small HTTP client for what the daemons ask of each other and of auth servers.
 
 It runs the standard library's client in a thread: such requests are rare, and nsqd starts without loading it.
 """
@@ -32,7 +32,9 @@ Fetched = tuple[int, dict[str, str], bytes]
 
 
 class FetchError(Exception):
-    """No answer was got. The text names the request and the reason; `reason` alone is for who asks with a secret."""
+    """Says that no answer was got. The text names the request and the reason; `reason` alone is for who asks with a
+    secret.
+    """
 
     def __init__(self, text: str, reason: str = "") -> None:
         super().__init__(text)
@@ -57,7 +59,8 @@ async def fetch(
     response_bytes_max: int = RESPONSE_BYTES_MAX,
     ssl_context: ssl.SSLContext | None = None,
 ) -> Fetched:
-    """Status, headers by lower-case name, and body. Timeouts in seconds; the second is for the whole request.
+    """Returns status, headers by lower-case name, and body. Timeouts are in seconds; the second is for the whole
+    request.
 
     A plain request to an nsqd that requires TLS is repeated at the HTTPS port which the refusal names, and one to an
     nsqd that asks who we are is repeated with the secret: none is sent in clear to who wants TLS.
@@ -208,7 +211,7 @@ class _Call:
         return max(self._deadline - time.monotonic(), 0.001)
 
     def _interrupt(self) -> None:
-        """End a thread that still waits: each single read may be quick enough and the whole never end."""
+        """Ends a thread that still waits: each single read may be quick enough and the whole never end."""
         sock: socket.socket | None = getattr(self._connection, "sock", None)
         if sock is not None:
             with contextlib.suppress(OSError):

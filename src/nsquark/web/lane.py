@@ -1,4 +1,4 @@
-"""The lane: a short way around parser, router and handler, for a request that a connection makes again and again.
+"""Keeps the lane: a short way around parser, router and handler, for a request that a connection makes again and again.
 
 After two requests with the same target, the route's `lane` may give the connection a `Lane`. From then on bytes that
 are just such a request, with nothing before or behind it, are answered there; all else goes the usual way. No other
@@ -28,11 +28,11 @@ class OwedAnswers(Protocol):
     def are_owed(self) -> bool: ...
 
     def stop(self) -> None:
-        """The connection is closed."""
+        """Forgets what is owed: the connection is closed."""
 
 
 class Lane(Protocol):
-    """What answers such requests."""
+    """Answers requests that are like the one it was made for."""
 
     @property
     def replies(self) -> OwedAnswers: ...
@@ -58,7 +58,7 @@ class LaneOfConnection:
 
     @property
     def is_busy(self) -> bool:
-        """Whether answers are owed; `after` is called whenever some were given."""
+        """Tells whether answers are owed; `after` is called whenever some were given."""
         return self.open is not None and self.open.replies.are_owed
 
     def saw(self, request: Request, make: LaneMaker, write: Callable[[bytes], object]) -> None:
@@ -70,13 +70,15 @@ class LaneOfConnection:
         self._target = request.target
 
     def stop(self) -> None:
-        """The connection is closed."""
+        """Forgets the lane: the connection is closed."""
         if self.open is not None:
             self.open.replies.stop()
             self.open = None
 
 
 def around_length(head: bytes) -> tuple[bytes, bytes] | None:
-    """The parts of a request's head before and behind the number of its body's bytes; None if it has no such line."""
+    """Finds the parts of a request's head before and behind the number of its body's bytes; None if it has no such
+    line.
+    """
     around = _LENGTH.split(head)
     return (around[0], around[1]) if len(around) == 2 else None

@@ -1,4 +1,4 @@
-"""The bounds of an HTTP server: no peer may take more than these."""
+"""Sets the bounds of an HTTP server: no peer may take more than these."""
 
 from dataclasses import dataclass
 from typing import Final

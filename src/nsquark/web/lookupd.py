@@ -1,4 +1,4 @@
-"""Asking a nsqlookupd over HTTP."""
+"""Asks a nsqlookupd over HTTP."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ if TYPE_CHECKING:
     import ssl
 
 ANSWER_BYTES_MAX: Final = 4 << 20
-"""Thousands of nsqds, or hundreds with a thousand topics each; to read more would hold the event loop for too long."""
+"""The longest answer: thousands of nsqds, or hundreds with a thousand topics each; to read more would hold the event
+loop for too long.
+"""
 TOPIC_NOT_FOUND: Final = b"TOPIC_NOT_FOUND"
 
 T = TypeVar("T")
 
 
 class BadAnswer(FetchError):
-    """There was an answer, and it is an error or cannot be read; the text says which."""
+    """Says that an answer is an error or cannot be read; the text says which."""
 
     def __init__(self, text: str, *, is_topic_unknown: bool = False) -> None:
         super().__init__(text)
@@ -35,7 +37,7 @@ async def ask_lookupd(
     headers: Mapping[str, str] | None = None,
     ssl_context: ssl.SSLContext | None = None,
 ) -> T:
-    """What `read` makes of the answer to a GET; FetchError is all that can go wrong."""
+    """Returns what `read` makes of the answer to a GET; FetchError is all that can go wrong."""
     status, _, body = await fetch(
         url,
         headers=headers,

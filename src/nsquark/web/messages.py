@@ -1,4 +1,4 @@
-"""What a handler gets and gives: requests, responses, and the response styles of NSQ's daemons."""
+"""Defines what a handler gets and gives: requests, responses, and the response styles of NSQ's daemons."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ Headers = tuple[tuple[str, str], ...]
 
 
 class Request(msgspec.Struct, gc=False):
-    """One received request. Not to be changed: what follows from the request line is shared with others like it."""
+    """One received request. It is not to be changed: what follows from the request line is shared
+    with others like it.
+    """
 
     target: Target
     # The first value of each name.
@@ -54,12 +56,12 @@ class Request(msgspec.Struct, gc=False):
 
     @property
     def peer(self) -> str:
-        """The host it came from, whatever the port; all clients of a unix socket are one."""
+        """Returns the host that the request came from, whatever the port; all clients of a unix socket are one."""
         return self.remote.rpartition(":")[0] or self.remote
 
     @property
     def uri(self) -> str:
-        """The request target as it was sent."""
+        """Returns the request target as it was sent."""
         return self.target.uri
 
     @property
@@ -68,7 +70,7 @@ class Request(msgspec.Struct, gc=False):
 
     @property
     def tail(self) -> str:
-        """What follows the prefix of a prefix route."""
+        """Returns what follows the prefix of a prefix route."""
         return self.target.tail
 
 
@@ -96,13 +98,13 @@ class Response:
         self.kept_wire = b""
 
     def wire(self) -> bytes:
-        """The answer on a connection that stays open."""
+        """Encodes the answer for a connection that stays open."""
         if not self.kept_wire:
             self.kept_wire = self.encode("")
         return self.kept_wire
 
     def encode(self, connection: str) -> bytes:
-        """The answer with a `Connection` header, if that is not empty."""
+        """Encodes the answer with a `Connection` header, if that is not empty."""
         length = (("Content-Length", str(len(self.body))),)
         head = encode_head(self.status, self.content_type, self.headers + length, connection)
         return head if self.omit_body else head + self.body
@@ -138,7 +140,7 @@ class Pending(msgspec.Struct, eq=False):
             self._callback(response)
 
     def when_resolved(self, callback: Callable[[Response | StreamResponse], object]) -> None:
-        """For the server: at once if it is resolved already."""
+        """Calls the server back when the answer is there; at once if it is already."""
         self._callback = callback
         if self._response is not None:
             callback(self._response)

@@ -1,4 +1,4 @@
-"""What a connection sends, and whether its peer takes it."""
+"""Sends for a connection, and knows whether its peer takes it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class Outgoing:
-    """Bytes gather here while a connection is at work, and are then written in one piece.
+    """Gathers bytes while a connection is at work, and then writes them in one piece.
 
     `is_paused` while the peer leaves so much unread that no more should be sent. Ticks are seconds by the server's
     clock.
@@ -61,12 +61,12 @@ class Outgoing:
             self._writable = None
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """Is told that the connection is gone."""
         if self._writable is not None:
             self._writable.cancel()
 
     def is_stalled(self, tick: int, seconds_max: int) -> bool:
-        """Whether the peer has taken nothing for longer than this; to be asked once a second."""
+        """Tells whether the peer has taken nothing for longer than this; to be asked once a second."""
         waiting_bytes = self._transport.get_write_buffer_size()
         if waiting_bytes != self._stalled_bytes:
             self._stalled_bytes = waiting_bytes

@@ -1,4 +1,4 @@
-"""Percent escapes and query strings, as strict as Go's reading of them."""
+"""Reads percent escapes and query strings, as strictly as Go does."""
 
 import re
 from collections.abc import Mapping
@@ -7,18 +7,18 @@ _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})|%")
 
 
 class EscapeError(ValueError):
-    """A `%` that two hexadecimal digits do not follow."""
+    """Says that a `%` is not followed by two hexadecimal digits."""
 
 
 def unescape(data: bytes) -> str:
-    """Undo percent escapes. Bytes that are no UTF-8 become U+FFFD, which no valid name contains."""
+    """Undoes percent escapes. Bytes that are no UTF-8 become U+FFFD, which no valid name contains."""
     if b"%" in data:
         data = _ESCAPE.sub(_unescaped, data)
     return data.decode("utf-8", "replace")
 
 
 def parse_query(data: bytes) -> tuple[Mapping[str, str], bool]:
-    """The first value of each key, and whether the whole query could be read."""
+    """Returns the first value of each key, and whether the whole query could be read."""
     values: dict[str, str] = {}
     ok = True
     for piece in data.split(b"&"):

@@ -1,4 +1,4 @@
-"""Bytes to requests: the parser's callbacks, and the limits on what a request may be."""
+"""Turns bytes into requests: it has the parser's callbacks, and the limits on what a request may be."""
 
 from collections.abc import Callable, Mapping
 from enum import IntEnum
@@ -19,7 +19,7 @@ END_OF_HEAD: Final = b"\r\n\r\n"
 
 
 class Persistence(IntEnum):
-    """What follows the answer. HTTP/1.0 knows no chunks, and wants keep-alive confirmed."""
+    """Says what follows the answer. HTTP/1.0 knows no chunks, and wants keep-alive confirmed."""
 
     KEEP = 0
     KEEP_1_0 = 1
@@ -117,7 +117,7 @@ class RequestReader:
         self.stopped = False
 
     def feed(self, data: bytes) -> Response | None:
-        """Read on. A response means: answer with it in its turn, and read no more."""
+        """Reads on. A response that is returned is to be sent in its turn, and no more to be read."""
         self._fed = b"" if self.has_begun else data
         return self._parse(data)
 
@@ -142,7 +142,7 @@ class RequestReader:
         return self._check_progress(len(data)) if self.url else None
 
     def release(self) -> None:
-        """The parser holds this object's methods; without it all is freed at once."""
+        """Lets go of the parser, which holds this object's methods; without it all is freed at once."""
         del self._parser, self._take, self._send_continue
 
     # --- called by the parser
@@ -221,7 +221,7 @@ class RequestReader:
             raise RefusedError(refusal)
 
     def _check_progress(self, fed_bytes: int) -> Response | None:
-        """Bound what a request may send without getting on: endless headers, trailers or chunk extensions."""
+        """Bounds what a request may send without getting on: endless headers, trailers or chunk extensions."""
         progress = (self.target is not None, self._body_bytes)
         if progress != self._progress:
             self._progress = progress
@@ -231,7 +231,7 @@ class RequestReader:
         return HEADERS_TOO_BIG if self._unproductive_bytes > self._limits.header_bytes else None
 
     def _without_upgrade(self, rest: bytes) -> bytes:
-        """A request that offers an upgrade, as the plain request it also is, to be parsed once more.
+        """Rewrites a request that offers an upgrade as the plain request it also is, to be parsed once more.
 
         Java's HTTP client offers HTTP/2 like that with any request, and the parser takes the body of such a
         request for another protocol.

@@ -1,4 +1,4 @@
-"""Which handler answers a request, by NSQ's rules for unknown, misspelt and not allowed ones."""
+"""Finds which handler answers a request, by NSQ's rules for unknown, misspelt and not allowed ones."""
 
 import posixpath
 import re
@@ -32,7 +32,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """All that follows from a request line alone. Shared by all requests with the same one."""
+    """Knows all that follows from a request line alone; it is shared by all requests with the same one."""
 
     method: str
     uri: str
@@ -48,7 +48,7 @@ class Target:
 
 
 class Router:
-    """Routes are exact paths, or a prefix followed by one segment, each for a method."""
+    """Knows the routes: exact paths, or a prefix followed by one segment, each for a method."""
 
     def __init__(self) -> None:
         self._exact: dict[str, dict[str, Route]] = {}
@@ -67,7 +67,7 @@ class Router:
         too_big: str = "BODY_TOO_BIG",
         lane: LaneMaker | None = None,
     ) -> None:
-        """A body over `max_body_bytes` is answered with 413 and the message `too_big`.
+        """Adds a route; a body over `max_body_bytes` is answered with 413 and the message `too_big`.
 
         `lane` is for what clients ask again and again.
         """
@@ -83,13 +83,13 @@ class Router:
         max_body_bytes: int = BODY_BYTES_MAX,
         too_big: str = "BODY_TOO_BIG",
     ) -> None:
-        """`prefix` ends with a slash; the one segment after it is `request.tail`."""
+        """Adds a route whose `prefix` ends with a slash; the one segment after it is `request.tail`."""
         if not prefix.endswith("/"):
             raise ValueError(f"the prefix {prefix!r} must end with a slash")
         self._add(self._prefixes, method, prefix, Route(handler, log, max_body_bytes, too_big))
 
     def resolve(self, method: bytes, url: bytes) -> Target:
-        """What to do with a request line. Never fails: a bad one has a handler that says so."""
+        """Finds what to do with a request line. It never fails: a bad one has a handler that says so."""
         target = self.resolved.get((method, url))
         if target is None:
             target = self._resolve(method.decode("ascii"), url)
@@ -124,14 +124,14 @@ class Router:
         return Target(method, uri, path, tail, query, query_ok, route.handler, route.log, limit, too_big, route.lane)
 
     def _find(self, path: str) -> tuple[Mapping[str, Route], str]:
-        """The routes of a path by method, and its tail if it is one with a prefix."""
+        """Finds the routes of a path by method, and its tail if it is one with a prefix."""
         if path in self._exact:
             return self._exact[path], ""
         prefix, _, tail = path.rpartition("/")
         return (self._prefixes.get(prefix + "/", {}), tail) if tail else ({}, "")
 
     def _instead(self, method: str, path: str, raw_query: bytes, methods: Mapping[str, Route]) -> Route:
-        """The answer where no route has this path and method."""
+        """Makes the answer where no route has this path and method."""
         corrected = self._corrected(method, path)
         if corrected is not None:
             query = "?" + raw_query.decode("latin-1") if raw_query else ""
@@ -145,7 +145,7 @@ class Router:
         return _constant(_refusal(404, "NOT_FOUND", (), method))
 
     def _corrected(self, method: str, path: str) -> str | None:
-        """The path that was probably meant: other trailing slash, other case, no doubled slashes."""
+        """Finds the path that was probably meant: other trailing slash, other case, no doubled slashes."""
         cleaned = posixpath.normpath("/" + path.lstrip("/"))
         for candidate in (cleaned, cleaned + "/"):
             found = self._spelling(method, candidate)
@@ -154,7 +154,7 @@ class Router:
         return None
 
     def _spelling(self, method: str, path: str) -> str | None:
-        """The right spelling of a path that has a route for the method, whatever the case of its letters."""
+        """Finds the right spelling of a path that has a route for the method, whatever the case of its letters."""
         for known, methods in self._exact.items():
             if method in methods and known.lower() == path.lower():
                 return known
@@ -166,7 +166,7 @@ class Router:
 
 
 def _origin_form(url: bytes) -> bytes:
-    """A proxy's client names scheme and host in the request line; only path and query matter here."""
+    """Cuts a request target to path and query: a proxy's client names scheme and host too, which do not matter here."""
     if url.startswith((b"http://", b"https://")):
         rest = url.partition(b"://")[2]
         start = min((at for at in (rest.find(b"/"), rest.find(b"?")) if at >= 0), default=len(rest))

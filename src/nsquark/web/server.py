@@ -1,4 +1,4 @@
-"""The HTTP/1.1 server of the daemons: listening, admitting connections, watching their time, closing.
+"""Is the HTTP/1.1 server of the daemons: listening, admitting connections, watching their time, closing.
 
 `Router` says which handler answers, `HttpConnection` reads and writes; all names a handler needs are here.
 """
@@ -53,7 +53,7 @@ TICK_SECONDS: Final = 1.0
 
 
 class HttpServer:
-    """Any number of listening sockets with one set of routes."""
+    """Serves any number of listening sockets with one set of routes."""
 
     def __init__(self, router: Router, browsers: BrowserGuard, limits: HttpLimits, logger: Logger) -> None:
         self.router = router
@@ -84,7 +84,7 @@ class HttpServer:
             self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._on_tick)
 
     async def close(self) -> None:
-        """Stop listening, close idle connections, and give those being answered a bounded time."""
+        """Stops listening, closes idle connections, and gives those being answered a bounded time."""
         self._closing = True
         for server in self._servers:
             server.close()
@@ -109,7 +109,7 @@ class HttpServer:
     # --- for connections
 
     def admit(self, connection: HttpConnection) -> bool:
-        """Take a new connection into account; False if it is one too many."""
+        """Takes a new connection into account; False if it is one too many."""
         self._connections.add(connection)
         self._empty.clear()
         return not self._closing and not 0 < self.limits.connections < len(self._connections)
@@ -120,7 +120,7 @@ class HttpServer:
             self._empty.set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run something to its end even if nobody else holds on to it."""
+        """Runs something to its end even if nobody else holds on to it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -129,7 +129,7 @@ class HttpServer:
     def run(
         self, handler: Coroutine[Any, Any, Answer], settle: Callable[[Answer], None], request: Request
     ) -> asyncio.Task[None]:
-        """Run a handler that waits."""
+        """Runs a handler that waits."""
         return self.spawn(self._run(handler, settle, request))
 
     async def _run(

@@ -1,4 +1,5 @@
-"""The format of a batch, what one turn of the event loop appends to a log, in files and as `/log/read` streams it.
+"""Defines the format of a batch, which one turn of the event loop appends to a log: in files and as `/log/read` streams
+it.
 
     magic u32 | version u8 | flags u8 | header bytes u16 | header check u32 | count u32 | payload bytes u32 |
     unused u32 | first sequence u64 | earliest and latest publish time i64 | payload check u64 | token 16 bytes
@@ -17,27 +18,27 @@ from xxhash import xxh3_64_intdigest, xxh32_intdigest
 MAGIC = b"NQB1"
 VERSION = 1
 HEAD = struct.Struct("<4sBBHI")
-"""Magic, version, flags, header bytes, check of what follows in the header."""
+"""The start of a header: magic, version, flags, header bytes, check of what follows in the header."""
 TAIL = struct.Struct("<IIIQqqQ16s")
 RANGE_PIECE = struct.Struct("<II")
-"""Before each piece of an answer that has many ranges: the number of the range, and the bytes of the piece."""
+"""Stands before each piece of an answer that has many ranges: the number of the range, and the bytes of the piece."""
 RANGE_REFUSED = 1 << 31
-"""Added to the number of a range that cannot be read; a document follows that says why."""
+"""Is added to the number of a range that cannot be read; a document follows that says why."""
 HEADER_BYTES = HEAD.size + TAIL.size
 NO_TOKEN = bytes(16)
 
 MORE_FOLLOWS = 1
-"""Flag: this batch and the next belong together; a log never ends between them."""
+"""This flag says that the batch and the next belong together; a log never ends between them."""
 DEFERRED = 2
-"""Flag: messages whose delay ended; the token is the number of this append (log/deferred.py)."""
+"""This flag marks messages whose delay ended; the token is the number of this append (log/deferred.py)."""
 APPEND_ONCE = 4
-"""Flag: the token is a publisher's idempotency token."""
+"""This flag says that the token is a publisher's idempotency token."""
 
 Bytes = bytes | bytearray | memoryview
 
 
 HEADER_BYTES_EVER = 512
-"""No version has a longer header."""
+"""The longest header that any version has."""
 
 
 class UnknownVersion(Exception):
@@ -45,7 +46,7 @@ class UnknownVersion(Exception):
 
 
 class Batch(NamedTuple):
-    """A batch as found in a file: where it starts, and what its header says."""
+    """A batch as it was found in a file: where it starts, and what its header says."""
 
     offset: int
     first_seq: int
@@ -74,7 +75,9 @@ class Damage(NamedTuple):
 
 
 def read_header(data: Bytes, pos: int, offset: int) -> tuple[Batch, int] | None:
-    """The batch whose header lies at `data[pos]` (file offset `offset`) and its payload's check, if it is one."""
+    """Reads the header at `data[pos]` (file offset `offset`): the batch and its payload's check, or None if it is no
+    header.
+    """
     magic, version, flags, header_bytes, check = HEAD.unpack_from(data, pos)
     if magic != MAGIC or version != VERSION or header_bytes != HEADER_BYTES:
         return None
@@ -103,7 +106,7 @@ def require_known_version(head: Bytes, path: Path) -> None:
 
 
 def scan(data: memoryview, offset: int) -> Iterator[Batch | Damage]:
-    """The batches in `data`, a piece of a file from `offset` on, and the damage between them.
+    """Yields the batches in `data`, a piece of a file from `offset` on, and the damage between them.
 
     Ends before a batch that is not wholly in `data`. What is cut off or damaged at the very end is reported as damage
     only if a batch follows it: the caller knows whether more of the file is to come.
@@ -130,7 +133,7 @@ def scan(data: memoryview, offset: int) -> Iterator[Batch | Damage]:
 
 
 def find_header(data: memoryview, pos: int) -> int:
-    """Where the next intact header is; -1 if there is none."""
+    """Finds where the next intact header is; -1 if there is none."""
     raw = bytes(data[pos:])
     at = raw.find(MAGIC)
     while at >= 0 and at + HEADER_BYTES <= len(raw):

@@ -1,4 +1,4 @@
-"""Commands from a client to nsqd: bytes, no I/O."""
+"""Encodes commands from a client to nsqd as bytes, without I/O."""
 
 import struct
 from typing import Final
@@ -13,7 +13,7 @@ _size = _SIZE.pack
 
 
 class MpubBody(msgspec.Struct, frozen=True):
-    """Messages laid out as MPUB wants them: int32 count, then int32 size and bytes of each."""
+    """Lays messages out as MPUB wants them: int32 count, then int32 size and bytes of each."""
 
     data: bytes
     count: int
@@ -52,7 +52,7 @@ def req(message_id: bytes, delay_ms: int) -> bytes:
 
 
 def req_uncounted(message_id: bytes, delay_ms: int) -> bytes:
-    """For an nsqd that offers it (`requeue_uncounted`): the delivery does not count as an attempt."""
+    """Encodes a REQ for an nsqd that offers `requeue_uncounted`: the delivery does not count as an attempt."""
     return b"REQ %b %d uncounted\n" % (message_id, delay_ms)
 
 
@@ -61,5 +61,5 @@ def touch(message_id: bytes) -> bytes:
 
 
 def fin_all(message_ids: list[bytes]) -> bytes:
-    """One FIN for each, in one piece: joining is a third of the cost of formatting each."""
+    """Encodes a FIN for each message, in one piece: joining is a third of the cost of formatting each."""
     return b"FIN " + b"\nFIN ".join(message_ids) + b"\n"

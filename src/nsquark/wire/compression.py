@@ -1,4 +1,5 @@
-"""Deflate and snappy as NSQ puts them on a connection: one endless stream for each direction, no I/O.
+"""Encodes and decodes deflate and snappy as NSQ puts them on a connection: one endless stream for each direction, no
+I/O.
 
 An encoder turns bytes into encoded bytes that the other side can read at once. A decoder takes encoded bytes as they
 come and gives plain ones in portions of the caller's choice, so that input which grows a thousandfold costs no more
@@ -14,7 +15,7 @@ import cramjam
 Bytes = bytes | bytearray | memoryview
 
 RAW_DEFLATE_WBITS: Final = -15
-"""A stream of the widest window with neither zlib's nor gzip's header."""
+"""The setting for a stream of the widest window with neither zlib's nor gzip's header."""
 DEFLATE_LEVEL_DEFAULT: Final = 6
 
 SNAPPY_STREAM_START: Final = b"\xff\x06\x00\x00sNaPpY"
@@ -32,7 +33,7 @@ _SKIPPABLE_FROM: Final = 0x80
 
 
 class CorruptStream(Exception):
-    """What came is not the promised encoding; nothing after it can be read."""
+    """Says that what came is not the promised encoding; nothing after it can be read."""
 
 
 class Encoder(Protocol):
@@ -42,17 +43,17 @@ class Encoder(Protocol):
 class Decoder(Protocol):
     @property
     def is_ended(self) -> bool:
-        """The other side has closed its stream."""
+        """Tells whether the other side has closed its stream."""
 
     def feed(self, data: Bytes) -> None:
         """Takes encoded bytes; they are kept until read, so feed again when `read` has nothing left."""
 
     @property
     def has_more(self) -> bool:
-        """The last read ended before its input did, so the next one goes on without more of it."""
+        """Tells whether the last read ended before its input did, so that the next one goes on without more of it."""
 
     def read(self, limit: int) -> bytes:
-        """At most `limit` plain bytes; none if more input is needed, unless it `has_more`."""
+        """Returns at most `limit` plain bytes; none if more input is needed, unless it `has_more`."""
 
 
 class DeflateEncoder:
@@ -117,7 +118,7 @@ class SnappyEncoder:
 
 
 class SnappyDecoder:
-    """Chunks are cut here and decoded, with their checksums, by the library; as many at a time as the reader takes."""
+    """Cuts chunks, which the library decodes with their checksums; as many at a time as the reader takes."""
 
     def __init__(self) -> None:
         self._input = bytearray()
@@ -146,7 +147,7 @@ class SnappyDecoder:
         return plain
 
     def _decode(self, limit: int) -> bytes:
-        """The whole chunks at the front, up to `limit` plain bytes but at least one chunk."""
+        """Decodes the whole chunks at the front, up to `limit` plain bytes but at least one chunk."""
         chunks: list[memoryview] = []
         pos = plain_bytes = 0
         self._has_more = True
@@ -188,7 +189,7 @@ class SnappyDecoder:
             raise CorruptStream(str(error)) from None
 
     def _check(self, kind: int, size: int) -> None:
-        """Before the whole of a chunk is here: whether it is one to wait for."""
+        """Refuses what no whole chunk can follow, before the whole of it is here."""
         if not self._has_started and kind != _STREAM_START:
             raise CorruptStream("snappy: the stream does not begin with its start chunk")
         if _UNCOMPRESSED < kind < _SKIPPABLE_FROM:
@@ -205,7 +206,7 @@ class SnappyDecoder:
 
 
 def _plain_size(kind: int, content: memoryview) -> int:
-    """How many bytes a chunk says it holds; more than a chunk may hold is refused before it is decoded."""
+    """Returns how many bytes a chunk says it holds; more than a chunk may hold is refused before it is decoded."""
     size = len(content)
     if kind == _COMPRESSED:
         size = 0

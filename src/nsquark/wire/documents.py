@@ -1,4 +1,4 @@
-"""JSON that others wrote: whatever is wrong with it is one error."""
+"""Reads JSON that others wrote: whatever is wrong with it is one error."""
 
 from typing import TypeVar
 
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 def decode_json(data: bytes, kind: type[T]) -> T:
-    """The document as `kind`; ValueError says what is wrong, such as that it is nested too deeply to be read."""
+    """Reads the document as `kind`; ValueError says what is wrong, such as that it is nested too deeply to be read."""
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -1,8 +1,8 @@
-"""The errors of NSQ's protocols: one tree, one place."""
+"""Defines the errors of NSQ's protocols: one tree, in one place."""
 
 
 class ClientError(Exception):
-    """Answered with an error frame; the connection stays usable."""
+    """A mistake that is answered with an error frame; the connection stays usable."""
 
     fatal = False
 
@@ -15,11 +15,11 @@ class ClientError(Exception):
         return f"{self.code} {self.description}" if self.description else self.code
 
     def payload(self) -> bytes:
-        """The data of the error frame. A description may end in a space: NSQ's does for an empty command."""
+        """Returns the data of the error frame. A description may end in a space: NSQ's does for an empty command."""
         return str(self).encode("utf-8", "surrogateescape")
 
 
 class FatalClientError(ClientError):
-    """Answered with an error frame, after which the connection is closed."""
+    """A mistake that is answered with an error frame, after which the connection is closed."""
 
     fatal = True

@@ -1,4 +1,4 @@
-"""Frames from nsqd to a client: int32 size, int32 type, data; size counts the type and the data."""
+"""Parses frames from nsqd to a client: int32 size, int32 type, data; size counts the type and the data."""
 
 import struct
 from enum import IntEnum
@@ -12,7 +12,7 @@ _PREFIX = struct.Struct(">ii")
 _MESSAGE = struct.Struct(">iiqH16s")
 
 MESSAGE_HEADER_BYTES = BODY_AT - TIMESTAMP_AT
-"""Timestamp, attempts and id, before a message's body."""
+"""The bytes of timestamp, attempts and id, which stand before a message's body."""
 
 
 class FrameType(IntEnum):

@@ -1,4 +1,4 @@
-"""What a nsqlookupd answers: the nsqds that it knows, or the channels of a topic."""
+"""Reads what a nsqlookupd answers: the nsqds that it knows, or the channels of a topic."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _FoundList(msgspec.Struct):
 
 
 class _LookupAnswer(msgspec.Struct):
-    """Producers at the top, or in `data` as before NSQ 1.0."""
+    """An answer whose producers stand at the top, or in `data` as before NSQ 1.0."""
 
     producers: list[Found] | msgspec.UnsetType | None = msgspec.UNSET
     status_code: int = 200
@@ -56,7 +56,7 @@ class _LookupRefusal(msgspec.Struct):
 
 
 def read_producers(body: bytes) -> list[Found]:
-    """The nsqds in an answer to /lookup or /nodes; ValueError says what is wrong with it."""
+    """Reads the nsqds in an answer to /lookup or /nodes; ValueError says what is wrong with it."""
     try:
         answer = decode_json(body, _LookupAnswer)
     except ValueError as error:
@@ -73,12 +73,12 @@ def read_producers(body: bytes) -> list[Found]:
 
 
 def read_channels(body: bytes) -> list[str]:
-    """The names in an answer to /channels; ValueError says what is wrong with it."""
+    """Reads the names in an answer to /channels; ValueError says what is wrong with it."""
     return decode_json(body, _ChannelNames).channels
 
 
 def read_refusal(body: bytes) -> str:
-    """What the body of an answer says that is not a 200, in few words."""
+    """Says in few words what the body of an answer says that is not a 200."""
     with contextlib.suppress(ValueError):
         refusal = decode_json(body, _LookupRefusal)
         return ": ".join(filter(None, (refusal.message, refusal.reason)))[:ERROR_CHARS_MAX]

@@ -1,4 +1,4 @@
-"""Topic and channel names."""
+"""Knows which names topics and channels may have."""
 
 import re
 
@@ -9,7 +9,7 @@ _NAME = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?")
 
 
 def is_valid_name(name: str) -> bool:
-    """The one rule for topics and channels alike."""
+    """Tells whether a topic or a channel may have this name: the rule is one for both."""
     return 1 <= len(name) <= NAME_LENGTH_MAX and _NAME.fullmatch(name) is not None
 
 

@@ -1,4 +1,4 @@
-"""Go's %q, in which NSQ shows names inside its error texts."""
+"""Quotes as Go's %q does: NSQ shows names so inside its error texts."""
 
 from nsquark.base.printable import escaped
 
@@ -6,5 +6,5 @@ _QUOTED = {'"': '\\"', "\\": "\\\\"}
 
 
 def quote(raw: bytes) -> str:
-    """Double-quoted; what is not printable, or not UTF-8, as an escape."""
+    """Puts a text in double quotes; what is not printable, or not UTF-8, becomes an escape."""
     return '"' + "".join(_QUOTED.get(char) or escaped(char) for char in raw.decode("utf-8", "surrogateescape")) + '"'

@@ -1,4 +1,4 @@
-"""The layout of a record: a message in the log, and the frame of its first delivery, byte for byte.
+"""Defines the layout of a record: a message in the log, and the frame of its first delivery, byte for byte.
 
     u32 size | u32 frame type = 2 | i64 timestamp ns | u16 attempts = 1 | 16 bytes id, ascii hex | body
 
@@ -9,7 +9,7 @@ in hex, so that `FIN id` finds its message by arithmetic.
 from typing import Final
 
 SIZE_BYTES: Final = 4
-"""The size field of a record. MPUB puts the same field before each message."""
+"""The bytes of a record's size field. MPUB puts the same field before each message."""
 TYPE_AT: Final = 4
 TIMESTAMP_AT: Final = 8
 ATTEMPTS_AT: Final = 16
@@ -17,7 +17,7 @@ ID_AT: Final = 18
 ID_BYTES: Final = 16
 BODY_AT: Final = ID_AT + ID_BYTES
 RECORD_OVERHEAD_BYTES: Final = BODY_AT
-"""What a message costs beside its body, as a frame on the wire and as a record in the log."""
+"""The bytes that a message costs beside its body, as a frame on the wire and as a record in the log."""
 
 SEQ_BITS: Final = 53
 """The low bits of an id are the sequence number, the others are the node's."""
@@ -25,5 +25,5 @@ SEQ_MASK: Final = (1 << SEQ_BITS) - 1
 
 
 def message_id(node_id: int, seq: int) -> bytes:
-    """Makes the id of a message as it is in its record."""
+    """Makes the id of a message as it stands in its record."""
     return b"%016x" % (node_id << SEQ_BITS | seq)

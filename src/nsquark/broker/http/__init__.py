@@ -1,1 +1,1 @@
-"""nsqd's HTTP API: NSQ's part of it, and the log API."""
+"""Answers nsqd's HTTP API: NSQ's part of it, and the log API."""

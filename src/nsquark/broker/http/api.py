@@ -1,4 +1,6 @@
-"""nsqd's HTTP API: one method per path. Publishing is in publish.py, reading topics as logs in log_read.py."""
+"""Answers nsqd's HTTP API, by one method per path. Publishing is in publish.py, reading topics as
+logs in log_read.py.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ class StatsQuery:
 
 
 class NsqdApi:
-    """All requests that nsqd answers, and which permission each needs."""
+    """Has all requests that nsqd answers, and which permission each needs."""
 
     def __init__(self, nsqd: Nsqd) -> None:
         self.nsqd = nsqd
@@ -103,7 +105,7 @@ class NsqdApi:
         return router
 
     def _answering(self, verb: Callable[[NsqdArguments], Coroutine[Any, Any, Response] | None]) -> Handler:
-        """A handler that says 200 with an empty body when the verb is done, unless the verb answers itself."""
+        """Makes a handler that says 200 with an empty body when the verb is done, unless the verb answers itself."""
 
         def handler(request: Request) -> Response | Coroutine[Any, Any, Response]:
             try:
@@ -235,7 +237,7 @@ class NsqdApi:
         return Response(body="\0".join(sys.argv).encode("utf-8", "surrogateescape"), content_type=TEXT_TYPE)
 
     def set_block_rate(self, request: Request) -> Response:
-        """Python has no such rate; the answers are those of NSQ, whose success is a 500."""
+        """Answers as NSQ does, whose success is a 500; Python has no such rate."""
         rate = request.query.get("rate", "")
         if int64(rate) is None:
             is_number = rate.removeprefix("-").removeprefix("+").isdecimal()
@@ -244,6 +246,6 @@ class NsqdApi:
         return INTERNAL_ERROR
 
     def free_memory(self, request: Request) -> Response:
-        """Does it; the answer is NSQ's, whose success is a 500."""
+        """Frees memory; the answer is NSQ's, whose success is a 500."""
         gc.collect()
         return INTERNAL_ERROR

@@ -1,4 +1,4 @@
-"""What requests to nsqd may name, and the headers of its Log API."""
+"""Reads what requests to nsqd may name, and makes the headers of its Log API."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ RETRY_AFTER = ("Retry-After", "1")
 
 
 class NsqdArguments(Arguments):
-    """The query of a request to nsqd, with the topics and channels that it names."""
+    """Reads the query of a request to nsqd, with the topics and channels that it names."""
 
     def __init__(self, nsqd: Nsqd, request: Request) -> None:
         super().__init__(request)
         self._nsqd = nsqd
 
     def topic(self) -> Topic:
-        """A topic that exists; that its name is valid comes first."""
+        """Finds a topic that exists; that its name is valid comes first."""
         return self.topic_named(self.name("topic"))
 
     def topic_named(self, name: str) -> Topic:
-        """The topic of this name, whatever the name looks like."""
+        """Finds the topic of this name, whatever the name looks like."""
         topic = self._nsqd.topics.get(name)
         if topic is None:
             raise Refusal(404, "TOPIC_NOT_FOUND")
@@ -39,12 +39,14 @@ class NsqdArguments(Arguments):
         return topic
 
     def topic_and_channel_name(self) -> tuple[Topic, str]:
-        """A topic that exists, and a channel's name; that both names are valid comes before whether they exist."""
+        """Finds a topic that exists, and a channel's name; that both names are valid comes before
+        whether they exist.
+        """
         topic_name, name = self.name("topic"), self.name("channel")
         return self.topic_named(topic_name), name
 
     def channel(self) -> Channel:
-        """A channel that exists."""
+        """Finds a channel that exists."""
         topic, name = self.topic_and_channel_name()
         channel = topic.channels.get(name)
         if channel is None:
@@ -58,7 +60,7 @@ def require_stored(topic: Topic) -> None:
 
 
 def extra_headers(nsqd_id: str, status: int) -> tuple[tuple[str, str], ...]:
-    """Every answer says which nsqd gave it; one that asks to try again says when."""
+    """Makes the headers of every answer: which nsqd gave it and, if it asks to try again, when."""
     identity = (NSQ_HEADER, ("X-Nsquark-Id", nsqd_id))
     if status == 401:
         return (*identity, CHALLENGE)

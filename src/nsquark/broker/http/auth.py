@@ -1,4 +1,4 @@
-"""AUTH for HTTP: the same auth servers and permissions as for TCP, asked about `Authorization: Bearer <secret>`."""
+"""Carries out AUTH for HTTP: auth servers are asked as for TCP, about `Authorization: Bearer <secret>`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECRET_BYTES_MAX: Final = 4096
 GRANTS_KEPT_MAX: Final = 1024
 ASKING_MAX: Final = 1024
 REFUSED_S: Final = 1.0
-"""How long a refusal holds: who goes on trying does not reach the auth servers with every request."""
+"""A refusal holds so long: who goes on trying does not reach the auth servers with every request."""
 
 SCHEME: Final = b"bearer"
 
@@ -29,11 +29,11 @@ Refuse = Callable[[Refusal], Response]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a request needs: a permission, or with none just to be known to an auth server."""
+    """Says what a request needs: a permission, or with none just to be known to an auth server."""
 
     permission: Permission | None = None
     of_channel: bool = False
-    """For the channel that it names. All else is asked for with an empty one, as PUB is."""
+    """The permission is for the channel that the request names. All else is asked for with an empty one, as PUB is."""
     is_ours: bool = False
     """NSQ has no such request, so no program of NSQ's has to make it without a secret."""
 
@@ -53,11 +53,11 @@ class HttpAuth:
         self._asking: dict[Asker, asyncio.Task[Grant | None]] = {}
 
     def is_free(self, request: Request) -> bool:
-        """Whether one of NSQ's requests is served as it is, without looking closer."""
+        """Tells whether one of NSQ's requests is served as it is, without looking closer."""
         return self._servers is None or (self._mode != "required" and not _secret_of(request))
 
     def guarded(self, handler: Handler, rule: Rule, refuse: Refuse | None = None) -> Handler:
-        """The handler, for those who may. `refuse` answers the others in the style of the handler."""
+        """Wraps a handler for those who may. `refuse` answers the others in the style of the handler."""
         if self._servers is None:
             return handler
         refused = refuse or Refusal.response
@@ -77,7 +77,7 @@ class HttpAuth:
         return guard
 
     async def among(self, names: Iterable[str], request: Request, rule: Rule) -> set[str]:
-        """Those of the topics that the request may be told of; Refusal if nobody vouches for it."""
+        """Returns those of the topics that the request may be told of; Refusal if nobody vouches for it."""
         topics = set(names)
         asker = self._asker(request, rule) if self._servers is not None else None
         if asker is None or rule.permission is None:
@@ -87,7 +87,7 @@ class HttpAuth:
         return await asyncio.to_thread(lambda: {name for name in topics if grant.allows((permission, name, channel))})
 
     def _asker(self, request: Request, rule: Rule) -> Asker | None:
-        """Whom to ask about; None where nothing was shown and nothing needs to be."""
+        """Returns whom to ask about; None where nothing was shown and nothing needs to be."""
         secret = _secret_of(request)
         if not secret:
             if self._mode == "optional" or (self._mode != "required" and not rule.is_ours):
@@ -115,7 +115,7 @@ class HttpAuth:
         return grant
 
     async def _ask(self, asker: Asker) -> Grant | None:
-        """Those who ask at once share the question."""
+        """Asks the auth servers; those who ask at once share the question."""
         if time.monotonic() < self._refused_until_s.get(asker, 0.0):
             return None
         task = self._asking.get(asker)

@@ -1,4 +1,4 @@
-"""What a channel has under way: messages in flight and for how long, requeued ones and when they come again."""
+"""Lists what a channel has under way: messages in flight and for how long, requeued ones and when they come again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LISTED: Final = 100
 LISTED_MAX: Final = 1000
 SLOTS_PER_TURN: Final = 1 << 17
-"""Looked at in well under a millisecond, before other clients have their turn."""
+"""So many slots are looked at, in well under a millisecond, before other clients have their turn."""
 TURNS_MAX: Final = 64
 IN_FLIGHT: Final = "in_flight"
 REQUEUED: Final = "requeued"
@@ -29,7 +29,7 @@ class ChannelMessages:
         self._api = api
 
     async def listing(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
-        """GET /channel/messages: changes nothing, and takes a short piece of each turn."""
+        """Answers GET /channel/messages, which changes nothing and takes a short piece of each turn."""
         channel = arguments.channel()
         state = arguments.text("state", 16)
         if state not in (IN_FLIGHT, REQUEUED):
@@ -80,6 +80,6 @@ class ChannelMessages:
 
 
 def require_existing(channel: Channel) -> None:
-    """A channel may be deleted while its request waits."""
+    """Refuses a channel that was deleted while its request waited."""
     if channel.is_deleted:
         raise Refusal(404, "CHANNEL_NOT_FOUND")

@@ -1,4 +1,4 @@
-"""How the commit of a publish becomes the answer to a request."""
+"""Turns the commit of a publish into the answer to a request."""
 
 import asyncio
 from typing import Final
@@ -44,7 +44,7 @@ async def settled(commit: Commit) -> None:
 
 
 def answered_by(commit: Commit) -> Response | Pending:
-    """The answer to a publish: at once if its commit is settled, else when it is."""
+    """Returns the answer to a publish: at once if its commit is settled, else when it is."""
     if commit.is_settled:
         return _outcome(commit)
     answer = PublishAnswer()

@@ -1,4 +1,4 @@
-"""/config/<name>: options as the config file names them, read and, two of them, set."""
+"""Answers /config/<name>: options as the config file names them, read and, two of them, set."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ConfigApi:
 
 
 def statsd_prefix(nsqd: Nsqd) -> str:
-    """The prefix as it stands before each key: %s is this nsqd's address, in characters a key may have."""
+    """Returns the prefix as it stands before each key: %s is this nsqd's address, in characters a key may have."""
     options = nsqd.options
     address = join_address(options.broadcast_address, options.broadcast_http_port or nsqd.http_port)
     host_key = address.replace(".", "_").replace(":", "_")

@@ -1,4 +1,4 @@
-"""Staged appends over HTTP: parts, then all of them at once and only once, or none."""
+"""Appends over HTTP in stages: parts, then all of them at once and only once, or none."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class AppendApi:
         return stage
 
     def _measure(self, body: bytearray) -> tuple[int, int]:
-        """How many messages a part has, and their bytes in the log."""
+        """Counts the messages of a part, and their bytes in the log."""
         options = self._nsqd.options
         count = int.from_bytes(body[:COUNT_BYTES], "big", signed=True)
         if len(body) < COUNT_BYTES or not 0 < count <= len(body):
@@ -183,7 +183,7 @@ class AppendApi:
         self._delete(self._staging.drop(topic, stage), size - stage.log_bytes)
 
     def _drop_topic(self, topic: Topic) -> None:
-        """Its files are gone with its directory."""
+        """Forgets the stages of a topic, whose files are gone with its directory."""
         size = self._staging.staged_bytes
         self._staging.drop_topic(topic)
         self._nsqd.logs.disk_bytes -= size - self._staging.staged_bytes

@@ -1,4 +1,6 @@
-"""/log/plan: what ranges of logs hold, and where to split them; one range in the query, or many in a document."""
+"""Answers /log/plan: what ranges of logs hold, and where to split them; one range in the query, or
+many in a document.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 RANGES_MAX = 4096
-"""In one request."""
+"""The most ranges in one request."""
 RANGES_PER_TURN = 64
-"""Planned before others get their turn."""
+"""So many ranges are planned before others get their turn."""
 TOPIC_ID_CHARS_MAX = 64
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
@@ -41,7 +43,9 @@ class LogRange(msgspec.Struct, frozen=True):
     id: str = ""
 
     def found(self, nsqd: Nsqd) -> tuple[Topic, Segments]:
-        """Refuses what cannot be: another incarnation, no files, or a beginning beyond the end of the log."""
+        """Finds the topic and its files; refuses another incarnation, no files, or a beginning beyond the end of the
+        log.
+        """
         topic = nsqd.topics.get(self.topic)
         if topic is None or (self.id and self.id != topic.id):
             lost = nsqd.deleted_topics.count_from(self.topic, self.id, self.low) if self.id else None
@@ -102,7 +106,7 @@ class PlanApi:
         )
 
     async def plan_many(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
-        """Each range has its own answer, a plan or why there is none."""
+        """Answers for many ranges, each by a plan or why there is none."""
         ranges = decoded(request, _PlannedRanges).ranges
         allowed = await self._api.auth.among({wanted.topic for wanted in ranges}, request, READ)
         plans: list[dict[str, Any]] = []
@@ -141,7 +145,7 @@ class PlanApi:
 
 
 def decoded(request: Request, kind: type[T]) -> T:
-    """The document in a request's body."""
+    """Reads the document in a request's body."""
     try:
         return msgspec.json.decode(request.body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -149,13 +153,13 @@ def decoded(request: Request, kind: type[T]) -> T:
 
 
 def require_allowed(topic: str, allowed: Container[str]) -> None:
-    """For one of many topics that a request names; `allowed` is what the auth servers let it read."""
+    """Refuses a topic, one of many that a request names, unless the auth servers let the request read it."""
     if topic not in allowed:
         raise Refusal(403, "UNAUTHORIZED", reason="the auth server does not allow to read from this topic")
 
 
 def refused_part(topic: str, refusal: Refusal) -> dict[str, Any]:
-    """The answer to one of many things asked for."""
+    """Makes the answer to one of many things asked for that is refused."""
     return {"topic": topic, "status": refusal.status, "message": refusal.code, **refusal.fields}
 
 

@@ -1,4 +1,4 @@
-"""Channels as positions: where a new one starts, seeking, and committing what was read by range."""
+"""Treats channels as positions: where a new one starts, seeking, and committing what was read by range."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POSITION_CHARS_MAX = 32
 TIME_PREFIX = "time:"
 NS_PER_MS = 1_000_000
 COMMITS_PER_TURN = 64
-"""Done before others get their turn."""
+"""So many commits are done before others get their turn."""
 
 MOVE = Rule("subscribe", of_channel=True, is_ours=True)
 
@@ -36,7 +36,7 @@ class ChannelPositions:
         self._api = api
 
     async def start_position(self, topic: Topic, text: str, name: str = "start") -> int:
-        """What `oldest`, `newest`, a sequence number or `time:<unix ms>` means now."""
+        """Finds what `oldest`, `newest`, a sequence number or `time:<unix ms>` means now."""
         extents = topic.log.extents
         if text == "oldest":
             return extents.first
@@ -53,7 +53,7 @@ class ChannelPositions:
         return min(max(seq, extents.first), topic.log.head)
 
     async def create(self, topic: Topic, name: str, start: str) -> Response:
-        """POST /channel/create with `start`, which is for a new channel: one that exists stays where it is."""
+        """Answers POST /channel/create with `start`, which is for a new channel: one that exists stays where it is."""
         try:
             position = await self.start_position(topic, start)
             _require_alive(topic)
@@ -75,7 +75,7 @@ class ChannelPositions:
         return _standing(channel)
 
     async def preview(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
-        """What a seek to the same place would do; nothing is changed."""
+        """Tells what a seek to the same place would do; nothing is changed."""
         channel = arguments.channel()
         topic = channel.topic
         target = await self.start_position(topic, arguments.text("to", POSITION_CHARS_MAX), "to")
@@ -92,13 +92,15 @@ class ChannelPositions:
         }
 
     async def commit(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
-        """A reader by range has done with everything below `seq`; its channel is made if it is not there."""
+        """Commits for a reader by range that has done with everything below `seq`; its channel is made if it is not
+        there.
+        """
         start = arguments.text("start", POSITION_CHARS_MAX) if "start" in arguments else "oldest"
         wanted = _Commit(arguments.name("topic"), arguments.number("seq", 0, INT64_MAX), start)
         return await self._commit(_Owner.read(arguments), wanted)
 
     async def commit_many(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
-        """The same for one channel of many topics; each has its own answer."""
+        """Commits to one channel of many topics; each has its own answer."""
         owner = _Owner.read(arguments)
         wanted = decoded(request, _Commits).commits
         allowed = await self._api.auth.among({commit.topic for commit in wanted}, request, MOVE)
@@ -168,7 +170,7 @@ def _removed_to(topic: Topic) -> int:
 
 
 def _require_alive(topic: Topic) -> None:
-    """A topic may be deleted while a position in it is looked up."""
+    """Refuses a topic that was deleted while a position in it was looked up."""
     if topic.is_exiting:
         raise Refusal(404, "TOPIC_NOT_FOUND")
 

@@ -1,4 +1,4 @@
-"""The Log API: topics as what they are, files that can be read by range, and channels as positions in them."""
+"""Answers the Log API: topics are files that can be read by range, and channels are positions in them."""
 
 from __future__ import annotations
 
@@ -45,10 +45,12 @@ if TYPE_CHECKING:
 INFO_WAIT_S_MAX = 60.0
 INFO_WAITERS_MAX = 1024
 INFO_WAITERS_PER_PEER_MAX = 512
-"""One more in all, and the one that waits longest is answered early."""
+"""So many requests of one peer may wait for news; with one more in all, the one that waits longest
+is answered early.
+"""
 READ_PIECE_BYTES = 512 << 10
 READS_MAX = 128
-"""Ranges being streamed at once: each takes a piece and the connection's buffer in memory."""
+"""So many ranges are streamed at once: each takes a piece and the connection's buffer in memory."""
 READS_PER_PEER_MAX = 64
 READ_PATIENCE_S = 1.0
 """A reader that took nothing for so long is cut off when its place is needed."""
@@ -67,7 +69,9 @@ class _Topics(msgspec.Struct):
 
 
 class LogApi:
-    """Reads in threads of its own, so that neither the event loop nor the log's syncs wait for it."""
+    """Answers requests for logs; it reads in threads of its own, so that neither the event loop nor the log's syncs
+    wait.
+    """
 
     def __init__(self, nsqd: Nsqd, auth: HttpAuth) -> None:
         self.nsqd = nsqd
@@ -131,7 +135,9 @@ class LogApi:
     # -- /log/info ---------------------------------------------------------------------------------------
 
     def _info_or_list(self) -> Handler:
-        """The list is for everybody; each sees in it what they may read."""
+        """Chooses between one topic's answer and the list, which is for everybody: each sees in it
+        what they may read.
+        """
         info, listing = self._json(self.info, READ), self._answering(self.list)
 
         def answer(request: Request) -> Answer | Pending | Coroutine[Any, Any, Answer]:
@@ -159,7 +165,7 @@ class LogApi:
         return {"topics": topics, "disk": await self.in_thread(self._disk)}
 
     def _disk(self) -> dict[str, int]:
-        """The disk below the data path, and how much of it is ours."""
+        """Measures the disk below the data path, and how much of it is ours."""
         nsqd = self.nsqd
         room = os.statvfs(nsqd.data.path)
         return {
@@ -195,7 +201,7 @@ class LogApi:
             waiting.cancel()
 
     async def runs(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
-        """Each start of this nsqd, the latest last."""
+        """Lists each start of this nsqd, the latest last."""
         return {"runs": [msgspec.structs.asdict(run) for run in self.nsqd.runs]}
 
     # -- /log/at -----------------------------------------------------------------------------------------
@@ -204,7 +210,7 @@ class LogApi:
         return await self._place(arguments.name("topic"), _time_ns(arguments), _is_end(arguments))
 
     async def at_many(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
-        """The same for many topics; each has its own answer, a place or why there is none."""
+        """Finds positions by time in many topics; each has its own answer, a place or why there is none."""
         time_ns, is_end = _time_ns(arguments), _is_end(arguments)
         topics = decoded(request, _Topics).topics
         allowed = await self.auth.among(topics, request, READ)
@@ -230,7 +236,9 @@ class LogApi:
         return {"topic": name, "id": topic.id, "seq": seq, "first": topic.log.extents.first, "next": topic.log.head}
 
     async def first_at_time(self, topic: Topic, time_ns: int) -> int:
-        """The first message, in the order of the log, published at this time or later; the head if there is none."""
+        """Finds the first message, in the order of the log, published at this time or later; the
+        head if there is none.
+        """
         assert topic.log.segments is not None
         head = topic.log.head
         found: int | None = await self.in_thread(TimeSearch(topic.log.segments, time_ns).find)
@@ -251,7 +259,7 @@ class LogApi:
         return StreamResponse(200, OCTETS, extra_headers(self.nsqd.node.id, 200), pieces)
 
     async def read_many(self, request: Request) -> Answer:
-        """Many ranges, one behind the other; each gives its batches or says why it cannot be read."""
+        """Streams many ranges, one behind the other; each gives its batches or says why it cannot be read."""
         try:
             asked = decoded(request, LogRanges)
             allowed = await self.auth.among({wanted.topic for wanted in asked.ranges}, request, READ)
@@ -296,7 +304,7 @@ class LogApi:
         return reader if bodies else HeadsReader(reader)
 
     async def _pieces(self, reader: Readable, peer: str) -> AsyncIterator[bytes]:
-        """The next piece is read while the last one is being sent."""
+        """Yields the pieces of a range; the next one is read while the last one is being sent."""
         sending = asyncio.current_task()
         assert sending is not None
         place = self._reads.take(peer, sending.cancel)
@@ -336,7 +344,7 @@ async def _until_beyond(topic: Topic, after: int, wait_s: float, ended: asyncio.
 
 
 def _time_ns(arguments: NsqdArguments) -> int:
-    """As `ts`, `ts_ms`, or `age_ms`: so long ago by this nsqd's own clock."""
+    """Reads a time given as `ts`, `ts_ms`, or `age_ms`: so long ago by this nsqd's own clock."""
     if "age_ms" in arguments:
         return max(time.time_ns() - arguments.number("age_ms", 0, INT64_MAX // NS_PER_MS) * NS_PER_MS, 0)
     if "ts_ms" in arguments:
@@ -360,7 +368,7 @@ def _heads(topic: Topic) -> dict[str, Any]:
 
 
 def _owned(channel: Channel) -> dict[str, Any]:
-    """A channel that is read by range: how far its owner is, and how long ago it was heard of."""
+    """Describes a channel that is read by range: how far its owner is, and how long ago it was heard of."""
     return {
         "channel": channel.name,
         "owner": channel.owner,

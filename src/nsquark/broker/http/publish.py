@@ -1,4 +1,4 @@
-"""POST /pub and /mpub: what is published here goes the same way as a PUB or MPUB over TCP."""
+"""Answers POST /pub and /mpub: what is published here goes the same way as a PUB or MPUB over TCP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 COUNT_BYTES: Final = 4
 MESSAGE_BYTES_MIN: Final = 5
-"""A message in a binary /mpub has at least its size and one byte."""
+"""The least bytes of a message in a binary /mpub: its size and one byte."""
 
 MSG_EMPTY: Final = error(400, "MSG_EMPTY")
 MSG_TOO_BIG: Final = error(413, "MSG_TOO_BIG")
@@ -40,7 +40,7 @@ Answered = Response | Pending | Coroutine[Any, Any, Response]
 
 
 class PublishApi:
-    """The requests that publish."""
+    """Answers the requests that publish."""
 
     def __init__(self, nsqd: Nsqd, auth: HttpAuth) -> None:
         self._nsqd = nsqd
@@ -74,7 +74,7 @@ class PublishApi:
             return not_stored(failure)
 
     def pub_lane(self, request: Request, write: Callable[[bytes], object]) -> HttpLane | None:
-        """A lane for more requests like this one, as long as their topic is there; see web/lane.py."""
+        """Makes a lane for more requests like this one, as long as their topic is there; see web/lane.py."""
         around = around_length(request.head)
         topic = self._nsqd.topics.get(request.query.get("topic", "")) if request.query_ok else None
         if topic is None or around is None or "defer" in request.query or not self._auth.is_free(request):
@@ -121,7 +121,7 @@ class PublishApi:
         return answered_by(topic.publish_sized(body, COUNT_BYTES, end, count))
 
     def _topic(self, request: Request) -> Topic:
-        """The topic, made if it is not there, before the rest of the request is looked at, as in NSQ."""
+        """Returns the topic, made if it is not there, before the rest of the request is looked at, as in NSQ."""
         arguments = NsqdArguments(self._nsqd, request)
         topic = self._nsqd.topics.get(arguments.get("topic"))
         return topic if topic is not None else self._nsqd.topic(arguments.name("topic", "INVALID_TOPIC"))

@@ -1,1 +1,1 @@
-"""What nsqd tells of itself: /stats, Prometheus, statsd, latencies, process and memory."""
+"""Tells of nsqd itself: /stats, Prometheus, statsd, latencies, process and memory."""

@@ -1,4 +1,4 @@
-"""How long messages take from publish to FIN: quantiles over a sliding window, in bounded memory.
+"""Measures how long messages take from publish to FIN: quantiles over a sliding window, in bounded memory.
 
 A value is counted in the bucket of its logarithm, so that every quantile is within 1 % of a value that was really
 measured. Sketches are merged by adding their buckets: nothing is lost by looking at several channels at once.
@@ -15,12 +15,12 @@ _GROWTH: Final = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 """The upper end of a bucket over its lower one."""
 _BUCKETS_PER_UNIT_OF_LOG: Final = 1 / log(_GROWTH)
 BUCKETS_MAX: Final = ceil(log(2**63) * _BUCKETS_PER_UNIT_OF_LOG) + 1
-"""A sketch has no more, whatever 64-bit values it is given: 2,185."""
+"""A sketch has no more buckets than these, 2,185, whatever 64-bit values it is given."""
 HALF_WINDOW_S_MIN: Final = 0.001
 
 
 class Sketch:
-    """Counts of whole numbers by bucket: bucket i holds those above _GROWTH ** (i - 1) and up to _GROWTH ** i."""
+    """Counts whole numbers by bucket: bucket i holds those above _GROWTH ** (i - 1) and up to _GROWTH ** i."""
 
     __slots__ = ("_buckets", "count")
 
@@ -29,7 +29,7 @@ class Sketch:
         self._buckets: Counter[int] = Counter()
 
     def __len__(self) -> int:
-        """How many buckets are in use."""
+        """Tells how many buckets are in use."""
         return len(self._buckets)
 
     def add_since(self, times: list[int], now: int) -> None:
@@ -53,7 +53,7 @@ class Sketch:
         self.count += other.count
 
     def quantiles(self, wanted: Iterable[float]) -> list[int]:
-        """For each of these the value that this share of all values does not exceed; 0 if there are none."""
+        """Finds for each of these the value that this share of all values does not exceed; 0 if there are none."""
         ordered = sorted(self._buckets.items())
         return [self._at_rank(ordered, quantile * (self.count - 1)) for quantile in wanted]
 
@@ -67,7 +67,7 @@ class Sketch:
 
 
 class LatencyWindow:
-    """The latencies of one channel, in two halves of the window: the older goes when the newer is full.
+    """Keeps the latencies of one channel, in two halves of the window: the older goes when the newer is full.
 
     `total_count` and `total_ns` are of all since the start.
     """
@@ -80,7 +80,7 @@ class LatencyWindow:
         self._turned_s = now_s
 
     def finished(self, publish_times_ns: list[int], now_ns: int, now_s: float) -> None:
-        """Messages that were published at these times are finished."""
+        """Is told that messages published at these times are finished."""
         self._turn(now_s)
         publish_times_ns.sort()
         self._newer.add_since(publish_times_ns, now_ns)
@@ -89,7 +89,7 @@ class LatencyWindow:
         self.total_count += len(publish_times_ns)
 
     def add_to(self, sketch: Sketch, now_s: float) -> None:
-        """Merges what is in the window now."""
+        """Merges what is in the window now into another sketch."""
         self._turn(now_s)
         sketch.merge(self._newer)
         sketch.merge(self._older)

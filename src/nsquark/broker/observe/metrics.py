@@ -1,4 +1,4 @@
-"""GET /metrics for Prometheus. docs/metrics.md tells what each name means.
+"""Answers GET /metrics for Prometheus. docs/metrics.md tells what each name means.
 
 Nothing here is counted twice: the numbers are read where they arise. The labels are bounded: topics and channels
 beyond ROWS_MAX are summed up in one row, so that a broker of a hundred thousand topics does not swamp its monitoring.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nsquark.broker.topic import Topic
 
 ROWS_MAX: Final = 1_000
-"""Topics shown one by one, and channels; those made first are."""
+"""So many topics are shown one by one, and channels; those made first are."""
 OTHER: Final = "_other"
 """The topic and channel under which the rest is summed up. A topic of this name is counted there too."""
 OTHER_TOPIC: Final = f'topic="{OTHER}"'
@@ -36,13 +36,13 @@ NS_PER_S: Final = 1_000_000_000
 
 T = TypeVar("T")
 Column = tuple[str, str, str, Callable[[T], float]]
-"""Name, kind, help, and where the value is found."""
+"""Name, kind and help of a metric, and where its value is found."""
 
 LATENCY_HELP: Final = "From publish to FIN; quantiles over --e2e-processing-latency-window-time."
 
 
 class Table(Generic[T]):
-    """A family per column; a row per topic or channel, up to ROWS_MAX, and one for all the others."""
+    """Makes a family per column, with a row per topic or channel, up to ROWS_MAX, and one for all the others."""
 
     def __init__(self, prefix: str, columns: list[Column[T]], other_labels: str) -> None:
         self._values = [value for _, _, _, value in columns]
@@ -57,7 +57,7 @@ class Table(Generic[T]):
         return self._rows >= ROWS_MAX
 
     def add(self, thing: T, labels: str | None) -> None:
-        """None: among the others."""
+        """Adds a row; labels of None put it among the others."""
         values = [value(thing) for value in self._values]
         if labels is None:
             self.folded += 1
@@ -77,7 +77,7 @@ class Table(Generic[T]):
 
 
 class Latencies:
-    """A summary per topic or channel."""
+    """Makes a summary per topic or channel."""
 
     def __init__(self, name: str, quantiles: list[float], other_labels: str) -> None:
         self._family = Family(name, "summary", LATENCY_HELP)
@@ -232,7 +232,7 @@ def _broker(nsqd: Nsqd) -> list[Family]:
 
 
 def _process(nsqd: Nsqd, figures: ProcessFigures) -> list[Family]:
-    """Under the names all Prometheus clients use."""
+    """Makes the figures of the process, under the names all Prometheus clients use."""
     return [
         single("process_cpu_seconds_total", "counter", "CPU time used.", figures.cpu_seconds),
         single("process_resident_memory_bytes", "gauge", "Memory in use.", figures.resident_bytes),

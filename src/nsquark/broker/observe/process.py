@@ -1,4 +1,4 @@
-"""What the system says of this process, and its memory under the names NSQ has for Go's."""
+"""Reads what the system says of this process, and its memory under the names NSQ has for Go's."""
 
 import gc
 import os
@@ -15,12 +15,12 @@ import msgspec
 PROC: Final = Path("/proc/self")
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 PAUSES_KEPT_MAX: Final = 256
-"""As many as Go keeps."""
+"""So many pauses are kept, as many as Go keeps."""
 FULL_GENERATION: Final = 2
 
 
 class ProcessFigures(NamedTuple):
-    """What the system does not tell is 0."""
+    """The figures of this process; what the system does not tell is 0."""
 
     cpu_seconds: float
     resident_bytes: int
@@ -31,7 +31,7 @@ class ProcessFigures(NamedTuple):
 
 
 def process_figures() -> ProcessFigures:
-    """For threads: it reads files."""
+    """Reads the figures; for threads, since it reads files."""
     virtual, resident = 0, 0
     try:
         virtual, resident = (int(pages) * PAGE_BYTES for pages in (PROC / "statm").read_text().split()[:2])
@@ -45,7 +45,7 @@ def process_figures() -> ProcessFigures:
 
 
 class MemoryStats(msgspec.Struct):
-    """In the order of /stats; what Python has no equivalent of is 0."""
+    """The figures of memory in the order of /stats; what Python has no equivalent of is 0."""
 
     heap_objects: int
     heap_idle_bytes: int
@@ -59,14 +59,14 @@ class MemoryStats(msgspec.Struct):
 
 
 class CollectorPauses:
-    """How long the last full collections took: only those visit every object and are long enough to notice."""
+    """Measures how long the last full collections took: only those visit every object and are long enough to notice."""
 
     def __init__(self) -> None:
         self.usec: deque[int] = deque(maxlen=PAUSES_KEPT_MAX)
         self._started_ns = 0
 
     def __call__(self, phase: str, info: dict[str, Any]) -> None:
-        """For `gc.callbacks`."""
+        """Is called by the collector, from `gc.callbacks`."""
         if info["generation"] != FULL_GENERATION:
             return
         if phase == "start":
@@ -95,7 +95,7 @@ def memory_stats() -> MemoryStats:
 
 
 def _private_bytes() -> int:
-    """What this process holds in memory for itself; 0 where the system does not say."""
+    """Returns what this process holds in memory for itself; 0 where the system does not say."""
     try:
         _, resident, shared, *_ = (PROC / "statm").read_text().split()
     except OSError:
@@ -104,5 +104,5 @@ def _private_bytes() -> int:
 
 
 def _percentile(values: list[int], percent: int) -> int:
-    """The least value that `percent` of the sorted values do not exceed."""
+    """Finds the least value that `percent` of the sorted values do not exceed."""
     return values[-(-len(values) * percent // 100) - 1] if values else 0

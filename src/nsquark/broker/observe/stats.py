@@ -1,4 +1,4 @@
-"""The numbers of /stats: their names, their order, and which are left out, as in NSQ.
+"""Collects the numbers of /stats: their names, their order, and which are left out, as in NSQ.
 
 A broker may have thousands of channels, so collecting lets others run in between; what is deleted meanwhile is left
 out.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nsquark.broker.topic import Topic
 
 CLIENT_VERSION: Final = "V2"
-"""Of the protocol, not of the client; there is no other."""
+"""The version of the protocol, not of the client; there is no other."""
 
 # None of these is ever part of a cycle, so the collector need not visit the thousands a large broker has (gc=False).
 
@@ -35,11 +35,11 @@ CLIENT_VERSION: Final = "V2"
 class PercentileStats(msgspec.Struct, gc=False):
     quantile: float
     value: int
-    """Nanoseconds."""
+    """The latency in nanoseconds."""
 
 
 class LatencyStats(msgspec.Struct, gc=False):
-    """From publish to FIN; `percentiles` is None where it is not measured."""
+    """The latencies from publish to FIN; `percentiles` is None where it is not measured."""
 
     count: int = 0
     percentiles: list[PercentileStats] | None = None
@@ -121,7 +121,7 @@ class NsqdStats(msgspec.Struct, kw_only=True, gc=False):
 
 
 async def collect_stats(nsqd: Nsqd, *, topic: str = "", channel: str = "", include_clients: bool = True) -> NsqdStats:
-    """All topics, or the one named; with a channel's name, only that channel and the topics that have it."""
+    """Collects all topics, or the one named; with a channel's name, only that channel and the topics that have it."""
     stats = NsqdStats(health=nsqd.health, start_time=nsqd.start_time)
     if topic and topic not in nsqd.topics:
         return stats
@@ -141,7 +141,7 @@ async def collect_stats(nsqd: Nsqd, *, topic: str = "", channel: str = "", inclu
 
 
 async def stats_as_json(stats: NsqdStats) -> bytes:
-    """Topic by topic, since the whole takes a while for a broker of many."""
+    """Writes the numbers topic by topic, since the whole takes a while for a broker of many."""
     pace = TurnPace()
     written: list[msgspec.Raw] = []
     for topic in stats.topics or ():
@@ -204,7 +204,7 @@ def _channel_stats(channel: Channel, clients: list[ClientStats] | None) -> Chann
 
 
 def latency_of(nsqd: Nsqd, channels: Iterable[Channel]) -> LatencyStats:
-    """Of all these channels together."""
+    """Merges the latencies of all these channels."""
     wanted = nsqd.options.e2e_processing_latency_percentile
     windows = [channel.latency for channel in channels if channel.latency is not None] if wanted else []
     if not windows:

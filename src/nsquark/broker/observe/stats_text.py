@@ -1,4 +1,4 @@
-"""/stats for people: the text form, to the letter of NSQ's since scripts read it too."""
+"""Writes /stats for people: the text form, to the letter of NSQ's since scripts read it too."""
 
 import time
 from collections.abc import Iterator
@@ -87,6 +87,6 @@ def _scaled(ns: int) -> str:
 
 
 def _local_time(unix_s: int) -> str:
-    """RFC 3339, where UTC is a Z."""
+    """Writes a time as RFC 3339 does, where UTC is a Z."""
     shown = datetime.fromtimestamp(unix_s).astimezone().isoformat(timespec="seconds")
     return shown.replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""The push to a statsd: keys, order and packing as NSQ's, so that existing dashboards go on.
+"""Pushes to a statsd: keys, order and packing are NSQ's, so that existing dashboards go on.
 
 Each push opens its own socket, since the address behind a name may change, and keeps it until the next one: what the
 network says of a datagram comes back later.
@@ -37,7 +37,7 @@ class StatsdSocket(asyncio.DatagramProtocol):
 
 
 class StatsdPusher:
-    """Counters are told as what they rose since the last push; `_last` has what they were then."""
+    """Pushes the figures. Counters are told as what they rose since the last push; `_last` has what they were then."""
 
     def __init__(self, nsqd: Nsqd) -> None:
         options = nsqd.options
@@ -50,7 +50,7 @@ class StatsdPusher:
         self._has_failed = False
 
     async def run(self) -> None:
-        """Until cancelled. A push that takes longer than the interval delays the next one."""
+        """Pushes until cancelled. A push that takes longer than the interval delays the next one."""
         loop = asyncio.get_running_loop()
         due_s = loop.time()
         try:
@@ -78,7 +78,7 @@ class StatsdPusher:
             await asyncio.sleep(pause_s)
 
     def failed(self, error: Exception) -> None:
-        """Logged once, and again only after a push that went well."""
+        """Logs a failure once, and again only after a push that went well."""
         self._has_failed = True
         if str(error) != self._reported:
             self._reported = str(error)
@@ -149,7 +149,9 @@ class StatsdPusher:
         yield self._counter("mem.gc_runs", memory.gc_total_runs)
 
     def _counter(self, key: str, value: int) -> str:
-        """What is less than last time began anew: its topic was deleted and made again."""
+        """Tells what a counter rose by; one that is less than last time began anew: its topic was deleted and made
+        again.
+        """
         self._seen[key] = value
         last = self._last.get(key, 0)
         return f"{key}:{value - last if value >= last else value}|c"
@@ -165,7 +167,7 @@ def _latency(key: str, latency: LatencyStats) -> Iterator[str]:
 
 
 def pack(lines: Iterable[bytes], packet_bytes_max: int) -> list[bytes]:
-    """Whole lines together in as few packets as keep to the size; a line longer than that goes alone."""
+    """Puts whole lines together in as few packets as keep to the size; a line longer than that goes alone."""
     packets: list[bytes] = []
     packet = b""
     for line in lines:

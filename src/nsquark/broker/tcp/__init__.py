@@ -1,1 +1,1 @@
-"""The TCP protocol: sessions and their commands, each found by its word."""
+"""Speaks the TCP protocol: sessions and their commands, each found by its word."""

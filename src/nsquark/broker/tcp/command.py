@@ -1,4 +1,4 @@
-"""One command as a client sent it: the words of its line, and how the body behind the line is read."""
+"""Reads one command as a client sent it: the words of its line, and the body behind the line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Command:
 
     @property
     def word(self) -> str:
-        """The command's name, which is the first word of its line."""
+        """Returns the command's name, which is the first word of its line."""
         return text_of(self.params[0])
 
     def require_params(self, count: int) -> None:
@@ -44,7 +44,9 @@ class Command:
             raise FatalClientError("E_INVALID", f"{self.word} insufficient number of parameters")
 
     def topic_name(self, known: Container[str], said: str = "") -> str:
-        """The topic that the second word names; `said` is what an error begins with, instead of the command's name."""
+        """Returns the topic that the second word names; `said` is what an error begins with, instead of the command's
+        name.
+        """
         raw = self.params[1]
         name = text_of(raw)
         if name not in known and not is_valid_name(name):
@@ -52,21 +54,23 @@ class Command:
         return name
 
     def number(self, index: int, what: str) -> int:
-        """The word at `index` as a number; `what` names it where it is none."""
+        """Reads the word at `index` as a number; `what` names it where it is none."""
         number = decimal_of(self.params[index])
         if number is None:
             raise FatalClientError("E_INVALID", f"{self.word} could not parse {what} {text_of(self.params[index])}")
         return number
 
     def i32(self, pos: int, code: str, what: str) -> int | None:
-        """The signed number at `pos`; None if it has not arrived."""
+        """Reads the signed number at `pos`; None if it has not arrived."""
         if pos + SIZE_BYTES > self.end:
             self.missing(code, what)
             return None
         return int.from_bytes(self.data[pos : pos + SIZE_BYTES], "big", signed=True)
 
     def body(self, limit: int) -> bytes | None:
-        """The body of a command that is not a publish, of at most `limit` bytes; None if it has not all arrived."""
+        """Reads the body of a command that is not a publish, of at most `limit` bytes; None if it
+        has not all arrived.
+        """
         size = self.i32(self.pos, "E_BAD_BODY", "body size")
         if size is None:
             return None
@@ -82,7 +86,7 @@ class Command:
         return bytes(memoryview(self.data)[start : self.next])
 
     def message(self, limit: int) -> int | None:
-        """The size of the message of a PUB or DPUB, at most `limit`; None if it has not all arrived.
+        """Reads the size of the message of a PUB or DPUB, at most `limit`; None if it has not all arrived.
 
         Its bytes are those before `next`.
         """
@@ -107,17 +111,17 @@ class Command:
 
 
 def failed(word: str, error: Exception) -> FatalClientError:
-    """How a command is refused that nsqd understood and could not carry out."""
+    """Refuses a command that nsqd understood and could not carry out."""
     return FatalClientError(f"E_{word}_FAILED", f"{word} failed {error}")
 
 
 def text_of(raw: bytes) -> str:
-    """A client's bytes as text; any bytes are, and come back the same."""
+    """Reads a client's bytes as text; any bytes are, and come back the same."""
     return raw.decode("utf-8", "surrogateescape")
 
 
 def decimal_of(raw: bytes) -> int | None:
-    """Decimal digits, as NSQ reads them: none is 0, and more than 64 bits wrap around into a signed number."""
+    """Reads decimal digits as NSQ does: none is 0, and more than 64 bits wrap around into a signed number."""
     if not raw:
         return 0
     if not raw.isdigit():

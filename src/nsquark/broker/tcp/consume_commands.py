@@ -1,4 +1,6 @@
-"""SUB and what follows it. FIN, REQ, TOUCH and RDY mostly do not come here: the kernel does what is well-formed."""
+"""Carries out SUB and what follows it. FIN, REQ, TOUCH and RDY mostly do not come here: the kernel does what is
+well-formed.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ def NOP(session: Session, command: Command) -> bool:
 
 
 def _message_of(session: Session, command: Command, params: int) -> tuple[Ledger, Share, int]:
-    """What FIN, REQ and TOUCH are about: the ledger, the consumer that asks, and the message's sequence number."""
+    """Finds what FIN, REQ and TOUCH are about: the ledger, the consumer that asks, and the
+    message's sequence number.
+    """
     if session.state not in (STATE_SUBSCRIBED, STATE_CLOSING):
         raise FatalClientError("E_INVALID", f"cannot {command.word} in current state")
     if len(command.params) < params:

@@ -1,4 +1,4 @@
-"""IDENTIFY and AUTH: what a client says of itself and asks for, checked as NSQ does."""
+"""Carries out IDENTIFY and AUTH: what a client says of itself and asks for is checked as NSQ does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAMPLE_RATE_MAX = 99
 DEFLATE_LEVEL_DEFAULT = 6
 INT64_END = 1 << 63
 IDENTITY_CHARS_MAX = 1_024
-"""Of a string that a client says of itself; more is cut off."""
+"""The longest string that a client says of itself; more is cut off."""
 SHORT_BYTES_MAX = 16 << 10
 """Longer bodies are read in a thread, and no objects are made of what is not asked for."""
 LOGGED_BYTES_MAX = 4_096
@@ -52,12 +52,12 @@ _ZEROS: dict[str, Any] = {
     **dict.fromkeys(_INTEGERS, 0),
 }
 _Values = msgspec.defstruct("_Values", [(name, msgspec.Raw, msgspec.Raw(b"null")) for name in _ZEROS])
-"""The known fields, undecoded."""
+"""The values of the known fields, undecoded."""
 
 
 @dataclass(slots=True)
 class ClientSettings:
-    """What holds for one connection; the values an nsqd uses for a client that does not IDENTIFY."""
+    """The settings of one connection; the values an nsqd uses for a client that does not IDENTIFY."""
 
     client_id: str
     hostname: str
@@ -112,7 +112,7 @@ def AUTH(session: Session, command: Command) -> bool:
 
 
 def _fields_of(session: Session, body: bytes) -> dict[str, Any] | None:
-    """What a body says; None while a thread reads a long one, after which IDENTIFY is looked at again."""
+    """Reads what a body says; None while a thread reads a long one, after which IDENTIFY is looked at again."""
     reading, session.reading_fields = session.reading_fields, None
     if reading is not None:
         return reading.result()
@@ -156,7 +156,7 @@ def identify(fields: dict[str, Any], settings: ClientSettings, options: NsqdOpti
 
 
 def _answer(settings: ClientSettings, options: NsqdOptions, show_limits: bool) -> bytes:
-    """NSQ's fields in NSQ's order; ours only for a client that asks."""
+    """Writes the answer: NSQ's fields in NSQ's order; ours only for a client that asks."""
     answer: dict[str, Any] = {
         "max_rdy_count": options.max_rdy_count,
         "version": NSQ_VERSION,
@@ -184,7 +184,7 @@ def _answer(settings: ClientSettings, options: NsqdOptions, show_limits: bool) -
 
 
 def read_fields(body: bytes) -> dict[str, Any]:
-    """Known fields of an IDENTIFY body by their lower-case names, with zeros for what is absent."""
+    """Reads the known fields of an IDENTIFY body by their lower-case names, with zeros for what is absent."""
     text = body.decode("utf-8", "replace")
     try:
         document = msgspec.json.decode(text) if len(text) <= SHORT_BYTES_MAX else _known_values(text)
@@ -205,13 +205,13 @@ def read_fields(body: bytes) -> dict[str, Any]:
 
 
 def _known_values(text: str) -> dict[str, Any]:
-    """The same of a long body, where only names in lower case count."""
+    """Reads the known fields of a long body, where only names in lower case count."""
     values = msgspec.json.decode(text, type=_Values)
     return {name: _scalar(memoryview(getattr(values, name))) for name in _ZEROS}
 
 
 def _scalar(value: memoryview) -> Any:
-    """A list or an object is wrong whatever is in it, so an empty list stands for all of them."""
+    """Reads a value; an empty list stands for every list or object, which is wrong whatever is in it."""
     return [] if value[0] in b"[{" else msgspec.json.decode(value)
 
 
@@ -229,7 +229,9 @@ def _set_heartbeat(settings: ClientSettings, asked_ms: int, max_ms: int) -> None
 
 
 def _set_output_buffer(settings: ClientSettings, timeout_ms: int, size: int, options: NsqdOptions) -> None:
-    """Both are upper bounds here: output is sent at the end of every turn of the event loop anyway."""
+    """Sets size and time of the output buffer. Both are upper bounds here: output is sent at the end of every turn
+    anyway.
+    """
     if timeout_ms == -1:
         settings.output_buffer_timeout_ms = 0
     elif options.min_output_buffer_timeout.ms <= timeout_ms <= options.max_output_buffer_timeout.ms:

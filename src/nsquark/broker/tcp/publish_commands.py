@@ -1,4 +1,4 @@
-"""The commands that publish: into the topic's log at once, answered when the commit is settled.
+"""Carries out the commands that publish: into the topic's log at once, answered when the commit is settled.
 
 PUB and MPUB mostly do not come here: the kernel takes those to the topic that a client published to last.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class MpubProgress:
-    """How far a session came with an MPUB that arrives in pieces, or is too long for one turn.
+    """Knows how far a session came with an MPUB that arrives in pieces, or is too long for one turn.
 
     * `measured_messages` and `measured_bytes` tell how much of it was looked at before the rest came.
     * `left` messages that have arrived are still to be published, to `topic`.
@@ -81,7 +81,9 @@ def MPUB(session: Session, command: Command) -> bool:
 
 
 def publish_more(session: Session, data: bytearray, pos: int, end: int) -> int:
-    """Publishes the next messages of a long MPUB, all of which are here; where the rest or the next command starts."""
+    """Publishes the next messages of a long MPUB, all of which are here; returns where the rest or the next command
+    starts.
+    """
     mpub = session.mpub
     count = min(mpub.left, MPUB_TURN_MESSAGES_MAX)
     after = measure_mpub(data, pos, end, count, session.nsqd.options.max_msg_size)[0]
@@ -92,7 +94,7 @@ def publish_more(session: Session, data: bytearray, pos: int, end: int) -> int:
 
 
 def _count(session: Session, command: Command) -> int | None:
-    """How many messages an MPUB says it has, whose size is checked too; None if that has not arrived."""
+    """Reads how many messages an MPUB says it has, whose size is checked too; None if that has not arrived."""
     limit = session.nsqd.options.max_body_size
     size = command.i32(command.pos, "E_BAD_BODY", "body size")
     if size is None:

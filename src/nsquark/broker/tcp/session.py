@@ -1,4 +1,4 @@
-"""One TCP client: what it sends is cut into commands here, and what it is owed leaves in order.
+"""Serves one TCP client: what it sends is cut into commands here, and what it is owed leaves in order.
 
 Each command is a function of the same name, in publish_commands.py, consume_commands.py and identify.py.
 """
@@ -46,7 +46,9 @@ NOP_LINE = b"NOP\n"
 
 
 class FrameReplies(ReplyQueue):
-    """The replies to one TCP client, as frames; the session says what they are written to, and that may change."""
+    """Writes the replies to one TCP client as frames; the session says what they are written to,
+    and that may change.
+    """
 
     def __init__(self, close: Callable[[], None]) -> None:
         super().__init__(OK, None, close)
@@ -56,7 +58,9 @@ class FrameReplies(ReplyQueue):
 
 
 class Session(Connection, asyncio.BufferedProtocol):
-    """Commands come in as bytes of `_data`; what is not a whole command yet is held until the rest arrives."""
+    """Serves a client. Commands come in as bytes of `_data`; what is not a whole command yet is held until the rest
+    arrives.
+    """
 
     def __init__(self, nsqd: Nsqd) -> None:
         self.share(nsqd.read_buffer, nsqd.read_view)
@@ -65,7 +69,7 @@ class Session(Connection, asyncio.BufferedProtocol):
         self.remote_ip = ""
         self.tls: TlsState | None = None
         self.guard: Guard | None = None
-        """What AUTH allows; None if all is allowed."""
+        """The permissions that AUTH gave; None if all is allowed."""
         self.settings: ClientSettings
         self.state = STATE_INIT
         self.channel: Channel | None = None
@@ -76,12 +80,12 @@ class Session(Connection, asyncio.BufferedProtocol):
         self.waits = Waits(nsqd.loop, self._go_on)
         self.mpub = MpubProgress()
         self.reading_fields: asyncio.Future[dict[str, Any]] | None = None
-        """While a thread reads what a long IDENTIFY says."""
+        """The work of a thread that reads what a long IDENTIFY says."""
         self._commands: Mapping[bytes, Callable[[Session, Command], bool]] | BeforeTls = COMMANDS
         self._got_magic = False
         self._identified = False
         self._interval_ms = 0
-        """Between heartbeats; 0 while there are none."""
+        """The time between heartbeats; 0 while there are none."""
         self._silent_ms = 0
         self._heartbeat: asyncio.TimerHandle | None = None
         self._reader_watch: asyncio.TimerHandle | None = None
@@ -106,7 +110,7 @@ class Session(Connection, asyncio.BufferedProtocol):
         self.nsqd.logger.info(f"TCP: new client({self.remote_address})")
 
     def use(self, transport: asyncio.Transport) -> None:
-        """The client is reached by this transport from now on."""
+        """Reaches the client by this transport from now on."""
         self.transport = self.waits.transport = transport
         self.replies.write = transport.write
 
@@ -150,7 +154,7 @@ class Session(Connection, asyncio.BufferedProtocol):
         self.nsqd.loop.call_later(CLOSE_TIMEOUT_S, self.transport.abort)
 
     def shut_down(self) -> None:
-        """nsqd stops: what is answered goes out, then the connection ends."""
+        """Ends the connection with nsqd: what is answered goes out before."""
         if not self._is_closed:
             self.replies.flush()
             self._close()
@@ -167,7 +171,7 @@ class Session(Connection, asyncio.BufferedProtocol):
     # -- receiving ---------------------------------------------------------------------------------------
 
     def received(self, pos: int, end: int) -> None:
-        """Handles what the kernel left at `_data[pos:end]`: anything but a publish to the topic of the last one."""
+        """Handles what the kernel left at `_data[pos:end]`: any command but a PUB or MPUB to the last topic."""
         if not self._got_magic:
             if end < len(MAGIC_V2):
                 self._hold(0, end)
@@ -209,7 +213,7 @@ class Session(Connection, asyncio.BufferedProtocol):
         self._held_bytes = left
 
     def _go_on(self) -> None:
-        """The session has waited for all it had to: it looks at what is held again, and then reads more."""
+        """Looks at what is held again, and then reads more: the session has waited for all it had to."""
         if self._is_closed:
             return
         self._was_heard = True
@@ -222,7 +226,7 @@ class Session(Connection, asyncio.BufferedProtocol):
             self.waits.resume_reading()
 
     def give_way(self) -> None:
-        """The session goes on when the others had their turn."""
+        """Lets the session go on when the others had their turn."""
         self.waits.give_way()
 
     def not_published(self, error: OSError) -> None:
@@ -230,7 +234,9 @@ class Session(Connection, asyncio.BufferedProtocol):
         self.fail(failed("MPUB", error))
 
     def _run(self, pos: int, end: int, *, at_eof: bool = False) -> int:
-        """Carries out the commands in `_data[pos:end]`; where the first starts that is incomplete or has to wait."""
+        """Carries out the commands in `_data[pos:end]`; returns where the first starts that is incomplete or has to
+        wait.
+        """
         until_ns, waits = 0, self.waits
         while pos < end and not self._is_closed and not waits.reasons:
             if not self.mpub.left:
@@ -256,7 +262,7 @@ class Session(Connection, asyncio.BufferedProtocol):
         return pos
 
     def _take_quickly(self, pos: int, end: int) -> int:
-        """Lets the kernel do what it does by itself; where the first other thing starts."""
+        """Lets the kernel do what it does by itself; returns where the first other thing starts."""
         if self.consumer is not None and self.channel is not None:
             pos = acknowledge(self.channel.ledger, self.consumer, self._data, pos, end, now_ms())
             if pos == end:
@@ -268,7 +274,9 @@ class Session(Connection, asyncio.BufferedProtocol):
         return pos
 
     def _next(self, pos: int, end: int, at_eof: bool) -> int:
-        """Carries out one command, or a part of a long one; where the next starts, which is here if it has to wait."""
+        """Carries out one command, or a part of a long one; returns where the next starts, which is here if it has to
+        wait.
+        """
         if self.mpub.left:
             try:
                 return publish_more(self, self._data, pos, end)
@@ -305,22 +313,22 @@ class Session(Connection, asyncio.BufferedProtocol):
     # -- what commands do --------------------------------------------------------------------------------
 
     def is_allowed(self, word: str, topic: str, channel: str = "") -> bool:
-        """Whether AUTH allows the command; False while that is not known, and what is not allowed is raised."""
+        """Tells whether AUTH allows the command; False while that is not known, and what is not allowed is raised."""
         return self.guard is None or self.guard.allows(word, topic, channel)
 
     def identified(self) -> None:
-        """The client has said what it asks for."""
+        """Is told that the client has said what it asks for."""
         if not self._identified or not self._interval_ms:  # as in NSQ the first interval stays
             self._identified = True
             self._schedule_heartbeat()
 
     def secured(self, tls: TlsState) -> None:
-        """The connection uses TLS from now on."""
+        """Is told that the connection uses TLS from now on."""
         self.tls = tls
         self._commands = COMMANDS
 
     def subscribe(self, channel: Channel) -> None:
-        """The client consumes from this channel from now on."""
+        """Lets the client consume from this channel from now on."""
         self.consumer = channel.ledger.join(self.nsqd.options.max_rdy_count, self.settings.msg_timeout_ms)
         self.sample_rate = self.settings.sample_rate
         self.channel = channel
@@ -332,7 +340,7 @@ class Session(Connection, asyncio.BufferedProtocol):
         self.replies.send(OK)
 
     def promise(self, topic: Topic, commit: Commit, word: str, messages: int = 1, replies: int = 1) -> None:
-        """The client is answered when the commit is settled; what it publishes to this topic next is the kernel's."""
+        """Answers the client when the commit is settled; what it publishes to this topic next is the kernel's."""
         if topic.name in self.published:
             self.published[topic.name] += messages
         else:
@@ -356,13 +364,13 @@ class Session(Connection, asyncio.BufferedProtocol):
             )
 
     def _congested(self) -> None:
-        """A commit is waited for, and no more is read until it is settled."""
+        """Waits for a commit; no more is read until it is settled."""
         if not self.waits.reasons & FOR_COMMIT:
             self.replies.after = self._settled
             self.waits.begin(FOR_COMMIT)
 
     def _settled(self) -> None:
-        """A commit was answered: what waited for that goes on."""
+        """Is told that a commit was answered: what waited for that goes on."""
         self.waits.end(FOR_COMMIT)
         if self._awaits_ok and self.channel is not None and not self.replies.are_owed:
             self._awaits_ok = False
@@ -373,7 +381,7 @@ class Session(Connection, asyncio.BufferedProtocol):
     # -- sending -----------------------------------------------------------------------------------------
 
     def draws(self) -> bool:
-        """Whether a sampled client gets a message: as in NSQ, a draw from 0 to 99 not above the rate."""
+        """Tells whether a sampled client gets a message: as in NSQ, a draw from 0 to 99 not above the rate."""
         return random.randrange(100) <= self.sample_rate
 
     # -- heartbeats --------------------------------------------------------------------------------------
@@ -400,7 +408,9 @@ class Session(Connection, asyncio.BufferedProtocol):
 
     @property
     def _reader_patience_ms(self) -> int:
-        """How long a client may leave unread what waits for it: one heartbeat interval, or the longest there is."""
+        """Tells how long a client may leave unread what waits for it: one heartbeat interval, or
+        the longest there is.
+        """
         return self._interval_ms or self.nsqd.options.max_heartbeat_interval.ms
 
     def _watch_reader(self, delay_ms: int) -> None:
@@ -423,7 +433,7 @@ COMMANDS: dict[bytes, Callable[[Session, Command], bool]] = {
     function.__name__.encode(): function
     for function in (IDENTIFY, AUTH, SUB, PUB, MPUB, DPUB, RDY, FIN, REQ, TOUCH, CLS, NOP)
 }
-"""Each command of the protocol is a function of the same name."""
+"""The commands of the protocol; each is a function of the same name."""
 
 
 class BeforeTls:

@@ -1,4 +1,4 @@
-"""TLS as the options ask for it: contexts, what is shown of a connection, and the refusal of plain HTTP."""
+"""Sets TLS up as the options ask for it: contexts, what is shown of a connection, and the refusal of plain HTTP."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _CIPHER_SUITES: Final = {
     0xC02B: "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
     0xC02F: "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
 }
-"""Those NSQ has a name for; it shows all others by number."""
+"""The cipher suites NSQ has a name for; it shows all others by number."""
 
 
 def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
-    """For clients and HTTPS; None without a certificate."""
+    """Makes the context for clients and HTTPS; None without a certificate."""
     if not options.tls_cert:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -57,7 +57,7 @@ def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
 
 
 def tls_warnings(options: NsqdOptions) -> Iterator[str]:
-    """What an operator should know of the TLS settings, once they proved usable."""
+    """Yields what an operator should know of the TLS settings, once they proved usable."""
     if asks_for_certificates(options) and options.tls_client_auth_policy != "require-verify":
         yield "--tls-client-auth-policy=require checks certificates as require-verify does"
     if options.tls_cert and options.tls_key and os.stat(options.tls_key).st_mode & stat.S_IROTH:
@@ -69,7 +69,7 @@ def asks_for_certificates(options: NsqdOptions) -> bool:
 
 
 def client_context(options: NsqdOptions) -> ssl.SSLContext:
-    """For auth servers at an https address."""
+    """Makes the context for auth servers at an https address."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         _trust(context, options.tls_root_ca_file, ssl.Purpose.SERVER_AUTH)
@@ -87,7 +87,9 @@ def _trust(context: ssl.SSLContext, root_ca_file: str, purpose: ssl.Purpose) -> 
 
 
 def _set_versions(context: ssl.SSLContext, options: NsqdOptions) -> None:
-    """At the level the old versions need, weak signatures pass for certificates too: not where those are checked."""
+    """Sets the versions. At the level the old ones need, weak signatures pass for certificates too: not where those are
+    checked.
+    """
     least = options.tls_min_version
     if least < TlsVersion.TLS1_2 and context.verify_mode is ssl.CERT_NONE:
         context.set_ciphers(_OLD_VERSION_CIPHERS)
@@ -125,7 +127,7 @@ def _cipher_suite(connection: ssl.SSLObject) -> str:
 
 
 class TlsRequiredRouter(Router):
-    """Of a plain HTTP port that is not to be used: every request is told where HTTPS is."""
+    """Answers on a plain HTTP port that is not to be used: every request is told where HTTPS is."""
 
     def __init__(self, nsqd: Nsqd) -> None:
         super().__init__()

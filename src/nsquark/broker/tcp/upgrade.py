@@ -1,4 +1,4 @@
-"""What IDENTIFY may put between a session and its socket: TLS, then snappy or deflate, each announced by an OK.
+"""Puts between a session and its socket what IDENTIFY asked for: TLS, then snappy or deflate, each announced by an OK.
 
 Event loops have `start_tls` for this, but a failed handshake then ends the connection without a word, where NSQ sends
 an error frame in clear; and compression would need the same place again.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 SOCKET_READ_BYTES: Final = 128 << 10
 PLAIN_BYTES_MAX: Final = 64 << 10
-"""Decoded at a time: little input may become much."""
+"""So much is decoded at a time: little input may become much."""
 GATHER_BYTES_MAX: Final = 64 << 10
 """What is written within a turn is encoded together, up to this."""
 TLS_RECORD_BYTES_MAX: Final = 16 << 10
@@ -50,7 +50,7 @@ def is_wanted(session: Session) -> bool:
 
 
 class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
-    """The socket's protocol and the session's transport; the session itself works as on a plain connection.
+    """Is the socket's protocol and the session's transport; the session itself works as on a plain connection.
 
     * Encoded bytes are read from the socket only while none are left from before, so a connection holds at most
       SOCKET_READ_BYTES of them and one unfinished record or chunk, however much they would become.
@@ -66,7 +66,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
         self._socket = session.transport
         self._tls: ssl.SSLObject | None = None
         self._encrypted = memoryview(b"")
-        """Received, and not yet given to TLS."""
+        """The bytes that were received, and not yet given to TLS."""
         self._tls_in = ssl.MemoryBIO()
         self._tls_out = ssl.MemoryBIO()
         self._encoder: Encoder | None = None
@@ -86,7 +86,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
         self._is_flush_due = False
 
     def begin(self) -> None:
-        """IDENTIFY's answer is written: what comes now is TLS or compressed."""
+        """Begins when IDENTIFY's answer is written: what comes now is TLS or compressed."""
         if isinstance(self._socket, Upgrade):
             self._fail(FatalClientError("E_IDENTIFY_FAILED", "IDENTIFY failed the connection is upgraded already"))
             return
@@ -124,7 +124,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
             self._pump()
 
     def _refuse(self, reason: str) -> None:
-        """The connection is plain once more, for the error."""
+        """Sends an error; the connection is plain once more for it."""
         self._stop_timer()
         self._socket.set_protocol(self._session)
         self._session.use(self._socket)
@@ -212,7 +212,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
         self._set_socket_reading()
 
     def _decode_into(self, view: memoryview, until_ns: int) -> int:
-        """Plain bytes into `view`; 0 if more has to come first, or the time is over."""
+        """Decodes plain bytes into `view`; 0 if more has to come first, or the time is over."""
         if self._decoder is None:
             return self._decrypt_into(view, until_ns)
         plain = self._decoder.read(len(view))
@@ -226,7 +226,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
         return len(plain)
 
     def _feed_decoder(self, until_ns: int) -> bool:
-        """What TLS has for it, if the connection uses that too; False if that is nothing."""
+        """Gives the decoder what TLS has for it, if the connection uses that too; False if that is nothing."""
         if self._tls is None:
             return False
         assert self._decoder is not None

@@ -1,4 +1,4 @@
-"""What a session waits for, and that it reads nothing meanwhile."""
+"""Knows what a session waits for, and lets it read nothing meanwhile."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 
 FOR_TURN, FOR_COMMIT, FOR_AUTH, FOR_READER, FOR_THREAD = 1, 2, 4, 8, 16
-"""The reasons: the others' turn, the disk, an auth server, its client to read, work in a thread."""
+"""The reasons to wait: the others' turn, the disk, an auth server, its client to read, work in a thread."""
 
 
 class Waits:
-    """The reasons for which a session waits at the moment, as bits of `reasons`.
+    """Knows the reasons for which a session waits at the moment, as bits of `reasons`.
 
     While there is any, its transport does not read and the session carries out nothing of what was read. When the last
     one has ended, the session goes on in the next turn of the event loop, by a call of `go_on`.
@@ -23,20 +23,20 @@ class Waits:
         self._go_on = go_on
 
     def begin(self, reason: int) -> None:
-        """The session waits for one more thing."""
+        """Waits for one more thing."""
         if not self.reasons and not self.transport.is_closing():
             self.transport.pause_reading()
         self.reasons |= reason
 
     def end(self, reason: int) -> None:
-        """What was waited for has come; nothing happens if it was not waited for."""
+        """Is told that what was waited for has come; nothing happens if it was not waited for."""
         if self.reasons & reason:
             self.reasons &= ~reason
             if not self.reasons:
                 self.give_way()
 
     def give_way(self) -> None:
-        """The session waits until the others had their turn."""
+        """Waits until the others had their turn."""
         if not self.reasons & FOR_TURN:
             self.begin(FOR_TURN)
             self._loop.call_soon(self._turn_came)

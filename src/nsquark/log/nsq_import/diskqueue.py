@@ -1,4 +1,4 @@
-"""The disk queues of NSQ's nsqd: reading what it left, and writing what it is to find.
+"""Reads the disk queues that NSQ's nsqd left, and writes those that it is to find.
 
 A queue named `base` is `base.diskqueue.meta.dat`, three lines of text:
 
@@ -32,12 +32,12 @@ _FILE_NAME = re.compile(r"(?P<base>.+)\.diskqueue\.(?P<kind>\d{6,}|meta)\.dat(?P
 _META = re.compile(rb"(-?\d+)\n(\d+),(\d+)\n(\d+),(\d+)\n?")
 _RECORD = struct.Struct(">iqH16s")
 _ID_AND_BEFORE_BYTES = _RECORD.size - 4
-"""What a record's size counts besides the body."""
+"""The bytes that a record's size counts besides the body."""
 _LOOKS_LIKE_A_RECORD = re.compile(rb"(?=[\x00-\x7f].{3}[\x0d-\x39].{7}.{2}[0-9a-f]{16})", re.DOTALL)
-"""For finding a record behind damage: a size, a time between 1999 and 2100, attempts, an id."""
+"""Finds a record behind damage: a size, a time between 1999 and 2100, attempts, an id."""
 
 Record = tuple[int, int, int, int]
-"""Position and size of the body in the piece, timestamp in ns, attempts."""
+"""Position and size of the body in the piece, timestamp in ns, attempts of a message."""
 
 
 class Piece(NamedTuple):
@@ -50,7 +50,7 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True)
 class DiskQueue:
-    """One queue: the files found, and after `pieces` was read to its end, what was wrong with them."""
+    """A queue: the files found, and after `pieces` was read to its end, what was wrong with them."""
 
     base: str
     data_files: dict[int, Path] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class DiskQueue:
         return sum(sizes.values())
 
     def pieces(self) -> Iterator[Piece]:
-        """All unread records in order; what lies between them and is none is told in `problems`."""
+        """Yields all unread records in order; what lies between them and is none is told in `problems`."""
         found = 0
         for number, path in self._unread():
             for piece in self._read(path, self.read_position if number == self.read_file else 0):
@@ -139,7 +139,7 @@ class DiskQueueWriter:
         self.message_bytes_max = max(self.message_bytes_max, len(body))
 
     def finish(self) -> None:
-        """Everything is on disk when this returns, but for the names in the directory."""
+        """Writes the rest; everything is on disk when this returns, but for the names in the directory."""
         if self._file is None:
             return
         self._next_file().close()
@@ -168,7 +168,7 @@ def _sync(file: BinaryIO) -> None:
 
 
 def find_queues(directory: Path) -> dict[str, DiskQueue]:
-    """All queues of which any file lies in the directory, by name."""
+    """Finds all queues of which any file lies in the directory, by name."""
     queues: dict[str, DiskQueue] = {}
     for path in sorted(directory.iterdir()):
         match = _FILE_NAME.fullmatch(path.name)
@@ -187,7 +187,8 @@ def find_queues(directory: Path) -> dict[str, DiskQueue]:
 
 
 def _parse(data: bytearray, left: int) -> tuple[list[Record], int, int]:
-    """The whole records at the start of `data`, of which `left` bytes are left in the file, and where they end.
+    """Reads the whole records at the start of `data`, of which `left` bytes are left in the file, and tells where they
+    end.
 
     Third, how many bytes the next record needs; 0 if that is not known, -1 if there is none.
     """
@@ -207,7 +208,7 @@ def _parse(data: bytearray, left: int) -> tuple[list[Record], int, int]:
 
 
 def _find_record(fd: int, offset: int, end: int) -> int:
-    """Where the next record starts; the file's end if there is none."""
+    """Finds where the next record starts; the file's end if there is none."""
     while offset + _RECORD.size <= end:
         data = os.pread(fd, READ_BYTES, offset)
         for match in _LOOKS_LIKE_A_RECORD.finditer(data):

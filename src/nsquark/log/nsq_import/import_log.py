@@ -15,11 +15,13 @@ from nsquark.wire.batch_format import HEADER_BYTES, NO_TOKEN, Batch
 from nsquark.wire.record import RECORD_OVERHEAD_BYTES
 
 BATCH_BYTES = 64 << 10
-"""One cold read brings in several such batches."""
+"""The size of a batch: one cold read brings in several of them."""
 
 
 class LogImport:
-    """Segments in a directory of their own. Only before clients are served: it waits for the disk."""
+    """Writes segments in a directory of their own. It waits for the disk, so it is only for the time before clients are
+    served.
+    """
 
     def __init__(self, directory: Path, shared: LogShared) -> None:
         self.directory = directory
@@ -33,7 +35,7 @@ class LogImport:
         self._errors: list[Exception] = []
 
     def next_seq(self) -> int:
-        """The number the next message gets."""
+        """Returns the number the next message gets."""
         if self._chunk is not None:
             self._write()
         if self._lease[0] == self._lease[1]:
@@ -42,7 +44,7 @@ class LogImport:
         return self._lease[0]
 
     def append(self, piece: Piece) -> list[tuple[int, int]]:
-        """Adds the messages; those that were attempted before, as (sequence number, attempts)."""
+        """Adds the messages; returns those that were attempted before, as (sequence number, attempts)."""
         attempted: list[tuple[int, int]] = []
         chunk, data = self._chunk, piece.data
         earliest_ns, latest_ns = self._times
@@ -63,7 +65,7 @@ class LogImport:
         return attempted
 
     def finish(self) -> int:
-        """Everything is on disk when this returns; the number after the last message's."""
+        """Writes the rest, so that everything is on disk; returns the number after the last message's."""
         end = self.next_seq()
         self._seal()
         self._shared.drain()
