@@ -14,7 +14,7 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from faults.drain import bad_lines, start_and_judge
@@ -30,6 +30,7 @@ STEPS = (40, 200)
 STEP_S = 0.008
 DISK_MIB = {"ext4": 64, "xfs": 320}
 """As small as the programs that make them allow."""
+FAILING_DISK_MIB = 32
 SHUT_DOWN_NOW = 0x8004587D
 """The ioctl of xfs that ext4 has too: the file system stops here, and nothing that is in memory reaches the disk."""
 WITHOUT_LOG = 2
@@ -81,6 +82,25 @@ def make_disk(directory: Path, kind: str) -> Path:
         raise NotHere(f"no mkfs.{kind}")
     _run(f"mkfs.{kind}", "-q", image)
     return image
+
+
+@contextlib.contextmanager
+def failing_disk(directory: Path) -> Iterator[tuple[Path, Callable[[], None], Callable[[], None]]]:
+    """An ext4 on a disk that can be made to refuse writes to new blocks, and to take them again.
+
+    Its image is a file with holes in a small file system: what fills that makes the disk fail, in the background too.
+    """
+    below, above = directory / "below", directory / "above"
+    below.mkdir()
+    above.mkdir()
+    with mounted("tmpfs", below, "-t", "tmpfs", "-o", f"size={FAILING_DISK_MIB}m") as backing:
+        image = backing / "disk.image"
+        with image.open("wb") as file:
+            file.truncate(DISK_MIB["ext4"] << 20)
+        # With a journal the whole file system would be read-only after the first failure.
+        _run("mkfs.ext4", "-q", "-O", "^has_journal", "-E", "lazy_itable_init=0", image)
+        with mounted(str(image), above, "-o", "loop") as disk:
+            yield disk, lambda: _take_all(backing, "ballast", leave_bytes=0), (backing / "ballast").unlink
 
 
 def check_shutdown(kind: str, mode: str, seed: int, steps: int) -> Tally:

@@ -1,8 +1,16 @@
 """The short form of real_disks.py; `make torture KINDS=ext4,xfs,full` runs the long one."""
 
+import ctypes
+import os
+import random
+from pathlib import Path
+
 import pytest
 
-from faults.real_disks import NotHere, check_full, check_shutdown
+from faults.real_disks import NotHere, check_full, check_shutdown, failing_disk
+from log.rig import Rig
+from nsquark.log.durable import DurableFile
+from nsquark.log.syncer import SYNCFS_FILES_MIN
 
 pytestmark = pytest.mark.ours
 
@@ -25,3 +33,69 @@ def test_a_disk_filled_to_the_last_byte_and_freed(kill: bool) -> None:
         pytest.skip(str(reason))
     assert tally.is_good, tally
     assert tally.acknowledged > 100, "hardly anything was published"
+
+
+@pytest.mark.parametrize("seen_by", ["another program", "an earlier round"])
+def test_a_write_that_failed_in_the_background(tmp_path: Path, seen_by: str) -> None:
+    """The system tells of it once: who syncs the whole file system later is told that all is well."""
+    try:
+        with failing_disk(tmp_path) as (disk, fill, free):
+            rig = Rig(disk, None)
+            others = [_file(rig, disk / f"other{number}") for number in range(2 * SYNCFS_FILES_MIN)]
+            victim = _file(rig, disk / "victim")
+            _sync_together(rig, [*others, victim])
+            fill()
+            content = random.Random(1).randbytes(8 << 20)
+            victim.write(content, 0)
+            if seen_by == "another program":
+                assert _sync_file_system(disk) != 0, "the disk took what it should not have had room for"
+            else:
+                for other in others:
+                    other.write(b"b", 0)
+                _sync_together(rig, others)
+            free()
+            told: list[DurableFile] = []
+            victim.when_synced(lambda: told.append(victim))
+            for other in others:
+                other.write(b"c", 0)
+            _sync_together(rig, [*others, victim])
+            assert told == [victim]
+            for file in (*others, victim):
+                file.close()
+            rig.crash()
+            _forget_memory(disk)
+            assert (disk / "victim").read_bytes() == content
+    except NotHere as reason:
+        pytest.skip(str(reason))
+
+
+def _file(rig: Rig, path: Path) -> DurableFile:
+    file = DurableFile(rig.shared.syncer, path)
+    file.open(os.O_RDWR | os.O_CREAT)
+    file.write(b"a", 0)
+    return file
+
+
+def _sync_together(rig: Rig, files: list[DurableFile]) -> None:
+    """In one round, as when their time has come."""
+    for file in files:
+        rig.shared.syncer._hurried[file] = None
+    files[0].hurry()
+    rig.settle()
+
+
+def _sync_file_system(disk: Path) -> int:
+    fd = os.open(disk, os.O_RDONLY)
+    try:
+        return int(ctypes.CDLL(None).syncfs(fd))
+    finally:
+        os.close(fd)
+
+
+def _forget_memory(disk: Path) -> None:
+    """What is read from here on comes from the disk."""
+    for path in disk.iterdir():
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)

@@ -1,8 +1,10 @@
 """Makes changed files durable in the background, within the time that --sync-timeout promises."""
 
+import contextlib
 import ctypes
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +28,10 @@ class Syncer:
     """Makes changed files durable: one round at a time, for all files whose time has nearly come, the oldest first.
 
     Two syncs at once would only wait for each other: a device has one queue, a file system one journal.
+
+    Many files are synced by one sync of their file system. The system tells of a write that failed in the background
+    once to each descriptor that was open before: so that sync uses one that stays open, and after its first failure
+    every file is synced by itself, since those that are not in this round would not hear of theirs.
     """
 
     def __init__(
@@ -51,6 +57,8 @@ class Syncer:
         self._round_since_s = 0.0
         self._in_round: list[DurableFile] = []
         self._directories: dict[Path, Directory] = {}
+        self._file_system_fd: int | None = None
+        """-1 if it is not to be used: it could not be opened, or a sync of it failed."""
         self.is_behind = False
         """Syncs take so long that the promise of --sync-timeout is not kept: publishers are to be slowed."""
         self.on_behind: Callable[[], None] = lambda: None
@@ -62,6 +70,7 @@ class Syncer:
             parent = self._directories.get(path.parent)
             if parent is None:
                 parent = self._directories[path.parent] = Directory(path.parent, None)
+                self._open_file_system(path.parent)
             found = self._directories[path] = Directory(path, parent)
         return found
 
@@ -71,6 +80,14 @@ class Syncer:
         parent = self._directories.get(path.parent)
         if parent is not None:
             parent.changed()
+
+    def _open_file_system(self, path: Path) -> None:
+        """Before anything is written; without it every file is synced by itself."""
+        if self._file_system_fd is None:
+            self._file_system_fd = -1
+            with contextlib.suppress(OSError):
+                self._file_system_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                weakref.finalize(self, os.close, self._file_system_fd)
 
     def add(self, file: DurableFile) -> None:
         self._changed[file] = time.monotonic()
@@ -96,7 +113,7 @@ class Syncer:
     def flush(self) -> None:
         """Makes everything durable here and now, and reports what cannot be; for a clean stop, without threads."""
         files = list(self._changed)
-        if _sync_all(files):
+        if self._sync_all(files):
             for file in files:
                 file.became_durable()
         for file in [*self._changed, *self._untrusted]:
@@ -145,7 +162,7 @@ class Syncer:
         later: list[str] = []
 
         def work() -> None:
-            failures = {} if _sync_all(files) else _sync_each(files)
+            failures = {} if self._sync_all(files) else _sync_each(files)
             errors.update(failures)
             for file, after in extra:
                 if after is not None and file not in failures:
@@ -168,6 +185,25 @@ class Syncer:
 
         self._run_round(work, done)
 
+    def _sync_all(self, files: list[DurableFile]) -> bool:
+        """Makes many files durable by one sync of their file system; False if that is not possible or failed."""
+        fd = self._file_system_fd
+        if len(files) < SYNCFS_FILES_MIN or fd is None or fd < 0 or _syncfs is None:
+            return False
+        try:
+            names = [entry for file in files for entry in file.directory.unsynced()]
+            device = os.fstat(fd).st_dev
+            if not all(file.directory.is_on(device) for file in files):
+                return False
+        except OSError:
+            return False
+        if _syncfs(fd) != 0:
+            self._file_system_fd = -1
+            return False  # which file failed is told by syncing each
+        for directory, changes in names:
+            directory.became_durable(changes)
+        return True
+
 
 def _sync_each(files: Iterable[DurableFile]) -> dict[DurableFile, Exception]:
     errors: dict[DurableFile, Exception] = {}
@@ -177,26 +213,6 @@ def _sync_each(files: Iterable[DurableFile]) -> dict[DurableFile, Exception]:
         except OSError as error:
             errors[file] = error
     return errors
-
-
-def _sync_all(files: list[DurableFile]) -> bool:
-    """Makes many files durable by one sync of their file system; False if that is not possible or failed."""
-    if len(files) < SYNCFS_FILES_MIN or _syncfs is None:
-        return False
-    try:
-        names = [entry for file in files for entry in file.directory.unsynced()]
-        fd = os.open(files[0].directory.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            device = os.fstat(fd).st_dev
-            if not all(file.directory.is_on(device) for file in files) or _syncfs(fd) != 0:
-                return False  # which file failed is told by syncing each
-        finally:
-            os.close(fd)
-    except OSError:
-        return False
-    for directory, changes in names:
-        directory.became_durable(changes)
-    return True
 
 
 def _find_syncfs() -> Callable[[int], int] | None:
