@@ -1,4 +1,4 @@
-"""NSQ in Python, on a durable log, with Spark as its data pipeline."""
+"""nsquark is NSQ in Python, on a durable log, with Spark as its data pipeline."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -47,7 +47,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """What is public is loaded when it is used: nsqd, which is this package too, starts without it."""
+    """Loads what is public when it is used: nsqd, which is this package too, starts without it."""
     if name in ("errors", "sync"):
         return importlib.import_module(f"nsquark.{name}")
     if name not in _HOMES:

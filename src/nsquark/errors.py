@@ -1,4 +1,4 @@
-"""The client's errors, where users look for them."""
+"""Has the client's errors, where users look for them."""
 
 from nsquark.client.errors import (
     AuthFailed,

@@ -1,4 +1,4 @@
-"""The client for code that blocks: scripts, notebooks, Spark tasks.
+"""Is the client for code that blocks: scripts, notebooks, Spark tasks.
 
 The classes have the names and methods of the asyncio client, which does their work in a thread with an event loop, one
 per process. Any thread may use them. After a fork the child has a thread, and its producers connections, of its own.
@@ -48,7 +48,7 @@ Inner = TypeVar("Inner", bound=_Closable)
 
 
 class _Face(Generic[Inner]):
-    """Blocking methods in front of an asyncio object, which is made anew in a forked child."""
+    """Has blocking methods in front of an asyncio object, which is made anew in a forked child."""
 
     def __init__(self, make: Callable[[], Inner]) -> None:
         self._make = make
@@ -84,7 +84,7 @@ class _Face(Generic[Inner]):
         return self._inner
 
     def _renew(self) -> None:
-        """In a forked child, for what another thread may have been using at that moment."""
+        """Makes anew, in a forked child, what another thread may have been using at that moment."""
 
     @staticmethod
     def _call(work: Coroutine[Any, Any, Result]) -> Result:
@@ -117,7 +117,7 @@ Publishing = TypeVar("Publishing", bound=_AsyncPublisher)
 
 @documented_like(producers.Producer)
 class _Publisher(_Face[Publishing]):
-    """`_handed_count` and `_handed_bytes` are of publishes that the loop has not taken over yet."""
+    """Publishes. `_handed_count` and `_handed_bytes` are of publishes that the loop has not taken over yet."""
 
     def __init__(self, make: Callable[[], Publishing]) -> None:
         super().__init__(make)
@@ -194,7 +194,7 @@ class _Publisher(_Face[Publishing]):
 
 @documented_like(producers.Producer)
 class Producer(_Publisher[producers.Producer]):
-    """`nsquark.Producer`, blocking.
+    """Is `nsquark.Producer`, blocking.
 
     address: `host:port` of nsqd's TCP port, or the path of a unix socket.
     config: options, which `options` override.
@@ -229,7 +229,7 @@ class Producer(_Publisher[producers.Producer]):
 
     @property
     def address(self) -> str:
-        """As it was given."""
+        """Returns the address as it was given."""
         return self._inner.address
 
     @property
@@ -239,7 +239,7 @@ class Producer(_Publisher[producers.Producer]):
 
 @documented_like(pools.ProducerPool)
 class ProducerPool(_Publisher[pools.ProducerPool]):
-    """`nsquark.ProducerPool`, blocking.
+    """Is `nsquark.ProducerPool`, blocking.
 
     addresses: one or several `host:port` of nsqds.
     lookupd: HTTP addresses of nsqlookupds; all nsqds are used that they know.
@@ -292,7 +292,7 @@ class ProducerPool(_Publisher[pools.ProducerPool]):
 
 @documented_like(consumers.Consumer)
 class Consumer(_Face[consumers.Consumer]):
-    """`nsquark.Consumer`, blocking: `with Consumer(...) as consumer: for message in consumer: ...`.
+    """Is `nsquark.Consumer`, blocking: `with Consumer(...) as consumer: for message in consumer: ...`.
 
     It does not survive a fork: which of the two processes would get the messages? Make it in the child.
 
@@ -325,8 +325,8 @@ class Consumer(_Face[consumers.Consumer]):
         logger: logging.Logger | None = None,
         **options: Unpack[Options],
     ) -> None:
-        """`on_give_up` is called in a thread of `run`'s, or one like them, and may publish. `address_filter` is called
-        on the event loop's thread, and must not block.
+        """Makes a consumer. `on_give_up` is called in a thread of `run`'s, or one like them, and may publish.
+        `address_filter` is called on the event loop's thread, and must not block.
         """
         if on_give_up is not None and (is_async(on_give_up) or not callable(on_give_up)):
             raise ConfigError(f"on_give_up is a plain function here, not {on_give_up!r}: see nsquark.Consumer")
@@ -357,12 +357,12 @@ class Consumer(_Face[consumers.Consumer]):
 
     @property
     def topic(self) -> str:
-        """Its name."""
+        """Returns the topic's name."""
         return self._inner.topic
 
     @property
     def channel(self) -> str:
-        """Its name."""
+        """Returns the channel's name."""
         return self._inner.channel
 
     def _own(self) -> consumers.Consumer:
@@ -371,7 +371,7 @@ class Consumer(_Face[consumers.Consumer]):
         return self._inner
 
     def __iter__(self) -> Iterator[Message]:
-        """Until the consumer is closed, by another thread or by leaving its `with`."""
+        """Yields messages until the consumer is closed, by another thread or by leaving its `with`."""
         return self
 
     def __next__(self) -> Message:
@@ -457,12 +457,12 @@ def _is_sigterm_ours() -> bool:
 
 
 def _taken(bodies: Iterable[Any] | MpubBody) -> list[Any] | MpubBody:
-    """In the caller's thread: what makes the bodies may block, and the loop must not."""
+    """Takes the bodies in the caller's thread: what makes them may block, and the loop must not."""
     return bodies if isinstance(bodies, MpubBody) else list(bodies)
 
 
 async def _called(function: Callable[..., T], *arguments: object) -> T:
-    """What is not a coroutine still belongs to the loop's thread."""
+    """Calls a function in the loop's thread, where also belongs what is not a coroutine."""
     return function(*arguments)
 
 

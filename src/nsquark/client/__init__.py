@@ -1,1 +1,1 @@
-"""The client library: producers, the pool of producers, consumers."""
+"""Is the client library: producers, the pool of producers, consumers."""

@@ -1,4 +1,4 @@
-"""How long a consumer holds back after failures."""
+"""Decides how long a consumer holds back after failures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Exponential:
 
 
 class FullJitter(Exponential):
-    """Consumers that failed together do not come back together."""
+    """Waits for a random time, so that consumers that failed together do not come back together."""
 
     def calculate(self, attempt: int) -> float:
         return random.uniform(0, super().calculate(attempt))
@@ -35,7 +35,7 @@ def strategy_of(config: Config) -> BackoffStrategy:
 
 
 class Backoff:
-    """The level, and how each outcome of a message moves it; 0 is normal work."""
+    """Keeps the level, and knows how each outcome of a message moves it; 0 is normal work."""
 
     def __init__(self, config: Config) -> None:
         self._strategy = strategy_of(config)
@@ -43,7 +43,7 @@ class Backoff:
         self.level = 0
 
     def failed(self) -> None:
-        """One level up, until the next would exceed max_backoff_duration; 0 for that means no backoff at all."""
+        """Goes one level up, until the next would exceed max_backoff_duration; 0 for that means no backoff at all."""
         if self._duration_max_s > 0 and self._strategy.calculate(self.level + 1) <= self._duration_max_s:
             self.level += 1
 
@@ -57,8 +57,8 @@ class Backoff:
 
 
 def retry_delay_s(failures: int, least_s: float, most_s: float) -> float:
-    """Twice as long after each failure in a row, and random within its upper half: those that lost a peer together must
-    not all come back at the same moment.
+    """Returns a delay that doubles after each failure in a row, and is random within its upper half: those that lost a
+    peer together must not all come back at the same moment.
     """
     longest_s = min(most_s, least_s * 2.0 ** min(failures - 1, EXPONENT_MAX))
     return longest_s * random.uniform(0.5, 1.0)

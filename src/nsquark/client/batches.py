@@ -1,4 +1,4 @@
-"""Messages by the hundred, for those who write them to a database or a file in one go."""
+"""Gives messages by the hundred to those who write them to a database or a file in one go."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Batch(Sequence[Message]):
     """
 
     def __init__(self, messages: Sequence[Message]) -> None:
-        """Made by `Consumer.batches`.
+        """Is called by `Consumer.batches`.
 
         messages: what came, in this order.
         """
@@ -42,12 +42,12 @@ class Batch(Sequence[Message]):
 
     @property
     def bodies(self) -> list[bytes]:
-        """The body of each message."""
+        """Returns the body of each message."""
         return [message.body for message in self._messages]
 
     @property
     def unanswered(self) -> list[Message]:
-        """Those that were neither finished nor requeued."""
+        """Returns the messages that were neither finished nor requeued."""
         return [message for message in self._messages if not message.is_answered]
 
     def finish(self) -> None:
@@ -70,17 +70,17 @@ class Batch(Sequence[Message]):
             message.touch()
 
     def or_raise(self) -> OrRaise[Self]:
-        """For `async with batch.or_raise():`, which answers as `async with batch:` does and lets exceptions out."""
+        """Serves `async with batch.or_raise():`, which answers as `async with batch:` does and lets exceptions out."""
         return OrRaise(self)
 
     def settle(self, error: BaseException | None) -> bool:
-        """Answers what is unanswered for how its handling ended. True if the error is dealt with."""
+        """Answers what is unanswered for how its handling ended. Returns True if the error is dealt with."""
         if isinstance(error, Exception):
             self._messages[0].subscription.log.error("a batch of %d messages failed", len(self), exc_info=error)
         return self.answer_for(error)
 
     def answer_for(self, error: BaseException | None) -> bool:
-        """As `settle`, without a line in the log."""
+        """Answers as `settle` does, without a line in the log."""
         for message in self.unanswered:
             message.answer_for(error)
         return error is None or isinstance(error, Exception)

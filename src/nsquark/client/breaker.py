@@ -1,4 +1,6 @@
-"""One nsqd of a producer pool, and the circuit breaker that keeps publishes away from it while it is in trouble."""
+"""Knows one nsqd of a producer pool, with the circuit breaker that keeps publishes away from it
+while it is in trouble.
+"""
 
 from __future__ import annotations
 
@@ -27,29 +29,35 @@ LATENCY_STALE_S: Final = 5.0
 LATENCY_WEIGHT: Final = 0.2
 
 LOST: Final = (OSError, Closed, IdentifyFailed, AuthFailed)
-"""A publish that fails so says nothing about the message: another nsqd may take it."""
+"""The errors that say nothing about the message: another nsqd may take it."""
 NOT_WRITTEN: Final = frozenset(("E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED"))
-"""nsqd's disk is full or broken, or it is shutting down. The message is as good as before, and not there."""
+"""The errors of an nsqd whose disk is full or broken, or that is shutting down. The message is as good as before, and
+not there.
+"""
 
 
 class State(enum.Enum):
     UP = "up"
-    """Takes any number of publishes."""
+    """It takes any number of publishes."""
     TRIAL = "trial"
-    """Answers again after a failure: one publish at a time until one is taken."""
+    """It answers again after a failure: one publish at a time until one is taken."""
     SILENT = "silent"
-    """Owes answers for much longer than it usually takes: none until it answers, or is taken for dead."""
+    """It owes answers for much longer than it usually takes: none until it answers, or is taken for dead."""
     DOWN = "down"
-    """Takes none, until a probe gets through."""
+    """It takes none, until a probe gets through."""
 
 
 def may_go_elsewhere(error: BaseException) -> bool:
-    """Any other answer would come from every nsqd alike, and each closes the connection that asked."""
+    """Tells whether another nsqd may take a message that failed so. Any other answer would come from every nsqd alike,
+    and each closes the connection that asked.
+    """
     return isinstance(error, LOST) or (isinstance(error, ServerError) and error.code in NOT_WRITTEN)
 
 
 class Member:
-    """Invariant: there is a probing task exactly while the state is DOWN and the member is not closed."""
+    """Is one nsqd of the pool. Invariant: there is a probing task exactly while the state is DOWN and the member is not
+    closed.
+    """
 
     def __init__(
         self,
@@ -73,7 +81,7 @@ class Member:
         self._on_down = on_down
         self._log = log
         self.latency_s = 0.0
-        """How long it takes to answer, lately; 0 before the first answer."""
+        """The time it takes to answer, lately; 0 before the first answer."""
         self.measured_at_s = 0.0
         self.producer = self._new_producer()
         self._is_loss_expected = False
@@ -87,12 +95,12 @@ class Member:
         return self.state is State.UP or (self.state is State.TRIAL and not self.producer.outstanding)
 
     def sent(self) -> None:
-        """To be called after each publish that was handed to `producer`."""
+        """Is told of each publish that was handed to `producer`."""
         if self.producer.outstanding == 1:
             self._progress_s = time.monotonic()
 
     def succeeded(self, sent_s: float | None) -> None:
-        """An answer to what was sent then; None says nothing about how long it takes."""
+        """Is told of an answer to what was sent then; None says nothing about how long it takes."""
         self._progress_s = now_s = time.monotonic()
         self._is_loss_expected = False
         if sent_s is not None:
@@ -117,7 +125,7 @@ class Member:
             self._go_down(error)
 
     def falls_silent(self, now_s: float) -> bool:
-        """True once, when what it owes should go elsewhere too. After longer silence it is taken for dead."""
+        """Returns True once, when what it owes should go elsewhere too. After longer silence it is taken for dead."""
         if not self.producer.outstanding:
             return False
         silence_s = now_s - self._progress_s
@@ -179,7 +187,7 @@ class Member:
         )
 
     def _replace_producer(self) -> None:
-        """What the old one still owes fails at once, and goes elsewhere."""
+        """Makes a new producer; what the old one still owes fails at once, and goes elsewhere."""
         closing = asyncio.create_task(self.producer.close(0), name=f"nsquark close {self.address}")
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)

@@ -1,4 +1,4 @@
-"""What no nsqd would take, refused before it is sent: nsqd closes the connection for it."""
+"""Refuses what no nsqd would take before it is sent: nsqd closes the connection for it."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ def checked_body(body: Body) -> bytes:
 
 
 def check_addresses(kind: str, given: object) -> list[str]:
-    """One address or several, as a list without repetitions."""
+    """Checks one address or several; returns a list without repetitions."""
     listed = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
     for address in listed:
         if not isinstance(address, str) or not address:
@@ -37,7 +37,7 @@ def check_addresses(kind: str, given: object) -> list[str]:
 
 
 def check_address(given: object) -> str:
-    """One address: of an nsqd's TCP port, or the path of its unix socket."""
+    """Checks one address: of an nsqd's TCP port, or the path of its unix socket."""
     if not isinstance(given, str):
         raise ConfigError(
             f"nsqd {given!r}: give one 'host:port', for instance '127.0.0.1:4150'; several need a ProducerPool"
@@ -53,5 +53,5 @@ def check_dedupe(dedupe: object) -> None:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Also of an object with `async def __call__`."""
+    """Tells whether something is to be awaited, an object with `async def __call__` too."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004

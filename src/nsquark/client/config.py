@@ -1,4 +1,4 @@
-"""The client's options: those of go-nsq, by its names, with its defaults and ranges."""
+"""Declares the client's options: those of go-nsq, by its names, with its defaults and ranges."""
 
 # ruff: noqa: RUF009  (the calls in Config's class body make dataclass fields, of values that cannot change)
 
@@ -134,7 +134,7 @@ def _path() -> str:
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Config:
-    """Immutable and checked: a Config that exists is one that a producer or consumer can use.
+    """Holds options, immutable and checked: a Config that exists is one that a producer or consumer can use.
 
     A duration is given as Go writes it (`"90s"`), as a timedelta or as a Duration, and kept as a Duration. Options go
     by keyword to `Config`, `Producer`, `ProducerPool` and `Consumer` alike.
@@ -253,13 +253,13 @@ class Config:
 
     @classmethod
     def merge(cls, config: Config | None, options: Options) -> Config:
-        """What a constructor with both `config` and `**options` means: the options win."""
+        """Makes what a constructor with both `config` and `**options` means: the options win."""
         if config is None:
             return cls(**options)
         return config.replace(**options) if options else config
 
     def replace(self, **options: Unpack[Options]) -> Config:
-        """A Config with these options changed."""
+        """Returns a Config with these options changed."""
         known: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return Config(**{**known, **options})
 
@@ -275,7 +275,7 @@ class Config:
             raise ConfigError("invalid snappy ! nsqd compresses by deflate or by snappy: give one of them")
 
     def ssl_context(self) -> ssl.SSLContext:
-        """`tls_config` if it was given, else a context made of the tls_ options."""
+        """Returns `tls_config` if it was given, else a context made of the tls_ options."""
         if self.tls_config is not None:
             return self.tls_config
         try:
@@ -294,7 +294,7 @@ class Config:
         return context
 
     def identify_body(self) -> bytes:
-        """The JSON of IDENTIFY."""
+        """Makes the JSON of IDENTIFY."""
         fields: dict[str, object] = {
             "client_id": self.client_id,
             "hostname": self.hostname,
@@ -324,7 +324,7 @@ class Config:
 
 
 def parse_option(argument: str) -> tuple[str, str | bool]:
-    """`key,value` of a command line, as a pair for `Config.from_options`; a `key` alone is true.
+    """Splits `key,value` of a command line into a pair for `Config.from_options`; a `key` alone is true.
 
     ConfigError for an option that does not exist or cannot have this value; what must fit together is checked later.
     """

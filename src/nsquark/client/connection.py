@@ -1,4 +1,4 @@
-"""One connection to an nsqd: framed, compressed, watched. For producers and consumers alike.
+"""Keeps one connection to an nsqd, framed, compressed and watched, for producers and consumers alike.
 
 What is sent within one turn of the event loop leaves in one write; what one read brings is split by the kernel in one
 call. Heartbeats are answered here.
@@ -20,7 +20,7 @@ from nsquark.wire.compression import CorruptStream, Decoder, Encoder
 from nsquark.wire.frames import FrameType
 
 RECEIVE_BYTES: Final = 128 << 10
-"""The receive buffer; it grows for a frame that does not fit and shrinks again after it."""
+"""The size of the receive buffer; it grows for a frame that does not fit and shrinks again after it."""
 DECODED_BYTES_MAX: Final = 128 << 10
 """Compressed input becomes frames in pieces of this size, however much it grows."""
 WRITE_BUFFER_BYTES: Final = 256 << 10
@@ -33,14 +33,14 @@ FRAME_PREFIX_BYTES: Final = 8
 HTTP_AS_SIZE: Final = int.from_bytes(b"HTTP", "big")
 HEARTBEAT: Final = b"_heartbeat_"
 LOCAL_HOST: Final = "127.0.0.1"
-"""Of an address that names no host."""
+"""The host of an address that names none."""
 
 RawMessage = tuple[int, int, bytes, bytes]
-"""Timestamp in ns, attempts, id, body."""
+"""Timestamp in ns, attempts, id and body of a message."""
 
 
 class Receiver(Protocol):
-    """Who uses a connection once it is set up. `connection_lost` comes once, and nothing after it."""
+    """Uses a connection once it is set up. `connection_lost` comes once, and nothing after it."""
 
     def messages_received(self, messages: list[RawMessage]) -> None: ...
     def response_received(self, data: bytes) -> None: ...
@@ -49,7 +49,7 @@ class Receiver(Protocol):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Invariants:
+    """Is one connection. Invariants:
 
     * Bytes `_start.._end` of the buffer were received, are decoded and are not yet frames.
     * Until `begin` the set-up takes frames one by one: what follows the answer to IDENTIFY may be compressed already.
@@ -80,9 +80,9 @@ class Connection(asyncio.BufferedProtocol):
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self.round_trip_s = 0.0
-        """How long the answer to IDENTIFY took."""
+        """The time that the answer to IDENTIFY took."""
         self.before_flush: Callable[[], None] | None = None
-        """Called before each write, for a user who gathers what it sends by itself."""
+        """Is called before each write, for a user who gathers what it sends by itself."""
 
     # -- opening and upgrading ---------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = transport
 
     def compress(self, decoder: Decoder, encoder: Encoder) -> None:
-        """From here on both directions are encoded, also what came already."""
+        """Encodes both directions from here on, also what came already."""
         decoder.feed(bytes(self._view[self._start : self._end]))
         self._start = self._end = 0
         self._decoder, self._encoder = decoder, encoder
@@ -141,7 +141,7 @@ class Connection(asyncio.BufferedProtocol):
             raise NotConnected(f"{self.address}: {error}") from None
 
     async def next_frame(self) -> tuple[int, bytes]:
-        """Type and data, for the set-up."""
+        """Returns type and data of a frame, for the set-up."""
         while True:
             have = self._end - self._start
             if have >= FRAME_PREFIX_BYTES:
@@ -159,7 +159,7 @@ class Connection(asyncio.BufferedProtocol):
             await self._received
 
     def begin(self, receiver: Receiver) -> None:
-        """The set-up is over: frames go to the receiver."""
+        """Ends the set-up: frames go to the receiver."""
         if self._reason is not None:
             raise self._reason
         self._receiver = receiver
@@ -171,7 +171,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- sending -----------------------------------------------------------------------------------------
 
     def send(self, data: bytes) -> None:
-        """Goes out with everything else that is sent in this turn of the loop."""
+        """Sends data together with everything else that is sent in this turn of the loop."""
         self._out.append(data)
         if not self._is_flush_due:
             self._is_flush_due = True
@@ -212,7 +212,9 @@ class Connection(asyncio.BufferedProtocol):
         return 0 if self._transport is None else self._given_bytes - self._transport.get_write_buffer_size()
 
     def _check_writing(self, written_bytes: int) -> None:
-        """A slow network is not a dead one: it may take any time as long as something moves."""
+        """Ends a connection on which nothing moves. A slow network is not a dead one: it may take any time as long as
+        something moves.
+        """
         if self._written_bytes > written_bytes:
             self._watch_writing()
         else:
@@ -239,7 +241,7 @@ class Connection(asyncio.BufferedProtocol):
             self.abort(NotConnected(f"{self.address}: {self._explain(str(error))}"))
 
     def _decode(self) -> None:
-        """Plain bytes into the buffer and on, until the decoder needs more input."""
+        """Decodes plain bytes into the buffer and on, until the decoder needs more input."""
         assert self._decoder is not None
         while self._reason is None and ((plain := self._decoder.read(DECODED_BYTES_MAX)) or self._decoder.has_more):
             if self._end + len(plain) > len(self._buffer):
@@ -249,7 +251,7 @@ class Connection(asyncio.BufferedProtocol):
             self._plain_received()
 
     def _take_early_frames(self) -> None:
-        """What came together with the end of the set-up."""
+        """Takes what came together with the end of the set-up."""
         try:
             if self._reason is None:
                 self._take_frames()
@@ -288,7 +290,7 @@ class Connection(asyncio.BufferedProtocol):
             self.send(commands.NOP)  # one for all heartbeats that came together
 
     def _make_room(self) -> None:
-        """What is left moves to the front of a buffer in which the next frame fits."""
+        """Moves what is left to the front of a buffer in which the next frame fits."""
         left = self._end - self._start
         size = max(RECEIVE_BYTES, self._scanner.wanted_bytes)
         if size > len(self._buffer) or (len(self._buffer) > size > left):
@@ -340,12 +342,12 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     async def wait_lost(self) -> None:
-        """Until the socket is closed."""
+        """Waits until the socket is closed."""
         if self._transport is not None:
             await asyncio.shield(self._lost)
 
     def eof_received(self) -> None:
-        """nsqd never closes one side only: the whole connection ends."""
+        """Ends the whole connection: nsqd never closes one side only."""
 
     def connection_lost(self, error: Exception | None) -> None:
         for timer in (self._read_timer, self._write_timer):

@@ -1,4 +1,4 @@
-"""Consuming a channel from many nsqds, as go-nsq does it.
+"""Consumes a channel from many nsqds, as go-nsq does it.
 
 A message's way: `Subscription` makes it of what the connection brought, it waits in the `Inbox`, an iteration or one of
 the `Handlers` of `run` takes it, and its answer goes back through its subscription. `Flow` decides how many come.
@@ -40,7 +40,7 @@ BLOCKED_S_MIN: Final = 0.5
 
 
 class Consumer:
-    """Messages of one channel, for an iteration or for the handlers of `run`.
+    """Brings the messages of one channel, for an iteration or for the handlers of `run`.
 
     topic: its name.
     channel: its name; consumers of the same channel share its messages.
@@ -83,13 +83,15 @@ class Consumer:
         store: DedupeStore | None = Dedupe() if dedupe is True else None if dedupe is False else dedupe
         self._copies = None if store is None else Copies(store, topic, channel, self.log)
         self.opens_envelopes = envelope or store is not None
-        """Others see them in front of the body: a body that only looks like one must arrive as it is."""
+        """Envelopes are opened. Where they are not, they stay in front of the body: one that only looks like an
+        envelope must arrive as it is.
+        """
         self._auto_touch = auto_touch
         if on_give_up is not None and not callable(on_give_up):
             raise ConfigError(f"on_give_up is a function that takes a message, not {on_give_up!r}")
         self._giving_up = GivingUp(self.config.max_attempts, on_give_up, self.log)
         self.calls_hook_off_loop = False
-        """For `nsquark.sync`, whose hooks may block."""
+        """The hook is called off the event loop, for `nsquark.sync`, whose hooks may block."""
         self._filter = address_filter
         self._inbox = Inbox()
         self._handlers = Handlers(self._next, self._take_now, topic, self.log)
@@ -219,7 +221,7 @@ class Consumer:
         return message
 
     async def get(self, timeout: float | None = None) -> Message | None:
-        """The next message; None if there was none in time, or the consumer was stopped.
+        """Returns the next message; None if there was none in time, or the consumer was stopped.
 
         timeout: seconds to wait; 0 takes what is here already, None waits for ever.
         """
@@ -227,7 +229,7 @@ class Consumer:
         return await self._next(None, None if timeout is None else self._loop.time() + timeout)
 
     def batches(self, max_messages: int = 500, max_wait: float | timedelta = 0.2) -> Batches:
-        """An iteration that brings a `Batch` each time: `async for batch in consumer.batches():`.
+        """Iterates over batches, a `Batch` each time: `async for batch in consumer.batches():`.
 
         max_messages: at most so many in a batch. As many must be allowed by max_in_flight to come together.
         max_wait: seconds that the first message of a batch waits for others.
@@ -235,11 +237,13 @@ class Consumer:
         return Batches(lambda deadline_s: self._next(None, deadline_s), self._has_all, max_messages, max_wait)
 
     def _has_all(self) -> bool:
-        """No more can come before something is answered."""
+        """Tells whether no more can come before something is answered."""
         return not self._inbox.ready and all(len(nsqd.in_flight) >= nsqd.rdy for nsqd in self._subscriptions())
 
     def _take_now(self) -> Message | None:
-        """The next message if it is here and nothing has to be awaited before it is handled, as is mostly so."""
+        """Returns the next message if it is here and nothing has to be awaited before it is
+        handled, as is mostly so.
+        """
         inbox = self._inbox
         if self._copies is not None or time.monotonic() - inbox.loop_turn_at_s > LOOP_TURN_S or not inbox.ready:
             return None
@@ -250,7 +254,7 @@ class Consumer:
         return message
 
     async def _next(self, executor: Executor | None = None, deadline_s: float | None = None) -> Message | None:
-        """The next message, for whom the loop's clock does not reach the deadline; None then, and at the end.
+        """Returns the next message, for whom the loop's clock does not reach the deadline; None then, and at the end.
 
         Those that failed too often are given up on the way; with `executor`, that is where the hook is called.
         """
@@ -309,7 +313,9 @@ class Consumer:
             self._inbox.put(messages)
 
     def message_finished(self, message: Message, is_sent: bool) -> None:
-        """Not sent means that the connection was lost meanwhile: nsqd will deliver the message again."""
+        """Is told of a FIN. If it was not sent, the connection was lost meanwhile: nsqd will
+        deliver the message again.
+        """
         if self._copies is not None:
             self._copies.finished(message)
         if is_sent:
@@ -332,7 +338,7 @@ class Consumer:
             self._flow.went_on()
 
     def message_forgotten(self) -> None:
-        """Nobody answered it in time."""
+        """Is told that nobody answered a message in time."""
         self._flow.answered()
 
     def message_hopeless(self, message: Message, reason: str) -> None:
@@ -436,24 +442,26 @@ class Consumer:
 
     @property
     def is_paused(self) -> bool:
-        """Whether `pause` was called."""
+        """Tells whether `pause` was called."""
         return self._paused_at is not None
 
     @property
     def is_starved(self) -> bool:
-        """Whether some connection waits for answers before it sends more: who gathers messages should answer some."""
+        """Tells whether some connection waits for answers before it sends more: who gathers messages should answer
+        some.
+        """
         return any(subscription.is_starved for subscription in self._subscriptions())
 
     @property
     def connections(self) -> list[str]:
-        """The addresses of the nsqds that are connected."""
+        """Returns the addresses of the nsqds that are connected."""
         return [subscription.address for subscription in self._subscriptions()]
 
     def _subscriptions(self) -> list[Subscription]:
         return list(self._members.subscriptions.values()) if self._is_started else []
 
     def stats(self) -> Stats:
-        """What it did and has now."""
+        """Returns what the consumer did and has now."""
         return Stats(
             received=self._received,
             finished=self._finished,

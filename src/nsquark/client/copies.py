@@ -1,4 +1,4 @@
-"""What a consumer does with its store of keys: claims each message, and notes how it ended."""
+"""Uses a consumer's store of keys: claims each message, and notes how it ended."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from nsquark.client.logs import Log
 from nsquark.client.message import Message
 
 BUSY_COPY_DELAY_S: Final = 1.0
-"""When a copy comes again whose twin is being worked on."""
+"""The delay after which a copy comes again whose twin is being worked on."""
 
 
 class Copies:
-    """A message has a key exactly while its claim is ours."""
+    """Claims messages. A message has a key exactly while its claim is ours."""
 
     def __init__(self, store: DedupeStore, topic: str, channel: str, log: Log) -> None:
         self._store = store
         self._log = log
         self._prefix = f"{topic}/{channel}/".encode()
-        """Every channel gets each key, and two of them may share a store."""
+        """Stands before each key: every channel gets each key, and two of them may share a store."""
         self._noting: set[asyncio.Future[None]] = set()
-        """What the store still has to write."""
+        """The writes that the store still has to end."""
         self.count = 0
-        """Of those that were found and not handled again."""
+        """The number of copies that were found and not handled again."""
 
     async def is_first(self, message: Message) -> bool:
-        """Whether the message is to be handled; if not, it is answered."""
+        """Tells whether the message is to be handled; if not, it is answered."""
         key = message.key or f"{message.nsqd_address}/".encode() + message.id
         message.key = None
         try:
@@ -61,7 +61,7 @@ class Copies:
             await asyncio.wait(self._noting, timeout=timeout_s)
 
     def _note(self, outcome: Awaitable[None] | None) -> None:
-        """A store that needs time to write gets it, without holding the message's answer back."""
+        """Lets a store that needs time write, without holding the message's answer back."""
         if outcome is not None:
             noting: asyncio.Future[None] = asyncio.ensure_future(outcome)
             self._noting.add(noting)

@@ -1,4 +1,4 @@
-"""Which keys of enveloped messages were handled: in this process, or in a store that the user supplies.
+"""Remembers which keys of enveloped messages were handled: in this process, or in a store that the user supplies.
 
 A key counts as seen when its message is finished, not when it arrives: if the handler fails, a copy is still wanted.
 """
@@ -18,7 +18,7 @@ from nsquark.client.errors import ConfigError
 from nsquark.client.options import Span
 
 KEYS_MAX: Final = 1_000_000
-"""About 200 MB when full."""
+"""The most keys that are remembered, about 200 MB when full."""
 AGE_DEFAULT: Final = "1h"
 CLAIM_AGE_DEFAULT: Final = "15m"
 """The longest that nsqd lets a message be in flight, by default."""
@@ -26,11 +26,13 @@ CLAIM_AGE_DEFAULT: Final = "15m"
 T = TypeVar("T")
 
 Claim = Literal["new", "busy", "seen"]
-"""new: handle it, then call `done` or `release`. busy: another copy is being handled, requeue this. seen: drop it."""
+"""What a store says of a key. new: handle it, then call `done` or `release`. busy: another copy is being handled,
+requeue this. seen: drop it.
+"""
 
 
 class DedupeStore(Protocol):
-    """What `Consumer(dedupe=...)` needs. Each method may be a coroutine.
+    """Is what `Consumer(dedupe=...)` needs. Each method may be a coroutine.
 
     Keys begin with topic and channel, so that consumers of several channels can share a store.
     A store shared by several processes must let a claim end by itself after some time: its process may have died.
@@ -58,7 +60,8 @@ class DedupeStore(Protocol):
 
 @documented_like(DedupeStore)
 class Dedupe:
-    """The memory of one process: finds copies that reach the same process, within `age`, among the last `keys_max`.
+    """Remembers keys in one process: it finds copies that reach the same process, within `age`, among the last
+    `keys_max`.
 
     keys_max: so many keys are kept.
     age: for so long a finished message is remembered.
@@ -113,7 +116,7 @@ class Dedupe:
 
 
 async def settled(outcome: T | Awaitable[T]) -> T:
-    """The outcome of a store's method, whichever way the store is written."""
+    """Returns the outcome of a store's method, whichever way the store is written."""
     if inspect.isawaitable(outcome):
         return await cast("Awaitable[T]", outcome)
     return outcome

@@ -1,4 +1,4 @@
-"""Docstrings of methods that several classes have in common, written once."""
+"""Copies docstrings of methods that several classes have in common, so that they are written once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The envelope of a message: a prefix that says so, a key that all its copies share, and headers.
+"""Puts messages into envelopes: a prefix that says so, a key that all its copies share, and headers.
 
 A producer puts its messages into envelopes when it is told to (`envelope=True`, or `copies`), and a consumer opens them
 when it is told to (`envelope=True`, or `dedupe`). Everyone else sees the envelope in front of the body.
@@ -17,7 +17,7 @@ import msgspec
 from nsquark.client.errors import MessageTooBig
 
 MAGIC: Final = b"\x00nsquark"
-"""No text and no usual format begins like this. The byte behind it is the envelope's version."""
+"""The prefix: no text and no usual format begins like this. The byte behind it is the envelope's version."""
 KEY_ONLY: Final = MAGIC + b"\x01"
 WITH_HEADERS: Final = MAGIC + b"\x02"
 KEY_BYTES: Final = 16
@@ -32,7 +32,7 @@ _decoder: Final = msgspec.json.Decoder(dict[str, str])
 
 
 class Opened(NamedTuple):
-    """What was in an envelope. Without one: no key, no headers, and the body as it came."""
+    """The content of an envelope. Without one: no key, no headers, and the body as it came."""
 
     key: bytes | None
     headers: Headers
@@ -40,12 +40,12 @@ class Opened(NamedTuple):
 
 
 def new_key() -> bytes:
-    """Random: producers that know nothing of each other, forks among them, never meet in a key."""
+    """Makes a random key: producers that know nothing of each other, forks among them, never meet in one."""
     return os.urandom(KEY_BYTES)
 
 
 def wrap(key: bytes, body: bytes | bytearray | memoryview, headers: Headers = NO_HEADERS) -> bytes:
-    """The body in an envelope with this key and these headers."""
+    """Puts the body in an envelope with this key and these headers."""
     if len(key) != KEY_BYTES:
         raise ValueError(f"an envelope's key has {KEY_BYTES} bytes, not {len(key)}")
     if not headers:

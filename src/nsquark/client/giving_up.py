@@ -1,4 +1,6 @@
-"""Messages that failed too often: handed to the user's hook, then finished. None of them that was not handled here."""
+"""Gives up messages that failed too often: they are handed to the user's hook, then finished. None goes that was not
+handled here.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ Hook = Callable[[Message], Any]
 
 
 class GivingUp:
-    """A message is given up when it was delivered more than max_attempts times and this process has handled it at its
-    last attempt. Attempts alone prove nothing: they count deliveries that were lost or timed out before any handler
-    saw the message.
+    """Decides which messages are given up: those that were delivered more than max_attempts times and that this process
+    has handled at their last attempt. Attempts alone prove nothing: they count deliveries that were lost or timed out
+    before any handler saw the message.
     """
 
     def __init__(self, max_attempts: int, hook: Hook | None, log: Log) -> None:
@@ -35,7 +37,9 @@ class GivingUp:
         self.count = 0
 
     def is_due(self, message: Message) -> bool:
-        """To be asked of each message with `attempts_max` or more attempts before it is handed to a handler."""
+        """Tells whether a message is given up; to be asked of each with `attempts_max` or more attempts before it is
+        handed to a handler.
+        """
         key = message.nsqd_address, message.id
         if message.attempts > self.attempts_max and key in self._tried:
             return True
@@ -46,7 +50,7 @@ class GivingUp:
         return False
 
     def was_not_handled(self, message: Message) -> None:
-        """It was handed out and goes back all the same: its handler was cancelled."""
+        """Is told that a message was handed out and goes back all the same: its handler was cancelled."""
         self._tried.pop((message.nsqd_address, message.id), None)
 
     async def settle(self, message: Message, executor: Executor | None, is_off_loop: bool) -> None:
@@ -87,7 +91,7 @@ class GivingUp:
 
     @staticmethod
     async def _call(hook: Hook, message: Message, executor: Executor | None, is_off_loop: bool) -> None:
-        """Where handlers run, so that a hook may do what they do."""
+        """Calls the hook where handlers run, so that it may do what they do."""
         if is_off_loop and not is_async(hook):
             await asyncio.get_running_loop().run_in_executor(executor, hook, message)
             return

@@ -1,4 +1,4 @@
-"""Running a user's handler over messages, several at once, in the event loop or in threads."""
+"""Runs a user's handler over messages, several at once, in the event loop or in threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nsquark.client.logs import Log
 from nsquark.client.message import Message
 
 CANCEL_TIMEOUT_S: Final = 5.0
-"""So long a handler may take to end that was cancelled."""
+"""A handler that was cancelled may take so long to end."""
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 Handler = Callable[[Message], Any]
@@ -37,8 +37,9 @@ def check_handler(handler: Callable[[Any], Any], concurrency: int, threads: int)
 
 
 class Handlers:
-    """The tasks of `Consumer.run`. `take` gives the next message, and None when there are no more; it is told where
-    handlers run, None for the event loop. `take_now` gives one that is here already, which saves a coroutine for each.
+    """Runs the tasks of `Consumer.run`. `take` gives the next message, and None when there are no more; it is told
+    where handlers run, None for the event loop. `take_now` gives one that is here already, which saves a coroutine for
+    each.
     """
 
     def __init__(
@@ -58,11 +59,11 @@ class Handlers:
 
     @property
     def is_one_of_them(self) -> bool:
-        """Whether this code is called from a handler."""
+        """Tells whether this code is called from a handler."""
         return asyncio.current_task() in self._tasks
 
     async def run(self, handler: Handler, concurrency: int, threads: int) -> None:
-        """Until there are no more messages; raises what a handler may not raise."""
+        """Runs handlers until there are no more messages; raises what a handler may not raise."""
         loop = asyncio.get_running_loop()
         pool = ThreadPoolExecutor(threads, thread_name_prefix=f"nsquark {self._name}") if threads else None
         self.use_threads = threads > 0
@@ -111,7 +112,7 @@ class Handlers:
                     message.finish()
 
     async def end(self, timeout_s: float) -> None:
-        """Waits for what they do, except for the one that calls this; cancels those that are late."""
+        """Waits for what the handlers do, except for the one that calls this; cancels those that are late."""
         current = asyncio.current_task()
         handlers = [task for task in self._tasks if task is not current]
         if not handlers:
@@ -144,7 +145,7 @@ async def _end_of(outcome: object) -> None:
 
 
 def _check_ended(outcome: object) -> None:
-    """Whatever is still to be run or awaited was not handled, and must not be finished."""
+    """Raises if something is still to be run or awaited: it was not handled, and must not be finished."""
     if inspect.isawaitable(outcome) or inspect.isgenerator(outcome) or inspect.isasyncgen(outcome):
         if inspect.iscoroutine(outcome):
             outcome.close()
@@ -156,7 +157,7 @@ def _check_ended(outcome: object) -> None:
 
 @contextlib.contextmanager
 def stopped_by_signals(stop: Callable[[], None], numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
-    """While it lasts, the first of these signals calls `stop`; the next has the effect that it had before."""
+    """Lets the first of these signals call `stop`, while it lasts; the next has the effect that it had before."""
     if numbers and threading.current_thread() is not threading.main_thread():
         raise NsqError("stop_on_signals works in the main thread only: call `stop` from your own signal handler")
     before = {number: signal.getsignal(number) for number in numbers}

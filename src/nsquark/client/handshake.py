@@ -1,4 +1,4 @@
-"""From an open socket to a connection ready for commands: IDENTIFY, then TLS, compression and AUTH as granted."""
+"""Brings an open socket to a connection ready for commands: IDENTIFY, then TLS, compression and AUTH as granted."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from nsquark.wire.documents import decode_json
 from nsquark.wire.frames import MAGIC_V2, FrameType
 
 RDY_COUNT_MAX_DEFAULT: Final = 2500
-"""Of an nsqd too old to negotiate."""
+"""The highest RDY of an nsqd too old to negotiate."""
 MSG_TIMEOUT_DEFAULT_MS: Final = 60_000
 MAX_MSG_TIMEOUT_DEFAULT_MS: Final = 900_000
 RDY_COUNT_MAX: Final = (1 << 31) - 1
 MSG_TIMEOUT_MS_MAX: Final = 7 * 86_400_000
-"""A week."""
+"""The longest msg_timeout: a week."""
 OK: Final = b"OK"
 
 
@@ -35,9 +35,9 @@ class Features(msgspec.Struct, frozen=True):
     max_msg_timeout: Annotated[int, Meta(ge=1, le=MSG_TIMEOUT_MS_MAX)] = MAX_MSG_TIMEOUT_DEFAULT_MS
     max_msg_size: int = 0
     max_body_size: int = 0
-    """Only our nsqd tells these two; 0 is unknown."""
+    """The largest body and message; only our nsqd tells these two, and 0 is unknown."""
     requeue_uncounted: bool = False
-    """It takes the attempt of a delivery back; ours alone."""
+    """nsqd takes the attempt of a delivery back; ours alone does."""
     version: str = ""
     tls_v1: bool = False
     deflate: bool = False
@@ -47,7 +47,9 @@ class Features(msgspec.Struct, frozen=True):
 
 
 async def connect(address: str, config: Config, receiver: Receiver) -> tuple[Connection, Features]:
-    """Raises an NsqError, whatever the peer answers: who connects tries again later, and would not after any other."""
+    """Connects; raises an NsqError, whatever the peer answers: who connects tries again later, and would not after any
+    other.
+    """
     connection = Connection(address, config)
     seconds = config.read_timeout.seconds
     try:

@@ -1,4 +1,4 @@
-"""Where a consumer's messages wait for takers, and takers for messages."""
+"""Keeps a consumer's messages until there are takers, and takers until there are messages."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from nsquark.client.subscription import Subscription
 
 LOOP_TURN_S: Final = 0.02
-"""So long messages are handled without the event loop having its turn, in which heartbeats are answered."""
+"""Messages are handled for so long without the event loop having its turn, in which heartbeats are answered."""
 
 
 class Inbox:
-    """`ready` has what came and nobody took: in flight on a subscription that is connected, and not answered.
+    """Keeps what came and nobody took in `ready`: in flight on a subscription that is connected, and not answered.
 
     As many takers are woken as messages come; one that finds nothing, since another was faster, waits again.
     """
@@ -35,7 +35,7 @@ class Inbox:
             self._wake(len(messages))
 
     def take(self, now_s: float) -> Message | None:
-        """The next one that nsqd has not taken back."""
+        """Takes the next message that nsqd has not taken back."""
         ready = self.ready
         while ready:
             message = ready.popleft()
@@ -46,12 +46,12 @@ class Inbox:
         return None
 
     def put_back(self, message: Message) -> None:
-        """It was only looked at."""
+        """Puts back a message that was only looked at."""
         self.taken_count -= 1
         self.ready.appendleft(message)
 
     def expire(self, message: Message) -> None:
-        """nsqd has taken it back: it is never handled here."""
+        """Drops a message that nsqd has taken back: it is never handled here."""
         self.expired_count += 1
         message.is_answered = True
         message.subscription.forget(message)
@@ -64,7 +64,7 @@ class Inbox:
         self.clean()
 
     def forget(self, subscription: Subscription) -> None:
-        """Its connection is lost, and nsqd knows."""
+        """Forgets messages whose connection is lost, as nsqd knows."""
         self.ready = deque(message for message in self.ready if message.subscription is not subscription)
 
     def clean(self) -> None:
@@ -72,16 +72,18 @@ class Inbox:
         self.ready = deque(message for message in self.ready if not message.is_answered)
 
     def wake_all(self) -> None:
-        """There is something to know besides messages: the end."""
+        """Wakes all takers: there is something to know besides messages, the end."""
         self._wake(len(self._waiters))
 
     async def let_loop_turn(self) -> None:
-        """For takers that always find a message and so never wait, once `loop_turn_at_s` is LOOP_TURN_S ago."""
+        """Lets the loop turn, for takers that always find a message and so never wait, once `loop_turn_at_s` is
+        LOOP_TURN_S ago.
+        """
         await asyncio.sleep(0)
         self.loop_turn_at_s = time.monotonic()
 
     async def wait(self, deadline_s: float | None) -> None:
-        """Until messages come, or the loop's clock has reached the deadline."""
+        """Waits until messages come, or the loop's clock has reached the deadline."""
         loop = asyncio.get_running_loop()
         waiter = loop.create_future()
         self._waiters.append(waiter)

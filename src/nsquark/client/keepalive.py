@@ -1,4 +1,4 @@
-"""Messages that wait for a handler are kept alive, and no more of them come than handlers can take in time."""
+"""Keeps messages alive that wait for a handler, and lets no more come than handlers can take in time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ROUND_S_MAX: Final = 15.0
 TOUCH_SHARE: Final = 0.75
 """A message with less than this share of its timeout left is touched: at the latest when half of it is over."""
 RETURN_SHARE: Final = 0.5
-"""One that cannot be touched any further goes back with this share left, while nsqd still takes it from us."""
+"""A message that cannot be touched any further goes back with this share left, while nsqd still takes it from us."""
 
 
 class KeepAlive:
-    """Four times in each msg_timeout a round is made: what waits is touched, as long as nsqd's max-msg-timeout allows,
+    """Makes a round four times in each msg_timeout: what waits is touched, as long as nsqd's max-msg-timeout allows,
     and then given back unhandled; what someone took and did not answer in time is forgotten: nsqd has taken it back.
     """
 
@@ -33,7 +33,7 @@ class KeepAlive:
         self._loop = asyncio.get_running_loop()
 
     def make_round(self, subscriptions: Iterable[Subscription]) -> bool:
-        """True if something had to wait for long."""
+        """Makes a round; returns True if something had to wait for long."""
         now_s = self._loop.time()
         waiting = set(self._inbox.ready)
         is_late = False
@@ -106,7 +106,7 @@ class Rounds:
         self._interval_s = ROUND_S_MAX
 
     def every(self, timeout_s: float) -> None:
-        """The shortest msg_timeout of all connections; the next round comes as soon as that asks for."""
+        """Takes the shortest msg_timeout of all connections; the next round comes as soon as that asks for."""
         interval_s = min(timeout_s / ROUNDS_PER_TIMEOUT, ROUND_S_MAX)
         if self._timer is None or interval_s < self._interval_s:
             self.close()

@@ -1,4 +1,4 @@
-"""The client's log lines: under one logger unless a user gives another, each naming what it is about."""
+"""Writes the client's log lines: under one logger unless a user gives another, each naming what it is about."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ Log = logging.Logger | NamedLog
 
 
 def shown_id(message_id: bytes) -> str:
-    """A message's id as text, whatever bytes a peer made it of."""
+    """Shows a message's id as text, whatever bytes a peer made it of."""
     return message_id.decode("ascii", "backslashreplace")

@@ -1,4 +1,4 @@
-"""Finding nsqds through nsqlookupd: single questions, and the loop in which a consumer asks them."""
+"""Finds nsqds through nsqlookupd: single questions, and the loop in which a consumer asks them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from nsquark.wire.lookup_answer import Found, read_producers
 
 TRIES_PER_ROUND_MAX: Final = 3
 RECHECK_S_MIN: Final = 0.1
-"""Between rounds that are asked for: an nsqd which closes every connection must not make us flood nsqlookupd."""
+"""The least time between rounds that are asked for: an nsqd which closes every connection must not make us flood
+nsqlookupd.
+"""
 TIMEOUT_S_MAX: Final = 3600.0
-"""Where the config sets no timeout."""
+"""The timeout where the config sets none."""
 TCP_CHECK_S: Final = 1.0
 LOOKUPD_PING: Final = b"  V1PING\n"
 LOOKUPD_OK: Final = b"\x00\x00\x00\x02OK"
@@ -30,21 +32,23 @@ AddressFilter = Callable[[list[str]], Iterable[str]]
 
 
 class TopicNotFound(LookupFailed):
-    """The nsqlookupd knows no nsqd with this topic; nobody may have published to it yet."""
+    """Says that the nsqlookupd knows no nsqd with this topic; nobody may have published to it yet."""
 
 
 async def lookup(address: str, topic: str, config: Config) -> list[Found]:
-    """The nsqds that carry this topic, as one nsqlookupd knows them."""
+    """Asks one nsqlookupd for the nsqds that carry this topic."""
     return await _ask(lookup_url(address, topic), config)
 
 
 async def nodes(address: str, config: Config) -> list[Found]:
-    """All nsqds of one nsqlookupd."""
+    """Asks one nsqlookupd for all its nsqds."""
     return await _ask(nodes_url(address), config)
 
 
 def lookup_url(address: str, topic: str) -> str:
-    """Of a nsqlookupd given as `host:port` or as a URL, whose path and query are kept: a proxy may need them."""
+    """Makes the URL of a nsqlookupd given as `host:port` or as a URL, whose path and query are kept: a proxy may need
+    them.
+    """
     scheme, netloc, path, query = _parts(address)
     arguments = [(name, value) for name, value in parse_qsl(query, keep_blank_values=True) if name != "topic"]
     return urlunsplit((scheme, netloc, path or "/lookup", urlencode([*arguments, ("topic", topic)]), ""))
@@ -64,7 +68,7 @@ def _url(address: str, question: str) -> str:
 
 
 def _parts(address: str) -> tuple[str, str, str, str]:
-    """Scheme, host and port, path ('' for none), query."""
+    """Splits a URL into scheme, host and port, path ('' for none), query."""
     hint = "give nsqlookupd's HTTP address as host:port or http://host:port"
     try:
         parts = urlsplit(address if "://" in address else f"http://{address}")
@@ -101,7 +105,7 @@ async def _ask(url: str, config: Config) -> list[Found]:
 
 
 async def _is_tcp_port(url: str) -> bool:
-    """Whether what does not speak HTTP here speaks nsqlookupd's own protocol."""
+    """Tells whether what does not speak HTTP here speaks nsqlookupd's own protocol."""
     parts = urlsplit(url)
     try:
         async with asyncio.timeout(TCP_CHECK_S):
@@ -136,7 +140,7 @@ class PollLoop:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="nsqlookupd poll")
 
     def poll_soon(self) -> None:
-        """Any number of calls before the next round make one round."""
+        """Asks for another round; any number of calls before the next one make one round."""
         self._is_wanted.set()
 
     async def close(self) -> None:
@@ -164,7 +168,7 @@ class PollLoop:
 
 
 class Discovery:
-    """The nsqlookupds of a consumer, asked in turn: one per round, and the next ones if it fails.
+    """Asks the nsqlookupds of a consumer in turn: one per round, and the next ones if it fails.
 
     `on_found` gets the addresses that the round found and that the filter let through. An nsqd that is no longer among
     them is not gone: its nsqlookupd may just have been restarted.
@@ -197,7 +201,7 @@ class Discovery:
         return list(self._addresses)
 
     def start(self) -> None:
-        """Without a nsqlookupd nothing is asked until one is added."""
+        """Begins to ask; without a nsqlookupd nothing is asked until one is added."""
         self._loop.start()
 
     async def check(self, timeout_s: float) -> None:
@@ -210,7 +214,7 @@ class Discovery:
                 raise self._wrong
 
     def add(self, address: str) -> None:
-        """Asked next; ConfigError for what is no address. Once started, at once."""
+        """Adds a nsqlookupd, which is asked next and, once started, at once; ConfigError for what is no address."""
         lookup_url(address, self._topic)
         if address in self._addresses:
             return
@@ -219,7 +223,7 @@ class Discovery:
         self._loop.poll_soon()
 
     def remove(self, address: str) -> None:
-        """The last one stays: a consumer that finds nothing any more would be stuck for good."""
+        """Removes a nsqlookupd. The last one stays: a consumer that finds nothing any more would be stuck for good."""
         if address not in self._addresses:
             raise ConfigError(f"nsqlookupd {address} is not among {', '.join(self._addresses) or 'those given (none)'}")
         if len(self._addresses) == 1:
@@ -227,7 +231,7 @@ class Discovery:
         self._addresses.remove(address)
 
     def poll_soon(self) -> None:
-        """To be called when an nsqd is lost."""
+        """Asks soon; to be called when an nsqd is lost."""
         self._loop.poll_soon()
 
     async def close(self) -> None:

@@ -1,4 +1,6 @@
-"""The event loop of a process that blocks: a thread of its own, one per process, to which others hand their work."""
+"""Runs the event loop of a process that blocks: a thread of its own, one per process, to which
+others hand their work.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class LoopThread:
-    """An event loop which ends with its process."""
+    """Runs an event loop which ends with its process."""
 
     def __init__(self) -> None:
         # Not the policy's loop: this one is known to survive that its process is forked.
@@ -39,7 +41,7 @@ class LoopThread:
         self._loop.run_forever()
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Blocks until it is done; an interrupt (Ctrl-C) ends the work too."""
+        """Blocks until the work is done; an interrupt (Ctrl-C) ends the work too."""
         if threading.current_thread() is self._thread:
             work.close()
             raise NsqError("a blocking call on the event loop's own thread: use the asyncio client in callbacks")
@@ -51,13 +53,13 @@ class LoopThread:
             raise
 
     async def _after_handed(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """What was handed over before comes first."""
+        """Runs the work after what was handed over before."""
         while self._handed:
             self._handed.popleft()()
         return await work
 
     def hand_over(self, work: Callable[[], None]) -> None:
-        """Has it called on the loop, in order.
+        """Has a function called on the loop, in order.
 
         To wake a thread costs far more than the rest, so what is handed over within a millisecond shares one wake-up.
         """
@@ -88,7 +90,7 @@ def _result(future: concurrent.futures.Future[Result]) -> Result:
 
 
 class Process:
-    """What belongs to the current process: its loop thread, and what it inherited and must leave alone.
+    """Holds what belongs to the current process: its loop thread, and what it inherited and must leave alone.
 
     An inherited loop shares its epoll with the parent's: to let it go would take the parent's sockets off it.
     """
@@ -108,7 +110,9 @@ class Process:
         self._inherited.append(inherited)
 
     def forked(self) -> None:
-        """In the child. Another thread may have held the lock at that moment, and never releases it here."""
+        """Begins anew in the child. Another thread may have held the lock at that moment, and never
+        releases it here.
+        """
         self._lock = threading.Lock()
         if self._thread is not None:
             self.keep(self._thread)

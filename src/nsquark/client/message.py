@@ -1,4 +1,4 @@
-"""A message in the hands of a consumer."""
+"""Is a message in the hands of a consumer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ T = TypeVar("T")
 
 
 class Message:
-    """Answered once, by `finish` or `requeue`; what comes after that is ignored. Any thread may call its methods.
+    """A message, which is answered once, by `finish` or `requeue`; what comes after that is ignored. Any thread may
+    call its methods.
 
     `async with message:` finishes it when the block ends well. An exception is logged, and the message requeued with
     backoff; a cancellation requeues it at once, without backoff, and goes on. In `nsquark.sync` it is `with message:`.
@@ -52,27 +53,27 @@ class Message:
     ) -> None:
         self._subscription = subscription
         self.deadline_s = deadline_s
-        """By the loop's clock: after it nsqd gives the message to another."""
+        """The time by the loop's clock after which nsqd gives the message to another."""
         self.last_deadline_s = last_deadline_s
-        """Beyond this no touch moves the deadline: nsqd's max-msg-timeout."""
+        """The time beyond which no touch moves the deadline: nsqd's max-msg-timeout."""
         self.timestamp = timestamp
-        """When it was published, in ns since 1970."""
+        """The time when it was published, in ns since 1970."""
         self.attempts = attempts
-        """How often it was delivered, this time included."""
+        """The number of deliveries, this one included."""
         self.id = message_id
-        """16 bytes, which nsqd gave it."""
+        """The id that nsqd gave it, 16 bytes."""
         self.body = body
-        """What was published."""
+        """The bytes that were published."""
         self.key: bytes | None = None
-        """By which `dedupe` knows it: what its copies have in common, else its nsqd and id."""
+        """The key by which `dedupe` knows it: what its copies have in common, else its nsqd and id."""
         self.headers: Headers = NO_HEADERS
-        """What its producer gave; a consumer with `envelope=True` reads them."""
+        """The headers that its producer gave; a consumer with `envelope=True` reads them."""
         self.auto_response = True
-        """Whether the end of its handler answers it."""
+        """Tells whether the end of its handler answers it."""
         self.is_answered = False
-        """Whether it was finished or requeued."""
+        """Tells whether it was finished or requeued."""
         self.give_up_reason = ""
-        """Why it is given up, for `on_give_up`."""
+        """The reason why it is given up, for `on_give_up`."""
 
     @property
     def subscription(self) -> Subscription:
@@ -80,7 +81,7 @@ class Message:
 
     @property
     def nsqd_address(self) -> str:
-        """From which nsqd it came."""
+        """Tells from which nsqd it came."""
         return self._subscription.address
 
     def finish(self) -> None:
@@ -122,7 +123,7 @@ class Message:
     @overload
     def decode(self, kind: Any = Any, decode: Decode = "json") -> Any: ...
     def decode(self, kind: Any = Any, decode: Decode = "json") -> Any:
-        """The value that the body holds, checked to be of this type; DecodeFailed if it is not.
+        """Returns the value that the body holds, checked to be of this type; DecodeFailed if it is not.
 
         kind: any type that msgspec knows: a Struct, a dataclass, a TypedDict, `list[int]`.
         decode: `"json"`, `"msgpack"`, or a function that makes the value of the bytes and knows the type itself.
@@ -134,7 +135,9 @@ class Message:
             raise
 
     def or_raise(self) -> OrRaise[Self]:
-        """For `async with message.or_raise():`, which answers as `async with message:` does and lets exceptions out."""
+        """Serves `async with message.or_raise():`, which answers as `async with message:` does and
+        lets exceptions out.
+        """
         return OrRaise(self)
 
     async def __aenter__(self) -> Self:
@@ -154,14 +157,14 @@ class Message:
         return self.settle(error)
 
     def settle(self, error: BaseException | None) -> bool:
-        """Answers it for how its handler ended. True if the error is dealt with."""
+        """Answers the message for how its handler ended. Returns True if the error is dealt with."""
         if isinstance(error, Exception) and not self._is_hopeless(error):
             self.fail(error)
             return True
         return self.answer_for(error)
 
     def _is_hopeless(self, error: BaseException) -> bool:
-        """Whether another attempt would fail in the same way: it was this message that could not be decoded."""
+        """Tells whether another attempt would fail in the same way: it was this message that could not be decoded."""
         return isinstance(error, DecodeFailed) and error is getattr(self, "_decode_error", None) and self.auto_response
 
     def fail(self, error: BaseException) -> None:
@@ -177,7 +180,7 @@ class Message:
             self.requeue()
 
     def answer_for(self, error: BaseException | None) -> bool:
-        """As `settle`, without a line in the log."""
+        """Answers as `settle` does, without a line in the log."""
         if error is None:
             if self.auto_response:
                 self.finish()
@@ -205,7 +208,7 @@ A = TypeVar("A", bound=_Answerable)
 
 
 class OrRaise(Generic[A]):
-    """A block that answers its message or batch for how it ends, and lets every exception out.
+    """Answers its message or batch for how a block ends, and lets every exception out.
 
     For tests, and for programs that end with the first failure.
     """

@@ -1,4 +1,6 @@
-"""The nsqds of a consumer: given by address or found through nsqlookupd, connected, or waiting for the next try."""
+"""Keeps the nsqds of a consumer: given by address or found through nsqlookupd, connected, or
+waiting for the next try.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,16 @@ RETRY_S_MAX: Final = 60.0
 STEADY_S: Final = 10.0
 """A connection that lasted so long was a good one: its loss is the first failure."""
 NSQDS_MAX: Final = 1000
-"""More than any cluster has, and fewer than a hostile nsqlookupd would like to name."""
+"""The most nsqds of a consumer: more than any cluster has, and fewer than a hostile nsqlookupd would like to name."""
 FAILURES_MAX: Final = 10_000
 START_CHECK_S: Final = 2.0
-"""So long the start waits for an nsqlookupd, to tell whether one was meant by its address."""
+"""The start waits so long for an nsqlookupd, to tell whether one was meant by its address."""
 
 
 class Members:
-    """`subscriptions` has those that are connected and `_connecting` those that are about to be: an address is in one
-    of them at most. `_given` are those a user named: they are tried again after a loss, without nsqlookupd too.
+    """Keeps connections. `subscriptions` has those that are connected and `_connecting` those that are about to be: an
+    address is in one of them at most. `_given` are those a user named: they are tried again after a loss, without
+    nsqlookupd too.
     """
 
     def __init__(
@@ -54,12 +57,12 @@ class Members:
         self._connecting: dict[str, asyncio.Task[None]] = {}
         self._retries: dict[str, asyncio.TimerHandle] = {}
         self._failures: dict[str, int] = {}
-        """In a row, of those that are not connected for long."""
+        """The number of failures in a row, of nsqds that are not connected for long."""
         self._is_closing = False
         self.subscriptions: dict[str, Subscription] = {}
 
     async def start(self) -> None:
-        """Fails if none of the given nsqds can be reached and there is no nsqlookupd to ask."""
+        """Connects; fails if none of the given nsqds can be reached and there is no nsqlookupd to ask."""
         tasks = [self._begin(address) for address in self._given]
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         self._check_running()
@@ -88,7 +91,7 @@ class Members:
         await asyncio.gather(*(subscription.close(reason, timeout_s) for subscription in subscriptions))
 
     def end(self, reason: NsqError) -> None:
-        """Without waiting for anything."""
+        """Ends all connections without waiting for anything."""
         for subscription in self.subscriptions.values():
             subscription.end(reason)
 
@@ -155,11 +158,11 @@ class Members:
     # -- connecting ----------------------------------------------------------------------------------------
 
     def _begin(self, address: str) -> asyncio.Task[None]:
-        """Its outcome is the caller's to deal with."""
+        """Begins to connect; the outcome is the caller's to deal with."""
         return self._run(address, self._connect(address))
 
     def _found(self, addresses: list[str]) -> None:
-        """Those that failed are left alone until their time has come."""
+        """Connects to nsqds that were found; those that failed are left alone until their time has come."""
         for address in addresses:
             is_known = address in self.subscriptions or address in self._connecting or address in self._retries
             if is_known or self._is_closing:
@@ -194,8 +197,8 @@ class Members:
         self._joined(subscription)
 
     def _retry_later(self, address: str, *, is_refused: bool) -> None:
-        """Ever more rarely while it fails. One that was lost comes back at the latest after lookupd_poll_interval; one
-        that refuses us would do so again.
+        """Tries again ever more rarely while it fails. An nsqd that was lost comes back at the latest after
+        lookupd_poll_interval; one that refuses us would do so again.
         """
 
         def retry() -> None:

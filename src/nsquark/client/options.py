@@ -1,4 +1,4 @@
-"""Kinds of options: which values a user may give for one, and what is kept of them.
+"""Defines kinds of options: which values a user may give for one, and what is kept of them.
 
 Every kind reads values in two ways. `typed` is for Python code, where a wrong type is a mistake worth an error at once;
 `loose` is for command lines and config files and has go-nsq's rules, by which strings are parsed and an integer for a
@@ -21,7 +21,7 @@ from nsquark.base.kinds import parse_boolean
 from nsquark.client.errors import ConfigError
 
 DISABLED: Final = Duration(-1)
-"""Of a duration that can be switched off."""
+"""The value of a duration that is switched off."""
 
 NS_PER_MS: Final = 1_000_000
 NS_PER_US: Final = 1_000
@@ -34,25 +34,25 @@ Number = TypeVar("Number", int, float, Duration)
 
 @runtime_checkable
 class BackoffStrategy(Protocol):
-    """How long a consumer waits at each level of backoff."""
+    """Says how long a consumer waits at each level of backoff."""
 
     def calculate(self, attempt: int) -> float:
-        """Seconds to wait at this level, which starts at 1."""
+        """Returns the seconds to wait at this level, which starts at 1."""
 
 
 class OptionKind(ABC, Generic[T]):
-    """What an option may be; a ValueError of a reader says why a value is not that."""
+    """Says what an option may be; a ValueError of a reader says why a value is not that."""
 
     @abstractmethod
     def typed(self, value: Any) -> T:
-        """As the constructor takes it."""
+        """Reads a value as the constructor takes it."""
 
     def loose(self, value: Any) -> T:
-        """As a command line gives it."""
+        """Reads a value as a command line gives it."""
         return self.typed(value)
 
     def shown(self, value: Any) -> str:
-        """`value` as an error may repeat it."""
+        """Shows `value` as an error may repeat it."""
         return str(value)
 
     def check(self, name: str, value: T) -> None:
@@ -171,7 +171,7 @@ class Text(OptionKind[str]):
         raise ValueError("expected a string")
 
     def loose(self, value: Any) -> str:
-        """A number is taken as it is written: config files know client_id = 7."""
+        """Reads a text; a number is taken as it is written: config files know client_id = 7."""
         if isinstance(value, bool):
             return "true" if value else "false"
         return str(value) if isinstance(value, int | float) else self.typed(value)
@@ -231,12 +231,12 @@ class Tls(OptionKind["ssl.SSLContext | None"]):
 
 
 def duration_of(span: timedelta) -> Duration:
-    """Exact, unlike the way through float seconds."""
+    """Makes a duration of a timedelta, exactly, unlike the way through float seconds."""
     return Duration(((span.days * S_PER_DAY + span.seconds) * US_PER_S + span.microseconds) * NS_PER_US)
 
 
 def read(name: str, value: Any, reader: Callable[[Any], T], kind: OptionKind[T]) -> T:
-    """`value` of option `name` as its kind keeps it."""
+    """Reads `value` of option `name` as its kind keeps it."""
     try:
         kept = reader(value)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What a caller publishes becomes the bytes that nsqd gets: encoded if asked for, and put into an envelope."""
+"""Turns what a caller publishes into the bytes that nsqd gets: encoded if asked for, and put into an envelope."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nsquark.wire.commands import MpubBody
 
 
 class Packing(TypedDict, total=False):
-    """What every publish method takes by keyword."""
+    """The keywords that every publish method takes."""
 
     encode: Encode | None
     """`"json"`, `"msgpack"` or a function that makes bytes of the value. Without it the body is bytes."""
@@ -23,7 +23,9 @@ class Packing(TypedDict, total=False):
 
 
 def packed(in_envelope: bool, value: Any, *, encode: Encode | None = None, headers: Headers | None = None) -> Body:
-    """The body of one message. An envelope gets a key of its own, which copies and retries of these bytes share."""
+    """Makes the body of one message. An envelope gets a key of its own, which copies and retries of
+    these bytes share.
+    """
     body: Body = value if encode is None else encoded(value, encode)
     if in_envelope:
         return wrap(new_key(), checked_body(body), headers or NO_HEADERS)
@@ -33,7 +35,7 @@ def packed(in_envelope: bool, value: Any, *, encode: Encode | None = None, heade
 
 
 def packed_all(in_envelope: bool, values: Iterable[Any] | MpubBody, **packing: Unpack[Packing]) -> list[Body]:
-    """The bodies of one command, each as `packed` makes it."""
+    """Makes the bodies of one command, each as `packed` does."""
     if isinstance(values, MpubBody):
         raise ConfigError("these messages are packed already: give the bodies one by one to encode or envelope them")
     return [packed(in_envelope, value, **packing) for value in values]

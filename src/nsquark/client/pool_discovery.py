@@ -1,4 +1,4 @@
-"""Which nsqds a pool uses, asked of its nsqlookupds."""
+"""Asks a pool's nsqlookupds which nsqds it uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nsquark.client.lookupd import PollLoop, TopicNotFound, lookup, lookup_url, 
 from nsquark.wire.lookup_answer import Found
 
 ROUNDS_ABSENT_MAX: Final = 2
-"""An nsqd that registers anew is missing from one answer now and then."""
+"""An nsqd may be missing from so many answers: one that registers anew is missing now and then."""
 
 
 class PoolDiscovery:
@@ -55,7 +55,7 @@ class PoolDiscovery:
 
     @property
     def wrong(self) -> WrongPort | None:
-        """Said of all nsqlookupds in the last round."""
+        """Returns the error that all nsqlookupds gave in the last round."""
         return next(iter(self._wrong.values())) if len(self._wrong) == len(self._addresses) else None
 
     async def _round(self) -> None:

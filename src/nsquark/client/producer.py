@@ -1,4 +1,4 @@
-"""Publishing to one nsqd, as go-nsq does it: one connection, answers in order, no retry."""
+"""Publishes to one nsqd, as go-nsq does it: one connection, answers in order, no retry."""
 
 from __future__ import annotations
 
@@ -88,17 +88,17 @@ class Producer:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection now."""
+        """Tells whether there is a connection now."""
         return self._connection is not None
 
     @property
     def outstanding(self) -> int:
-        """How many publishes have no answer yet."""
+        """Returns how many publishes have no answer yet."""
         return len(self._outstanding)
 
     @property
     def outstanding_bytes(self) -> int:
-        """How many bytes these are."""
+        """Returns how many bytes have no answer yet."""
         return self._outstanding_bytes
 
     # -- publishing --------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class Producer:
     def multi_publish_nowait(
         self, topic: str, bodies: Iterable[Any] | MpubBody, **packing: Unpack[Packing]
     ) -> asyncio.Future[None]:
-        """As `multi_publish`, without waiting; the future has the outcome.
+        """Publishes as `multi_publish` does, without waiting; the future has the outcome.
 
         topic: its name.
         bodies: as of `multi_publish`.
@@ -153,7 +153,7 @@ class Producer:
     def deferred_publish_nowait(
         self, topic: str, delay: float | timedelta, body: Any, **packing: Unpack[Packing]
     ) -> asyncio.Future[None]:
-        """As `deferred_publish`, without waiting; the future has the outcome.
+        """Publishes as `deferred_publish` does, without waiting; the future has the outcome.
 
         topic: its name.
         delay: as of `deferred_publish`.
@@ -267,14 +267,14 @@ class Producer:
             self._connect()
 
     def _let_in(self) -> None:
-        """Those that wait longest, as far as there is room; a caller that has gone was never sent."""
+        """Lets in those that wait longest, as far as there is room; a caller that has gone was never sent."""
         while self._waiting and self._has_room(len(self._waiting[0][1])):
             future, command = self._waiting.popleft()
             if not future.done():
                 self._enqueue(future, command)
 
     def _has_room(self, size: int, count: int = 1) -> bool:
-        """One publish is always let through, however big."""
+        """Tells whether there is room; one publish is always let through, however big."""
         waiting = len(self._outstanding) + count
         return waiting == 1 or (self._outstanding_bytes + size <= self._bytes_max and waiting <= self._count_max)
 
@@ -339,7 +339,7 @@ class Producer:
         self._fail_all(reason)
 
     def _fail_all(self, reason: BaseException) -> None:
-        """All that was sent; those that wait for room were not, and go with the next connection."""
+        """Fails all that was sent; those that wait for room were not, and go with the next connection."""
         outstanding, self._outstanding = self._outstanding, deque()
         self._outstanding_bytes = 0
         self._unsent.clear()

@@ -1,4 +1,5 @@
-"""Who may send how much: max_in_flight shared over the connections as RDY counts, and held back after failures.
+"""Decides who may send how much: max_in_flight is shared over the connections as RDY counts, and held back after
+failures.
 
 RDY is a window: nsqd keeps that many messages in flight until it is told otherwise, so a count is sent when it changes
 and never again.
@@ -25,7 +26,7 @@ RAISE_SHARE: Final = 8
 
 
 class Window(Protocol):
-    """A connection as seen from here. `set_rdy` sends the count and keeps it in `rdy`, its time in `rdy_at_s`."""
+    """Is a connection as seen from here. `set_rdy` sends the count and keeps it in `rdy`, its time in `rdy_at_s`."""
 
     rdy: int
     rdy_max: int
@@ -40,7 +41,7 @@ class Window(Protocol):
 
 
 class Flow:
-    """Invariants:
+    """Shares out RDY. Invariants:
 
     * What connections have in flight, or may have by their RDY counts, is together at most max_in_flight; in backoff
       the counts are at most 1, and 0 while it waits.
@@ -62,31 +63,33 @@ class Flow:
         self._wanted = config.max_in_flight
         self._limit: int | None = None
         self._lowered: dict[Window, tuple[int, float]] = {}
-        """From which count, and until when what it allowed may still come."""
+        """The count that a connection was lowered from, and until when what it allowed may still come."""
         self._left_behind: list[Window] = []
-        """No longer used, with messages that are not answered yet."""
+        """The connections that are no longer used, with messages that are not answered yet."""
         self.windows: list[Window] = []
         interval_s = config.rdy_redistribute_interval.seconds
         self._tick = self._loop.call_later(interval_s, self._redistribute_regularly, interval_s)
 
     @property
     def level(self) -> int:
-        """Of backoff; 0 is normal work."""
+        """Returns the level of backoff; 0 is normal work."""
         return self._backoff.level
 
     @property
     def is_waiting(self) -> bool:
-        """In backoff, with nothing asked for yet."""
+        """Tells whether it is in backoff, with nothing asked for yet."""
         return self._wait is not None
 
     @property
     def wanted(self) -> int:
-        """max_in_flight as the user set it."""
+        """Returns max_in_flight as the user set it."""
         return self._wanted
 
     @property
     def max_in_flight(self) -> int:
-        """What holds now: less than `wanted` while handlers are slow. Every connection may send something."""
+        """Returns the max_in_flight that holds now: less than `wanted` while handlers are slow. Every connection may
+        send something.
+        """
         if self._limit is None:
             return self._wanted
         return min(self._wanted, max(self._limit, len(self.windows)))
@@ -96,7 +99,7 @@ class Flow:
         self._share()
 
     def leave(self, window: Window) -> None:
-        """It is closing or lost; what is being handled of it still counts."""
+        """Leaves out a connection that is closing or lost; what is being handled of it still counts."""
         if window not in self.windows:
             return
         self.windows.remove(window)
@@ -106,12 +109,12 @@ class Flow:
         self._share()
 
     def change_max_in_flight(self, count: int) -> None:
-        """0 pauses: what is in flight is dealt with, and no more comes."""
+        """Changes max_in_flight; 0 pauses: what is in flight is dealt with, and no more comes."""
         self._wanted = count
         self._max_changed()
 
     def limit(self, count: int | None) -> None:
-        """Less than max_in_flight, because more would wait here for too long; None lifts it."""
+        """Sets a limit below max_in_flight, because more would wait here for too long; None lifts it."""
         if count != self._limit:
             self._limit = count
             self._log.debug("handlers keep up with %d in flight", self.max_in_flight)
@@ -124,13 +127,13 @@ class Flow:
         self._share()
 
     def answered(self) -> None:
-        """A message is no longer in flight: if something is owed, there may be room for it."""
+        """Is told that a message is no longer in flight: if something is owed, there may be room for it."""
         if self.is_owing and not self._is_share_due:
             self._is_share_due = True
             self._loop.call_soon(self._share_again)
 
     def close(self) -> None:
-        """Messages may be answered later still: that moves nothing any more."""
+        """Closes. Messages may be answered later still: that moves nothing any more."""
         self._is_closed = True
         self.is_owing = False
         self._tick.cancel()
@@ -147,7 +150,9 @@ class Flow:
             self._share()
 
     def _share(self) -> None:
-        """Every connection its part: first those that have too much, so that there is something for the others."""
+        """Gives every connection its part: first those that have too much, so that there is
+        something for the others.
+        """
         self.is_owing = False
         if self.level:
             if not self.is_waiting and not any(window.rdy for window in self.windows):
@@ -167,7 +172,9 @@ class Flow:
         self._raise_to(share)
 
     def _raise_to(self, share: int) -> None:
-        """Those that wait longest come first, and who comes later takes nothing of what they are still owed."""
+        """Raises connections; those that wait longest come first, and who comes later takes nothing of what they are
+        still owed.
+        """
         left = self._left()
         unasked = self.max_in_flight - sum(window.rdy for window in self.windows)
         for window in sorted(self.windows, key=_turn):
@@ -185,13 +192,13 @@ class Flow:
                 break
 
     def _left(self) -> int:
-        """How many more messages may be in flight."""
+        """Returns how many more messages may be in flight."""
         self._left_behind = [window for window in self._left_behind if window.in_flight_count]
         held = sum(map(self._held, self.windows)) + sum(window.in_flight_count for window in self._left_behind)
         return max(0, self.max_in_flight - held)
 
     def _held(self, window: Window) -> int:
-        """What a connection has in flight, or may have soon."""
+        """Returns what a connection has in flight, or may have soon."""
         count, _ = self._lowered.get(window, (0, 0.0))
         return max(window.rdy, window.in_flight_count, count)
 
@@ -209,7 +216,7 @@ class Flow:
             self._settling = self._loop.call_later(settle_s, self._settle)
 
     def _settle(self) -> None:
-        """By now what was on its way has come, and counts by itself."""
+        """Forgets what was on its way: by now it has come, and counts by itself."""
         now_s = self._loop.time() + CLOCK_S
         self._lowered = {window: entry for window, entry in self._lowered.items() if entry[1] > now_s}
         self._settling = None
@@ -226,7 +233,7 @@ class Flow:
             self._redistribute()
 
     def _redistribute(self) -> None:
-        """With too little for all, a connection that brings nothing or has had its time makes room for another.
+        """Lets a connection that brings nothing or has had its time make room for another, with too little for all.
 
         Those that wait longest come first, so that every connection has its turn; chance alone could pass one over.
         """
@@ -246,11 +253,11 @@ class Flow:
         self._signal(self._backoff.failed)
 
     def went_on(self) -> None:
-        """A message was given back without being a failure: in backoff it was a test that says nothing."""
+        """Is told that a message was given back without being a failure: in backoff it was a test that says nothing."""
         self._signal(lambda: None)
 
     def _signal(self, move: Callable[[], None]) -> None:
-        """The outcome of a message. Those that were on their way when backoff began say nothing new."""
+        """Is told the outcome of a message. Those that were on their way when backoff began say nothing new."""
         if self.is_waiting or self._is_closed:
             return
         was_backing_off = self.level > 0
@@ -271,7 +278,7 @@ class Flow:
         self._wait = self._loop.call_later(seconds, self._test)
 
     def _test(self) -> None:
-        """One message from one connection: its outcome decides how to go on."""
+        """Asks for one message from one connection: its outcome decides how to go on."""
         self._wait = None
         if not self.windows or not self.max_in_flight:
             return  # `_share` tests when there is someone to ask again
@@ -282,5 +289,5 @@ class Flow:
 
 
 def _turn(window: Window) -> tuple[float, float]:
-    """Who waits longest is first; chance decides among equals."""
+    """Orders by who waits longest; chance decides among equals."""
     return window.rdy_at_s, random.random()

@@ -1,4 +1,4 @@
-"""What a consumer tells of itself."""
+"""Defines what a consumer tells of itself."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""A consumer's connection to one nsqd: what is in flight on it, and the answers on their way back."""
+"""Is a consumer's connection to one nsqd: what is in flight on it, and the answers on their way back."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 CLOSE_WAIT: Final = b"CLOSE_WAIT"
 CLOSE_WAIT_TIMEOUT_S: Final = 5.0
-"""What an nsqd that does not answer any more has sent before comes again after its timeout."""
+"""Closing waits so long: what an nsqd that does not answer any more has sent before comes again after its timeout."""
 STARVED_SHARE: Final = 0.85
 OVERFLOW_TIMES: Final = 4
 OVERFLOW_MIN: Final = 100
-"""More than so many times its window, and so many messages, no honest nsqd sends, even to one that was long blocked."""
+"""No honest nsqd sends more than so many times its window, and so many messages, even to one that was long blocked."""
 ERRORS_LOGGED_MAX: Final = 20
-"""Of a second."""
+"""So many errors are logged in a second."""
 ERROR_LENGTH_MAX: Final = 1000
 
 
@@ -46,10 +46,10 @@ class Subscription:
         self._can_uncount = False
         self._rdy_peak = 0
         self._errors: deque[float] = deque(maxlen=ERRORS_LOGGED_MAX)
-        """When the last ones were logged."""
+        """The times when the last errors were logged."""
         self._is_draining = False
         self.is_leaving = False
-        """What still comes is given back."""
+        """It is leaving: what still comes is given back."""
         self._quiet: asyncio.Future[None] = self._loop.create_future()
         self._drained: asyncio.Future[None] = self._loop.create_future()
         self.address = address
@@ -62,7 +62,7 @@ class Subscription:
         self.began_at_s = self.rdy_at_s = self.last_message_at_s = self._loop.time()
 
     def begin(self, connection: Connection, features: Features, topic: str, channel: str) -> None:
-        """SUB's OK is not waited for: an error ends the connection anyway."""
+        """Subscribes. SUB's OK is not waited for: an error ends the connection anyway."""
         self._connection = connection
         self._timeout_s = features.msg_timeout / 1000
         self._timeout_s_max = max(features.msg_timeout, features.max_msg_timeout) / 1000
@@ -74,7 +74,7 @@ class Subscription:
 
     @property
     def is_starved(self) -> bool:
-        """It has nearly all that it may have, so more comes only after answers."""
+        """Tells whether it has nearly all that it may have, so that more comes only after answers."""
         return len(self.in_flight) > 0 and len(self.in_flight) >= STARVED_SHARE * self.rdy
 
     @property
@@ -134,25 +134,27 @@ class Subscription:
             self._connection.send(commands.touch(message.id))
 
     def forget(self, message: Message) -> None:
-        """It is past its deadline: nsqd has taken it back. An answer that comes all the same is still sent."""
+        """Forgets a message that is past its deadline: nsqd has taken it back. An answer that comes all the same is
+        still sent.
+        """
         self._settle(message)
         self._consumer.message_forgotten()
 
     def give_up(self, message: Message, reason: str) -> None:
-        """Any thread may call it. The message is answered when the user's hook has seen it."""
+        """Gives up a message, which is answered when the user's hook has seen it. Any thread may call it."""
         self._loop.call_soon_threadsafe(self._consumer.message_hopeless, message, reason)
 
     def was_not_handled(self, message: Message) -> None:
-        """Any thread may call it."""
+        """Is told that a message was not handled. Any thread may call it."""
         self._consumer.message_not_handled(message)
 
     def flush(self) -> None:
-        """At once, without waiting for the end of a turn that a handler may make long."""
+        """Sends answers at once, without waiting for the end of a turn that a handler may make long."""
         if self._connection is not None:
             self._connection.flush()
 
     def _settle(self, message: Message) -> bool:
-        """False when nobody is there to be told: nsqd gives the message to another."""
+        """Answers a message; False when nobody is there to be told: nsqd gives the message to another."""
         self.in_flight.discard(message)
         if not self.in_flight and self._is_draining and not self._drained.done():
             self._drained.set_result(None)
@@ -173,13 +175,13 @@ class Subscription:
             self._connection.send(commands.rdy(count))
 
     def response_received(self, data: bytes) -> None:
-        """SUB's OK, or CLOSE_WAIT: no more messages come."""
+        """Takes SUB's OK, or CLOSE_WAIT: no more messages come."""
         self.is_accepted = True
         if data == CLOSE_WAIT and not self._quiet.done():
             self._quiet.set_result(None)
 
     def error_received(self, text: str) -> None:
-        """Of an answer that came too late, mostly; what is worse ends the connection."""
+        """Takes an error, mostly of an answer that came too late; what is worse ends the connection."""
         now_s = self._loop.time()
         if len(self._errors) < ERRORS_LOGGED_MAX or now_s - self._errors[0] > 1:
             self._errors.append(now_s)
@@ -188,7 +190,9 @@ class Subscription:
     # -- end ---------------------------------------------------------------------------------------------
 
     async def close(self, reason: NsqError, timeout_s: float) -> None:
-        """CLS, then what is on its way, then the answers of what is in flight, then the socket."""
+        """Sends CLS, waits for what is on its way, then for the answers of what is in flight, then
+        closes the socket.
+        """
         connection = self._connection
         if connection is None:
             return
@@ -204,7 +208,7 @@ class Subscription:
         await connection.wait_lost()
 
     def end(self, reason: NsqError) -> None:
-        """Without waiting for anything; the answers that were given still go out."""
+        """Ends without waiting for anything; the answers that were given still go out."""
         if self._connection is not None:
             self._connection.close(reason)
 

@@ -1,4 +1,4 @@
-"""Values instead of bytes: JSON and msgpack by msgspec, or functions of the user."""
+"""Turns values into bytes and back: JSON and msgpack by msgspec, or functions of the user."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Encode = Literal["json", "msgpack"] | Callable[[Any], bytes]
 Decode = Literal["json", "msgpack"] | Callable[[bytes], Any]
 
 DECODERS_MAX: Final = 256
-"""Decoders that are kept, each for one type: making one takes longer than using it."""
+"""So many decoders are kept, each for one type: making one takes longer than using it."""
 
 _encode_json: Final = msgspec.json.Encoder().encode
 _encode_msgpack: Final = msgspec.msgpack.Encoder().encode
 
 
 def encoded(value: Any, encode: Encode) -> bytes:
-    """The bytes of a value; an error of the encoder goes to the caller."""
+    """Returns the bytes of a value; an error of the encoder goes to the caller."""
     if encode == "json":
         return _encode_json(value)
     if encode == "msgpack":
@@ -32,7 +32,7 @@ def encoded(value: Any, encode: Encode) -> bytes:
 
 
 def decoded(body: bytes, kind: Any, decode: Decode) -> Any:
-    """The value in a body, or DecodeFailed, whatever the decoder raised."""
+    """Returns the value in a body, or raises DecodeFailed, whatever the decoder raised."""
     if callable(decode):
         decoder, name = decode, getattr(decode, "__qualname__", repr(decode))
     else:

@@ -1,1 +1,1 @@
-"""Bridges to other libraries, each with an extra of its own."""
+"""Has bridges to other libraries, each with an extra of its own."""

@@ -1,4 +1,4 @@
-"""Traces and metrics by OpenTelemetry: `pip install nsquark[otel]`.
+"""Makes traces and metrics by OpenTelemetry: `pip install nsquark[otel]`.
 
 Names are those of its semantic conventions for messaging. The context travels in a message's headers, so producers and
 consumers need `envelope=True`; without it there are spans and metrics, and no trace from one to the other.
@@ -53,7 +53,7 @@ class Subscribed(Protocol):
 
 
 class Telemetry:
-    """Where spans and metrics go.
+    """Says where spans and metrics go.
 
     tracer_provider: the global one unless given.
     meter_provider: the global one unless given.
@@ -79,14 +79,14 @@ class Telemetry:
         )
 
     def producer(self, producer: Producer | ProducerPool) -> TracedProducer:
-        """The producer with the same publish methods, each of which makes a span.
+        """Returns the producer with the same publish methods, each of which makes a span.
 
         producer: with `envelope=True` if traces are to go on in consumers.
         """
         return TracedProducer(self, producer)
 
     def handler(self, consumer: Subscribed, handler: Handler) -> Handler:
-        """The handler inside `process`, for `consumer.run`.
+        """Wraps a handler in `process`, for `consumer.run`.
 
         consumer: whose messages it handles.
         handler: async, or plain, also for threads.
@@ -106,7 +106,7 @@ class Telemetry:
 
     @contextlib.contextmanager
     def publish(self, topic: str, count: int = 1, address: str = "") -> Iterator[dict[str, str]]:
-        """A block that publishes; it gets the headers that carry its context.
+        """Surrounds a block that publishes; it gets the headers that carry its context.
 
         topic: where to.
         count: how many messages.
@@ -122,13 +122,13 @@ class Telemetry:
         sending.end(None)
 
     def begin_publish(self, topic: str, count: int, address: str) -> Sending:
-        """The same for who ends it by a callback."""
+        """Begins a publish for who ends it by a callback."""
         attributes = _attributes("publish", "send", topic) | _server(address)
         return Sending(self._tracer, self._propagator, self._sent, self._publish_s, attributes, count)
 
     @contextlib.contextmanager
     def process(self, consumer: Subscribed, received: Message | Batch) -> Iterator[Span]:
-        """A block that handles a message or a batch; it gets the span, for attributes of your own.
+        """Surrounds a block that handles a message or a batch; it gets the span, for attributes of your own.
 
         consumer: from which the message came.
         received: the message or batch.
@@ -209,7 +209,7 @@ class Sending:
 
 @documented_like(Producer)
 class TracedProducer:
-    """A `Producer` or `ProducerPool` whose publishes make spans; made by `Telemetry.producer`.
+    """Is a `Producer` or `ProducerPool` whose publishes make spans; made by `Telemetry.producer`.
 
     `multi_publish` makes one span for all its messages; that of a `publish_nowait` ends with the answer.
     """
@@ -263,7 +263,7 @@ class TracedProducer:
         return answer
 
     def _with_context(self, packing: Packing, context: Headers) -> Packing:
-        """A producer without envelopes cannot carry it."""
+        """Adds the context to the headers; a producer without envelopes cannot carry it."""
         if not self.producer.envelope:
             return packing
         return Packing(encode=packing.get("encode"), headers={**(packing.get("headers") or {}), **context})

@@ -1,4 +1,4 @@
-"""Taskiq on NSQ: `pip install nsquark[taskiq]`, then `broker = NsqBroker("127.0.0.1:4150")`.
+"""Runs Taskiq on NSQ: `pip install nsquark[taskiq]`, then `broker = NsqBroker("127.0.0.1:4150")`.
 
 A task is a message of one topic, and the workers share one channel of it. A message is finished when Taskiq
 acknowledges its task, by default after the result was saved; until then it is touched, however long the task takes. Of
@@ -21,7 +21,7 @@ DELAY_LABEL = "delay"
 
 
 class NsqBroker(AsyncBroker):
-    """A Taskiq broker. Tasks are published to any of the nsqds, and taken from all of them.
+    """Is a Taskiq broker. Tasks are published to any of the nsqds, and taken from all of them.
 
     nsqd: one or several `host:port`.
     lookupd: HTTP addresses of nsqlookupds, instead of nsqds or beside them.

@@ -1,1 +1,1 @@
-"""Small questions without a JVM: topics as Arrow tables, as tables of SQL, and what their JSON looks like."""
+"""Answers small questions without a JVM: topics as Arrow tables, as tables of SQL, and what their JSON looks like."""

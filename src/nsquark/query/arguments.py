@@ -1,4 +1,4 @@
-"""What the commands that read topics without Spark share: where NSQ is, and their topics by name."""
+"""Holds what the commands that read topics without Spark share: where NSQ is, and their topics by name."""
 
 import argparse
 from dataclasses import replace
@@ -36,7 +36,7 @@ def add_nsq_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def all_topics(args: argparse.Namespace) -> SourceOptions:
-    """Options for whatever topics there are."""
+    """Makes options for whatever topics there are."""
     if args.nsqd_http_address and args.lookupd_http_address:
         raise UserError("say where NSQ is: either --nsqd-http-address or --lookupd-http-address")
     more = {"topicPattern": ".*"}
@@ -56,7 +56,7 @@ def only(options: SourceOptions, topic: str) -> SourceOptions:
 
 
 def topic_names(options: SourceOptions) -> list[str]:
-    """The topics of all nsqds that can be read by range."""
+    """Returns the topics of all nsqds that can be read by range."""
     finder = Finder(options)
     nsqds = finder.find()
     if finder.unreachable:

@@ -1,4 +1,4 @@
-"""`nsquark.read_arrow` and `nsquark.read_polars`: what is in topics now, as a table of Arrow or polars."""
+"""Has `nsquark.read_arrow` and `nsquark.read_polars`: what is in topics now, as a table of Arrow or polars."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -70,7 +70,7 @@ def source_options(
     lookupd: str | Sequence[str],
     more: Mapping[str, str] | None = None,
 ) -> SourceOptions:
-    """Checked options for a batch read; what is wrong with them is an `OptionError`."""
+    """Checks options for a batch read; what is wrong with them is an `OptionError`."""
     check_names(more or {}, NAMES)
     given = {"topic": topic, "nsqd": nsqd, "lookupd": lookupd}
     named = {name: value if isinstance(value, str) else ",".join(value) for name, value in given.items() if value}

@@ -1,4 +1,4 @@
-"""Which part of a log a filter can be true for: found by asking Arrow, which simplifies filters for its own files.
+"""Finds which part of a log a filter can be true for, by asking Arrow, which simplifies filters for its own files.
 
 Arrow is told that a file has only rows with, say, `seq < 1000`, and asked whether the filter needs that file. Where the
 answer changes lies the bound, which a binary search finds. So every filter that Arrow understands narrows what is read,
@@ -17,7 +17,9 @@ INT64_MAX: Final = (1 << 63) - 1
 
 
 class Bounds(NamedTuple):
-    """Rows outside of these do not pass the filter: `low <= value < high`, for seqs and for microseconds since 1970."""
+    """The bounds outside of which rows do not pass the filter: `low <= value < high`, for seqs and for microseconds
+    since 1970.
+    """
 
     seq_low: int
     seq_high: int
@@ -33,7 +35,7 @@ class Filter:
         self._schema = schema
 
     def bounds(self, topic: str, nsqd_id: str) -> Bounds | None:
-        """For the rows of one topic on one nsqd; None if none of them can pass."""
+        """Finds the bounds for the rows of one topic on one nsqd; None if none of them can pass."""
         base = (pc.field("topic") == topic) & (pc.field("nsqd") == nsqd_id)
         if not self._may_pass(base):
             return None
@@ -47,7 +49,7 @@ class Filter:
         return Bounds(below("seq", _seq), from_on("seq", _seq), below("timestamp", _time), from_on("timestamp", _time))
 
     def needs(self, column: str) -> bool:
-        """Whether it looks at a column."""
+        """Tells whether it looks at a column."""
         without = self._schema.remove(self._schema.get_field_index(column))
         try:
             ds.dataset(without.empty_table()).count_rows(filter=self._expression)
@@ -56,7 +58,7 @@ class Filter:
         return False
 
     def _may_pass(self, guarantee: pc.Expression) -> bool:
-        """Whether a row of which `guarantee` is true may pass the filter. The file is never opened."""
+        """Tells whether a row of which `guarantee` is true may pass the filter. The file is never opened."""
         files = ds.FileSystemDataset.from_paths(
             ["-"], schema=self._schema, format=ds.IpcFileFormat(), filesystem=LocalFileSystem(), partitions=[guarantee]
         )
@@ -64,7 +66,7 @@ class Filter:
 
 
 def _first_true(test: Callable[[int], bool]) -> int:
-    """The least number of those from 0 on for which `test`, once true, stays true; INT64_MAX if there is none."""
+    """Finds the least number of those from 0 on for which `test`, once true, stays true; INT64_MAX if there is none."""
     low, high = 0, INT64_MAX
     if test(low):
         return low

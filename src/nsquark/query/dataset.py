@@ -1,4 +1,5 @@
-"""Topics as an Arrow dataset: whoever scans it says which columns and rows are wanted, and only those are fetched.
+"""Shows topics as an Arrow dataset: whoever scans it says which columns and rows are wanted, and only those are
+fetched.
 
 DuckDB and polars hand the columns and the filter of a query to `scanner`, as they do for files.
 """
@@ -24,14 +25,14 @@ from nsquark.spark.source.plan import Partition, Ranges
 from nsquark.spark.source.range_rows import arrow_schema
 
 READERS_MAX: Final = 2
-"""Ranges that are read at once."""
+"""So many ranges are read at once."""
 BATCHES_WAITING_MAX: Final = 16
-"""Read ahead of who asks for them, in each range."""
+"""So many batches are read ahead of who asks for them, in each range."""
 NS_PER_US: Final = 1000
 
 
 class TopicDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
-    """The messages of topics as they are when it is scanned. `body` is bytes, or text, with `raw` for the bytes.
+    """Shows the messages of topics as they are when it is scanned. `body` is bytes, or text, with `raw` for the bytes.
 
     A scan reads on in threads of its own. What goes wrong there is raised where the rows are asked for, and kept in
     `failure` for callers that get to see only what is left of it.
@@ -44,7 +45,7 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
         self._given = _with_text(self._stored) if text else self._stored
         self.failure: Exception | None = None
         self.rows_read = 0
-        """Of the last scan: how many messages came from the nsqds."""
+        """The number of messages that came from the nsqds in the last scan."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -53,7 +54,9 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
     def scanner(
         self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any
     ) -> ds.Scanner:
-        """The rows that pass `filter`. Arguments that only tune Arrow's own files mean nothing here."""
+        """Returns a scanner of the rows that pass `filter`. Arguments that only tune Arrow's own files mean nothing
+        here.
+        """
         names = self._given.names if columns is None else list(columns)
         wanted = None if filter is None else Filter(filter, self._given)
         if wanted is not None:
@@ -83,7 +86,7 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
 
 
 class Scan:
-    """What is asked of a scanner, for one reading. Arrow's own would fetch ahead in its threads, wanted or not."""
+    """Reads once what is asked of a scanner. Arrow's own would fetch ahead in its threads, wanted or not."""
 
     def __init__(self, schema: pa.Schema, condition: pc.Expression | None, batches: Iterator[pa.RecordBatch]):
         self.projected_schema = schema
@@ -117,7 +120,9 @@ def _text_columns(batch: pa.RecordBatch, read: pa.Schema) -> pa.RecordBatch:
 
 
 def _decoded(bodies: pa.Array) -> pa.Array:
-    """Bytes that are no UTF-8 become U+FFFD. Bodies that are, which is all of them mostly, are not even copied."""
+    """Decodes bodies; bytes that are no UTF-8 become U+FFFD. Bodies that are UTF-8, which is all of them mostly, are
+    not even copied.
+    """
     try:
         return bodies.cast(pa.string())
     except pa.ArrowInvalid:
@@ -125,7 +130,7 @@ def _decoded(bodies: pa.Array) -> pa.Array:
 
 
 def _narrowed(wanted: Filter | None, ranges: Ranges, nsqds: Mapping[str, Nsqd]) -> Ranges:
-    """Of each log, the range in which rows can pass the filter."""
+    """Finds the range of each log in which rows can pass the filter."""
     if wanted is None:
         return ranges
     found = {}
@@ -150,7 +155,7 @@ def _ns(time_us: int) -> int:
 
 
 class _Ahead:
-    """A range that a thread of its own reads, so that fetching and what is done with the rows go on at once."""
+    """Reads a range in a thread of its own, so that fetching and what is done with the rows go on at once."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema, part: Partition):
         self._batches = read_partition(options, schema, part)
@@ -165,7 +170,7 @@ class _Ahead:
             yield found
 
     def stop(self) -> None:
-        """Nobody wants the rest. The thread, which may wait for room for a batch, ends after that one."""
+        """Ends the thread, which may wait for room for a batch, after that one: nobody wants the rest."""
         self._stopped = True
         with contextlib.suppress(queue.Empty):
             self._read.get_nowait()
@@ -185,7 +190,7 @@ class _Ahead:
 def read_batches(
     options: SourceOptions, parts: list[Partition], schema: pa.Schema
 ) -> Generator[pa.RecordBatch, None, None]:
-    """The batches of all parts, in their order."""
+    """Yields the batches of all parts, in their order."""
     upcoming = (_Ahead(options, schema, part) for part in parts)
     started = deque(itertools.islice(upcoming, READERS_MAX))
     try:

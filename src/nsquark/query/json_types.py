@@ -1,4 +1,4 @@
-"""What JSON values have in common, as a type of Spark: inferred from many values, and checked against each.
+"""Finds what JSON values have in common, as a type of Spark: inferred from many values, and checked against each.
 
 A field gets the kind that most of its values have. A few values of another kind do not fit, and are counted; where they
 are many, the type is `string`, which takes anything: Spark's from_json gives the text of what is no string.
@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 DOMINANT_SHARE: Final = 0.9
-"""Of the values of a field: below it they have no kind of their own."""
+"""The share of a field's values below which they have no kind of their own."""
 FIELDS_MAX: Final = 200
-"""Of an object: one with more different names is a map."""
+"""The most names of an object: one with more different ones is a map."""
 BIGINTS: Final = range(-(1 << 63), 1 << 63)
 
 
 @dataclass
 class Seen:
-    """The values seen at one place of many documents."""
+    """Collects the values seen at one place of many documents."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     fields: "dict[str, Seen]" = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Seen:
                 self.items.add(inner)
 
     def merge(self, others: "Iterable[Seen]") -> "Seen":
-        """Those at several places, taken as one."""
+        """Merges those seen at several places, taken as one."""
         merged = Seen(Counter(self.kinds), dict(self.fields), self.items)
         for other in others:
             merged.kinds += other.kinds
@@ -66,7 +66,7 @@ class Type:
         return self.name.upper()
 
     def columns(self) -> str:
-        """For from_json and `.schema(...)`: the columns of a struct, or the type itself."""
+        """Writes the columns of a struct, or the type itself, for from_json and `.schema(...)`."""
         if self.name != "struct":
             return self.ddl()
         return ", ".join(f"{_quoted(name)} {kind.ddl()}" for name, kind in self.fields)
@@ -95,7 +95,7 @@ def infer(seen: Seen) -> Type:
 
 
 def misfits(value: Any, kind: Type, place: str = "the body") -> Iterator[str]:
-    """Where a value is not of a type; nothing is missing where it is null."""
+    """Yields where a value is not of a type; nothing is missing where it is null."""
     found = kind_of(value)
     if found == "null" or kind == STRING:
         return

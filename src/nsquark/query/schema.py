@@ -1,4 +1,4 @@
-"""`nsquark schema` and `nsquark.infer_schema`: the schema that the JSON of a topic has, from a sample of it."""
+"""Has `nsquark schema` and `nsquark.infer_schema`: the schema that the JSON of a topic has, from a sample of it."""
 
 import argparse
 import sys
@@ -27,7 +27,7 @@ from nsquark.wire.documents import decode_json
 SAMPLE_DEFAULT: Final = 10_000
 REASONS_TOLD_MAX: Final = 5
 WIDER: Final = 8
-"""How much wider a range is tried that has too few messages: sequence numbers have gaps."""
+"""A range that has too few messages is tried so much wider: sequence numbers have gaps."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,17 @@ class TopicSchema:
     """The schema of a topic's JSON, as Spark's DDL, and how well it fits the sample that it was inferred from."""
 
     ddl: str
-    """For `from_json` and `.schema(...)`."""
+    """The schema for `from_json` and `.schema(...)`."""
     rows: int
-    """Messages of the sample."""
+    """The number of messages of the sample."""
     fitting: int
-    """Those of them that fit."""
+    """The number of messages that fit."""
     misfits: Mapping[str, int]
-    """Why rows do not fit, and how many."""
+    """The reasons why rows do not fit, and how many."""
 
     @property
     def share(self) -> float:
-        """Of the sample, how much fits: 1.0 is all."""
+        """Returns how much of the sample fits: 1.0 is all."""
         return self.fitting / self.rows if self.rows else 0.0
 
 
@@ -101,7 +101,7 @@ def _documents(bodies: list[bytes]) -> Iterator[Any]:
 
 
 def _newest(options: SourceOptions, ranges: Ranges, nsqds: Mapping[str, Nsqd], count: int) -> Ranges:
-    """The ranges at the ends of the logs that have `count` messages, or a few times more."""
+    """Finds the ranges at the ends of the logs that have `count` messages, or a few times more."""
     found = {}
     for key, stored in ranges.items():
         width = count

@@ -1,4 +1,4 @@
-"""Spark: `format("nsq")`, to read and to write, as batches and as streams.
+"""Brings NSQ to Spark: `format("nsq")`, to read and to write, as batches and as streams.
 
 `source` is where to begin reading. The package itself imports nothing, so that Spark's workers start quickly; what is
 public in it is loaded when it is used.

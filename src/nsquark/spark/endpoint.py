@@ -1,4 +1,4 @@
-"""Talking to nsqds and nsqlookupds over HTTP: bounded in time and in bytes, whatever they answer."""
+"""Talks to nsqds and nsqlookupds over HTTP: bounded in time and in bytes, whatever they answer."""
 
 import functools
 import http.client
@@ -18,24 +18,24 @@ from nsquark.wire.documents import decode_json
 T = TypeVar("T")
 
 REQUEST_TIMEOUT_S = 5.0
-"""For answers that nsqd has in memory: one that takes longer counts as not reachable now."""
+"""The time for answers that nsqd has in memory: one that takes longer counts as not reachable now."""
 ANSWER_BYTES_MAX = 64 << 20
-"""Of JSON: what an nsqd with hundreds of thousands of topics says of them."""
+"""The longest JSON answer: what an nsqd with hundreds of thousands of topics says of them."""
 READ_BYTES = 64 << 10
 PORT_MAX = 65535
 UNAUTHENTICATED = 401
 TEXT_CHARS_MAX = 500
-"""Of what a stranger may add to our errors."""
+"""The longest text that a stranger may add to our errors."""
 _TCP_PORT_ANSWER = "E_BAD_PROTOCOL"
 _FAILURES = (OSError, http.client.HTTPException)
 
 
 class NsqdError(RuntimeError):
-    """Reading cannot go on; the text says why and what to do."""
+    """Says that reading cannot go on; the text says why and what to do."""
 
 
 class Unreachable(NsqdError):
-    """No answer now. The data is not lost, and a later try may succeed."""
+    """Says that there is no answer now. The data is not lost, and a later try may succeed."""
 
     def __init__(self, text: str, address: str = ""):
         super().__init__(text)
@@ -43,11 +43,11 @@ class Unreachable(NsqdError):
 
 
 class WrongAddress(NsqdError):
-    """Something answers, but it is not what was asked for; trying again will not help."""
+    """Says that something answers, but not what was asked for; trying again will not help."""
 
 
 class ForeignNsqd(WrongAddress):
-    """An nsqd of NSQ's own: it has no log that could be read by range."""
+    """Says that this is an nsqd of NSQ's own: it has no log that could be read by range."""
 
     def __init__(self, address: str):
         super().__init__(
@@ -57,7 +57,7 @@ class ForeignNsqd(WrongAddress):
 
 
 class TlsRequired(WrongAddress):
-    """The port of plain HTTP of an nsqd that wants TLS, which tells there where to go."""
+    """Says that this is the plain HTTP port of an nsqd that wants TLS, which tells there where to go."""
 
     def __init__(self, address: str, https_port: int):
         self.https_address = f"https://{address.rpartition(':')[0]}:{https_port}"
@@ -68,7 +68,7 @@ class TlsRequired(WrongAddress):
 
 
 class Refused(NsqdError):
-    """nsqd answered with an error: its code and what else it said."""
+    """Says that nsqd answered with an error: its code and what else it said."""
 
     def __init__(self, address: str, path: str, status: int, fields: dict[str, Any]):
         self.status = status
@@ -80,7 +80,7 @@ class Refused(NsqdError):
 
 
 class Deadline:
-    """Until when an answer may take. A socket's own timeout would begin again with every byte that drips in."""
+    """Knows until when an answer may take. A socket's own timeout would begin again with every byte that drips in."""
 
     def __init__(self) -> None:
         self._at = 0.0
@@ -121,12 +121,12 @@ class _TimedResponse(http.client.HTTPResponse):
 
 
 class Endpoint:
-    """One HTTP address and the connection to it, which is kept open between requests. For one thread."""
+    """Asks one HTTP address, by a connection that is kept open between requests. It is for one thread."""
 
     def __init__(self, address: str, access: Access, timeout_s: float = REQUEST_TIMEOUT_S):
         self.address = address
         self.deadline = Deadline()
-        """Of the request that is under way; who reads a stream may put it off."""
+        """The deadline of the request that is under way; who reads a stream may put it off."""
         self._access = access
         # In clear it is not sent before somebody asks for it, which those who want TLS do only there.
         self._headers = bearer(access.secret) if address.startswith("https://") else {}
@@ -139,7 +139,9 @@ class Endpoint:
             self._connection = None
 
     def ask(self, path: str, method: str = "GET", body: bytes | None = None, /, **query: Any) -> dict[str, Any]:
-        """The JSON of an answer. A connection that was kept may be stale, so the first failure is tried again."""
+        """Returns the JSON of an answer. A connection that was kept may be stale, so the first
+        failure is tried again.
+        """
         was_kept = self._connection is not None
         try:
             response = self._send(method, path, query, body)
@@ -156,7 +158,7 @@ class Endpoint:
         raise self._refusal(path, response.status, answer)
 
     def stream(self, path: str, body: bytes | None = None, /, **query: Any) -> http.client.HTTPResponse:
-        """An answer whose body is still to be read; with a body of its own the request is a POST."""
+        """Returns an answer whose body is still to be read; with a body of its own the request is a POST."""
         try:
             response = self._send("GET" if body is None else "POST", path, query, body)
             if response.status == 200:
@@ -170,14 +172,14 @@ class Endpoint:
         raise self._refusal(path, response.status, answer)
 
     def _shows_secret_to(self, status: int) -> bool:
-        """Whether the request has to be made again, now with the secret."""
+        """Tells whether the request has to be made again, now with the secret."""
         if status != UNAUTHENTICATED or self._headers or not self._access.secret:
             return False
         self._headers = bearer(self._access.secret)
         return True
 
     def read_as(self, fields: Any, kind: type[T]) -> T:
-        """What was answered, as it has to be."""
+        """Reads an answer as a type; WrongAddress if it is not of that."""
         try:
             return msgspec.convert(fields, kind)
         except msgspec.ValidationError as error:
@@ -212,7 +214,7 @@ class Endpoint:
             raise self.wrong() from None
 
     def wrong(self, how: str = "") -> WrongAddress:
-        """The error for an answer that cannot be; `how` says in which way."""
+        """Makes the error for an answer that cannot be; `how` says in which way."""
         return WrongAddress(f"{self.address} answers, but not as an nsqd or nsqlookupd does{how}: check the address")
 
     def _refusal(self, path: str, status: int, body: bytes) -> NsqdError:

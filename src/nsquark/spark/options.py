@@ -1,4 +1,4 @@
-"""What `.option(...)` may say to the source, checked in one place before anything is asked of an nsqd."""
+"""Reads what `.option(...)` says to the source, checked in one place before anything is asked of an nsqd."""
 
 import difflib
 import json
@@ -70,7 +70,7 @@ _KAFKA = {
     "kafka.group.id": "channel",
     "path": "topic: load() takes no argument",
 }
-"""What users of Spark's Kafka source write by habit."""
+"""The names that users of Spark's Kafka source write by habit."""
 
 
 TABLES = (
@@ -80,12 +80,12 @@ TABLES = (
 
 
 class OptionError(ValueError):
-    """An option that cannot be; the text says what to write instead."""
+    """Says that an option cannot be; the text says what to write instead."""
 
 
 @dataclass(frozen=True)
 class Tls:
-    """How to speak to https:// addresses. The files must be on every machine that runs a task."""
+    """Says how to speak to https:// addresses. The files must be on every machine that runs a task."""
 
     root_ca_file: str | None = None
     cert_file: str | None = None
@@ -95,16 +95,16 @@ class Tls:
 
 @dataclass(frozen=True)
 class Access:
-    """What is shown to those who are asked."""
+    """Holds what is shown to those who are asked."""
 
     tls: Tls = Tls()
     secret: str = field(default="", repr=False)
-    """For nsqds with AUTH."""
+    """The secret for nsqds with AUTH."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where reading starts or ends: at an end of the log, at a time, or at a place for each key of `places`."""
+    """Says where reading starts or ends: at an end of the log, at a time, or at a place for each key of `places`."""
 
     kind: Literal["earliest", "latest", "time", "places"]
     time_ms: int = 0
@@ -113,7 +113,7 @@ class Position:
 
 @dataclass(frozen=True)
 class ExpectedNsqds:
-    """How many nsqds there must be at least, and some of their ids."""
+    """Says how many nsqds there must be at least, and some of their ids."""
 
     count: int
     ids: tuple[str, ...] = ()
@@ -132,7 +132,9 @@ class SourceOptions:
     channel: str | None
     channel_ttl_s: float
     starting: Position | None
-    """None: not given, so the earliest for a batch and the latest for a stream, as Spark's Kafka source has it."""
+    """The position to start at. None if it is not given: then the earliest for a batch and the latest for a stream, as
+    Spark's Kafka source has it.
+    """
     ending: Position
     messages_max: int | None
     bytes_max: int | None
@@ -147,7 +149,7 @@ class SourceOptions:
     takes_filters: bool
     """Filters choose what is read, where Spark's setting for that is on."""
     skips_foreign_nsqds: bool
-    """Reads without nsqds that have no log API, while a cluster moves from NSQ."""
+    """The query reads without nsqds that have no log API, while a cluster moves from NSQ."""
     read_timeout_s: float
     access: Access
     given: frozenset[str]
@@ -155,7 +157,9 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "SourceOptions":
-        """Names count without regard to case, as everywhere in Spark. Unknown names are the caller's to refuse."""
+        """Reads the options. Names count without regard to case, as everywhere in Spark. Unknown names are the caller's
+        to refuse.
+        """
         lowered = {name.lower(): value for name, value in options.items()}
         given = {name: lowered[name.lower()] for name in NAMES if name.lower() in lowered}
         _check_pairs(given)
@@ -250,7 +254,7 @@ def _listed(given: Mapping[str, str], name: str) -> list[str]:
 
 
 def read_addresses(given: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """As `host:port` or `https://host:port`."""
+    """Reads addresses as `host:port` or `https://host:port`."""
     if name not in given:
         return ()
     addresses = tuple(dict.fromkeys(item.removeprefix("http://").rstrip("/") for item in _listed(given, name)))
@@ -345,7 +349,7 @@ _EXAMPLE = '{"orders@<nsqd id>": 454958866497536}'
 
 
 def _places(name: str, text: str) -> tuple[tuple[str, int | str], ...]:
-    """Sequence numbers or words by key. A logged offset of a query is taken too: reading starts at its `next`."""
+    """Reads sequence numbers or words by key. A logged offset of a query is taken too: reading starts at its `next`."""
     try:
         found = json.loads(text)
     except ValueError as error:
@@ -421,7 +425,7 @@ def read_seconds(given: Mapping[str, str], name: str, default_s: float) -> float
 
 
 def read_auth_secret(given: Mapping[str, str]) -> str:
-    """A file is read here, on the driver; executors get its content."""
+    """Reads the secret. A file is read here, on the driver; executors get its content."""
     if "authSecretFile" not in given:
         secret = given.get("authSecret", "")
         if not secret.isprintable():

@@ -1,4 +1,4 @@
-"""`nsquark.spark.parse_json`: the JSON in messages as columns, with what does not fit set apart."""
+"""Has `nsquark.spark.parse_json`: the JSON in messages as columns, with what does not fit set apart."""
 
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import col, from_json

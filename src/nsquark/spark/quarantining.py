@@ -1,4 +1,4 @@
-"""`nsquark.spark.quarantine`: rows that break a rule go to a topic, with the reason and where they came from.
+"""Has `nsquark.spark.quarantine`: rows that break a rule go to a topic, with the reason and where they came from.
 
 Only `where` and `selectExpr` are used, so that it works in declarative pipelines too: there Spark resolves most other
 calls while the graph is still being drawn, against tables as the last update left them.

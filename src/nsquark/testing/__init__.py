@@ -1,4 +1,5 @@
-"""Fixtures for pytest with a real nsqd: `pytest_plugins = ["nsquark.testing"]` in the top conftest.py of your tests.
+"""Has fixtures for pytest with a real nsqd: `pytest_plugins = ["nsquark.testing"]` in the top conftest.py of your
+tests.
 
 * `nsqd`: one nsqd for the whole run, on a free port; `nsqd.tcp_address` is what producers and consumers take.
 * `topic`: a name that no other test uses.
@@ -24,7 +25,7 @@ _serial: Final = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
-    """One nsqd for all tests, which use topics of their own."""
+    """Runs one nsqd for all tests, which use topics of their own."""
     with Nsqd(tmp_path_factory.mktemp("nsqd")) as daemon:
         yield daemon
         assert daemon.is_running, f"nsqd died under the tests:\n{daemon.log}"
@@ -32,7 +33,7 @@ def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
 
 @pytest.fixture
 def topic() -> str:
-    """A name that no other test uses."""
+    """Returns a name that no other test uses."""
     return f"topic_{next(_serial)}"
 
 

@@ -1,4 +1,4 @@
-"""nsqd and nsqlookupd for tests: real processes, on free ports of the loopback interface."""
+"""Runs nsqd and nsqlookupd for tests: real processes, on free ports of the loopback interface."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _LISTENING: Final = {"tcp": " TCP: listening on ", "http": " HTTP: listening on 
 
 
 class StartError(Exception):
-    """The daemon ended instead of listening."""
+    """Says that the daemon ended instead of listening."""
 
     def __init__(self, exit_code: int, log: str):
         super().__init__(f"exit code {exit_code}: {log}")
         self.exit_code = exit_code
-        """Of its process."""
+        """The exit code of its process."""
         self.log = log
-        """What it wrote."""
+        """The lines it wrote."""
 
 
 @dataclass(frozen=True)
@@ -43,22 +43,22 @@ class HttpReply:
     status: int
     """200 and the like."""
     headers: http.client.HTTPMessage
-    """By name."""
+    """The headers by name."""
     body: bytes
-    """As it came."""
+    """The body as it came."""
 
     @property
     def text(self) -> str:
-        """The body as text."""
+        """Returns the body as text."""
         return self.body.decode()
 
     def json(self) -> Any:
-        """The value that the body holds."""
+        """Returns the value that the body holds."""
         return json.loads(self.body)
 
 
 class Daemon:
-    """A program that is started and stopped as an operator does it; `with` starts it, and kills it at the end.
+    """Runs a program that is started and stopped as an operator does it; `with` starts it, and kills it at the end.
 
     flags: given to the program after those that choose addresses, so that of a flag given twice this one counts.
     program: another program than ours, for instance NSQ's own.
@@ -66,16 +66,16 @@ class Daemon:
     """
 
     MODULE: ClassVar[str]
-    """Whose `main` is the program."""
+    """The module whose `main` is the program."""
     keeps_ports: ClassVar[bool] = True
-    """Whether it listens where it did before when it is started again, as its clients expect."""
+    """Tells whether it listens where it did before when it is started again, as its clients expect."""
 
     def __init__(self, *flags: str, program: str | None = None, environment: dict[str, str] | None = None):
         self.flags = list(flags)
         self.program = program
         self.environment = environment or {}
         self.process: subprocess.Popen[str] | None = None
-        """The one that was started last."""
+        """The process that was started last."""
         self._ports = {"tcp": 0, "http": 0}
         self._lines: list[str] = []
         self._reader: threading.Thread | None = None
@@ -136,18 +136,18 @@ class Daemon:
 
     @property
     def is_running(self) -> bool:
-        """Whether its process lives."""
+        """Tells whether its process lives."""
         return self.process is not None and self.process.poll() is None
 
     @property
     def pid(self) -> int:
-        """Of the process that was started last."""
+        """Returns the id of the process that was started last."""
         assert self.process is not None
         return self.process.pid
 
     @property
     def log(self) -> str:
-        """What it wrote since its last start."""
+        """Returns what it wrote since its last start."""
         return "\n".join(self._lines)
 
     def send_signal(self, number: int) -> None:
@@ -180,27 +180,27 @@ class Daemon:
 
     @property
     def tcp(self) -> tuple[str, int]:
-        """Host and port."""
+        """Returns host and port of its TCP protocol."""
         return self._port("tcp")
 
     @property
     def http(self) -> tuple[str, int]:
-        """Host and port."""
+        """Returns host and port of its HTTP API."""
         return self._port("http")
 
     @property
     def https(self) -> tuple[str, int]:
-        """Host and port."""
+        """Returns host and port of its HTTPS API."""
         return self._port("https")
 
     @property
     def tcp_address(self) -> str:
-        """`host:port`, for `nsqd=` of a consumer or the address of a producer."""
+        """Returns `host:port`, for `nsqd=` of a consumer or the address of a producer."""
         return "{}:{}".format(*self.tcp)
 
     @property
     def http_address(self) -> str:
-        """`host:port`; of an nsqlookupd, for `lookupd=`."""
+        """Returns `host:port`; of an nsqlookupd, for `lookupd=`."""
         return "{}:{}".format(*self.http)
 
     def _port(self, kind: str) -> tuple[str, int]:
@@ -244,7 +244,7 @@ class Daemon:
 
 
 class Nsqd(Daemon):
-    """An nsqd and its data path.
+    """Runs an nsqd on its data path.
 
     data_path: a directory, which the test removes.
     flags, program, environment: as of `Daemon`.
@@ -273,7 +273,7 @@ class Nsqd(Daemon):
         return self.start()
 
     def stats(self, **query: Any) -> dict[str, Any]:
-        """What /stats says: topics, their channels, depths.
+        """Returns what /stats says: topics, their channels, depths.
 
         query: arguments of the request, for instance `topic="orders"`.
         """
@@ -281,11 +281,11 @@ class Nsqd(Daemon):
         return answer
 
     def topic_names(self) -> set[str]:
-        """The topics that there are."""
+        """Returns the topics that there are."""
         return {topic["topic_name"] for topic in self.stats(include_clients="false", include_mem="false")["topics"]}
 
     def topic(self, topic: str) -> dict[str, Any]:
-        """The topic's part of /stats.
+        """Returns the topic's part of /stats.
 
         topic: its name; it must exist.
         """
@@ -295,7 +295,7 @@ class Nsqd(Daemon):
         return answer
 
     def channel(self, topic: str, channel: str = "ch") -> dict[str, Any]:
-        """The channel's part of /stats.
+        """Returns the channel's part of /stats.
 
         topic: its name.
         channel: its name; it must exist.
@@ -307,7 +307,7 @@ class Nsqd(Daemon):
 
 
 class Nsqlookupd(Daemon):
-    """An nsqlookupd, for nsqds started with `--lookupd-tcp-address=` and clients with `lookupd=`."""
+    """Runs an nsqlookupd, for nsqds started with `--lookupd-tcp-address=` and clients with `lookupd=`."""
 
     MODULE = "nsquark.lookupd.main"
 
@@ -319,5 +319,5 @@ def _collect(process: subprocess.Popen[str], lines: list[str]) -> None:
 
 
 def target(path: str, query: dict[str, Any]) -> str:
-    """A path with these query arguments."""
+    """Makes a path with these query arguments."""
     return f"{path}?{urllib.parse.urlencode(query)}" if query else path

@@ -1,1 +1,1 @@
-"""The program nsquark: daemons for trying out, checks of machines and clusters, and the jobs on Spark."""
+"""Is the program nsquark: daemons for trying out, checks of machines and clusters, and the jobs on Spark."""

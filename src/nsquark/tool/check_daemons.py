@@ -1,4 +1,4 @@
-"""Whether nsqds and nsqlookupds answer, are healthy, agree on the time, know each other, and can be reached."""
+"""Checks whether nsqds and nsqlookupds answer, are healthy, agree on the time, know each other, and can be reached."""
 
 import asyncio
 import contextlib
@@ -58,7 +58,7 @@ class _Lookupd:
 
 
 async def findings(nsqds: Sequence[str], lookupds: Sequence[str], secret: str = "") -> list[Finding]:
-    """`secret` is shown to the nsqds, some of which may want one."""
+    """Checks the daemons; `secret` is shown to the nsqds, some of which may want one."""
     found: list[Finding] = []
     answering: list[_Lookupd] = []
     for address, (result, notes) in zip(lookupds, await asyncio.gather(*map(_check_lookupd, lookupds)), strict=True):
@@ -89,7 +89,7 @@ async def _check_lookupd(address: str) -> tuple[list[_Node] | None, list[Finding
 
 
 async def _check_nodes(lookupds: list[_Lookupd]) -> list[Finding]:
-    """Consumers connect to where nsqlookupd sends them, which may be a name that only the nsqd's own host knows."""
+    """Checks where nsqlookupd sends consumers, which may be a name that only the nsqd's own host knows."""
     nodes = {(node.broadcast_address, node.tcp_port) for lookupd in lookupds for node in lookupd.nodes}
     return list(await asyncio.gather(*(_check_way(host, port) for host, port in sorted(nodes))))
 
@@ -137,7 +137,7 @@ def _check_registration(subject: str, info: _Info, lookupd: _Lookupd) -> Finding
 
 
 async def _check_openness(address: str, secret: str) -> list[Finding]:
-    """Where it listens and what it asks of clients. An nsqd that does not tell is not judged."""
+    """Checks where an nsqd listens and what it asks of clients. One that does not tell is not judged."""
     try:
         listening = [_decoded_text(await _config(address, f"{port}_address", secret)) for port in ("tcp", "http")]
         is_tls_required = _decoded(await _config(address, "tls_required", secret), int) > 0
@@ -169,7 +169,7 @@ async def _check_clock(address: str, secret: str) -> list[Finding]:
 
 
 async def _clock_difference(address: str, secret: str) -> float | None:
-    """Seconds by which its clock is ahead; None if it does not tell the time."""
+    """Returns the seconds by which a daemon's clock is ahead; None if it does not tell the time."""
     asked = time.time()
     headers, body = await _get(address, "/metrics", secret)
     middle = (asked + time.time()) / 2
@@ -186,11 +186,11 @@ async def _clock_difference(address: str, secret: str) -> float | None:
 
 
 class _Unusable(Exception):
-    """It does not answer as a daemon would; the text says how."""
+    """Says that it does not answer as a daemon would; the text says how."""
 
 
 class _Unhealthy(_Unusable):
-    """It answers that something is wrong."""
+    """Says that it answers that something is wrong."""
 
 
 async def _config(address: str, name: str, secret: str) -> tuple[dict[str, str], bytes]:
@@ -217,7 +217,7 @@ async def _get(address: str, path: str, secret: str = "") -> tuple[dict[str, str
 
 
 def _decoded_text(answer: tuple[dict[str, str], bytes]) -> str:
-    """A config value that is a string is shown as it is."""
+    """Returns the text of a config value; a string is shown as it is."""
     return answer[1].decode("utf-8", "replace")
 
 

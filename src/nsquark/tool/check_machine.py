@@ -1,4 +1,4 @@
-"""Whether this machine can run the daemons and Spark: versions, kernel, ports, clock, disk, limits, Java."""
+"""Checks whether this machine can run the daemons and Spark: versions, kernel, ports, clock, disk, limits, Java."""
 
 import contextlib
 import ctypes
@@ -87,7 +87,7 @@ def _spark(missing: list[str]) -> Finding:
 
 
 def _requirements() -> Iterator[tuple[str, str, str]]:
-    """Name, versions and marker of all that the package asks for."""
+    """Yields name, versions and marker of all that the package asks for."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         for text in importlib.metadata.requires("nsquark") or ():
             found = _REQUIREMENT.match(text)
@@ -103,7 +103,9 @@ def _version(name: str) -> str | None:
 
 
 def _satisfies(version: str, wanted: str) -> bool:
-    """Lower bounds only, which are all that our required packages have."""
+    """Tells whether a version is one that is asked for: by lower bounds only, which are all that our required packages
+    have.
+    """
     lowest = re.search(r">=\s*([0-9.]+)", wanted)
     return lowest is None or _numbers(version) >= _numbers(lowest[1])
 
@@ -140,7 +142,7 @@ def _compiler() -> str | None:
 
 
 def _java() -> Iterator[Finding]:
-    """Only Spark needs it, so its absence breaks nothing else."""
+    """Checks the Java, which only Spark needs, so that its absence breaks nothing else."""
     try:
         from nsquark.spark.java import find_java
     except ModuleNotFoundError:
@@ -185,7 +187,9 @@ def _clock() -> Iterator[Finding]:
 
 
 def _is_synchronised() -> bool | None:
-    """What the Linux kernel was told by whoever keeps its time; None where it cannot be asked."""
+    """Tells whether the clock is synchronised, as the Linux kernel was told by whoever keeps its time; None where it
+    cannot be asked.
+    """
     if sys.platform != "linux":
         return None
     answer: int = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
@@ -276,7 +280,7 @@ def _why_not_bindable(port: int) -> str | None:
 
 
 def _is_ours(port: int, use: str) -> bool:
-    """Whether an nsqd or nsqlookupd has the port.
+    """Tells whether an nsqd or nsqlookupd has the port.
 
     Both have HTTP one above TCP; a wrong word on the TCP port itself would leave an error in their log.
     """

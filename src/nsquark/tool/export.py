@@ -1,4 +1,4 @@
-"""`nsquark export`: the way back to NSQ."""
+"""Is `nsquark export`: the way back to NSQ."""
 
 import argparse
 import asyncio

@@ -1,4 +1,4 @@
-"""What a check found, and how it is shown."""
+"""Shows what a check found."""
 
 import os
 import sys
@@ -33,7 +33,7 @@ def ok(subject: str, text: str) -> Finding:
 
 
 def warning(subject: str, text: str, advice: str) -> Finding:
-    """Something works less well, or a part that not everybody needs does not work."""
+    """Makes a finding: something works less well, or a part that not everybody needs does not work."""
     return Finding(Verdict.WARNING, subject, text, advice)
 
 

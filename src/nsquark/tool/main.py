@@ -1,4 +1,4 @@
-"""The program nsquark: one command for each thing to do. A command's module is loaded only when it is called."""
+"""Is the program nsquark: one command for each thing to do. A command's module is loaded only when it is called."""
 
 import argparse
 import contextlib
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _choose(arguments: list[str]) -> tuple[str, list[str]]:
-    """The command and what is left for it; ends the program for --help, --version and mistakes."""
+    """Returns the command and what is left for it; ends the program for --help, --version and mistakes."""
     known = COMMANDS | {name: (program, f"{text} ({program})") for name, (program, text) in TOOLS.items()}
     width = max(map(len, known))
     listing = "\n".join(f"  {name:{width}}  {text}" for name, (_, text) in known.items())
@@ -116,7 +116,7 @@ def _load(name: str) -> Subcommand:
 
 
 def _is_for_users(error: Exception) -> bool:
-    """Ours to show as a sentence; anything else is a bug and keeps its traceback."""
+    """Tells whether an error is ours to show as a sentence; anything else is a bug and keeps its traceback."""
     if isinstance(error, UserError):
         return True
     client = sys.modules.get("nsquark.client.errors")

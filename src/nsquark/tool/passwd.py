@@ -1,4 +1,4 @@
-"""`nsquark passwd`: the users of nsqadmin, their roles and passwords."""
+"""Is `nsquark passwd`: the users of nsqadmin, their roles and passwords."""
 
 import argparse
 import contextlib
@@ -89,7 +89,7 @@ def _asked(name: str) -> str:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Two at once take turns: each replaces the file as a whole, and would undo what the other did."""
+    """Lets two at once take turns: each replaces the file as a whole, and would undo what the other did."""
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)

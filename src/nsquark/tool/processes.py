@@ -1,4 +1,6 @@
-"""Daemons as child processes: their ports read from their logs, started again when they die, stopped together."""
+"""Runs daemons as child processes: their ports are read from their logs, they are started again when they die, and
+stopped together.
+"""
 
 import asyncio
 import contextlib
@@ -32,7 +34,7 @@ Say = Callable[[str, str], None]
 
 
 class Child:
-    """One daemon. Ports given as 0 are chosen by the system at the first start and kept from then on.
+    """Runs one daemon. Ports given as 0 are chosen by the system at the first start and kept from then on.
 
     Always: until `stop`, after `start`, a process runs or is about to be started.
     """
@@ -86,7 +88,7 @@ class Child:
             self._life = asyncio.create_task(self._live())
 
     async def stop(self) -> bool:
-        """SIGTERM, and SIGKILL if that does not end it; whether the first was enough."""
+        """Sends SIGTERM, and SIGKILL if that does not end it; tells whether the first was enough."""
         self._stopping.set()
         if self._life is None:
             return True
@@ -107,7 +109,7 @@ class Child:
                 self._process.send_signal(number)
 
     async def _live(self) -> None:
-        """From the start of a process until it has ended and all it said is passed on."""
+        """Follows a process from its start until it has ended and all it said is passed on."""
         self._heard.clear()
         self._process = await asyncio.create_subprocess_exec(
             *self._command(),
@@ -143,7 +145,7 @@ class Child:
                 self.on_listening()
 
     def _last_word(self) -> str:
-        """What it said itself is more use than an exit code."""
+        """Returns what it said itself, which is more use than an exit code."""
         fatal = [line.partition(" FATAL: ")[2] for line in self._last_lines if " FATAL: " in line]
         said = fatal or self._last_lines
         return said[-1].rstrip(".") if said else self._end()
@@ -172,6 +174,6 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def _die_with_parent() -> None:
-    """Where Linux can: if we are killed with -9, the daemons stop instead of holding ports and data paths."""
+    """Lets daemons stop, where Linux can, if we are killed with -9, instead of holding ports and data paths."""
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))

@@ -1,4 +1,4 @@
-"""`nsquark up`: nsqlookupd, nsqds and nsqadmin in one command, for trying out and tests; not for production.
+"""Is `nsquark up`: nsqlookupd, nsqds and nsqadmin in one command, for trying out and tests; not for production.
 
 The table KINDS says what runs. All of a kind start together, after the kinds above it are listening; they stop in
 the opposite order, so that an nsqd can still tell nsqlookupd that it goes.
@@ -132,7 +132,7 @@ async def _serve(args: argparse.Namespace) -> int:
 
 
 class Fleet:
-    """All processes, in the order of their start."""
+    """Keeps all processes, in the order of their start."""
 
     def __init__(self, args: argparse.Namespace, console: "Console") -> None:
         self.args = args
@@ -143,7 +143,7 @@ class Fleet:
         self._ready = False
 
     def addresses(self, program: str, kind: str) -> list[str]:
-        """Where this machine reaches them."""
+        """Returns where this machine reaches them."""
         return [f"{_reachable(self.args.host)}:{child.ports[kind]}" for child in self.children[program]]
 
     async def start(self) -> None:
@@ -165,7 +165,7 @@ class Fleet:
         await asyncio.gather(*(child.keep() for children in self.children.values() for child in children))
 
     async def stop(self) -> bool:
-        """Whether all ended without being killed."""
+        """Stops all; tells whether they ended without being killed."""
         self._stopping = True
         stopped = True
         for children in reversed(self.children.values()):
@@ -199,7 +199,7 @@ class Fleet:
         print(f"data in {self.args.dir}; Ctrl-C stops all", flush=True)
 
     def _note_restart(self) -> None:
-        """Process ids changed. The daemons are worth more than a file about them, so here it may fail."""
+        """Notes that process ids changed. The daemons are worth more than a file about them, so here it may fail."""
         if self._ready:
             try:
                 self._write_ports_file()
@@ -207,7 +207,7 @@ class Fleet:
                 self.say("up", str(error))
 
     def _write_ports_file(self) -> None:
-        """As a whole or not at all, so that who waits for the file can read it."""
+        """Writes the file as a whole or not at all, so that who waits for it can read it."""
         if self.args.ports_file is None:
             return
         content: dict[str, Any] = {"pid": os.getpid(), "dir": str(self.args.dir)}
@@ -226,7 +226,7 @@ class Fleet:
 
 
 class Console:
-    """Lines of all processes on stderr, each with its name; coloured on a terminal only."""
+    """Writes the lines of all processes to stderr, each with its name; coloured on a terminal only."""
 
     def __init__(self, level: Level) -> None:
         self._level = level
@@ -263,7 +263,7 @@ def _nsqd_count(args: argparse.Namespace) -> int:
 
 
 def _has_nsqadmin() -> bool:
-    """Whether what nsqadmin needs is installed: it is an extra."""
+    """Tells whether what nsqadmin needs is installed: it is an extra."""
     return all(importlib.util.find_spec(name) is not None for name in ("aiohttp", "jinja2"))
 
 
@@ -308,7 +308,9 @@ def _nsqd_flags(fleet: Fleet, number: int) -> list[str]:
 
 
 def _broadcast(host: str) -> list[str]:
-    """Clients are told where we listen; if that is everywhere, the host's name, which is the daemons' default."""
+    """Makes the flags that tell clients where we listen; if that is everywhere, the host's name, which is the daemons'
+    default.
+    """
     return [] if host in ("0.0.0.0", "::", "") else [f"--broadcast-address={host}"]
 
 

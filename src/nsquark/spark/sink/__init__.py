@@ -1,1 +1,1 @@
-"""Writing: rows become messages, at least once or exactly once."""
+"""Writes to NSQ: rows become messages, at least once or exactly once."""

@@ -1,4 +1,4 @@
-"""Appending once: a partition's rows for a topic go to one nsqd's log all or none, and once however Spark retries.
+"""Appends once: a partition's rows for a topic go to one nsqd's log all or none, and once however Spark retries.
 
 Spark runs a task again after a failure, and a whole batch again after a restart. What makes the second time harmless
 is the token of an append (docs/log-api.md). Two things are easy to get wrong here:
@@ -32,22 +32,26 @@ from nsquark.spark.sink.rows import Bodies
 from nsquark.wire.record import RECORD_OVERHEAD_BYTES, SIZE_BYTES
 
 PIECE_LOG_BYTES_MAX = 64 << 20
-"""Of one append. It decides where rows are cut, so another value would make other tokens for the same rows."""
+"""The most bytes of one append. They decide where rows are cut, so another value would make other tokens for the same
+rows.
+"""
 PARTITION_BYTES_MAX = 512 << 20
-"""Of a partition's bodies, which are held in memory until all are known; nsqd stages 1 GiB in all."""
+"""The most bytes of a partition's bodies, which are held in memory until all are known; nsqd stages 1 GiB in all."""
 PART_MESSAGES_MAX = 1 << 30
-"""None, in effect: parts are bounded by their bytes."""
+"""The most messages of a part: no limit, in effect, since parts are bounded by their bytes."""
 TRY_AGAIN = frozenset({"NOT_STAGED", "INCOMPLETE", "APPENDING", "ABORTED", "TOPIC_NOT_FOUND"})
-"""nsqd was restarted, or another attempt is at work, or the topic was just deleted: stage everything again."""
+"""The codes after which everything is staged again: nsqd was restarted, or another attempt is at work, or the topic was
+just deleted.
+"""
 RETRY_FIRST_S, RETRY_LAST_S = 0.05, 2.0
 
 
 class AppendFailed(RuntimeError):
-    """nsqd did not take an append, or did not say that it did; the text says what to do."""
+    """Says that nsqd did not take an append, or did not say that it did; the text says what to do."""
 
 
 def choose_nsqd(addresses: Sequence[str], name: str, topic: str) -> str:
-    """The same for every attempt, whatever order the addresses have; each name goes elsewhere."""
+    """Chooses the same nsqd for every attempt, whatever order the addresses have; each name goes elsewhere."""
     return max(addresses, key=lambda address: digest([address, name, topic]))
 
 
@@ -56,7 +60,7 @@ def digest(values: list[Any]) -> str:
 
 
 class Collected:
-    """All rows of a partition, by topic."""
+    """Collects all rows of a partition, by topic."""
 
     def __init__(self, partition: int) -> None:
         self._partition = partition
@@ -79,7 +83,8 @@ class Collected:
 
 
 def pieces(bodies: Bodies, part_bytes: int) -> tuple[str, list[Bodies]]:
-    """What identifies these rows in any order, and the rows as appends: the same ones for the same rows in any order.
+    """Returns what identifies these rows in any order, and the rows as appends: the same ones for the same rows in any
+    order.
 
     Rows that fit into one part cannot be mixed up and keep their order.
     """

@@ -1,4 +1,4 @@
-"""What `.option(...)` may say to the sink, checked before anything is sent."""
+"""Reads what `.option(...)` says to the sink, checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OPTION_NAMES = frozenset(
 MESSAGE_BYTES_MAX_DEFAULT = 1 << 20
 """nsqd's own default of --max-msg-size."""
 REQUEST_BYTES_MAX_DEFAULT = 1 << 20
-"""Of an MPUB: beyond it nothing gets faster. nsqd takes 5 MB by default."""
+"""The most bytes of an MPUB: beyond it nothing gets faster. nsqd takes 5 MB by default."""
 REQUEST_BYTES_MIN = 1024
 WRITE_TIMEOUT_S_DEFAULT = 60.0
 TOKEN_CHARS_MAX = 1000
@@ -52,25 +52,27 @@ class SinkOptions:
     nsqd: tuple[str, ...]
     lookupd: tuple[str, ...]
     topic: str | None
-    """For all rows; None: each row's own column says."""
+    """The topic of all rows; if it is None, each row's own column says."""
     idempotent: bool
     token: str | None
-    """Names a batch write, so that it can be repeated."""
+    """The name of a batch write, so that it can be repeated."""
     message_bytes_max: int
     request_bytes_max: int
     write_timeout_s: float
     auth_secret: str = field(repr=False)
     tls: Tls | None
-    """None: plain connections."""
+    """The TLS of connections to nsqds; if it is None, they are plain."""
 
     @property
     def access(self) -> Access:
-        """For HTTP, which asks for certificates where its addresses say https."""
+        """Returns what HTTP shows, which asks for certificates where its addresses say https."""
         return Access(self.tls or Tls(), self.auth_secret)
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
-        """Names count without regard to case. Names that mean nothing to nsq are the caller's to refuse."""
+        """Reads the options. Names count without regard to case. Names that mean nothing to nsq are the caller's to
+        refuse.
+        """
         lowered = {name.lower(): value for name, value in options.items()}
         _refuse_source_options(lowered)
         given = {name: lowered[name.lower()] for name in OPTION_NAMES if name.lower() in lowered}

@@ -1,4 +1,4 @@
-"""Publishing from a Spark task: a pool of producers in a thread beside the one that takes rows from Spark."""
+"""Publishes from a Spark task: a pool of producers in a thread beside the one that takes rows from Spark."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from nsquark.wire.commands import MpubBody
 T = TypeVar("T")
 
 OUTSTANDING_BYTES_MAX = 8 << 20
-"""Sent and not yet answered: enough that neither side waits for the other."""
+"""So many bytes may be sent and not yet answered: enough that neither side waits for the other."""
 DEFERRED_AT_ONCE_MAX = 1000
-"""DPUBs that are sent before the first of them is answered."""
+"""So many DPUBs are sent before the first of them is answered."""
 
 ASK_AGAIN_S = 0.2
 _TOO_BIG = re.compile(r"message too big \d+ > (\d+)")
 
 
 class PublishFailed(RuntimeError):
-    """nsqd refused messages, or none could be reached; the text says which messages."""
+    """Says that nsqd refused messages, or none could be reached; the text says which messages."""
 
 
 class Publisher:
-    """Every publish is answered before `flush` returns, or it raises.
+    """Publishes messages; every publish is answered before `flush` returns, or it raises.
 
     The event loop has a thread of its own, so that heartbeats are answered however long Spark takes to compute the
     next rows.
@@ -143,7 +143,8 @@ def _config(options: SinkOptions) -> Config:
 
 
 def tcp_addresses(options: SinkOptions) -> list[str]:
-    """Of the nsqds that answer now; their HTTP addresses are given, and each tells its TCP port.
+    """Returns the TCP addresses of the nsqds that answer now; their HTTP addresses are given, and each tells its TCP
+    port.
 
     One that does not answer is left out of this task. If none does, they are asked again until the time is over.
     """

@@ -1,4 +1,6 @@
-"""The rows that Spark hands to the sink: which columns they may have, checked, and grouped by topic."""
+"""Reads the rows that Spark hands to the sink: which columns they may have is checked, and they are
+grouped by topic.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
 
 BODY, TOPIC, DEFER_MS = "body", "topic", "defer_ms"
 SOURCE_COLUMNS = frozenset({"nsqd", "seq", "id", "timestamp"})
-"""What the source gives beside topic and body: left out here, so that what was read can be written as it is."""
+"""The columns that the source gives beside topic and body: left out here, so that what was read can be written as it
+is.
+"""
 
 _TYPES = {
     BODY: ("string", "binary"),
@@ -29,11 +33,11 @@ _TYPES = {
 
 
 class BadRow(ValueError):
-    """A row that no nsqd would take; the text says which, and what to do."""
+    """Says that no nsqd would take a row; the text says which, and what to do."""
 
 
 def check_schema(schema: StructType, topic: str | None, *, idempotent: bool) -> None:
-    """ValueError says which column is missing, not known or of the wrong type."""
+    """Checks the columns; ValueError says which one is missing, not known or of the wrong type."""
     found = {field.name.lower(): field.dataType.simpleString() for field in schema.fields}
     if BODY not in found:
         raise ValueError("the nsq sink writes the column body: make it, for example by to_json(struct(*)) AS body")
@@ -60,14 +64,14 @@ class Bodies:
         return len(self.column)
 
     def buffers(self) -> tuple[memoryview, memoryview]:
-        """(data, offsets) of just these rows."""
+        """Returns (data, offsets) of just these rows."""
         _, offsets, data = self.column.buffers()
         first = self.column.offset
         rows = memoryview(offsets).cast("B").cast("i")[first : first + len(self.column) + 1]
         return memoryview(data if data is not None else b"").cast("B"), rows
 
     def chunks(self, bytes_max: int, count_max: int) -> Iterator[MpubBody]:
-        """All messages as MPUB bodies within both limits; a message above `bytes_max` is alone in its own."""
+        """Yields all messages as MPUB bodies within both limits; a message above `bytes_max` is alone in its own."""
         data, offsets = self.buffers()
         row, rows = 0, len(self)
         while row < rows:
@@ -76,7 +80,7 @@ class Bodies:
             row = after
 
     def hashes(self) -> tuple[pa.Array, int]:
-        """A 64-bit hash of each message, and their sum, which is the same for any order of the messages."""
+        """Returns a 64-bit hash of each message, and their sum, which is the same for any order of the messages."""
         data, offsets = self.buffers()
         out = array("Q", bytes(8 * len(self)))
         total = hash_rows(data, offsets, 0, len(self), memoryview(out))
@@ -148,7 +152,7 @@ class RowReader:
         return [Deferred(*row) for row in zip(names, bodies, waits, strict=True)]
 
     def _delays(self, column: pa.Array) -> pa.Array:
-        """A null is no delay."""
+        """Reads the delays; a null is no delay."""
         delays = pc.fill_null(column.cast(pa.int64()), 0)
         self._refuse(pc.less(delays, 0), "its defer_ms is negative: give milliseconds from now, or null")
         return delays

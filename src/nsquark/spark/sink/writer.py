@@ -1,4 +1,4 @@
-"""`df.write.format("nsq")` and `df.writeStream.format("nsq")`: rows become messages.
+"""Writes `df.write.format("nsq")` and `df.writeStream.format("nsq")`: rows become messages.
 
 A task goes over its rows once: they are checked (`sink_rows`), and either published as they come (`publisher`: at least
 once) or collected and appended under a token (`append`: once, with `idempotent=true`).
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 REQUEST_MESSAGES_MAX = 20_000
-"""Of an MPUB, so that many small messages do not hold up nsqd's other publishers."""
+"""The most messages of an MPUB, so that many small ones do not hold up nsqd's other publishers."""
 QUERY_ID_PROPERTY = "sql.streaming.queryId"
 BATCH_ID_PROPERTY = "streaming.sql.batchId"
 
@@ -57,7 +57,7 @@ def _checked(options: Mapping[str, str], schema: StructType) -> SinkOptions:
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Pickled to the tasks, so it has nothing but its options."""
+    """Writes a batch. It is pickled to the tasks, so it has nothing but its options."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -67,7 +67,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """The same for each micro-batch. There is nothing left to do when all tasks are done."""
+    """Writes each micro-batch of a stream. There is nothing left to do when all tasks are done."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -92,7 +92,7 @@ def write_partition(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> 
 
 
 def attempt_name(options: SinkOptions, context: TaskContext) -> str:
-    """What all attempts at this partition of this write have in common, and nothing else has."""
+    """Names what all attempts at this partition of this write have in common, and nothing else has."""
     query, batch = context.getLocalProperty(QUERY_ID_PROPERTY), context.getLocalProperty(BATCH_ID_PROPERTY)
     if options.token is None and (query is None or batch is None):
         raise OptionError(

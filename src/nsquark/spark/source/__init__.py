@@ -1,1 +1,1 @@
-"""Reading: offsets, plans, and what a task streams from nsqd."""
+"""Reads from NSQ: offsets, plans, and what a task streams from nsqd."""

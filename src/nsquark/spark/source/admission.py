@@ -1,4 +1,4 @@
-"""How much of what there is a batch takes: the limits of the options, shared out over topics and nsqds."""
+"""Decides how much of what there is a batch takes: the limits of the options, shared out over topics and nsqds."""
 
 import time
 from collections.abc import Mapping
@@ -19,7 +19,9 @@ class Admission:
         self._planned: tuple[Ranges, dict[Key, Plan]] = ({}, {})
 
     def admit(self, ranges: Ranges, *, limited: bool, may_wait: bool) -> dict[Key, int] | None:
-        """Up to where each range is taken; None: too few messages, so wait for more."""
+        """Tells up to where each range is taken; None if there are too few messages, so that the
+        query waits for more.
+        """
         options = self._options
         if not limited:
             return {key: wanted.high for key, wanted in ranges.items()}
@@ -39,7 +41,9 @@ class Admission:
         return self._cut(ranges, plans, messages, size)
 
     def _cut(self, ranges: Ranges, plans: Mapping[Key, Plan], messages: int, size: int) -> dict[Key, int]:
-        """A share by backlog, and at least one message, so that a small topic is not starved by a large one."""
+        """Gives each key a share by backlog, and at least one message, so that a small topic is not starved by a large
+        one.
+        """
         options, nsqds = self._options, self._cluster.nsqds()
         limits: dict[Key, dict[str, int]] = {}
         for key, plan in plans.items():
@@ -55,7 +59,7 @@ class Admission:
         return {**ends, **cut}
 
     def _plans(self, ranges: Ranges) -> dict[Key, Plan]:
-        """Remembered for the polls of a query that waits for its minimum."""
+        """Asks for plans, which are remembered for the polls of a query that waits for its minimum."""
         if self._planned[0] != ranges:
             plans: dict[Key, Plan] = {}
             nsqds = self._cluster.nsqds()

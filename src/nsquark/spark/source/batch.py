@@ -1,4 +1,4 @@
-"""The plan of a batch read: every nsqd must answer, since what it has would otherwise be missing without a word."""
+"""Plans a batch read: every nsqd must answer, since what it has would otherwise be missing without a word."""
 
 from collections.abc import Callable, Mapping
 
@@ -18,7 +18,7 @@ Narrow = Callable[[Ranges, Mapping[str, Nsqd]], Ranges]
 
 
 def plan_batch(options: SourceOptions, narrow: Narrow = lambda ranges, _: ranges) -> list[Partition]:
-    """`narrow` leaves out what a filter would drop anyway."""
+    """Makes the partitions of a batch read; `narrow` leaves out what a filter would drop anyway."""
     nsqds = _nsqds(options)
     try:
         heads = {
@@ -60,7 +60,7 @@ def _nsqds(options: SourceOptions) -> dict[str, Nsqd]:
 
 
 def _check_expected(options: SourceOptions, nsqds: dict[str, Nsqd]) -> None:
-    """nsqlookupd forgets an nsqd as soon as it is down, so what it names may be less than there is."""
+    """Refuses to go on without the nsqds that are expected: nsqlookupd forgets an nsqd as soon as it is down."""
     there = ", ".join(f"{nsqd_id} at {nsqd.address}" for nsqd_id, nsqd in nsqds.items()) or "none"
     expected = options.expected_nsqds
     if expected is None:

@@ -1,4 +1,4 @@
-"""The query as a channel: on each nsqd it holds what the query has not yet read, and shows its lag."""
+"""Keeps the query's channel: on each nsqd it holds what the query has not yet read, and shows its lag."""
 
 import time
 from collections.abc import Mapping
@@ -24,7 +24,9 @@ class _Committed(msgspec.Struct):
 
 
 class ChannelHold:
-    """Commits are idempotent and only go forward, so one that is lost is made up for by the next."""
+    """Holds what is not read. Commits are idempotent and only go forward, so one that is lost is made up for by the
+    next.
+    """
 
     def __init__(self, options: SourceOptions):
         self._options = options
@@ -34,8 +36,8 @@ class ChannelHold:
         self._alive_interval_s = min(ALIVE_INTERVAL_S, ttl_s / 3) if ttl_s else ALIVE_INTERVAL_S
 
     def commit(self, offset: Offset, nsqds: Mapping[str, Nsqd]) -> dict[Key, int]:
-        """All below the offset is done. A channel that is not there is made, at the offset. Gives, as far as it was
-        asked, below which number messages were removed before the channel held them.
+        """Commits that all below the offset is done. A channel that is not there is made, at the offset. Returns, as
+        far as it was asked, below which number messages were removed before the channel held them.
         """
         assert offset.query is not None
         removed: dict[Key, int] = {}
@@ -80,7 +82,9 @@ class ChannelHold:
         return nsqd.ask_many("/channel/commit", "commits", commits, "commits", **about)
 
     def keep_alive(self, nsqds: Mapping[str, Nsqd]) -> None:
-        """For batches that take longer than channelTtl. Called in another thread, with connections of its own."""
+        """Keeps the channel during batches that take longer than channelTtl. It is called in another thread, with
+        connections of its own.
+        """
         now = time.monotonic()
         for nsqd_id, nsqd in nsqds.items():
             due = [

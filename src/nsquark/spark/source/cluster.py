@@ -1,4 +1,6 @@
-"""The nsqds of a streaming query, as its driver sees them: found in the background, asked for heads when needed."""
+"""Knows the nsqds of a streaming query, as its driver sees them: found in the background, asked for
+heads when needed.
+"""
 
 import re
 import threading
@@ -16,7 +18,7 @@ from nsquark.wire.names import is_ephemeral
 log = library_log("nsquark.spark")
 
 FIND_INTERVAL_S = 2.0
-"""How soon a new nsqd, or one that is back, is noticed."""
+"""So soon a new nsqd, or one that is back, is noticed."""
 ASKED_EACH_POLL_MAX = 4
 """Spark polls every 15 ms when it has nothing to do. Up to so many nsqds are asked each time; with more of them, asking
 may take a share of the driver's time.
@@ -35,7 +37,9 @@ class Head(NamedTuple):
 
 
 class Heads(dict[Key, Head]):
-    """Of every key that could be asked for, and the nsqds that answered, which may have none of the topics."""
+    """The heads of every key that could be asked for, and the nsqds that answered, which may have
+    none of the topics.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,8 +47,8 @@ class Heads(dict[Key, Head]):
 
 
 class Cluster:
-    """Heads are asked for in the foreground, since a poll after a publish must see it (`processAllAvailable`). What
-    could hang is done in the background: finding nsqds, and trying those that do not answer.
+    """Asks for heads in the foreground, since a poll after a publish must see it (`processAllAvailable`). What could
+    hang is done in the background: finding nsqds, and trying those that do not answer.
     """
 
     def __init__(self, options: SourceOptions, in_background: Callable[[], None] = lambda: None):
@@ -63,8 +67,8 @@ class Cluster:
         self._heads_until = 0.0
 
     def remember(self, addresses: Mapping[str, str]) -> None:
-        """Where nsqds were that the query has read. They are looked for there too when nsqlookupds forget them, which
-        they do at once when a connection breaks.
+        """Remembers where nsqds were that the query has read. They are looked for there too when nsqlookupds forget
+        them, which they do at once when a connection breaks.
         """
         if self._options.lookupd:
             self._known = {
@@ -74,7 +78,7 @@ class Cluster:
     # -- what there is -----------------------------------------------------------------------------------
 
     def nsqds(self) -> dict[str, Nsqd]:
-        """Those that answer, by id."""
+        """Returns the nsqds that answer, by id."""
         if self._thread is None:
             self._find()
             if self._silent and not self._nsqds:
@@ -88,12 +92,12 @@ class Cluster:
 
     @property
     def silent(self) -> list[str]:
-        """What is said of the addresses that do not answer."""
+        """Returns what is said of the addresses that do not answer."""
         with self._lock:
             return list(self._silent.values())
 
     def replaced_by(self, nsqd_id: str) -> Nsqd | None:
-        """Who answers now where this nsqd was."""
+        """Returns the nsqd that answers now where this one was."""
         with self._lock:
             return self._replaced.get(nsqd_id)
 
@@ -121,7 +125,7 @@ class Cluster:
         return {Key(head.topic, nsqd.id): Head(head.first, head.next, head.id) for head in found}
 
     def wait_for(self, ids: Collection[str]) -> dict[str, Nsqd]:
-        """All of these, or an error after readTimeout: a batch that was begun needs them."""
+        """Returns all of these nsqds, or raises after readTimeout: a batch that was begun needs them."""
         deadline = time.monotonic() + self._options.read_timeout_s
         while True:
             nsqds = self.nsqds()
@@ -139,7 +143,7 @@ class Cluster:
     # -- what does not answer ----------------------------------------------------------------------------
 
     def mark_silent(self, error: Unreachable) -> None:
-        """Left out until the background finds that it answers again."""
+        """Leaves an nsqd out until the background finds that it answers again."""
         with self._lock:
             for nsqd in [nsqd for nsqd in self._nsqds.values() if nsqd.address == error.address]:
                 nsqd.close()

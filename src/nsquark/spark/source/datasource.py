@@ -1,4 +1,4 @@
-"""`format("nsq")`: what Spark asks for, and who answers.
+"""Is `format("nsq")`: what Spark asks for, and who answers.
 
 A batch read is planned by `batch.plan_batch` from what the nsqds have now; a stream by `stream.NsqStreamReader`, batch
 after batch. Both are then read by tasks, anywhere in the cluster, through `packed_rows.read_partition`. Writing is in
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 log = library_log("nsquark.spark")
 
 SPARKS_OWN_NAMES = ("checkpointLocation", "queryName")
-"""Spark hands these on to the sink of a stream."""
+"""The options that Spark hands on to the sink of a stream."""
 PROVIDER = "provider"
 """A name that Spark adds for CREATE TABLE."""
 
 
 class NsqDataSource(DataSource):
-    """Options that are wrong for any use, or surely meant for reading, are refused at once. The rest waits until it is
-    known that this is a read: the same options may be right for a write.
+    """Answers Spark. Options that are wrong for any use, or surely meant for reading, are refused at once. The rest
+    waits until it is known that this is a read: the same options may be right for a write.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -119,7 +119,7 @@ FILTERS_TAKEN = (
 
 
 class NsqReader(DataSourceReader):
-    """A batch: what lies between two positions of each log when the query is planned."""
+    """Reads a batch: what lies between two positions of each log when the query is planned."""
 
     def __init__(self, options: SourceOptions, schema: StructType):
         from nsquark.spark.source.pushdown import Bounds

@@ -1,4 +1,4 @@
-"""Whether the logs are still those that the query has read: a topic may be made again, a data path put back.
+"""Checks that the logs are still those that the query has read: a topic may be made again, a data path put back.
 
 Sequence numbers of one nsqd rise for ever, so a new incarnation of a topic has higher ones, and going on from where the
 query was reads all of it. Only where a data path was put back to an older state numbers may come again; which of them
@@ -17,18 +17,18 @@ from nsquark.spark.source.plan import Planner, ask_plans
 log = library_log("nsquark.spark")
 
 RUNS_MAX = 1000
-"""An nsqd with so many may have forgotten earlier ones."""
+"""An nsqd with so many runs may have forgotten earlier ones."""
 
 
 class History:
     def __init__(self, planner: Planner):
         self._planner = planner
         self._forks: dict[str, tuple[tuple[str, str], Run | None]] = {}
-        """By nsqd, with the runs for which it was looked up."""
+        """The first run that differs, by nsqd, with the runs for which it was looked up."""
 
     def begun_anew(self, start: Offset, heads: Mapping[Key, Head], nsqds: Mapping[str, Nsqd]) -> dict[Key, Span]:
-        """The keys whose log is another than the one that was read: an error, or, with failOnDataLoss=false, where
-        each is read on. Those that only learned their incarnation are among them, and go on as before.
+        """Finds the keys whose log is another than the one that was read: an error, or, with failOnDataLoss=false,
+        where each is read on. Those that only learned their incarnation are among them, and go on as before.
         """
         found: dict[Key, Span] = {}
         for key, span in start.spans.items():
@@ -43,7 +43,7 @@ class History:
         return found
 
     def _low(self, key: Key, span: Span, head: Head, nsqd: Nsqd, fork: Run | None) -> int | None:
-        """From where the key is read on, if not from where it was."""
+        """Returns from where the key is read on, if not from where it was."""
         if span.topic_id and head.topic_id and span.topic_id != head.topic_id:
             self.replaced(key, span, nsqd, f"deleted and made again (it was {span.topic_id} and is {head.topic_id})")
             return min(span.next, head.next)
@@ -63,7 +63,7 @@ class History:
         return None
 
     def replaced(self, key: Key, span: Span, nsqd: Nsqd, how: str) -> None:
-        """A topic that was read is not there any more. It is a loss if it had messages that were not read."""
+        """Says that a topic that was read is not there any more. It is a loss if it had messages that were not read."""
         [answer] = ask_plans(nsqd, [(key, Range(span.next, span.next, span.topic_id), {})])
         count = answer.fields.get("lost") if isinstance(answer, Refused) else None
         if count == 0:
@@ -76,7 +76,7 @@ class History:
         )
 
     def _fork(self, start: Offset, nsqd: Nsqd) -> Run | None:
-        """The first run of which the history of this nsqd is another than the one that the query knows."""
+        """Finds the first run of which the history of this nsqd is another than the one that the query knows."""
         known = start.nsqds.get(nsqd.id)
         if known is None or not known.run or not nsqd.run or known.run == nsqd.run:
             return None

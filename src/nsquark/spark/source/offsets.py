@@ -1,4 +1,4 @@
-"""A query's offsets, as Spark logs them in the checkpoint.
+"""Encodes a query's offsets, as Spark logs them in the checkpoint.
 
     {"n": {"<nsqd id>": {"at": "10.0.0.1:4151", "run": "…"}},
      "orders@<nsqd id>": {"from": 17, "id": "…", "next": 42}, "q": "<uuid>", "t": 1794777198000, "v": 2}
@@ -37,7 +37,7 @@ class Key(NamedTuple):
 
 
 class Span(NamedTuple):
-    """What a query has read of a key; another `start` than before means that it began anew there."""
+    """The part of a key that a query has read; another `start` than before means that it began anew there."""
 
     start: int
     next: int
@@ -46,7 +46,7 @@ class Span(NamedTuple):
 
 
 class Range(NamedTuple):
-    """What a batch reads of a key."""
+    """The part of a key that a batch reads."""
 
     low: int
     high: int
@@ -97,7 +97,7 @@ class Offset:
 
     @property
     def age_ms(self) -> int:
-        """How long ago the query began, by this machine's clock."""
+        """Tells how long ago the query began, by this machine's clock."""
         return max(time.time_ns() // MS_PER_NS - self.began_ms, 0)
 
     def with_spans(self, spans: Mapping[Key, Span]) -> "Offset":
@@ -108,12 +108,14 @@ class Offset:
 
 
 INITIAL = Offset()
-"""What Spark takes as the start of batch 0. Asked for again after a failed batch 0, so it depends on nothing."""
+"""The offset that Spark takes as the start of batch 0. It is asked for again after a failed batch 0, so it depends on
+nothing.
+"""
 
 
 def ranges(start: Offset, end: Offset) -> dict[Key, Range]:
-    """What a batch reads. A key that is new in `end`, or began anew, begins at its own start; one that `end` lacks is
-    not read.
+    """Finds what a batch reads. A key that is new in `end`, or began anew, begins at its own start; one that `end`
+    lacks is not read.
     """
     found = {}
     for key, span in end.spans.items():

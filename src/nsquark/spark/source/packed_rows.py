@@ -1,4 +1,5 @@
-"""A task's work where it has many small ranges: one request for all of them, and rows of many topics in an Arrow batch.
+"""Does a task's work where it has many small ranges: one request for all of them, and rows of many topics in an Arrow
+batch.
 
 This is the short way for ranges that are as they should be. A range of which less, more or something else came, or none
 because the connection broke, is read again by itself through `RangeReader`, which knows what to do and to say.
@@ -28,7 +29,7 @@ from nsquark.wire.batch_format import HEADER_BYTES, RANGE_PIECE, RANGE_REFUSED, 
 log = library_log("nsquark.spark")
 
 RANGE_BYTES_MAX = 64 << 20
-"""Of a range that is held in memory as a whole: one that turns out to be larger is read by itself."""
+"""The most bytes of a range that is held in memory as a whole: one that turns out to be larger is read by itself."""
 READ_BYTES = 256 << 10
 
 assert PACK_RANGES_MAX <= ITEMS_MAX
@@ -67,7 +68,7 @@ class PackedReader:
             yield from RangeReader(self._options, self._schema, part).batches()
 
     def _received(self) -> Iterator[tuple[int, bytearray]]:
-        """The bytes of each range that can be read, by its number."""
+        """Yields the bytes of each range that can be read, by its number."""
         ranges = self._partition.ranges
         nsqd = Nsqd(self._partition.address, self._options.access, ranges[0].key.nsqd_id, STALL_TIMEOUT_S)
         asked = [{"topic": part.key.topic, "from": part.low, "to": part.high, "id": part.topic_id} for part in ranges]
@@ -109,7 +110,7 @@ class PackedReader:
 
 
 def _whole_batches(part: RangePartition, data: bytearray) -> list[Batch] | None:
-    """The batches of a range, if they are intact and have the messages that the plan promised."""
+    """Returns the batches of a range, if they are intact and have the messages that the plan promised."""
     found: list[Batch] = []
     count, end, seq = 0, 0, part.low
     for batch in scan(memoryview(data), 0):
@@ -122,7 +123,7 @@ def _whole_batches(part: RangePartition, data: bytearray) -> list[Batch] | None:
 
 
 def _read_exactly(response: http.client.HTTPResponse, size: int) -> bytes:
-    """Nothing at the end of the answer."""
+    """Reads so many bytes; none at the end of the answer."""
     data = response.read(size)
     if data and len(data) < size:
         raise http.client.IncompleteRead(data, size - len(data))

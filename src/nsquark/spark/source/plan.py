@@ -1,4 +1,4 @@
-"""From ranges of the log to Spark's partitions: real counts and splits, asked of the nsqds that have the data.
+"""Makes Spark's partitions of ranges of the log: real counts and splits, asked of the nsqds that have the data.
 
 How a set of ranges is cut into partitions depends on the ranges and the options alone, never on what else the logs have
 by now: the idempotent sink recognises what it has written by the partition that it came from.
@@ -18,20 +18,22 @@ from nsquark.spark.source.offsets import Key, Range
 log = library_log("nsquark.spark")
 
 PART_BYTES = 32 << 20
-"""Of a partition, about: small enough to spread over cores, large enough that a task's start does not matter."""
+"""The size of a partition, about: small enough to spread over cores, large enough that a task's
+start does not matter.
+"""
 
 PACK_BYTES = 8 << 20
 PACK_RANGES_MAX = 4096
-"""Of small ranges that are read together."""
+"""The most small ranges that are read together."""
 PACKED_MESSAGE_BYTES = 256
-"""What a message counts for, besides what the index of nsqd tells of a range."""
+"""The bytes that a message counts for, besides what the index of nsqd tells of a range."""
 
 Ranges = Mapping[Key, Range]
 Limits = Mapping[str, int]
 
 
 class DataLost(NsqdError):
-    """Messages that this query had to read are gone."""
+    """Says that messages that this query had to read are gone."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -50,7 +52,7 @@ class _Removed(msgspec.Struct, frozen=True):
 
 class Plan(Part, frozen=True):
     settled_bytes: Seq = 0
-    """Its size, up to a step of nsqd's index less; it depends on the range alone."""
+    """The size of the range, up to a step of nsqd's index less; it depends on the range alone."""
     parts: Annotated[list[Part], msgspec.Meta(max_length=PARTITIONS_MAX)] = []
     removed: _Removed | None = None
     next: Seq = 0
@@ -112,7 +114,9 @@ class Planner:
         return found + list(self._packed(small))
 
     def _packed(self, small: Mapping[str, list[tuple[int, RangePartition]]]) -> Iterator[Partition]:
-        """Together, as long as there are minPartitions: a task costs more than the messages of a small topic."""
+        """Puts small ranges together, as long as there are minPartitions: a task costs more than the messages of a
+        small topic.
+        """
         total = sum(weight for of_nsqd in small.values() for weight, _ in of_nsqd)
         weight_max = min(PACK_BYTES, total // self._options.partitions_min)
         for of_nsqd in small.values():
@@ -127,7 +131,7 @@ class Planner:
             yield _pack(pack)
 
     def _parts_to_reach_minimum(self, plans: Mapping[Key, Plan]) -> dict[Key, Limits]:
-        """How often to split each key so that all together make minPartitions, by their share of the messages."""
+        """Finds how often to split each key so that all together make minPartitions, by their share of the messages."""
         minimum = self._options.partitions_min
         total = sum(plan.count for plan in plans.values())
         if sum(len(plan.parts) for plan in plans.values()) >= minimum:
@@ -142,8 +146,8 @@ class Planner:
     def plans(
         self, ranges: Ranges, nsqds: Mapping[str, Nsqd], limits: Mapping[Key, Limits] | None = None
     ) -> dict[Key, Plan]:
-        """What the nsqds have of these ranges, one request for each. What they no longer have is an error, or a warning
-        with failOnDataLoss=false.
+        """Asks what the nsqds have of these ranges, by one request for each. What they no longer have is an error, or a
+        warning with failOnDataLoss=false.
         """
         limits = limits or {}
         by_nsqd: dict[str, list[Key]] = {}
@@ -176,7 +180,7 @@ class Planner:
         )
 
     def give_up(self, text: str) -> None:
-        """Messages that had to be read are lost: an error, or a warning if that was asked for."""
+        """Gives up messages that had to be read and are lost: an error, or a warning if that was asked for."""
         if self._options.fail_on_data_loss:
             raise DataLost(
                 f"{text}. To go on without them set failOnDataLoss=false; to keep data until a query has read it, "
@@ -199,7 +203,7 @@ Asked = tuple[Key, Range, Limits]
 
 
 def ask_plans(nsqd: Nsqd, asked: Iterable[Asked]) -> Iterator[Plan | Refused]:
-    """A plan for each range, whose parts lie in the range, one behind the other; or why there is none."""
+    """Yields a plan for each range, whose parts lie in the range, one behind the other; or why there is none."""
     listed = list(asked)
     documents = [
         {"topic": key.topic, "from": wanted.low, "to": wanted.high, "id": wanted.topic_id, **limits}

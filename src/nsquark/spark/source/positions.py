@@ -1,4 +1,4 @@
-"""What `startingOffsets` and its like mean: a sequence number for each key, asked of the nsqds that have it."""
+"""Finds what `startingOffsets` and its like mean: a sequence number for each key, asked of the nsqds that have it."""
 
 from collections.abc import Iterable, Mapping
 
@@ -12,7 +12,7 @@ from nsquark.spark.source.offsets import Key
 def resolve(
     position: Position, heads: Mapping[Key, Head], nsqds: Mapping[str, Nsqd], *, unnamed: str
 ) -> dict[Key, int]:
-    """`unnamed` is for a key that a JSON object does not name: earliest or latest."""
+    """Finds the number for each key; `unnamed` is for one that a JSON object does not name: earliest or latest."""
     if position.kind == "time":
         return at_times(heads, nsqds, {"ts_ms": position.time_ms})
     places = dict(position.places)
@@ -28,7 +28,8 @@ def resolve(
 
 
 def at_times(heads: Iterable[Key], nsqds: Mapping[str, Nsqd], when: Mapping[str, int | str]) -> dict[Key, int]:
-    """The first message published at a time or later, the end of the log if there is none; one request for each nsqd.
+    """Finds the first message published at a time or later, the end of the log if there is none; one request for each
+    nsqd.
 
     A topic that is deleted meanwhile is left out.
     """

@@ -1,4 +1,4 @@
-"""Filters that Spark pushes down, as bounds of what is read at all. Spark applies them again to the rows."""
+"""Turns filters that Spark pushes down into bounds of what is read at all. Spark applies them again to the rows."""
 
 import calendar
 import sys
@@ -29,14 +29,16 @@ US_PER_S = 1_000_000
 
 
 def is_pushdown_worker() -> bool:
-    """Spark refuses a reader that takes filters where its setting for that is off, and only this worker asks for it."""
+    """Tells whether this worker asks for filters: Spark refuses a reader that takes them where its setting for that is
+    off.
+    """
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return PUSHDOWN_WORKER in sys.modules or (main is not None and main.name == PUSHDOWN_WORKER)
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a row may be; all ends are exclusive at the top."""
+    """The bounds of what a row may be; all ends are exclusive at the top."""
 
     topics: frozenset[str] | None = None
     topic_prefix: str = ""
@@ -47,7 +49,7 @@ class Bounds:
     time_high_us: int | None = None
 
     def narrowed(self, filters: Iterable[Filter]) -> "Bounds":
-        """A filter that is not understood narrows nothing."""
+        """Narrows the bounds by a filter; one that is not understood narrows nothing."""
         bounds = self
         for found in filters:
             bounds = bounds._with(found)
@@ -78,7 +80,7 @@ class Bounds:
         )
 
     def _has(self, key: Key) -> bool:
-        """Whether there may be rows of it."""
+        """Tells whether there may be rows of a key."""
         return (
             (self.topics is None or key.topic in self.topics)
             and (self.nsqds is None or key.nsqd_id in self.nsqds)
@@ -86,7 +88,7 @@ class Bounds:
         )
 
     def cut(self, ranges: Mapping[Key, Range], nsqds: Mapping[str, Nsqd]) -> dict[Key, Range]:
-        """The parts of the ranges in which there may be rows."""
+        """Returns the parts of the ranges in which there may be rows."""
         ranges = {key: wanted for key, wanted in ranges.items() if self._has(key)}
         lows, highs = dict.fromkeys(ranges, self.seq_low), dict.fromkeys(ranges, self.seq_high)
         if self.time_low_us is not None:
@@ -110,7 +112,7 @@ def _among(known: frozenset[str] | None, found: EqualTo | In) -> frozenset[str]:
 
 
 def _ends(found: Filter, number: int) -> tuple[int | None, int | None]:
-    """From where and up to where the filter is true, the upper end exclusive."""
+    """Finds from where and up to where the filter is true, the upper end exclusive."""
     if isinstance(found, EqualTo):
         return number, number + 1
     if isinstance(found, GreaterThan | GreaterThanOrEqual):
@@ -121,7 +123,7 @@ def _ends(found: Filter, number: int) -> tuple[int | None, int | None]:
 
 
 def _microseconds(value: Any) -> int | None:
-    """Since 1970, of a point in time."""
+    """Returns the microseconds since 1970 of a point in time."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         return None
     moment = value.astimezone(UTC)

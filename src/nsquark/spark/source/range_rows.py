@@ -1,4 +1,4 @@
-"""A task's work: a range of the log, streamed from nsqd and turned into Arrow batches.
+"""Does a task's work: a range of the log is streamed from nsqd and turned into Arrow batches.
 
 Messages are checked three times: each batch of the log by its checksum, the whole range by the count that the plan
 promised, and the nsqd by its id. A lost connection is taken up again at the next message.
@@ -24,13 +24,13 @@ log = library_log("nsquark.spark")
 
 ROWS_MAX = 8192
 BODY_BYTES_MAX = 4 << 20
-"""Of an Arrow batch. The JVM holds a few of them per task."""
+"""The most body bytes of an Arrow batch. The JVM holds a few of them per task."""
 BUFFER_BYTES = 1 << 20
 BUFFER_BYTES_MAX = 256 << 20
-"""Far above the largest batch that nsqd writes: what does not fit is no log."""
+"""The largest buffer, far above the largest batch that nsqd writes: what does not fit is no log."""
 READ_BYTES = 256 << 10
 STALL_TIMEOUT_S = 30.0
-"""For so many bytes, after which the connection counts as lost."""
+"""The time for some bytes to come, after which the connection counts as lost."""
 DAMAGES_TOLD_MAX = 10
 RETRY_PAUSE_S = 0.2
 ID_BYTES = 16
@@ -48,7 +48,7 @@ SCHEMA = pa.schema(
 
 
 def arrow_schema(options: SourceOptions) -> pa.Schema:
-    """What there is to read with these options."""
+    """Returns the columns there are to read with these options."""
     return SCHEMA.append(pa.field("headers", HEADERS)) if options.headers else SCHEMA
 
 
@@ -70,7 +70,7 @@ class ArrowColumns:
         taken: tuple[int, bytearray, bytearray, bytearray, bytearray, bytearray],
         topics: Sequence[str] | None = None,
     ) -> pa.RecordBatch:
-        """`topics` are those of the rows, where they are not all of the same."""
+        """Makes an Arrow batch; `topics` are those of the rows, where they are not all of the same."""
         rows, seqs, times, ids, offsets, bodies = taken
         made: dict[str, Callable[[], pa.Array]] = {
             "topic": lambda: self._topics(rows, topics),
@@ -158,7 +158,7 @@ class RangeReader:
             nsqd.close()
 
     def _left_s(self) -> float:
-        """Until a message must have come: bytes that are none do not count."""
+        """Tells how long it is until a message must have come: bytes that are none do not count."""
         left_s = min(self._progress_at + self._options.read_timeout_s - time.monotonic(), STALL_TIMEOUT_S)
         if left_s <= 0:
             raise TimeoutError(f"no message in {self._options.read_timeout_s:g} s")
@@ -178,7 +178,9 @@ class RangeReader:
         return used
 
     def _check_batch(self, batch: Batch) -> None:
-        """Each batch brings the reader on: with one of another range, or with nothing, it could go on for ever."""
+        """Refuses a batch that does not bring the reader on: with one of another range, or with nothing, it could go on
+        for ever.
+        """
         if not (batch.messages > 0 and batch.next_seq > self._position and batch.first_seq < self._partition.high):
             raise NsqdError(
                 f"nsqd {self._partition.key.nsqd_id} at {self._address} sends messages {batch.first_seq} to "
@@ -234,7 +236,7 @@ class RangeReader:
     # -- when it does not work ---------------------------------------------------------------------------
 
     def _pause_or_fail(self, error: Exception) -> None:
-        """Unreachable is not lost: nsqd may be starting again, perhaps on another port."""
+        """Waits for an nsqd, which may be starting again, perhaps on another port: what is unreachable is not lost."""
         key = self._partition.key
         if time.monotonic() - self._progress_at >= self._options.read_timeout_s:
             raise Unreachable(
@@ -253,7 +255,7 @@ class RangeReader:
             found.close()
 
     def _give_up_removed(self, refused: Refused) -> None:
-        """Retention was faster than this task."""
+        """Gives up what retention took before this task came to it."""
         partition = self._partition
         if refused.code == "REMOVED":
             removed_to = refused.fields.get("removed_to")

@@ -1,4 +1,4 @@
-"""The columns of `format("nsq")` as Spark names their types, and which of them a user's schema may ask for."""
+"""Names the columns of `format("nsq")` with Spark's types, and knows which of them a user's schema may ask for."""
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -9,12 +9,12 @@ from nsquark.spark.source.range_rows import arrow_schema
 
 
 def spark_schema(options: SourceOptions) -> StructType:
-    """What there is to read with these options."""
+    """Returns the columns there are to read with these options, as Spark's types."""
     return from_arrow_schema(arrow_schema(options))
 
 
 def check_schema(schema: StructType, options: SourceOptions) -> None:
-    """A schema given by the user may leave columns out, and order them as it likes."""
+    """Checks a schema given by the user, which may leave columns out, and order them as it likes."""
     known = {field.name: field.dataType for field in spark_schema(options).fields}
     described = ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
     for field in schema.fields:
@@ -33,5 +33,5 @@ def check_schema(schema: StructType, options: SourceOptions) -> None:
 
 
 def as_arrow(schema: StructType) -> pa.Schema:
-    """The same columns for the reader."""
+    """Returns a schema's columns as Arrow's types, for the reader."""
     return to_arrow_schema(schema, timezone="UTC")

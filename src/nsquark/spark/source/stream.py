@@ -1,4 +1,4 @@
-"""A streaming query: which range each batch reads, and telling nsqd what is done.
+"""Runs a streaming query: which range each batch reads, and telling nsqd what is done.
 
 Spark's order of calls: `latestOffset(start)` gives the end of the next batch, which Spark logs before it runs; then
 `partitions(start, end)`. All below `start` is done when `latestOffset(start)` is called, and it is called once more
@@ -40,7 +40,9 @@ log = library_log("nsquark.spark")
 
 
 class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """What Spark sees. It is pickled to the tasks, which only read: all that has connections is made on first use."""
+    """Is what Spark sees. It is pickled to the tasks, which only read: all that has connections is
+    made on first use.
+    """
 
     def __init__(self, options: SourceOptions, schema: StructType):
         options.check_stream()
@@ -59,7 +61,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return INITIAL.fields()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """A mark that our own limits hold: Spark's limits for Python cannot be combined."""
+        """Returns a mark that our own limits hold: Spark's limits for Python cannot be combined."""
         return ReadMaxRows(self._options.messages_max or COUNT_MAX) if self._options.has_limits else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -84,7 +86,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class Query:
-    """The driver's side of a query. With a channel, the first offset has only its identity and positions, and
+    """Does the driver's side of a query. With a channel, the first offset has only its identity and positions, and
     reads nothing: the channel can be taken only once the checkpoint knows who owns it.
     """
 
@@ -112,7 +114,7 @@ class Query:
     # -- latestOffset ------------------------------------------------------------------------------------
 
     def freeze(self) -> None:
-        """AvailableNow: what comes after this moment is for the next run."""
+        """Leaves what comes after this moment to the next run, for AvailableNow."""
         self._frozen = self._cluster.heads(fresh=True)
 
     def end_of_next_batch(self, start: Offset, *, limited: bool) -> Offset:
@@ -171,7 +173,7 @@ class Query:
         }
 
     def _entering(self, start: Offset, heads: dict[Key, Head]) -> dict[Key, Span]:
-        """Keys that are read from now on and, with a channel, held."""
+        """Finds the keys that are read from now on and, with a channel, held."""
         nsqds = self._cluster.nsqds()
         new = {
             key: head
@@ -194,8 +196,8 @@ class Query:
         return entering
 
     def _firsts(self, heads: dict[Key, Head], nsqd: Nsqd, start: Offset) -> dict[Key, int]:
-        """Where keys of one nsqd begin. With `latest`, topics made after the query began are read whole, and an nsqd
-        that was not there then from that time on: by its own clock, since the driver's may be another.
+        """Finds where keys of one nsqd begin. With `latest`, topics made after the query began are read whole, and an
+        nsqd that was not there then from that time on: by its own clock, since the driver's may be another.
         """
         nsqds = {nsqd.id: nsqd}
         if self._starting == LATEST and start.query:
@@ -207,8 +209,8 @@ class Query:
     # -- what is not there -------------------------------------------------------------------------------
 
     def _check_missing(self, start: Offset, heads: dict[Key, Head]) -> None:
-        """Unreachable is not lost: the query goes on with the others. But where all addresses answer and none is the
-        nsqd that was read before, its data is gone.
+        """Looks for nsqds that are missing. Unreachable is not lost: the query goes on with the others. But where all
+        addresses answer and none is the nsqd that was read before, its data is gone.
         """
         missing = [key for key in start.spans if key not in heads and key.nsqd_id not in self._options.lost_nsqds]
         if not missing:
@@ -225,7 +227,7 @@ class Query:
                 self._replaced(key, there)
 
     def _deleted(self, key: Key, span: Span, nsqd: Nsqd) -> None:
-        """Said once: what was lost does not change any more."""
+        """Tells of a deleted topic once: what was lost does not change any more."""
         if (key, span) in self._said_deleted or not span.topic_id or nsqd.head(key.topic) is not None:
             return  # not asked in time
         self._history.replaced(key, span, nsqd, "deleted")
@@ -261,7 +263,7 @@ class Query:
                 self._cluster.mark_silent(error)
 
     def lag(self) -> dict[str, Any] | None:
-        """For the query's progress: the end of each log, and how many messages the last offset is behind it."""
+        """Returns the query's progress: the end of each log, and how many messages the last offset is behind it."""
         try:
             heads = self._cluster.heads()
             behind = self._behind(heads)
