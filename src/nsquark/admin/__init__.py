@@ -1,1 +1,1 @@
-"""nsqadmin: the cluster seen live, and acted on."""
+"""Is nsqadmin: the cluster seen live, and acted on."""

@@ -1,4 +1,4 @@
-"""Whether a request may do what it asks for.
+"""Decides whether a request may do what it asks for.
 
 Every request passes `guard`. It refuses hosts that are not ours, finds out who asks, and lets a browser change
 something only if one of our own pages asked it to. What role a change needs is said where it is made: `require`.
@@ -71,7 +71,9 @@ def require(request: web.Request, action: str) -> None:
 
 
 def csrf_token(request: web.Request) -> str:
-    """For a page that has buttons: its browser gets a session, if it has none, and the token that belongs to it."""
+    """Makes the token of a page that has buttons: its browser gets a session, if it has none, and the token that
+    belongs to it.
+    """
     session = request.get(_SESSION)
     access = request.app[STATE].access
     if session is None:
@@ -84,7 +86,7 @@ def session_of(request: web.Request) -> Session | None:
 
 
 def is_still_in(request: web.Request) -> bool:
-    """For an answer that goes on for long: whether who asked for it may still see it."""
+    """Tells, for an answer that goes on for long, whether who asked for it may still see it."""
     access, session = request.app[STATE].access, request.get(_SESSION)
     if not access.needs_login:
         return True
@@ -95,7 +97,7 @@ def is_still_in(request: web.Request) -> bool:
 
 
 def begin_session(request: web.Request, session: Session) -> None:
-    """From the answer to this request on, the browser has this session."""
+    """Gives the browser this session, from the answer to this request on."""
     request[_SESSION] = request[_COOKIE_DUE] = session
 
 
@@ -133,13 +135,15 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _route(request: web.Request, base_path: str) -> str:
-    """The path as the route that will answer has it, whatever tricks the request's own plays; empty without one."""
+    """Returns the path as the route that will answer has it, whatever tricks the request's own plays; empty without
+    one.
+    """
     resource = request.match_info.route.resource
     return resource.canonical.removeprefix(base_path) if resource is not None else ""
 
 
 async def _to_its_end(change: Awaitable[web.StreamResponse]) -> web.StreamResponse:
-    """A change goes on when its client leaves: nobody gets around the line that tells of it."""
+    """Lets a change go on when its client leaves: nobody gets around the line that tells of it."""
     task = asyncio.ensure_future(change)
     _changes.add(task)
     task.add_done_callback(_changes.discard)
@@ -154,8 +158,9 @@ def middlewares(access: Access) -> list[Middleware]:
 
 
 def _require_our_host(request: web.Request, access: Access) -> None:
-    """While nobody has to log in, a page of a name that was pointed at our address would see and do everything (DNS
-    rebinding). To such a name browsers do not send our cookies."""
+    """Refuses foreign names of this host while nobody has to log in: a page of a name that was pointed at our address
+    would see and do everything (DNS rebinding). To such a name browsers do not send our cookies.
+    """
     if not access.needs_login and not access.hosts.is_ours(request.host):
         reason = f"if {request.host} is this nsqadmin, start it with --http-allowed-hosts={request.host}"
         raise refusal(web.HTTPForbidden, "HOST_NOT_ALLOWED", reason=reason)
@@ -184,7 +189,8 @@ def _login_needed(request: web.Request, base_path: str) -> web.HTTPException:
 
 
 async def _require_own_page(request: web.Request, session: Session | None, access: Access) -> None:
-    """A browser sends its cookies, and a proxy its header, for whatever page asks it to: ours must prove that it is.
+    """Refuses pages that do not prove to be ours: a browser sends its cookies, and a proxy its header, for whatever
+    page asks it to.
 
     A program has no page: it sends none of what browsers cannot leave out, and needs no proof.
     """
@@ -210,8 +216,9 @@ def is_browser(request: web.Request) -> bool:
 
 
 def _is_same_origin(request: web.Request) -> bool:
-    """By what only the browser itself can say. A proxy may have changed `Host`, but then names the one it was sent;
-    a page of another site cannot add that header."""
+    """Tells whether a page of ours asks, by what only the browser itself can say. A proxy may have changed `Host`, but
+    then names the one it was sent; a page of another site cannot add that header.
+    """
     site = request.headers.get("Sec-Fetch-Site")
     if site is not None:
         return site in ("same-origin", "none")
@@ -223,7 +230,7 @@ def _is_same_origin(request: web.Request) -> bool:
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """On every answer, errors too: append it to `on_response_prepare`."""
+    """Adds headers to every answer, errors too: append it to `on_response_prepare`."""
     for name, value in HEADERS.items():
         if name == "Server" or name not in response.headers:
             response.headers[name] = value
@@ -244,7 +251,9 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
 
 
 def cookie_name(request: web.Request) -> str:
-    """Browsers do not tell the ports of a host apart, but two nsqadmins on one host are two."""
+    """Names the cookie by port: browsers do not tell the ports of a host apart, but two nsqadmins
+    on one host are two.
+    """
     port = request.host.rpartition(":")[2]
     return f"{COOKIE}_{port}" if port.isdecimal() and port.isascii() else COOKIE
 
@@ -255,7 +264,7 @@ def is_secure(request: web.Request) -> bool:
 
 
 def address_of(request: web.Request) -> str:
-    """The peer's. What a proxy says of those behind it could be said by anybody."""
+    """Returns the peer's address. What a proxy says of those behind it could be said by anybody."""
     return request.remote or ""
 
 
@@ -286,7 +295,7 @@ async def log_in(request: web.Request) -> web.StreamResponse:
 
 
 async def log_out(request: web.Request) -> web.StreamResponse:
-    """Nothing is left of the session, here or in the browser."""
+    """Logs out: nothing is left of the session, here or in the browser."""
     state = request.app[STATE]
     session = request.get(_SESSION)
     if session is not None and session.is_logged_in:
@@ -305,7 +314,7 @@ def _login_form(request: web.Request, onward: str, error: str = "", status: int 
 
 
 def _next_page(wanted: str, base_path: str) -> str:
-    """A page of ours, and of no other host, whatever a link to the login page says."""
+    """Returns a page of ours, and of no other host, whatever a link to the login page says."""
     home = base_path or "/"
     is_ours = wanted == home or wanted.startswith(f"{base_path}/")
     if not is_ours or wanted.startswith("//") or "\\" in wanted or not wanted.isprintable():

@@ -1,4 +1,4 @@
-"""Those who may ask: users of a file with sessions in cookies, NSQ's header rule, or everybody."""
+"""Knows those who may ask: users of a file with sessions in cookies, NSQ's header rule, or everybody."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from nsquark.base.logs import Logger
 from nsquark.web.browsers import BrowserGuard
 
 LOGINS_AT_ONCE_MAX: Final = 2
-"""Each takes 32 MiB and a tenth of a second of a core."""
+"""So many logins are checked at once: each takes 32 MiB and a tenth of a second of a core."""
 LOGINS_WAITING_MAX: Final = 16
 FILE_CHECK_S: Final = 1.0
 BASIC_CACHED_MAX: Final = 256
@@ -43,7 +43,7 @@ _DECOY: Final = PasswordHash(SCRYPT_N, SCRYPT_R, SCRYPT_P, os.urandom(SALT_BYTES
 
 
 class TooManyLogins(Exception):
-    """A password was not even looked at."""
+    """Says that a password was not even looked at."""
 
     def __init__(self, wait_s: float) -> None:
         super().__init__(f"too many attempts to log in: try again in {max(1, round(wait_s))} s")
@@ -51,7 +51,7 @@ class TooManyLogins(Exception):
 
 
 class Access:
-    """Users, their sessions, and what is remembered of failed logins."""
+    """Keeps users, their sessions, and what is remembered of failed logins."""
 
     def __init__(self, options: Options, logger: Logger) -> None:
         self._logger = logger
@@ -79,14 +79,14 @@ class Access:
 
     @property
     def key(self) -> bytes:
-        """What cookies are signed with."""
+        """Returns the key that cookies are signed with."""
         return self.users.key
 
     # -- the file ----------------------------------------------------------------------------------------
 
     @property
     def users(self) -> Users:
-        """Those of the file as it is now: who was taken out of it is out within a second."""
+        """Returns the users of the file as it is now: who was taken out of it is out within a second."""
         if self._path is not None and time.monotonic() - self._checked_s > FILE_CHECK_S:
             self._checked_s = time.monotonic()
             self._read_again(self._path)
@@ -124,7 +124,7 @@ class Access:
         return Identity(user.name, user.role)
 
     def by_header(self, value: str) -> Identity:
-        """NSQ's rule: without named admins everybody is one."""
+        """Decides by NSQ's rule: without named admins everybody is one."""
         if not self._admins:
             return Identity("", Role.ADMIN)
         return Identity(value, Role.ADMIN if value in self._admins else Role.VIEWER)
@@ -134,7 +134,9 @@ class Access:
         return self._header
 
     async def by_basic(self, authorization: str, address: str) -> Identity | None:
-        """A program's `Authorization: Basic`. What was good is remembered: a script may ask many times a second."""
+        """Checks a program's `Authorization: Basic`. What was good is remembered: a script may ask
+        many times a second.
+        """
         found = basic_credentials(authorization)
         if found is None:
             return None
@@ -151,7 +153,7 @@ class Access:
         return Identity(user.name, user.role)
 
     async def log_in(self, name: str, password: str, address: str) -> User | None:
-        """The user if the password is theirs. TooManyLogins if it was not looked at."""
+        """Returns the user if the password is theirs; TooManyLogins if it was not looked at."""
         wait_s = self._throttle.wait_s(address, name)
         if wait_s > 0:
             raise TooManyLogins(wait_s)
@@ -183,7 +185,7 @@ def _state_of(path: Path) -> tuple[int, int, int] | None:
 
 
 def basic_credentials(authorization: str) -> tuple[str, str] | None:
-    """Name and password of an `Authorization: Basic`; None if it is something else."""
+    """Reads name and password of an `Authorization: Basic`; None if it is something else."""
     kind, _, value = authorization.partition(" ")
     if kind.lower() != "basic" or len(value) > BASIC_CHARS_MAX:
         return None

@@ -1,4 +1,4 @@
-"""`POST /action`: what the pages do, with the result of each nsqd and nsqlookupd.
+"""Answers `POST /action`: what the pages do, with the result of each nsqd and nsqlookupd.
 
     {"action": "pause", "topic": "orders", "channel": "archive", "node": ""}
     {"ok": true, "message": "", "results": [{"address": "10.0.0.1:4151", "ok": true, "text": ""}]}

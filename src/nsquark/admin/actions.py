@@ -1,4 +1,4 @@
-"""What can be done to the cluster, for the pages and for NSQ's /api alike."""
+"""Does what can be done to the cluster, for the pages and for NSQ's /api alike."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from nsquark.admin.survey import Answers, Survey
 from nsquark.wire.names import is_valid_name
 
 PLAIN_ACTIONS: Final = ("pause", "unpause", "empty")
-"""Done by one POST to every nsqd that has the topic."""
+"""The actions that are done by one POST to every nsqd that has the topic."""
 
 
 class Refused(Exception):
-    """The request is not one that can be done; the text is NSQ's code for it."""
+    """Says that the request is not one that can be done; the text is NSQ's code for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one nsqd or nsqlookupd made of it."""
+    """What one nsqd or nsqlookupd made of an action."""
 
     address: str
     is_done: bool
@@ -32,19 +32,23 @@ class Result:
 
 @dataclass(slots=True)
 class Outcome:
-    """`errors` in the order in which NSQ lists them; `results` of all who were asked to change something."""
+    """The outcome of an action: `errors` in the order in which NSQ lists them; `results` of all who were asked to
+    change something.
+    """
 
     errors: list[UpstreamError] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
 
     @property
     def is_done(self) -> bool:
-        """Whether at least one did it."""
+        """Tells whether at least one did it."""
         return any(result.is_done for result in self.results)
 
 
 class Actions:
-    """Each action finds out who is concerned, then tells all of them; who fails does not keep the others from it."""
+    """Carries out actions: each finds out who is concerned, then tells all of them; who fails does not keep the others
+    from it.
+    """
 
     def __init__(self, cluster: Cluster, survey: Survey) -> None:
         self._cluster = cluster

@@ -1,4 +1,4 @@
-"""NSQ's /api: the same paths, JSON and errors as those of nsqadmin 1.3.0.
+"""Answers NSQ's /api: the same paths, JSON and errors as those of nsqadmin 1.3.0.
 
 Unlike the pages, which show the last poll, it asks the cluster anew for each request, as NSQ's does.
 """
@@ -31,7 +31,7 @@ BODY_BYTES_MAX: Final = 1 << 20
 
 
 class ApiError(Exception):
-    """Answered with this status and code."""
+    """Says that a request is answered with this status and code."""
 
     def __init__(self, status: int, code: str) -> None:
         super().__init__(code)
@@ -39,7 +39,7 @@ class ApiError(Exception):
 
 
 def answer_v1(method: Method[web.Response]) -> Handler:
-    """Errors in NSQ's form."""
+    """Wraps a handler so that its errors have NSQ's form."""
 
     @wraps(method)
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -58,7 +58,7 @@ def answer_v1(method: Method[web.Response]) -> Handler:
 
 
 def v1(method: Method[dict[str, Any]]) -> Handler:
-    """A value as JSON, errors in NSQ's form."""
+    """Wraps a handler that returns a value: it is answered as JSON, errors in NSQ's form."""
 
     @wraps(method)
     async def answer(request: web.Request, state: State) -> web.Response:
@@ -68,7 +68,7 @@ def v1(method: Method[dict[str, Any]]) -> Handler:
 
 
 def message_of(state: State, *errors: Iterable[UpstreamError]) -> str:
-    """Of partial failures: empty if there were none."""
+    """Writes the message of partial failures: empty if there were none."""
     texts = [joined(each) for each in map(list, errors) if each]
     for text in texts:
         state.logger.warning(text)
@@ -96,7 +96,7 @@ async def topics(request: web.Request, state: State) -> dict[str, Any]:
 
 
 def _query_trouble(query: str) -> str:
-    """As Go's reader says it."""
+    """Says what is wrong with a query as Go's reader does."""
     bad = re.search(r"%(?![0-9A-Fa-f]{2}).{0,2}", query)
     return f"invalid URL escape {quoted(bad[0])}" if bad else "invalid semicolon separator in query"
 

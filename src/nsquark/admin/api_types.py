@@ -1,4 +1,4 @@
-"""The objects of NSQ's /api: their fields, the order of these, and how several nsqds are added up.
+"""Defines the objects of NSQ's /api: their fields, the order of these, and how several nsqds are added up.
 
 They are decoded out of nsqd's /stats, which has the same names; what it does not have is filled in here.
 """
@@ -17,7 +17,7 @@ NS_PER_S: Final = 1_000_000_000
 
 
 class ApiLatency(msgspec.Struct, kw_only=True):
-    """Of one nsqd, or of several: then `host` is `*`."""
+    """The latency of one nsqd, or of several: then `host` is `*`."""
 
     count: int = 0
     percentiles: list[dict[str, float]] | None = None
@@ -35,7 +35,7 @@ class ApiClient(msgspec.Struct, kw_only=True):
     user_agent: str = ""
     connect_ts: int = 0
     connected: int = 0
-    """Nanoseconds since `connect_ts`."""
+    """The nanoseconds since `connect_ts`."""
     in_flight_count: int = 0
     ready_count: int = 0
     finish_count: int = 0
@@ -211,7 +211,9 @@ def _add_latency(total: ApiLatency, one: ApiLatency | None) -> None:
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it. Go writes a float without a fraction as an integer, and the keys of a map in order."""
+    """Makes a value as JSON has it. Go writes a float without a fraction as an integer, and the
+    keys of a map in order.
+    """
     if isinstance(value, msgspec.Struct):
         return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, dict):

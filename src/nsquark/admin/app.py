@@ -1,4 +1,4 @@
-"""The application: routes of all parts under the base path, and what surrounds every request."""
+"""Makes the application: routes of all parts under the base path, and what surrounds every request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PARTS: Final = (api, config_api, graphite, action_api, assets, access, events, m
 
 
 def make_state(options: Options, logger: Logger) -> State:
-    """OptionsError if a file that an option names cannot be used."""
+    """Makes the state; OptionsError if a file that an option names cannot be used."""
     cluster = Cluster(options)
     survey = Survey(cluster)
     history = History()
@@ -80,5 +80,5 @@ async def _running(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _end_streams(app: web.Application) -> None:
-    """Before the server waits for open requests to end: a stream never does by itself."""
+    """Ends streams before the server waits for open requests to end: a stream never does by itself."""
     app[STATE].streams.close()

@@ -1,4 +1,4 @@
-"""What requests of the message browser say in their query, and how they are refused."""
+"""Reads what requests of the message browser say in their query, and refuses them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def number(request: web.Request, name: str, low: int, high: int, default: int) -
 
 
 def name_in_path(request: web.Request, name: str) -> str:
-    """A topic's or a channel's name: whatever else is in a path never reaches an nsqd."""
+    """Reads a topic's or a channel's name: whatever else is in a path never reaches an nsqd."""
     value = request.match_info[name]
     if not is_valid_name(value):
         raise refusal(web.HTTPBadRequest, f"INVALID_{name.upper()}")
@@ -37,7 +37,7 @@ def name_in_path(request: web.Request, name: str) -> str:
 
 
 def position(text: str, name: str) -> tuple[str, int]:
-    """oldest, newest, `time:<milliseconds>`, `seq:<number>` or a number alone, as a word and a number."""
+    """Reads oldest, newest, `time:<milliseconds>`, `seq:<number>` or a number alone, as a word and a number."""
     if text in ("oldest", "newest"):
         return text, 0
     word, _, digits = text.rpartition(":")
@@ -48,14 +48,14 @@ def position(text: str, name: str) -> tuple[str, int]:
 
 
 def known_node(snapshot: Snapshot, address: str) -> str:
-    """An nsqd of this cluster: nobody makes nsqadmin ask another host."""
+    """Reads an nsqd of this cluster: nobody makes nsqadmin ask another host."""
     if address not in snapshot.nodes:
         raise refusal(web.HTTPNotFound, "NODE_NOT_FOUND")
     return address
 
 
 def encode_cursor(positions: dict[str, int]) -> str | None:
-    """Where each nsqd's log was left, as one word of a URL; None if there is none."""
+    """Writes where each nsqd's log was left, as one word of a URL; None if there is none."""
     return ",".join(f"{node}~{seq}" for node, seq in sorted(positions.items())) or None
 
 

@@ -1,4 +1,4 @@
-"""Snapshots put together from the answers of a poll: rows of the nsqds summed up, and rates from their counters."""
+"""Puts snapshots together from the answers of a poll: rows of the nsqds summed up, and rates from their counters."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def build(
     previous: Mapping[str, NodeAnswer] | None = None,
     last: Snapshot = EMPTY,
 ) -> Snapshot:
-    """The snapshot of a poll. `previous` are the answers of the one before, from which rates are counted, and `last` is
-    its snapshot, of which that is used again which did not change.
+    """Makes the snapshot of a poll. `previous` are the answers of the one before, from which rates are counted, and
+    `last` is its snapshot, of which that is used again which did not change.
     """
     found = sorted(answers, key=lambda answer: (answer.producer.hostname, answer.producer.address))
     before = previous or {}
@@ -66,7 +66,9 @@ def build(
 
 
 def version_key(version: str) -> tuple[int, ...]:
-    """Semantic versions in their order; what is none sorts first. A pre-release is before its release."""
+    """Makes a key that sorts semantic versions in their order; what is none sorts first. A pre-release is before its
+    release.
+    """
     numbers, dash, _ = version.partition("-")
     try:
         return (*(int(number) for number in numbers.split(".")), 0 if dash else 1)
@@ -78,7 +80,7 @@ def version_key(version: str) -> tuple[int, ...]:
 
 
 def read_rows(rows: StatsRows, last: Stats | None) -> Stats:
-    """The answer with its topics read; those that are written as in the last one are taken from there. DecodeError if a
+    """Reads the topics of an answer; those that are written as in the last one are taken from there. DecodeError if a
     topic cannot be read.
     """
     known = dict(zip(last.texts, last.topics or (), strict=False)) if last is not None else {}
@@ -158,12 +160,14 @@ def _complete_topic(topic: TopicOnNode, earlier: TopicOnNode | None, seconds: fl
 
 
 def _rate(more: int, seconds: float) -> float | None:
-    """A counter that went back was made anew (a topic deleted and made again): its rate is not known."""
+    """Returns how fast a counter rises. One that went back was made anew (a topic deleted and made again): its rate is
+    not known.
+    """
     return more / seconds if more >= 0 else None
 
 
 def _sum(rates: Iterable[float | None]) -> float | None:
-    """Of those that are known; None if none is."""
+    """Sums those that are known; None if none is."""
     known = [rate for rate in rates if rate is not None]
     return sum(known) if known else None
 
@@ -236,7 +240,7 @@ def _topic(name: str, nodes: list[TopicOnNode], last: Topic | None) -> Topic:
 
 
 def _channel(topic: str, name: str, nodes: list[ChannelOnNode], owner: str) -> Channel:
-    """In one pass, since there are many of them."""
+    """Sums a channel up in one pass, since there are many of them."""
     depth = backend_depth = in_flight = deferred = messages = requeued = timed_out = client_count = 0
     paused = False
     for node in nodes:

@@ -1,4 +1,4 @@
-"""`/static/<file>`: our scripts and styles, out of the package or out of --dev-static-dir.
+"""Answers `/static/<file>`: our scripts and styles, out of the package or out of --dev-static-dir.
 
 They are few and small, so they are read once and kept with a tag of their content: a browser asks each time and is
 mostly told that nothing changed, and a new version is seen at once.
@@ -42,7 +42,7 @@ def _packaged(name: str) -> tuple[bytes, str] | None:
 
 
 def _read(directory: Path, name: str) -> tuple[bytes, str] | None:
-    """A file right in the directory; the name is one piece of a path, and no way out of it."""
+    """Reads a file right in the directory; the name is one piece of a path, and no way out of it."""
     if "/" in name or "\\" in name or name.startswith("."):
         return None
     try:

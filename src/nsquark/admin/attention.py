@@ -1,4 +1,4 @@
-"""What needs a person: found by comparing snapshots, worst first, each with since when and where to look."""
+"""Finds what needs a person, by comparing snapshots: worst first, each with since when and where to look."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Severity = Literal["critical", "warning", "info"]
 
 SEVERITIES: Final[tuple[Severity, ...]] = ("critical", "warning", "info")
 ATTENTION_MAX: Final = 100
-"""Shown; the rest is counted."""
+"""So many findings are shown; the rest is counted."""
 DISK_WARNING: Final = 0.85
 DISK_CRITICAL: Final = 0.95
 GROWING_S: Final = 30.0
@@ -23,7 +23,7 @@ GROWING_S: Final = 30.0
 GROWING_WAITING_MIN: Final = 100
 GROWING_RATE_MIN: Final = 0.5
 REQUEUES_RATE_MIN: Final = 0.5
-"""Messages a second that are handed back; fewer are never told."""
+"""The least messages a second that are handed back; fewer are never told."""
 ABOVE_NORMAL: Final = 3.0
 SILENT_QUERY_S: Final = 300.0
 """A Spark query says at least every 30 s that it lives."""
@@ -33,13 +33,13 @@ class Attention(msgspec.Struct, kw_only=True, frozen=True):
     severity: Severity
     text: str
     since: float
-    """Unix seconds."""
+    """The time since when, in unix seconds."""
     path: str
-    """Where to look, below the base path."""
+    """The page to look at, below the base path."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something that is so now. `key` is the same as long as it is the same thing that is wrong."""
+    """A finding is something that is so now. `key` is the same as long as it is the same thing that is wrong."""
 
     key: tuple[str, ...]
     severity: Severity
@@ -48,7 +48,7 @@ class Finding(msgspec.Struct, frozen=True):
     weight: float = 0.0
     """Among findings of the same severity the heavier is the worse."""
     since: float = 0.0
-    """Where it is known; else it is since it was first found."""
+    """The time since when, where it is known; else it is since it was first found."""
 
 
 class Watch:
@@ -59,7 +59,7 @@ class Watch:
         self._since: dict[tuple[str, ...], float] = {}
 
     def update(self, snapshot: Snapshot) -> tuple[Attention, ...]:
-        """To be called after each poll."""
+        """Compares a new snapshot; to be called after each poll."""
         self._trends.update(snapshot)
         found = sorted(findings(snapshot, self._trends), key=_rank)
         self._since = {finding.key: finding.since or self._since.get(finding.key, snapshot.at) for finding in found}
@@ -78,7 +78,7 @@ def _rank(finding: Finding) -> tuple[int, float]:
 
 
 def findings(snapshot: Snapshot, trends: Trends) -> Iterator[Finding]:
-    """All that is wrong in this snapshot."""
+    """Yields all that is wrong in this snapshot."""
     yield from _silent(snapshot)
     for node in snapshot.nodes.values():
         yield from _of_node(node, snapshot)
@@ -103,7 +103,7 @@ def _silent(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _reason(text: str) -> str:
-    """Without the address that stands before it anyway."""
+    """Returns a reason without the address that stands before it anyway."""
     return text.rpartition('": ')[2] or text
 
 

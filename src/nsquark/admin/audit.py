@@ -1,4 +1,4 @@
-"""What is told of every change: a line in the log, and NSQ's JSON at the notification endpoint.
+"""Tells of every change: by a line in the log, and by NSQ's JSON at the notification endpoint.
 
 The line has who, what, from where, and what came of it. What people and peers wrote into it cannot end the line nor
 look like another field: values are quoted where they are not plain words.
@@ -31,7 +31,7 @@ _PLAIN: Final = re.compile(r"[\w.:@#+*\[\]-]+", re.ASCII)
 
 
 class Notice(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """As NSQ's nsqadmin sends it, and what came of it."""
+    """A notice as NSQ's nsqadmin sends it, and what came of it."""
 
     action: str
     topic: str
@@ -122,7 +122,7 @@ async def changed(
 
 
 def _claimed_name(request: web.Request) -> str:
-    """Who a proxy, or the client itself, says it is where nobody has to log in; NSQ tells this one."""
+    """Returns who a proxy, or the client itself, says it is where nobody has to log in; NSQ tells this one."""
     found = basic_credentials(request.headers.get("Authorization", ""))
     return found[0] if found is not None else ""
 

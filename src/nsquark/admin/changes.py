@@ -1,4 +1,4 @@
-"""A change from the request to the last word about it: may they, do it, tell of it. For pages and /api alike."""
+"""Makes a change from the request to the last word about it: may they, do it, tell of it. For pages and /api alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ ACTIONS: Final = ("create", "delete", "pause", "unpause", "empty", "tombstone")
 
 
 async def change(request: web.Request, action: str, topic: str, channel: str = "", node: str = "") -> Outcome:
-    """What came of it. Refused, AllFailed and 403 are raised; all but the first and the last are told of first."""
+    """Makes a change; returns what came of it. Refused, AllFailed and 403 are raised; all but the first and the last
+    are told of first.
+    """
     if action not in ACTIONS:
         raise Refused("INVALID_ACTION")
     words = _words(action, channel)
@@ -32,7 +34,7 @@ async def change(request: web.Request, action: str, topic: str, channel: str = "
 
 
 def _words(action: str, channel: str) -> list[str]:
-    """What NSQ's notifications call it."""
+    """Returns the words by which NSQ's notifications call a change."""
     if action == "tombstone":
         return ["tombstone_topic_producer"]
     if action == "create":

@@ -1,4 +1,4 @@
-"""A channel looked into and moved: what it has in flight and requeued, and a seek with what it would do.
+"""Looks into a channel and moves it: what it has in flight and requeued, and a seek with what it would do.
 
 GET  /topics/{t}/{c}/messages.json?state=in_flight|requeued     the longest in flight, or the next due, first
 GET  /topics/{t}/{c}/seek.json?to=POSITION[&node=]              how many messages come again and are passed over
@@ -53,7 +53,7 @@ class Listing(msgspec.Struct, kw_only=True):
 
 
 class Preview(msgspec.Struct, kw_only=True, rename={"again": "come_again", "passed": "passed_over"}):
-    """What nsqd says of a seek that it would do."""
+    """The effect that a seek would have, as nsqd says."""
 
     position: int
     target: int
@@ -146,7 +146,7 @@ def _result(node: str, is_done: bool, text: str) -> dict[str, object]:
 
 
 async def _nodes(request: web.Request) -> list[str]:
-    """The nsqds that have the channel, or the one that was asked for."""
+    """Returns the nsqds that have the channel, or the one that was asked for."""
     snapshot: Snapshot = await request.app[STATE].fresh_snapshot()
     channel = snapshot.channel(name_in_path(request, "topic"), name_in_path(request, "channel"))
     if channel is None:
@@ -170,7 +170,7 @@ def _target(request: web.Request, verb: str, arguments: str) -> str:
 async def _ask_all(
     state: State, nodes: list[str], target: str, kind: type[T], method: str = "GET"
 ) -> tuple[dict[str, T], dict[str, str]]:
-    """What each nsqd answers, and why some do not."""
+    """Returns what each nsqd answers, and why some do not."""
 
     async def ask(node: str) -> T | UpstreamError:
         try:

@@ -1,4 +1,4 @@
-"""The clients of channels that somebody looks at: they are many, so nobody else is asked for them."""
+"""Asks for the clients of channels that somebody looks at: they are many, so nobody else is asked for them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from nsquark.admin.snapshot import ClientInfo, Snapshot, Stats
 
 WATCHED_MAX: Final = 64
 WATCHED_S: Final = 10.0
-"""How long after somebody looked their clients are asked for."""
+"""So long after somebody looked clients are asked for."""
 ANSWER_S_MAX: Final = 0.8
 CLIENTS_MAX: Final = 2000
-"""Shown of one channel, and of one nsqd."""
+"""So many clients are shown of one channel, and of one nsqd."""
 
 Place = tuple[str, str, str]
 """A topic and a channel, on all nsqds or, if it is named, on one; or all clients of one nsqd."""
@@ -32,7 +32,7 @@ class Clients:
         self._asking: dict[Place, asyncio.Task[None]] = {}
 
     def watch(self, topic: str, channel: str, node: str = "") -> None:
-        """From now on, and for a while, they are asked for at each poll."""
+        """Has clients asked for at each poll, from now on and for a while."""
         place = topic, channel, node
         self._watched_at.pop(place, None)
         if len(self._watched_at) >= WATCHED_MAX:
@@ -40,11 +40,11 @@ class Clients:
         self._watched_at[place] = time.monotonic()
 
     def seen(self, topic: str, channel: str, node: str = "") -> tuple[ClientInfo, ...]:
-        """Those of the last poll, in the order of host names."""
+        """Returns the clients of the last poll, in the order of host names."""
         return self._seen.get((topic, channel, node), ())
 
     async def fetch(self, snapshot: Snapshot, topic: str, channel: str, node: str = "") -> tuple[ClientInfo, ...]:
-        """Those of now."""
+        """Asks for the clients of now."""
         place = topic, channel, node
         self.watch(*place)
         await self._asked(snapshot, place)
@@ -84,7 +84,7 @@ class Clients:
             self._seen[place] = tuple(found[:CLIENTS_MAX])
 
     async def _of_node(self, address: str, target: str) -> list[ClientInfo]:
-        """Nothing of an nsqd that does not answer: the page says so elsewhere."""
+        """Asks one nsqd; nothing comes of one that does not answer: the page says so elsewhere."""
         try:
             stats = await self._cluster.get(address, target, Stats, timeout_s=ANSWER_S_MAX)
         except UpstreamError:

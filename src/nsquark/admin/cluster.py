@@ -1,4 +1,4 @@
-"""Asking nsqds and nsqlookupds over HTTP: with limits on time, size and how many at once.
+"""Asks nsqds and nsqlookupds over HTTP: with limits on time, size and how many at once.
 
 Errors are worded as Go's HTTP client words them, since NSQ's /api shows them and scripts look for them.
 """
@@ -47,7 +47,7 @@ class _TlsRequired(msgspec.Struct):
 
 
 class Cluster:
-    """One HTTP client for all that nsqadmin asks. `close` ends its connections."""
+    """Is one HTTP client for all that nsqadmin asks. `close` ends its connections."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -68,7 +68,7 @@ class Cluster:
             await self._session.close()
 
     async def get(self, address: str, target: str, kind: type[T], *, timeout_s: float | None = None) -> T:
-        """The JSON answer to a GET as a value of this type. UpstreamError is everything that can go wrong."""
+        """Returns the JSON answer to a GET as a value of this type. UpstreamError is everything that can go wrong."""
         body = await self.ask("GET", f"http://{address}{target}", timeout_s=timeout_s)
         return decode(body, kind)
 
@@ -85,7 +85,7 @@ class Cluster:
         timeout_s: float | None = None,
         shows_secret: bool = True,
     ) -> bytes:
-        """The body of a 200; any other status is an UpstreamError too."""
+        """Returns the body of a 200; any other status is an UpstreamError too."""
         async with self.request(
             method, url, data=body, headers=headers, timeout_s=timeout_s, shows_secret=shows_secret
         ) as answer:
@@ -106,7 +106,7 @@ class Cluster:
         timeout_s: float | None = None,
         shows_secret: bool = True,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer of any status, to be read inside; the time is for all of it.
+        """Makes a request; the answer, of any status, is to be read inside. The time is for all of it.
 
         An nsqd that wants TLS or a secret is asked once more, with it. The secret is for nsqds alone: whoever asks
         another server says so by `shows_secret`.
@@ -159,7 +159,7 @@ class Cluster:
 
 
 async def _read(answer: aiohttp.ClientResponse) -> bytes:
-    """The body, which is kept in the answer as well."""
+    """Reads the body, which is kept in the answer as well."""
     if answer._body is None:
         received = bytearray()
         async for piece in answer.content.iter_chunked(READ_BYTES):
@@ -178,7 +178,7 @@ def decode(body: bytes, kind: type[T]) -> T:
 
 
 def _json_trouble(body: bytes, otherwise: str) -> str:
-    """As Go's JSON reader says it, for what is no JSON at all."""
+    """Says what Go's JSON reader says of what is no JSON at all."""
     text = body.lstrip()
     if not text or "truncated" in otherwise:
         return "unexpected end of JSON input"
@@ -192,7 +192,7 @@ def go_char(char: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """As Go's %q writes it."""
+    """Quotes as Go's %q does."""
     inner = "".join({'"': '\\"', "\\": "\\\\"}.get(char) or escaped(char) for char in text)
     return f'"{inner}"'
 

@@ -1,4 +1,6 @@
-"""/config/<name>: options as the config file names them, read and, two of them, set; for a network of operators."""
+"""Answers /config/<name>: options as the config file names them, read and, two of them, set; for a network of
+operators.
+"""
 
 from __future__ import annotations
 

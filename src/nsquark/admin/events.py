@@ -1,4 +1,4 @@
-"""`GET /events?page=<path of the page>`: one stream of server-sent events for all that a tab shows.
+"""Answers `GET /events?page=<path of the page>`: one stream of server-sent events for all that a tab shows.
 
     event: series    {"<key joined by commas>": {"past": true, "t": [unix seconds, ...], "v": [number or null, ...]}}
     event: figures   {"<name of a place in the page>": "text", ...}
@@ -31,13 +31,13 @@ PAGE_CHARS_MAX: Final = 2048
 HEARTBEAT_S: Final = 15.0
 WRITE_S_MAX: Final = 20.0
 RETRY_MS: Final = 3000
-"""After which a browser comes back when its stream was cut."""
+"""The time after which a browser comes back when its stream was cut."""
 
 LiveOf = Callable[[State, str], Live]
 
 
 class Streams:
-    """The open streams; `close` ends them, so that the server can stop."""
+    """Keeps the open streams; `close` ends them, so that the server can stop."""
 
     def __init__(self, live: LiveOf) -> None:
         self._live = live
@@ -71,7 +71,7 @@ class Streams:
                 del self._peers[peer]
 
     def live(self, state: State, page: str) -> Live:
-        """Of a page at the last poll, worked out once for all tabs that show it."""
+        """Returns what a page shows at the last poll, worked out once for all tabs that show it."""
         if self._cache_of is not state.snapshot:
             self._cache_of, self._cache = state.snapshot, {}
         if page not in self._cache:
@@ -99,7 +99,7 @@ class Streams:
 
 
 class _Stream:
-    """One tab: remembers what it was sent last."""
+    """Serves one tab: it remembers what it was sent last."""
 
     def __init__(
         self, streams: Streams, state: State, page: str, request: web.Request, response: web.StreamResponse

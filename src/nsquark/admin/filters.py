@@ -1,4 +1,4 @@
-"""Which messages somebody looks for: a piece of text, or what JSON has in a field.
+"""Decides which messages somebody looks for: a piece of text, or what JSON has in a field.
 
     timeout                                   the body has this text somewhere
     .user.id == 7                             the body is JSON, and this field is 7
@@ -22,13 +22,13 @@ FILTER_CHARS_MAX: Final = 1000
 TERMS_MAX: Final = 32
 DEPTH_MAX: Final = 16
 STEPS_MAX: Final = 32
-"""Of one path."""
+"""The most steps of one path."""
 VALUES_MAX: Final = 10_000
-"""That the `[]` of one path may come to in one message; those behind are not looked at."""
+"""The most values that the `[]` of one path may come to in one message; those behind are not looked at."""
 
 
 class FilterError(ValueError):
-    """The text is no filter; `at` is the place of the mistake in it."""
+    """Says that the text is no filter; `at` is the place of the mistake in it."""
 
     def __init__(self, reason: str, at: int) -> None:
         super().__init__(f"{reason} (at character {at + 1})")
@@ -36,7 +36,7 @@ class FilterError(ValueError):
 
 
 class Body:
-    """A message, in which text is looked for, and what it has in its envelope, if it has one.
+    """A message in which text is looked for, and what it has in its envelope, if it has one.
 
     The JSON of that is read once, and only if a filter asks for it.
     """
@@ -50,7 +50,7 @@ class Body:
 
     @property
     def document(self) -> Any:
-        """What the JSON says; `NOT_JSON` if it is none."""
+        """Returns what the JSON says; `NOT_JSON` if it is none."""
         if self._document is _UNREAD:
             try:
                 self._document = msgspec.json.decode(self._content)
@@ -126,7 +126,7 @@ _EXPRESSION: Final = re.compile(r"""[.(!]|"(?:[^"\\]|\\.)*"\s*(?:$|&&|\|\|)""", 
 
 
 def parse_filter(text: str) -> Filter:
-    """The filter that a person wrote; FilterError says what is wrong with it."""
+    """Reads the filter that a person wrote; FilterError says what is wrong with it."""
     text = text.strip()
     if len(text) > FILTER_CHARS_MAX:
         raise FilterError(f"a filter has at most {FILTER_CHARS_MAX} characters", FILTER_CHARS_MAX)
@@ -141,7 +141,7 @@ def parse_filter(text: str) -> Filter:
 
 
 def _at(value: Any, step: str | int) -> Any:
-    """None where there is nothing: a field that is not there is like null."""
+    """Follows a step; None where there is nothing: a field that is not there is like null."""
     if isinstance(step, str):
         return value.get(step) if isinstance(value, dict) else None
     return value[step] if isinstance(value, list) and -len(value) <= step < len(value) else None
@@ -205,7 +205,7 @@ class _Token(NamedTuple):
 
 
 class _Parser:
-    """By recursive descent, no deeper than `DEPTH_MAX`."""
+    """Parses by recursive descent, no deeper than `DEPTH_MAX`."""
 
     def __init__(self, text: str) -> None:
         self._tokens = list(_tokens(text))
@@ -289,7 +289,7 @@ class _Parser:
                 self._fail(f"a path has at most {STEPS_MAX} steps")
 
     def _index(self) -> str | int | None:
-        """What stands in brackets, behind the opening one."""
+        """Reads what stands in brackets, behind the opening one."""
         if self._takes("]"):
             return None
         token = self._next()

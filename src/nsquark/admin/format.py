@@ -1,4 +1,4 @@
-"""Figures as people read them; static/format.js has the same rules for what the browser draws itself."""
+"""Writes figures as people read them; static/format.js has the same rules for what the browser draws itself."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _DAY_S: Final = 86400
 
 
 def count(value: float | None) -> str:
-    """With separators, and exact: what people compare between pages."""
+    """Writes a count with separators, and exact: what people compare between pages."""
     return UNKNOWN if value is None else f"{round(value):,}"
 
 
 def big(value: float | None) -> str:
-    """For large type: exact as long as it fits."""
+    """Writes a figure for large type: exact as long as it fits."""
     if value is None or abs(value) <= _COUNT_WHOLE_MAX:
         return count(value)
     return compact(value)
@@ -39,7 +39,7 @@ def compact(value: float | None) -> str:
 
 
 def _trim(value: float) -> str:
-    """Three digits at most behind which nobody looks."""
+    """Cuts a figure to three digits at most, behind which nobody looks."""
     if abs(value) >= 100 or value == int(value):
         return str(round(value))
     text = f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
@@ -47,7 +47,7 @@ def _trim(value: float) -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes."""
+    """Writes a size in bytes."""
     if value is None:
         return UNKNOWN
     step = 0

@@ -1,4 +1,4 @@
-"""Rates out of graphite, and graphite itself through `/render`, for who has the figures of statsd there."""
+"""Gets rates out of graphite, and graphite itself through `/render`, for who has the figures of statsd there."""
 
 from __future__ import annotations
 

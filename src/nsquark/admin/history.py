@@ -1,4 +1,4 @@
-"""The last hour of what can be drawn, in memory: rings of numbers that are all written at the same moments.
+"""Keeps the last hour of what can be drawn, in memory: rings of numbers that are all written at the same moments.
 
 Its size is bounded by the number of series. A subject (the cluster, a node, a topic, a channel) has a few series; while
 there is room every subject is kept, and when there is none the busiest are, and those that somebody looks at.
@@ -20,12 +20,12 @@ STEP_S_MIN: Final = 2.0
 """Closer moments are not recorded: at this pace the rings hold an hour."""
 POINTS_MAX: Final = int(SPAN_S / STEP_S_MIN)
 SERIES_MAX: Final = 6000
-"""Of 4 bytes a point: 43 MB when all are in use."""
+"""The most series, of 4 bytes a point: 43 MB when all are in use."""
 WATCHED_S: Final = 60.0
-"""How long after somebody looked a subject keeps its place."""
+"""A subject keeps its place for so long after somebody looked."""
 RERANK_INTERVAL_S: Final = 30.0
 REPLACED_MAX: Final = 200
-"""Subjects that change places at once: a cluster whose load moves must not rebuild all rings in one turn."""
+"""So many subjects change places at once: a cluster whose load moves must not rebuild all rings in one turn."""
 SERIES_PER_SUBJECT_MAX: Final = 16
 NS_PER_S: Final = 1e9
 
@@ -46,7 +46,9 @@ class Track:
 
 
 class History:
-    """`record` is called after each poll. Always: the rings of all tracks together are at most `series_max`."""
+    """Records; `record` is called after each poll. Always: the rings of all tracks together are at
+    most `series_max`.
+    """
 
     def __init__(self, series_max: int = SERIES_MAX, points_max: int = POINTS_MAX) -> None:
         self._series_max = series_max
@@ -79,7 +81,9 @@ class History:
         self._recorded += 1
 
     def watch(self, keys: Iterable[Key]) -> None:
-        """Somebody looks at these series: they are kept from now on, and not given up while that goes on."""
+        """Is told that somebody looks at these series: they are kept from now on, and not given up
+        while that goes on.
+        """
         snapshot = self._latest
         if snapshot is None:
             return
@@ -94,7 +98,8 @@ class History:
                     track.watched_at = snapshot.at
 
     def points(self, key: Key, since: float = 0.0, points_max: int = 0) -> tuple[list[float], list[float | None]]:
-        """Times in unix seconds and values, oldest first, of moments after `since`; None where there was no value.
+        """Returns times in unix seconds and values, oldest first, of moments after `since`; None where there was no
+        value.
 
         With `points_max` neighbouring moments are taken together, each group by its largest value: a peak is not lost.
         """
@@ -114,7 +119,7 @@ class History:
         return times, [_largest(ring[number % self._points_max] for number in group) for group in groups]
 
     def last(self, key: Key) -> float | None:
-        """The newest value, None if there is none."""
+        """Returns the newest value, None if there is none."""
         ring = self._ring(key)
         return _known(ring[(self._recorded - 1) % self._points_max]) if ring is not None and self._recorded else None
 
@@ -127,7 +132,8 @@ class History:
         return self._times[(self._recorded - 1) % self._points_max] if self._recorded else 0.0
 
     def _first_after(self, since: float) -> int:
-        """The number of the first moment after `since` that is kept; the number of the next one if there is none.
+        """Returns the number of the first moment after `since` that is kept; the number of the next one if there is
+        none.
 
         A clock that was set back leaves earlier times behind later ones: what is found then is one of the borders.
         """
@@ -147,7 +153,7 @@ class History:
     # Who is kept
 
     def _make_room(self, snapshot: Snapshot) -> None:
-        """New subjects come in while there is room; now and then the busiest replace the idlest."""
+        """Takes new subjects in while there is room; now and then the busiest replace the idlest."""
         for subject in _subjects(snapshot):
             if subject not in self._tracks and not self._track(subject, snapshot):
                 break
@@ -175,7 +181,7 @@ class History:
         return [each for each, track in self._tracks.items() if snapshot.at - track.watched_at > WATCHED_S]
 
     def _track_watched(self, subjects: list[Key], snapshot: Snapshot) -> None:
-        """In the place of the idlest of those that nobody looks at."""
+        """Puts a subject that is looked at in the place of the idlest of those that nobody looks at."""
         idle = self._replaceable(snapshot)
         idle.sort(key=lambda each: _business(snapshot, each), reverse=True)
         for subject in subjects:
@@ -185,7 +191,7 @@ class History:
                 self._drop(idle.pop())
 
     def _track(self, subject: Key, snapshot: Snapshot) -> bool:
-        """Whether there is room for it; what the snapshot does not have takes none."""
+        """Tells whether there is room for a subject; what the snapshot does not have takes none."""
         names = list(_values(snapshot, subject) or ())[:SERIES_PER_SUBJECT_MAX]
         if not names:
             return True
@@ -215,7 +221,7 @@ def _subjects(snapshot: Snapshot) -> Iterator[Key]:
 
 
 def _values(snapshot: Snapshot, subject: Key) -> Values | None:
-    """The figures of a subject, None if the snapshot does not have it."""
+    """Returns the figures of a subject, None if the snapshot does not have it."""
     match subject:
         case ("cluster",):
             return _cluster_values(snapshot)
@@ -270,12 +276,12 @@ def _channel_values(channel: Channel) -> Values:
 
 
 def _latency_values(percentiles: tuple[Percentile, ...]) -> Values:
-    """In seconds."""
+    """Returns latencies in seconds."""
     return {percentile.name: percentile.value / NS_PER_S for percentile in percentiles}
 
 
 def _business(snapshot: Snapshot, subject: Key) -> float:
-    """Messages per second; the cluster and its nodes are always more worth than a topic."""
+    """Returns messages per second; the cluster and its nodes are always more worth than a topic."""
     match subject:
         case ("cluster",) | ("node", _):
             return math.inf

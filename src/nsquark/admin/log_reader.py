@@ -1,4 +1,4 @@
-"""One nsqd's log of a topic, read from the newest message back in pieces of bounded size.
+"""Reads one nsqd's log of a topic from the newest message back in pieces of bounded size.
 
 `/log/plan` says where a range may be split, without reading it; the last part is split again until it is small
 enough to read as a whole. So the newest messages of a log of any length come with three requests.
@@ -27,7 +27,9 @@ READ_BYTES_MAX: Final = 32 << 20
 RECEIVED_BYTES: Final = 256 << 10
 PLAN_PARTS_MAX: Final = 64
 SPLITS_MAX: Final = 16
-"""To come to a piece: more than any log needs, so an nsqd whose plans do not get smaller is given up."""
+"""The most splits to come to a piece: more than any log needs, so an nsqd whose plans do not get
+smaller is given up.
+"""
 
 
 class Message(NamedTuple):
@@ -48,7 +50,7 @@ class Message(NamedTuple):
 
 
 class Info(msgspec.Struct, kw_only=True):
-    """What /log/info says of a topic, as far as it is used."""
+    """The answer of /log/info about a topic, as far as it is used."""
 
     first: int
     next: int
@@ -72,7 +74,7 @@ class Seq(msgspec.Struct):
 
 
 class Wanted(NamedTuple):
-    """What is looked for in a piece, and how much of it is kept."""
+    """Says what is looked for in a piece, and how much of it is kept."""
 
     filter: Filter
     messages_max: int
@@ -81,7 +83,7 @@ class Wanted(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What was found in a piece, newest first, down to `seq`, where the count that was wanted was reached."""
+    """The messages found in a piece, newest first, down to `seq`, where the count that was wanted was reached."""
 
     messages: list[Message]
     seq: int
@@ -166,7 +168,7 @@ class TopicLog:
         return await self._get("plan", f"&from={low}&to={high}&parts={parts}{limits}", Plan)
 
     async def read(self, low: int, high: int, wanted: Wanted) -> tuple[Piece, int]:
-        """What is wanted of a range, and the bytes that were read for it."""
+        """Reads what is wanted of a range; returns the bytes that were read for it too."""
         target = f"/log/read?topic={self._topic}&from={low}&to={high}"
         data = bytearray()
         async with self._cluster.request("GET", f"http://{self.node}{target}") as answer:
@@ -192,14 +194,14 @@ class BackwardReader:
         self.log = log
         self.seq = high
         self.frontier_ns: int | None = None
-        """When the oldest message that was looked at was published; None before the first."""
+        """The time when the oldest message that was looked at was published; None before the first."""
         self.found: list[Message] = []
         self.looked_at = 0
         self.bytes_read = 0
         self.damaged = 0
         self._low = low
         self._parts: list[Part] = []
-        """What lies before `seq`, the newest last."""
+        """The parts that lie before `seq`, the newest last."""
         self._is_planned = False
 
     @property
@@ -222,7 +224,7 @@ class BackwardReader:
             self._parts.append(Part(part.low, piece.seq, part.count, part.size))
 
     async def _next_part(self) -> Part | None:
-        """The newest part that is not read yet, split until it is small enough."""
+        """Finds the newest part that is not read yet, split until it is small enough."""
         if not self._is_planned:
             self._is_planned = True
             self._parts = await self._split(self._low, self.seq)
@@ -244,7 +246,7 @@ class BackwardReader:
 
 
 def joined_parts(parts: list[Part]) -> list[Part]:
-    """The same range in as few parts as pieces need."""
+    """Joins parts to the same range in as few parts as pieces need."""
     joined: list[Part] = []
     for part in reversed(parts):
         last = joined[-1] if joined else None

@@ -1,4 +1,4 @@
-"""The program nsqadmin: options, listen, serve until a signal, stop."""
+"""Is the program nsqadmin: options, listen, serve until a signal, stop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nsquark.base.version import version_line
 
 EXIT_FATAL: Final = 1
 STOP_S_MAX: Final = 5.0
-"""For requests that are being answered when nsqadmin is told to stop."""
+"""The time for requests that are being answered when nsqadmin is told to stop."""
 LINE_BYTES_MAX: Final = 32 << 10
 GC_THRESHOLD: Final = 50_000
 
@@ -51,7 +51,7 @@ class _Passed(logging.Handler):
 
 
 async def serve(options: Options, logger: Logger) -> int:
-    """Until SIGINT or SIGTERM; the exit code."""
+    """Serves until SIGINT or SIGTERM; returns the exit code."""
     loop = asyncio.get_running_loop()
     logger.report_failures(loop)
     stopping = asyncio.Event()

@@ -1,4 +1,4 @@
-"""A message as JSON: for pages, which escape it, and as a line of a file, which a terminal may be shown."""
+"""Writes a message as JSON: for pages, which escape it, and as a line of a file, which a terminal may be shown."""
 
 import base64
 import codecs
@@ -14,7 +14,7 @@ SECONDS_MAX: Final = 253_402_300_799
 
 
 def shown(message: Message) -> dict[str, Any]:
-    """`text` is null for what is no UTF-8, which is in `base64` then."""
+    """Makes the object of a message; `text` is null for what is no UTF-8, which is in `base64` then."""
     text = _text(message.body, is_cut=message.is_cut)
     return {
         "node": message.node,
@@ -33,7 +33,7 @@ def shown(message: Message) -> dict[str, Any]:
 
 
 def line(topic: str, message: Message) -> bytes:
-    """With everything but ASCII escaped: some terminals obey control characters above it."""
+    """Writes a line with everything but ASCII escaped: some terminals obey control characters above it."""
     text = _text(message.body, is_cut=False)
     fields = {
         "topic": topic,
@@ -49,14 +49,14 @@ def line(topic: str, message: Message) -> bytes:
 
 
 def exact_time(time_ns: int) -> str:
-    """In UTC, to the nanosecond; whatever a publisher's clock said."""
+    """Writes a time in UTC, to the nanosecond; whatever a publisher's clock said."""
     seconds, ns = divmod(time_ns, NS_PER_S)
     moment = datetime.fromtimestamp(min(max(seconds, 0), SECONDS_MAX), UTC)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{ns:09d}Z"
 
 
 def _text(body: bytes, *, is_cut: bool) -> str | None:
-    """A character that was cut in two at the end is left out."""
+    """Decodes a text; a character that was cut in two at the end is left out."""
     try:
         return codecs.getincrementaldecoder("utf-8")().decode(body, final=not is_cut)
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The message browser: a topic's log looked through without consuming it, and messages published by hand.
+"""Is the message browser: a topic's log looked through without consuming it, and messages published by hand.
 
 GET  /topics/{t}/messages.json                       a page, newest first: at, older or newer, filter, node, limit, wait
 GET  /topics/{t}/messages.jsonl                      the same as a file, a line for each message
@@ -35,13 +35,13 @@ from nsquark.admin.state import STATE, State
 from nsquark.client.envelope import new_key, unwrap, wrap
 
 PREVIEW_BYTES: Final = 2048
-"""Of each body in a page; one message is shown with more."""
+"""So much of each body is in a page; one message is shown with more."""
 DOWNLOAD_MESSAGES: Final = 10_000
 DOWNLOAD_MESSAGES_MAX: Final = 1_000_000
 DOWNLOAD_BYTES_MAX: Final = 1 << 30
 DOWNLOAD_PAGE_MESSAGES: Final = 500
 DOWNLOAD_STALL_S_MAX: Final = 120.0
-"""For a browser to take one page of it."""
+"""The time for a browser to take one page of a download."""
 WHOLE_BODY: Final = 1 << 40
 DEFER_MS_MAX: Final = 1 << 40
 JSON_TYPE: Final = "application/json"
@@ -175,7 +175,7 @@ async def publish(request: web.Request) -> web.StreamResponse:
 
 
 async def republish(request: web.Request) -> web.StreamResponse:
-    """The same bytes, read from the log again: nothing that a browser may have done to them matters."""
+    """Publishes the same bytes, read from the log again: nothing that a browser may have done to them matters."""
     state = _state(request)
     topic = name_in_path(request, "topic")
     require(request, "republish")
@@ -187,7 +187,7 @@ async def republish(request: web.Request) -> web.StreamResponse:
 
 
 def _publish_to(snapshot: Snapshot, topic: str, wanted: str) -> str:
-    """The nsqd that was asked for; else one that has the topic, else any, as long as it answers."""
+    """Publishes to the nsqd that was asked for; else one that has the topic, else any, as long as it answers."""
     if wanted:
         return known_node(snapshot, wanted)
     for address in _candidates(snapshot, topic):

@@ -1,4 +1,4 @@
-"""What surrounds every request: its line in the log, an answer to a crash, compression."""
+"""Surrounds every request: its line in the log, an answer to a crash, compression."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from nsquark.admin.state import STATE
 from nsquark.base.durations import Duration
 
 CLIENT_LEFT: Final = 499
-"""In the log, the status of a request whose client did not wait for the answer, as that of every event stream."""
+"""The status that the log shows of a request whose client did not wait for the answer, as that of
+every event stream.
+"""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -54,7 +56,7 @@ async def answer_crashes(request: web.Request, handler: Handler) -> web.StreamRe
 
 @web.middleware
 async def compress(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Whole answers are compressed as the client wishes, streams never: their pieces should arrive at once."""
+    """Compresses whole answers as the client wishes, streams never: their pieces should arrive at once."""
     response = await handler(request)
     if isinstance(response, web.Response) and response.body:
         response.headers.setdefault("Vary", "Accept-Encoding")
@@ -65,7 +67,7 @@ async def compress(request: web.Request, handler: Handler) -> web.StreamResponse
 
 
 def _wanted(accepted: str) -> ContentCoding | None:
-    """The first of those we have, as in NSQ."""
+    """Returns the first wanted coding of those we have, as in NSQ."""
     for word in accepted.split(","):
         coding = word.partition(";")[0].strip()
         if coding in ("gzip", "deflate"):

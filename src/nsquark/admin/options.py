@@ -1,4 +1,4 @@
-"""The options of nsqadmin: NSQ's own, then ours. Order and wording of the checks are NSQ's."""
+"""Declares the options of nsqadmin: NSQ's own, then ours. Order and wording of the checks are NSQ's."""
 
 import ipaddress
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ POLL_INTERVAL_NS_MIN: Final = 100_000_000
 
 
 class OptionsError(Exception):
-    """The options contradict each other or leave their range; nsqadmin must not start."""
+    """Says that the options contradict each other or leave their range; nsqadmin must not start."""
 
 
 @option_table
@@ -120,5 +120,5 @@ def check_options(options: Options) -> None:
 
 
 def normal_base_path(base_path: str) -> str:
-    """Without a slash at its end: "" for the root, else "/a/b"."""
+    """Returns a base path without a slash at its end: "" for the root, else "/a/b"."""
     return "/" + base_path.strip("/") if base_path.strip("/") else ""

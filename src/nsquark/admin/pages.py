@@ -1,4 +1,4 @@
-"""The pages: HTML from the last snapshot, the same pieces for the event stream, and the names that `/` finds.
+"""Makes the pages: HTML from the last snapshot, the same pieces for the event stream, and the names that `/` finds.
 
 A page is found by its path in one place, `find`, for the browser that opens it and for its stream.
 """
@@ -45,7 +45,7 @@ SEARCH_ENTRIES_MAX: Final = 50_000
 
 
 def find(state: State, page: str) -> View | None:
-    """The page at this path and query; None if there is none, or not any more."""
+    """Returns the page at this path and query; None if there is none, or not any more."""
     path, _, query = page.partition("?")
     match [unquote(piece) for piece in path.split("/") if piece]:
         case []:
@@ -70,7 +70,7 @@ def find(state: State, page: str) -> View | None:
 
 
 def live(state: State, page: str) -> Live:
-    """What the stream of this page sends."""
+    """Returns what the stream of this page sends."""
     view = find(state, page)
     if view is None:
         return Live()
@@ -111,7 +111,7 @@ async def lookup_page(request: web.Request) -> web.Response:
 
 
 async def search(request: web.Request) -> web.Response:
-    """Everything that has a name, for the browser to search as fast as one types."""
+    """Lists everything that has a name, for the browser to search as fast as one types."""
     snapshot = await request.app[STATE].fresh_snapshot()
     entries = [entry for entry, _ in zip(_entries(snapshot), range(SEARCH_ENTRIES_MAX), strict=False)]
     response = web.json_response({"entries": entries})
@@ -163,7 +163,7 @@ def _missing(path: str) -> View:
 
 
 class Permissions:
-    """`may("pause_topic")` in templates."""
+    """Answers `may("pause_topic")` in templates."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
@@ -173,7 +173,7 @@ class Permissions:
 
     @property
     def classes(self) -> str:
-        """For rows, which are the same for everybody: styles hide what this person may not do."""
+        """Returns classes for rows, which are the same for everybody: styles hide what this person may not do."""
         return " ".join(f"may-{action}" for action in ROLE_NEEDED if self(action))
 
 
@@ -207,7 +207,7 @@ def _count(state: State, section: str) -> int:
 
 
 def render(request: web.Request, template: str, **values: Any) -> web.Response:
-    """A whole page."""
+    """Makes a whole page."""
     values = {"urls": _urls(request.app[STATE]), "version": __version__, **values}
     response = web.Response(text=environment().get_template(template).render(values), content_type="text/html")
     return response

@@ -1,4 +1,4 @@
-"""Which part of which nsqd's log a page of the message browser is about."""
+"""Decides which part of which nsqd's log a page of the message browser is about."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from nsquark.admin.snapshot import Snapshot
 PAGE_MESSAGES: Final = 50
 PAGE_MESSAGES_MAX: Final = 500
 WINDOW_BYTES_MAX: Final = 16 * PIECE_BYTES
-"""Of one nsqd's log, for a step forward."""
+"""The most bytes of one nsqd's log, for a step forward."""
 TAIL_WAIT_S_MAX: Final = 30
 TAIL_POLL_S: Final = 0.5
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a request asks for, checked."""
+    """A question is what a request asks for, checked."""
 
     topic: str
     nodes: tuple[str, ...]
@@ -64,7 +64,7 @@ class Question:
 
 
 def _nodes(snapshot: Snapshot, topic: str, wanted: str) -> tuple[str, ...]:
-    """Addresses come from what the cluster is known to be, never from a request."""
+    """Returns addresses, which come from what the cluster is known to be, never from a request."""
     if topic not in snapshot.topics:
         raise refusal(web.HTTPNotFound, "TOPIC_NOT_FOUND")
     if wanted:
@@ -74,7 +74,9 @@ def _nodes(snapshot: Snapshot, topic: str, wanted: str) -> tuple[str, ...]:
 
 @dataclass
 class Nodes:
-    """What the nsqds of a topic say of its log: those that have one, those that have none, those that do not answer."""
+    """The answers of a topic's nsqds about its log: those that have one, those that have none, those that do not
+    answer.
+    """
 
     logs: dict[str, TopicLog] = field(default_factory=dict)
     infos: dict[str, Info] = field(default_factory=dict)
@@ -115,7 +117,7 @@ class Asked:
     ranges: list[Range]
     messages_max: int
     newer: dict[str, int]
-    """Where a later page goes on, for each nsqd."""
+    """The place where a later page goes on, for each nsqd."""
     failures: dict[str, str] = field(default_factory=dict)
 
 
@@ -161,7 +163,7 @@ async def _backward(question: Question, log: TopicLog, info: Info) -> Range | No
 
 
 async def _forward(question: Question, log: TopicLog, info: Info) -> tuple[Range, int]:
-    """The next messages of the log, as many as a page has at most."""
+    """Finds the next messages of the log, as many as a page has at most."""
     low = min(max(_start(info), (question.newer or {}).get(log.node, 0)), info.next)
     limits = f"&max_messages={question.messages_max}&max_bytes={WINDOW_BYTES_MAX}"
     plan = await log.plan(low, info.next, 1, limits)
@@ -173,7 +175,7 @@ def _start(info: Info) -> int:
 
 
 def older_positions(question: Question, nodes: Nodes, asked: Asked, found: Found) -> dict[str, int]:
-    """Where the page before this one begins: behind what was shown, or where this one began in its middle."""
+    """Finds where the page before this one begins: behind what was shown, or where this one began in its middle."""
     positions = dict(found.positions)
     for one in asked.ranges:
         node = one.log.node
@@ -186,7 +188,7 @@ def older_positions(question: Question, nodes: Nodes, asked: Asked, found: Found
 
 
 async def skipped_count(asked: Asked, found: Found) -> int:
-    """How many messages a live tail passed over, because more came than it shows."""
+    """Counts the messages that a live tail passed over, because more came than it shows."""
     skipped = 0
     for one in asked.ranges:
         high = found.positions.get(one.log.node)

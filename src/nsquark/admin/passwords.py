@@ -1,4 +1,5 @@
-"""The file of those who may log in: a line for each with name, role and the scrypt hash of the password.
+"""Reads and writes the file of those who may log in: a line for each with name, role and the scrypt hash of the
+password.
 
     session-key:<base64>
     alice:admin:scrypt:32768:8:1:<salt>:<hash>
@@ -56,7 +57,9 @@ class PasswordHash(NamedTuple):
         return cls(SCRYPT_N, SCRYPT_R, SCRYPT_P, salt, _scrypt(password, salt, SCRYPT_N, SCRYPT_R, SCRYPT_P))
 
     def matches(self, password: str) -> bool:
-        """Takes a tenth of a second on purpose, and as much memory as `n` and `r` say: call it in a thread."""
+        """Tells whether a password is this one. It takes a tenth of a second on purpose, and as much memory as `n` and
+        `r` say: call it in a thread.
+        """
         if len(password) > PASSWORD_CHARS_MAX:
             return False
         return hmac.compare_digest(self.digest, _scrypt(password, self.salt, self.n, self.r, self.p))
@@ -87,20 +90,22 @@ class User(NamedTuple):
 
     @property
     def fingerprint(self) -> bytes:
-        """Changes with the password and with the role: a session that was begun with another one has ended."""
+        """Returns a text that changes with the password and with the role: a session that was begun with another one
+        has ended.
+        """
         return hashlib.sha256(f"{self.name}:{self.role.word}:{self.password}".encode()).digest()[:16]
 
 
 @dataclass(frozen=True)
 class Users:
-    """All of a file. Without a key of its own it gets one that is lost with the process."""
+    """Holds all of a file. Without a key of its own it gets one that is lost with the process."""
 
     by_name: Mapping[str, User] = field(default_factory=dict)
     key: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES))
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """ValueError names the line, and none of its secrets."""
+        """Reads the lines; ValueError names the line, and none of its secrets."""
         users: dict[str, User] = {}
         key = b""
         for number, line in enumerate(text.splitlines(), 1):
@@ -142,7 +147,7 @@ def require_password(password: str) -> None:
 
 
 def read_users(path: Path) -> Users:
-    """ValueError says what is wrong with the file."""
+    """Reads the file; ValueError says what is wrong with it."""
     try:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)

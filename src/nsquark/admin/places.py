@@ -1,4 +1,4 @@
-"""Places for what takes memory and time: so many in this process, however many ask."""
+"""Gives places to what takes memory and time: so many in this process, however many ask."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ _places: Final = _Places()
 
 @contextlib.asynccontextmanager
 async def searching() -> AsyncIterator[None]:
-    """Who finds no place free waits, as long as few do."""
+    """Takes a place; who finds none free waits, as long as few do."""
     if _places.waiting >= SEARCHES_WAITING_MAX:
         raise refusal(web.HTTPServiceUnavailable, "TOO_MANY_SEARCHES", reason="try again in a moment")
     _places.waiting += 1

@@ -1,4 +1,4 @@
-"""One loop asks the cluster for all tabs: fast while somebody looks, slowly otherwise, for the history.
+"""Asks the cluster for all tabs, in one loop: fast while somebody looks, slowly otherwise, for the history.
 
 Whoever does not answer holds up nobody: a poll waits a moment for all, then shows the rest and says what is missing.
 The late answer is used by the poll after it.
@@ -28,9 +28,11 @@ T = TypeVar("T")
 
 LOOKUPD_WAIT_S: Final = 0.6
 NSQD_WAIT_S: Final = 0.8
-"""A page is shown within two seconds, whoever stalls: these, and the time to put it together."""
+"""An nsqd has so long to answer: a page is shown within two seconds, whoever stalls: these, and the time to put it
+together.
+"""
 IDLE_INTERVAL_S: Final = 15.0
-"""Between polls that nobody looks at."""
+"""The time between polls that nobody looks at."""
 LOOKED_S: Final = 10.0
 """A page that was asked for is taken to be looked at for so long."""
 NODES_MAX: Final = 1000
@@ -64,7 +66,7 @@ class LookupdNodes(msgspec.Struct, kw_only=True):
 
 
 class Source(Generic[T]):
-    """Somebody who is asked again and again, at most once at a time."""
+    """Asks somebody again and again, at most once at a time."""
 
     def __init__(self, kind: str, address: str, ask: Callable[[], Awaitable[T]]) -> None:
         self.kind = kind
@@ -98,7 +100,7 @@ class Source(Generic[T]):
         self.failing_since = self.failing_since or self._asked_at
 
     def note_silence(self, patience_s: float) -> None:
-        """To be called when a poll goes on without the answer. What was known stays for a while, with a word."""
+        """Is told that a poll goes on without the answer. What was known stays for a while, with a word."""
         if self._task is None or self._task.done():
             return
         silent_s = time.time() - self._asked_at
@@ -118,7 +120,7 @@ class NsqdAnswer(msgspec.Struct, kw_only=True):
 
 
 class Poller:
-    """Always: `snapshot` is whole, of one moment, and replaced rather than changed."""
+    """Polls the cluster. Always: `snapshot` is whole, of one moment, and replaced rather than changed."""
 
     def __init__(
         self, cluster: Cluster, history: History, clients: Clients, logger: Logger, interval_s: float, patience_s: float
@@ -139,7 +141,7 @@ class Poller:
         self._watchers = 0
         self._looked_at = -LOOKED_S
         self._began_at = 0.0
-        """When the poll of `snapshot` began, in unix seconds."""
+        """The time when the poll of `snapshot` began, in unix seconds."""
         self._wanted = asyncio.Event()
         self._polled = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
@@ -159,7 +161,7 @@ class Poller:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """While somebody is inside, the cluster is asked at the full pace."""
+        """Has the cluster asked at the full pace while somebody is inside."""
         self._watchers += 1
         self._hasten()
         try:
@@ -168,13 +170,13 @@ class Poller:
             self._watchers -= 1
 
     async def next(self, after: float) -> Snapshot:
-        """The first snapshot newer than `after` (its `at`)."""
+        """Waits for the first snapshot newer than `after` (its `at`)."""
         while self.snapshot.at <= after:
             await self._polled.wait()
         return self.snapshot
 
     async def fresh(self) -> Snapshot:
-        """A snapshot that is not much older than a poll at the full pace would give."""
+        """Returns a snapshot that is not much older than a poll at the full pace would give."""
         self._looked_at = time.monotonic()
         if time.time() - self.snapshot.at > 2 * self._interval_s:
             self._hasten()
@@ -182,7 +184,7 @@ class Poller:
         return self.snapshot
 
     async def again(self) -> Snapshot:
-        """A snapshot that was asked for after this call: for who has just changed something."""
+        """Returns a snapshot that was asked for after this call: for who has just changed something."""
         now = time.time()
         while self._began_at < now:
             self._wanted.set()
@@ -304,7 +306,7 @@ class Poller:
         return NsqdAnswer(stats=stats, heads=heads, info=info)
 
     async def _heads(self, address: str, start_time: int) -> LogHeads | None:
-        """None of an nsqd without a log; NSQ's own is asked once in its life."""
+        """Asks for the logs; None of an nsqd without a log; NSQ's own is asked once in its life."""
         if self._not_ours.get(address) == start_time:
             return None
         try:
@@ -325,7 +327,7 @@ def _keep(sources: dict[str, Source[T]], addresses: list[str], make: Callable[[s
 
 
 def _producer(address: str, node: LookupdNode, lookupd: str, known: Producer | None) -> Producer:
-    """As this nsqlookupd describes it, added to what others said."""
+    """Describes an nsqd as this nsqlookupd does, added to what others said."""
     remote = f"{lookupd}/{node.remote_address or 'N/A'}"
     tombstones = {topic for topic, is_buried in zip(node.topics, node.tombstones, strict=False) if is_buried}
     return Producer(

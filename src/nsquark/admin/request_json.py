@@ -1,4 +1,4 @@
-"""Small JSON objects that requests bring, with Go's words for what is wrong with them."""
+"""Reads small JSON objects that requests bring, with Go's words for what is wrong with them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KINDS: Final = {list: "array", str: "string", bool: "bool", int: "number", floa
 
 
 def string_fields(body: bytes, *names: str) -> dict[str, str]:
-    """The values of these fields, empty where they are missing; ValueError says what is wrong as Go would.
+    """Reads the values of these fields, empty where they are missing; ValueError says what is wrong as Go would.
 
     As Go's decoder does it, only the first value of the body is read, and names are compared without regard to case.
     """

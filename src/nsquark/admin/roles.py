@@ -1,11 +1,11 @@
-"""Who may do what: three roles, and the role that each change needs."""
+"""Knows who may do what: three roles, and the role that each change needs."""
 
 from enum import IntEnum
 from typing import Final, NamedTuple, Self
 
 
 class Role(IntEnum):
-    """Each may do all that those below it may."""
+    """The role of a user; each may do all that those below it may."""
 
     VIEWER = 1
     OPERATOR = 2
@@ -24,7 +24,7 @@ class Role(IntEnum):
 
 
 class Identity(NamedTuple):
-    """Who asks. The name is empty where nobody has to say who they are."""
+    """Says who asks. The name is empty where nobody has to say who they are."""
 
     name: str
     role: Role

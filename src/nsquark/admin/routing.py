@@ -1,4 +1,4 @@
-"""What NSQ's router answers to requests that fit no route: 404, 405, OPTIONS, and a redirect to the right path."""
+"""Answers as NSQ's router does to requests that fit no route: 404, 405, OPTIONS, and a redirect to the right path."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VARIABLE = re.compile(r"\{(\w+)\}")
 
 
 def v1_error(status: int, code: str, headers: dict[str, str] | None = None) -> web.Response:
-    """NSQ's form of an error: the code in JSON."""
+    """Makes NSQ's form of an error: the code in JSON."""
     return v1_json({"message": code}, status, headers)
 
 
@@ -41,7 +41,7 @@ def v1_text(text: str) -> web.Response:
 
 
 class NotFoundRules:
-    """`routes` are methods and paths, with `{name}` for a piece of any text."""
+    """Knows the routes, as methods and paths, with `{name}` for a piece of any text."""
 
     def __init__(self, routes: Sequence[tuple[str, str]]) -> None:
         self._routes = [(method, path, _pattern(path)) for method, path in routes]
@@ -63,7 +63,7 @@ class NotFoundRules:
         return answer
 
     def _redirect(self, request: web.Request) -> web.Response | None:
-        """To the path that was probably meant: without doubled or trailing slashes, in the right case."""
+        """Redirects to the path that was probably meant: without doubled or trailing slashes, in the right case."""
         wanted = re.sub(r"/+", "/", request.rel_url.raw_path).rstrip("/") or "/"
         for method, path, pattern in self._routes:
             found = pattern.fullmatch(wanted) if method == request.method else None

@@ -1,4 +1,4 @@
-"""Looking through a topic's log on all its nsqds at once, newest first, within limits of time and bytes."""
+"""Looks through a topic's log on all its nsqds at once, newest first, within limits of time and bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nsquark.admin.log_reader import BackwardReader, Info, Message, TopicLog, Wa
 SEARCH_S_MAX: Final = 8.0
 SEARCH_BYTES_MAX: Final = 128 << 20
 FOUND_BYTES_MAX: Final = 8 << 20
-"""Bodies held for one answer; with more of them it is shorter than asked for."""
+"""The most body bytes held for one answer; with more of them it is shorter than asked for."""
 
 
 class Limits(NamedTuple):
@@ -26,14 +26,14 @@ class Limits(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """What was looked at, so that nobody takes what was not found for what is not there."""
+    """Tells what was looked at, so that nobody takes what was not found for what is not there."""
 
     messages: int
     bytes: int
     seconds: float
     oldest_ns: int | None
     ended: str
-    """Why it stopped: start (of all logs, or of what was asked for), limit, time or bytes."""
+    """The reason why it stopped: start (of all logs, or of what was asked for), limit, time or bytes."""
     damaged: int
 
 
@@ -41,7 +41,9 @@ class Found(NamedTuple):
     messages: list[Message]
     searched: Searched
     positions: dict[str, int]
-    """Where to go on, below which messages were not looked at; nothing for a log that was looked at as a whole."""
+    """The places to go on at, below which messages were not looked at; nothing for a log that was
+    looked at as a whole.
+    """
     failures: dict[str, str]
 
 
@@ -110,7 +112,9 @@ class _Search:
         )
 
     def _positions(self, chosen: Sequence[Message]) -> dict[str, int]:
-        """Each goes on behind the last message that was chosen of it; if all were, behind what was looked at."""
+        """Finds where each log goes on: behind the last message that was chosen of it; if all were, behind what was
+        looked at.
+        """
         counts: dict[str, int] = {}
         for message in chosen:
             counts[message.node] = counts.get(message.node, 0) + 1
@@ -135,7 +139,7 @@ def _newest_first(logs: Iterable[Sequence[Message]]) -> list[Message]:
 
 
 def _by_arrival(log: Sequence[Message]) -> list[tuple[int, Message]]:
-    """Each with the latest time of it and of all before it in the log."""
+    """Gives each message the latest time of it and of all before it in the log."""
     latest, keyed = 0, []
     for message in reversed(log):
         latest = max(latest, message.timestamp_ns)
@@ -145,7 +149,7 @@ def _by_arrival(log: Sequence[Message]) -> list[tuple[int, Message]]:
 
 
 async def infos(logs: Sequence[TopicLog]) -> Mapping[str, Info | UpstreamError]:
-    """What each says of its log, or why it does not."""
+    """Returns what each nsqd says of its log, or why it does not."""
     answers = await asyncio.gather(*(log.info() for log in logs), return_exceptions=True)
     found: dict[str, Info | UpstreamError] = {}
     for log, answer in zip(logs, answers, strict=True):

@@ -1,4 +1,6 @@
-"""Sessions in signed cookies: nothing is kept here of who is logged in, but for those who logged out before the end."""
+"""Keeps sessions in signed cookies: nothing is kept here of who is logged in, but for those who logged out before the
+end.
+"""
 
 import base64
 import binascii
@@ -12,7 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 CLOCK_SKEW_S_MAX: Final = 60
-"""Of nsqadmins that share a key."""
+"""The clocks of nsqadmins that share a key may differ so much."""
 COOKIE_CHARS_MAX: Final = 1024
 LOGGED_OUT_MAX: Final = 10_000
 ID_BYTES: Final = 16
@@ -42,11 +44,13 @@ class Sessions:
         self._logged_out: OrderedDict[bytes, None] = OrderedDict()
 
     def begin(self, user: str = "", fingerprint: bytes = b"") -> Session:
-        """Always with a new id: one that somebody planted in the browser before the login is worth nothing after it."""
+        """Begins a session, always with a new id: one that somebody planted in the browser before the login is worth
+        nothing after it.
+        """
         return Session(secrets.token_bytes(ID_BYTES), user, fingerprint, int(time.time()))
 
     def end(self, session: Session) -> None:
-        """No copy of the cookie is good any more. The oldest of very many are forgotten first."""
+        """Ends a session: no copy of the cookie is good any more. The oldest of very many are forgotten first."""
         self._logged_out[session.id] = None
         while len(self._logged_out) > LOGGED_OUT_MAX:
             self._logged_out.popitem(last=False)
@@ -56,7 +60,7 @@ class Sessions:
         return f"{payload}.{_sign(key, 'session', payload.encode())}"
 
     def decode(self, cookie: str, key: bytes) -> Session | None:
-        """The session of a cookie that we signed with this key, and that has not ended."""
+        """Returns the session of a cookie that we signed with this key, and that has not ended."""
         if len(cookie) > COOKIE_CHARS_MAX or not cookie.isascii():
             return None
         payload, _, signature = cookie.partition(".")
@@ -69,7 +73,7 @@ class Sessions:
         return session if self.is_alive(session) else None
 
     def is_alive(self, session: Session) -> bool:
-        """A visit of nobody in particular allows nothing, so it need not end."""
+        """Tells whether a session goes on. A visit of nobody in particular allows nothing, so it need not end."""
         if not session.is_logged_in:
             return True
         age_s = time.time() - session.issued_s
@@ -77,7 +81,7 @@ class Sessions:
 
 
 def csrf_token(session: Session, key: bytes) -> str:
-    """What a page of ours says with each change, and a page of another site cannot know."""
+    """Makes the token that a page of ours says with each change, and a page of another site cannot know."""
     return _sign(key, "csrf", session.id)
 
 

@@ -1,4 +1,5 @@
-"""The cluster at one moment, as pages, history and the attention list read it. Nothing here waits or asks anybody.
+"""Shows the cluster at one moment, as pages, history and the attention list read it. Nothing here waits or asks
+anybody.
 
 The rows of one nsqd (`TopicOnNode`, `ChannelOnNode`) are decoded right out of its `/stats`, so field names are mapped
 here and nowhere else. `assembly.build` puts a snapshot together; after it has returned, nothing of it changes any more.
@@ -16,16 +17,16 @@ import msgspec
 class Percentile(msgspec.Struct, frozen=True, gc=False):
     quantile: float
     value: float
-    """Nanoseconds."""
+    """The latency in nanoseconds."""
 
     @property
     def name(self) -> str:
-        """p50, p99, p99.9: as series and columns are named."""
+        """Names a percentile as series and columns do: p50, p99, p99.9."""
         return f"p{self.quantile * 100:g}"
 
 
 class Latency(msgspec.Struct, frozen=True, gc=False):
-    """From publish to FIN; no percentiles where nsqd does not measure it."""
+    """The latencies from publish to FIN; no percentiles where nsqd does not measure it."""
 
     count: int = 0
     percentiles: tuple[Percentile, ...] | None = None
@@ -90,24 +91,24 @@ class ChannelOnNode(
     in_flight: int = 0
     deferred: int = 0
     messages: int = 0
-    """Counters (this, requeued, timed_out) are since the start of nsqd."""
+    """The number of messages. Counters (this, requeued, timed_out) are since the start of nsqd."""
     requeued: int = 0
     timed_out: int = 0
     client_count: int = 0
     clients: tuple[ClientInfo, ...] | None = None
-    """None unless they were asked for."""
+    """The clients; None unless they were asked for."""
     paused: bool = False
     latency: Latency = NO_LATENCY
 
     node: str = ""
     rate_out: float | None = None
-    """Messages that left it: finished, or emptied."""
+    """The rate of messages that left it: finished, or emptied."""
     rate_requeued: float | None = None
     rate_timed_out: float | None = None
 
     @property
     def waiting(self) -> int:
-        """All that it still has to see finished."""
+        """Counts all that it still has to see finished."""
         return self.depth + self.in_flight + self.deferred
 
 
@@ -138,7 +139,7 @@ class TopicOnNode(
     rate_in: float | None = None
     rate_bytes_in: float | None = None
     log: LogHead | None = None
-    """Of our nsqds only."""
+    """The topic's log; of our nsqds only."""
 
     # Of its channels together
     channel_depth: int = 0
@@ -149,7 +150,7 @@ class TopicOnNode(
     rate_requeued: float | None = None
     rate_timed_out: float | None = None
     is_still: bool = False
-    """Whether it is as it was in the poll before, all rates zero."""
+    """Tells whether it is as it was in the poll before, all rates zero."""
 
 
 class Memory(msgspec.Struct, kw_only=True, gc=False):
@@ -190,7 +191,7 @@ class RangeChannel(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     position: int = 0
     ttl_s: float = 0.0
     idle_s: float = 0.0
-    """Since its owner last committed or said that it lives."""
+    """The seconds since its owner last committed or said that it lives."""
 
 
 class LogHead(msgspec.Struct, kw_only=True, frozen=True, gc=False):
@@ -213,7 +214,7 @@ class Disk(msgspec.Struct, kw_only=True, frozen=True, gc=False):
 
     @property
     def fullness(self) -> float:
-        """From 0 to 1: of the disk or of the limit, whichever is closer to its end."""
+        """Returns from 0 to 1 how full it is: of the disk or of the limit, whichever is closer to its end."""
         of_disk = 1 - self.free_bytes / self.total_bytes if self.total_bytes > 0 else 0.0
         return max(of_disk, self.used_bytes / self.limit_bytes if self.limit_bytes > 0 else 0.0)
 
@@ -247,9 +248,9 @@ class Node(msgspec.Struct, kw_only=True, frozen=True):
 
     producer: Producer
     failure: str = ""
-    """Why its figures are missing or old; empty if they are neither."""
+    """The reason why its figures are missing or old; empty if they are neither."""
     answered: bool = False
-    """Whether the figures below are there."""
+    """Tells whether the figures below are there."""
     health: str = ""
     start_time: int = 0
     version: str = ""
@@ -295,9 +296,9 @@ class Channel(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     rate_requeued: float | None
     rate_timed_out: float | None
     latency: tuple[Percentile, ...]
-    """The worst of the nsqds for each quantile."""
+    """The latencies of the worst of the nsqds for each quantile."""
     owner: str = ""
-    """Of a channel that is read by range."""
+    """The owner of a channel that is read by range."""
 
     @property
     def waiting(self) -> int:
@@ -313,7 +314,7 @@ class Topic(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     depth: int
     backend_depth: int
     total_depth: int
-    """With that of its channels: how much there is to do."""
+    """The depth with that of its channels: how much there is to do."""
     in_flight: int
     deferred: int
     messages: int
@@ -323,19 +324,19 @@ class Topic(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     rate_in: float | None
     rate_bytes_in: float | None
     rate_out: float | None
-    """This and the next two of all its channels."""
+    """The rate of all its channels, as the next two."""
     rate_requeued: float | None
     rate_timed_out: float | None
     latency: tuple[Percentile, ...]
 
     @property
     def has_log(self) -> bool:
-        """Whether some nsqd has it as a log that can be read."""
+        """Tells whether some nsqd has it as a log that can be read."""
         return any(node.log is not None for node in self.nodes)
 
 
 class SparkQuery(msgspec.Struct, kw_only=True, frozen=True, gc=False):
-    """A reader by range: what a Spark query is to its topic."""
+    """A reader by range is what a Spark query is to its topic."""
 
     topic: str
     channel: str
@@ -346,12 +347,12 @@ class SparkQuery(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     rate_in: float | None
     """Messages published to its topic per second."""
     last_commit: float
-    """Unix seconds, the oldest of its nsqds."""
+    """The time of the last commit in unix seconds, the oldest of its nsqds."""
     nodes: tuple[str, ...]
 
     @property
     def remaining_s(self) -> float | None:
-        """Until the backlog is read, if both rates stay; None if it never is, or not known."""
+        """Tells how long it is until the backlog is read, if both rates stay; None if it never is, or not known."""
         if self.rate is None or self.rate_in is None:
             return None
         gain = self.rate - self.rate_in
@@ -368,7 +369,7 @@ class Failure(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     address: str
     text: str
     since: float
-    """Unix seconds."""
+    """The time since when, in unix seconds."""
 
 
 class Lookupd(msgspec.Struct, kw_only=True, frozen=True, gc=False):
@@ -378,7 +379,7 @@ class Lookupd(msgspec.Struct, kw_only=True, frozen=True, gc=False):
 
 
 class Totals(msgspec.Struct, kw_only=True, frozen=True, gc=False):
-    """The whole cluster."""
+    """The totals of the whole cluster."""
 
     topics: int = 0
     channels: int = 0
@@ -398,11 +399,11 @@ class Totals(msgspec.Struct, kw_only=True, frozen=True, gc=False):
 
 class Snapshot(msgspec.Struct, kw_only=True, frozen=True):
     at: float = 0.0
-    """Unix seconds; 0 before the first poll."""
+    """The time of the poll in unix seconds; 0 before the first."""
     nodes: dict[str, Node] = {}
-    """By address, in the order of host names."""
+    """The nodes by address, in the order of host names."""
     topics: dict[str, Topic] = {}
-    """By name, in the order of names."""
+    """The topics by name, in the order of names."""
     lookupds: tuple[Lookupd, ...] = ()
     failures: tuple[Failure, ...] = ()
     queries: tuple[SparkQuery, ...] = ()

@@ -1,4 +1,4 @@
-"""Sparklines: the last minutes of a series in a few values, as text that a page carries."""
+"""Makes sparklines: the last minutes of a series in a few values, as text that a page carries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BUCKETS: Final = 40
 
 
 def spark_values(history: History, key: SeriesKey) -> str:
-    """The highest value of each bucket, separated by commas; nothing between two commas is a gap."""
+    """Writes the highest value of each bucket, separated by commas; nothing between two commas is a gap."""
     step = SECONDS / BUCKETS
     # Aligned to the step, so that a bucket's value changes only while it is the newest.
     end = (int(time.time() / step) + 1) * step

@@ -1,4 +1,4 @@
-"""What all parts of nsqadmin share, in one object of the application."""
+"""Holds what all parts of nsqadmin share, in one object of the application."""
 
 from __future__ import annotations
 
@@ -25,23 +25,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What a page shows that changes: texts by the name of their place, and series to be drawn."""
+    """Shows what changes on a page: texts by the name of their place, and series to be drawn."""
 
     figures: dict[str, str] = field(default_factory=dict)
     series: tuple[Key, ...] = ()
-    """Drawn as charts: every recorded point."""
+    """The series drawn as charts: every recorded point."""
     sparks: tuple[Key, ...] = ()
-    """Drawn as sparklines: a few points are enough."""
+    """The series drawn as sparklines: a few points are enough."""
 
 
 @dataclass(slots=True)
 class State:
-    """`snapshot` is replaced at every poll and never changed; take it once and read all from it."""
+    """Is shared by all parts. `snapshot` is replaced at every poll and never changed; take it once and read all from
+    it.
+    """
 
     options: Options
     logger: Logger
     base_path: str
-    """"" or "/a/b": what stands before every path of ours."""
+    """The base path, "" or "/a/b": it stands before every path of ours."""
     cluster: Cluster
     survey: Survey
     actions: Actions
@@ -61,31 +63,33 @@ class State:
         return self.poller.snapshot.failures
 
     def attention(self) -> tuple[Attention, ...]:
-        """What needs a person, worst first, as of the last poll."""
+        """Returns what needs a person, worst first, as of the last poll."""
         return self.poller.attention
 
     async def snapshot_after_change(self) -> Snapshot:
-        """A snapshot that was asked for after this call: for who has just changed something."""
+        """Returns a snapshot that was asked for after this call: for who has just changed something."""
         return await self.poller.again()
 
     async def fresh_snapshot(self) -> Snapshot:
-        """A snapshot of now, give or take a poll; asks the cluster if nobody looked for a while."""
+        """Returns a snapshot of now, give or take a poll; asks the cluster if nobody looked for a while."""
         return await self.poller.fresh()
 
     def watch(self, topic: str, channel: str, node: str = "") -> None:
-        """Has the clients of this channel asked for at each poll, for a while; `("", "", node)`: those of an nsqd."""
+        """Has the clients of this channel asked for at each poll, for a while; `("", "", node)`
+        means those of an nsqd.
+        """
         self.client_lists.watch(topic, channel, node)
 
     async def clients(self, topic: str, channel: str, node: str = "") -> tuple[ClientInfo, ...]:
-        """The clients of now."""
+        """Asks for the clients of now."""
         return await self.client_lists.fetch(self.snapshot, topic, channel, node)
 
     def seen_clients(self, topic: str, channel: str, node: str = "") -> tuple[ClientInfo, ...]:
-        """The clients of the last poll, if they were watched."""
+        """Returns the clients of the last poll, if they were watched."""
         return self.client_lists.seen(topic, channel, node)
 
     def url(self, path: str) -> str:
-        """A path of ours as a browser must ask for it."""
+        """Returns a path of ours as a browser must ask for it."""
         return f"{self.base_path}{path}" if path != "/" or not self.base_path else self.base_path
 
 

@@ -1,4 +1,4 @@
-"""Questions to all nsqlookupds or nsqds at once, as NSQ's nsqadmin asks them for its /api.
+"""Asks all nsqlookupds or nsqds at once, as NSQ's nsqadmin does for its /api.
 
 An answer is what those said who answered, together with the errors of the others. AllFailed is raised if nobody
 answered.
@@ -28,7 +28,7 @@ INACTIVE_TOPICS_MAX: Final = 10_000
 
 @dataclass(slots=True)
 class Answers(Generic[T]):
-    """What was said, and what went wrong besides."""
+    """The answers, and what went wrong besides."""
 
     value: T
     errors: list[UpstreamError] = field(default_factory=list)
@@ -80,7 +80,7 @@ class _Peers(msgspec.Struct):
 
 
 class _TopicNames(msgspec.Struct):
-    """/stats as far as the names of topics are asked for."""
+    """The part of /stats that has the names of topics."""
 
     class Named(msgspec.Struct):
         topic_name: str = ""
@@ -99,7 +99,7 @@ class _Stats(msgspec.Struct):
 class StatsOfAll:
     topics: list[ApiTopic]
     channels: dict[str, ApiChannel]
-    """By channel name, or `topic:channel` if all topics were asked for; summed up over the nsqds."""
+    """The channels by name, or `topic:channel` if all topics were asked for; summed up over the nsqds."""
 
 
 class Survey:
@@ -117,7 +117,7 @@ class Survey:
         return Answers(sorted({name for _, names in said.value for name in names}), said.errors)
 
     async def channels(self, topic: str) -> list[str]:
-        """Those that nsqlookupds know; nothing is said of those who do not answer."""
+        """Returns the channels that nsqlookupds know; nothing is said of those who do not answer."""
 
         async def ask(address: str) -> list[str]:
             target = f"/channels?topic={quote_plus(topic)}"
@@ -127,7 +127,7 @@ class Survey:
         return sorted({name for _, names in said.value for name in names})
 
     async def inactive(self) -> Answers[dict[str, list[str]]]:
-        """Topics that nsqlookupds know and no nsqd produces, with their channels."""
+        """Returns topics that nsqlookupds know and no nsqd produces, with their channels."""
         topics = await self.topics()
         if not self._cluster.lookupds:
             return Answers({}, topics.errors)
@@ -233,7 +233,7 @@ class Survey:
         return info.node()
 
     async def describe(self, address: str) -> ApiNode:
-        """The nsqd at this address by its own words; AllFailed if it has none."""
+        """Describes the nsqd at this address by its own words; AllFailed if it has none."""
         said = await self._all("nsqd", [address], self._describe_nsqd)
         return said.value[0][1]
 

@@ -1,4 +1,6 @@
-"""How often a password may be tried: after some failures each further one makes the next wait for twice as long."""
+"""Limits how often a password may be tried: after some failures each further one makes the next
+wait for twice as long.
+"""
 
 import ipaddress
 import time
@@ -7,12 +9,16 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 FREE_FAILURES: Final = 5
-"""Of one user from one place."""
+"""The failures of one user from one place that cost no waiting."""
 FREE_FAILURES_SHARED: Final = 50
-"""Of a place whoever it tries, which may be a proxy with many behind it; and of a user wherever they are tried from."""
+"""The failures of a place whoever it tries, which may be a proxy with many behind it, and of a user wherever they are
+tried from, that cost no waiting.
+"""
 WAIT_S_MAX: Final = 300.0
 SHARED_WAIT_S_MAX: Final = 30.0
-"""Short, or strangers would keep a user out by guessing, or all who come by the same proxy."""
+"""The longest wait by shared counts: short, or strangers would keep a user out by guessing, or all who come by the same
+proxy.
+"""
 FORGET_S: Final = 900.0
 COUNTS_MAX: Final = 20_000
 
@@ -37,12 +43,14 @@ class Throttle:
         self._counts: OrderedDict[tuple[str, str], _Count] = OrderedDict()
 
     def wait_s(self, address: str, user: str) -> float:
-        """For how long this user cannot be tried from this address; 0 if now."""
+        """Tells for how long this user cannot be tried from this address; 0 if now."""
         now = self._clock()
         return max(0.0, *(self._count(rule.key, now).next_s - now for rule in _rules(address, user)))
 
     def failed(self, address: str, user: str) -> None:
-        """Call it before the password is looked at, and `succeeded` after, so that many at once count as many."""
+        """Counts a failure. Call it before the password is looked at, and `succeeded` after, so that many at once count
+        as many.
+        """
         now = self._clock()
         for rule in _rules(address, user):
             failures = self._count(rule.key, now).failures + 1
@@ -77,7 +85,7 @@ def _rules(address: str, user: str) -> tuple[_Rule, _Rule, _Rule]:
 
 
 def _place(address: str) -> str:
-    """One customer of a provider has all of an IPv6 network of 64 bits."""
+    """Returns the network of an address: one customer of a provider has all of an IPv6 network of 64 bits."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""How a channel moves over time: smoothed rates, from which "grows" and "above normal" are told."""
+"""Follows how a channel moves over time: smoothed rates, from which "grows" and "above normal" are told."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ SLOW_S: Final = 900.0
 """What was so for about this long is normal."""
 
 Place = tuple[str, str]
-"""Topic and channel."""
+"""A topic and a channel."""
 
 
 class Trend(msgspec.Struct, gc=False):
-    """Of one channel. It grows if the least that waited in it was more in each step of time than in the one before: a
-    burst that is worked off, or a consumer that takes batches, is no growth.
+    """The trend of one channel. It grows if the least that waited in it was more in each step of time than in the one
+    before: a burst that is worked off, or a consumer that takes batches, is no growth.
     """
 
     at: float
     node_count: int
     lowest: int
-    """Of what waited in this step."""
+    """The least that waited in this step."""
     last_lowest: int
     step_began: float
     growing_since: float = 0.0
-    """0 while it does not grow."""
+    """The time since when it grows; 0 while it does not."""
     growing_from: int = 0
     growth: float = 0.0
-    """Messages per second since then."""
+    """The messages per second that it grew by since then."""
     requeued: float = 0.0
-    """Per second, smoothed."""
+    """The rate of requeued messages per second, smoothed."""
     usual_requeued: float | None = None
     timed_out: float = 0.0
     usual_timed_out: float | None = None
@@ -48,7 +48,7 @@ class Trend(msgspec.Struct, gc=False):
         return Trend(at, len(channel.nodes), channel.waiting, channel.waiting, at)
 
     def move(self, at: float, channel: Channel, fast: float, slow: float) -> None:
-        """`fast` and `slow` are the weights of what is new in rates."""
+        """Moves on; `fast` and `slow` are the weights of what is new in rates."""
         self.at = at
         if channel.rate_requeued or self.requeued:
             self.requeued, self.usual_requeued = _moved(
@@ -81,7 +81,9 @@ def _moved(now: float, usual: float | None, rate: float | None, fast: float, slo
 
 
 class Trends:
-    """Of all channels in which something waits or is handed back; of others there is nothing to tell."""
+    """Keeps the trends of all channels in which something waits or is handed back; of others there
+    is nothing to tell.
+    """
 
     def __init__(self) -> None:
         self._trends: dict[Place, Trend] = {}

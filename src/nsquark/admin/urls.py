@@ -1,4 +1,4 @@
-"""Links to our own pages; names are escaped for a path, and all are below the base path."""
+"""Makes links to our own pages; names are escaped for a path, and all are below the base path."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def node_path(address: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Urls:
-    """What templates make links with."""
+    """Makes links for templates."""
 
     base: str
 
@@ -49,5 +49,5 @@ class Urls:
         return self.to(node_path(address))
 
     def plain_topic(self, topic: str) -> str:
-        """Without the base path, for scripts, which add it."""
+        """Makes a topic's path without the base path, for scripts, which add it."""
         return topic_path(topic)

@@ -1,4 +1,5 @@
-"""What a page shows, apart from its frame: blocks and rows of HTML with a name each, and the series of its charts.
+"""Holds what a page shows, apart from its frame: blocks and rows of HTML with a name each, and the series of its
+charts.
 
 The page in a browser is built of the same pieces that the event stream sends later, so both are always alike. A piece
 is made by a macro of `templates/parts/`; a row's macro gets one item of a list.
@@ -33,7 +34,7 @@ class Line(NamedTuple):
     series: SeriesKey
     label: str
     kind: str
-    """What is measured: its colour."""
+    """The kind of figure, which decides its colour."""
     axis: int = 1
 
     @property
@@ -45,12 +46,12 @@ class Chart(NamedTuple):
     name: str
     lines: tuple[Line, ...]
     unit: str
-    """One of those in static/format.js."""
+    """The unit, one of those in static/format.js."""
     unit2: str = ""
 
     @property
     def description(self) -> list[dict[str, object]]:
-        """As chart.js reads it."""
+        """Describes the chart as chart.js reads it."""
         return [{"key": each.key, "label": each.label, "kind": each.kind, "axis": each.axis} for each in self.lines]
 
 
@@ -89,15 +90,15 @@ class View:
     blocks: tuple[str, ...] = ()
     lists: tuple[Rows, ...] = ()
     series: tuple[SeriesKey, ...] = ()
-    """Drawn as charts."""
+    """The series that are drawn as charts."""
     sparks: tuple[SeriesKey, ...] = ()
-    """Drawn small, in rows: their history is kept while somebody looks."""
+    """The series that are drawn small, in rows: their history is kept while somebody looks."""
     client_watch: tuple[str, ...] = ()
     """Topic and channel, or two empty words and a node, whose clients are shown."""
     crumbs: tuple[Crumb, ...] = ()
     status: int = 200
     scripts: tuple[str, ...] = ()
-    """Modules of this page only."""
+    """The scripts of this page only."""
     is_live: bool = field(default=True)
 
 
@@ -115,12 +116,12 @@ def environment() -> Environment:
 
 
 def series_name(key: SeriesKey) -> str:
-    """As the event stream calls a series; no name of NSQ's holds a comma."""
+    """Names a series as the event stream does; no name of NSQ's holds a comma."""
     return ",".join(key)
 
 
 def pieces(view: View, urls: Any) -> dict[str, str]:
-    """Every piece by its name. `rows:<list>` is the order of a list's rows as JSON."""
+    """Makes every piece by its name. `rows:<list>` is the order of a list's rows as JSON."""
     parts = environment().get_template(f"parts/{view.parts}").module
     made: dict[str, str] = {}
     for name in view.blocks:

@@ -1,4 +1,4 @@
-"""The pages of the cluster: overview, nodes, one node, counter, lookup, and Spark's queries."""
+"""Makes the pages of the cluster: overview, nodes, one node, counter, lookup, and Spark's queries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nsquark.admin.view import Chart, Crumb, Line, Row, Rows, View, client_rows,
 
 BUSIEST_SHOWN_MAX: Final = 8
 TOPIC_ROWS_MAX: Final = 300
-"""Topics that a node's page lists; the rest are on the page of topics."""
+"""The most topics that a node's page lists; the rest are on the page of topics."""
 
 RATES: Final = Chart(
     "Messages per second", (Line(("cluster", "in"), "in", "in"), Line(("cluster", "out"), "out", "out")), "rate"
@@ -190,7 +190,7 @@ def counter(state: State) -> View:
 
 
 def lookup(state: State, inactive: Mapping[str, Sequence[str]], trouble: str) -> View:
-    """`inactive`: topics that nsqlookupds know and no nsqd has, with their channels."""
+    """Makes the page; `inactive` are topics that nsqlookupds know and no nsqd has, with their channels."""
     snapshot = state.snapshot
     return View(
         template="lookup.html",

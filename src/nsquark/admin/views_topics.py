@@ -1,4 +1,4 @@
-"""The pages of topics: the list of all, one topic, one channel, and a topic's messages."""
+"""Makes the pages of topics: the list of all, one topic, one channel, and a topic's messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nsquark.admin.urls import topic_path
 from nsquark.admin.view import CLIENT_ROWS_MAX, Chart, Crumb, Line, Row, Rows, SeriesKey, View, client_rows, series_of
 
 ROWS_MAX: Final = 100
-"""Topics on one page of the list."""
+"""The most topics on one page of the list."""
 
 TOPICS: Final = Crumb("Topics", "/topics")
 
@@ -26,7 +26,7 @@ SORTS: Final[dict[str, Callable[[Topic], float]]] = {
     "channels": lambda topic: len(topic.channels),
     "clients": lambda topic: topic.client_count,
 }
-"""Largest first; without one of these the list is by name."""
+"""The orders of the list, largest first; without one of these it is by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def _depth_chart(key: SeriesKey) -> Chart:
 
 
 def _latency_charts(key: SeriesKey, percentiles: tuple[Percentile, ...]) -> tuple[Chart, ...]:
-    """A chart of the worst and the mildest percentile that nsqd measures, where it does."""
+    """Makes a chart of the worst and the mildest percentile that nsqd measures, where it does."""
     if not percentiles:
         return ()
     chosen = dict.fromkeys((percentiles[0].name, percentiles[-1].name))
