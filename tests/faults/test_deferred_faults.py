@@ -11,6 +11,7 @@ from faults.data_files import topic_directory
 from faults.shim import Call, Rule, Shim
 from harness import Nsqd, Wire, eventually
 from harness.wire import ERROR
+from nsquark.log.files import READ_TRIES
 
 pytestmark = pytest.mark.ours
 
@@ -20,6 +21,7 @@ Connect = Callable[..., Wire]
 LATER_MS = 600_000
 COUNT = 40
 BUCKET_MS = 60_000
+RECORD_HEAD_BYTES = 48
 
 
 def _bodies() -> list[bytes]:
@@ -88,6 +90,40 @@ def test_what_cannot_be_read_does_not_stop_the_rest(make_nsqd: Make, connect: Co
     shim.set_rules()
     daemon.restart(crash=True)
     assert _waiting(daemon) == expected
+
+
+@pytest.mark.parametrize("fault", ["a flipped bit", "a bad page", "no memory for once"])
+def test_a_file_that_goes_bad_before_its_time_comes(
+    make_nsqd: Make, connect: Connect, tmp_path: Path, fault: str
+) -> None:
+    """It is read again when it is nearly due: what cannot be read then is told, and is not removed with the rest."""
+    daemon = make_nsqd()
+    connect(daemon).subscribe("t")
+    _defer(daemon, connect, _bodies())
+    assert daemon.stop() == 0
+    shim = Shim(tmp_path, daemon.data_path)
+    daemon.environment = shim.environment
+    daemon.start()
+    path = _file(daemon)
+    before = path.read_bytes()
+    in_page = sum(-1 < before.find(body) < 4096 + RECORD_HEAD_BYTES for body in _bodies())
+    if fault == "a flipped bit":
+        path.write_bytes(before[:200] + bytes([before[200] ^ 1]) + before[201:])
+        lost = 1
+    elif fault == "a bad page":
+        shim.set_rules(Rule("read", "*.deferred", errno.EIO, span=(0, 4096), times=1 + READ_TRIES))
+        lost = in_page
+    else:
+        shim.set_rules(Rule("read", "*.deferred", errno.ENOMEM, times=1))
+        lost = 0
+    shim.set_slept(LATER_MS / 1000 + 2 * BUCKET_MS / 1000)
+    consumer = connect(daemon).subscribe("t", rdy=COUNT)
+    bodies = [message.body for message in consumer.read_messages(COUNT - lost, finish=True)]
+    assert set(bodies) <= set(_bodies()) and len(set(bodies)) == COUNT - lost
+    assert path.name in daemon.log
+    if lost:
+        assert "lost" in daemon.log
+        assert path.with_name(path.name + ".bad").exists()
 
 
 def test_one_failed_sync_loses_nothing_and_is_told(make_nsqd: Make, connect: Connect, tmp_path: Path) -> None:

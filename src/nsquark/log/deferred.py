@@ -66,6 +66,7 @@ class DeferredMessages:
         self.appends = appends
         self._buckets: dict[int, Bucket] = {}
         self._refused: Due | None = None
+        self._load_again_ms = 0
         self.when_log_synced: Callable[[Callable[[], None]], None] = lambda callback: callback()
         """Calls back once all that the log has by now is durable."""
         self.found: list[int] = []
@@ -146,9 +147,15 @@ class DeferredMessages:
 
     def load_near(self, now_ms: int) -> None:
         """Reads some of the buckets whose time is near and that are not in memory; to be called again and again."""
+        if now_ms < self._load_again_ms:
+            return
         for bucket in self._buckets.values():
             if bucket.waiting is None and bucket.starts_ms <= now_ms + BUCKET_MS:
-                bucket.load_some(self.appends, LOAD_RECORDS_MAX)
+                try:
+                    bucket.load_some(self.appends, LOAD_RECORDS_MAX)
+                except OSError as error:
+                    self._load_again_ms = now_ms + READ_RETRY_MS
+                    self._shared.report(f"DEFERRED({bucket.path}): reading failed: {error}; trying again")
 
     def next_due_ms(self, now_ms: int) -> int | None:
         """Tells when the next message is due, or a bucket has to be looked into or can go; None if there is

@@ -6,6 +6,7 @@ kinds of records are chosen so that the next record is found behind one that is 
 and 2, and there was no delay; such records are read.
 """
 
+import contextlib
 import heapq
 import os
 import re
@@ -123,6 +124,8 @@ class Bucket:
         self._undurable: dict[Callable[[Exception | None], None], None] = {}
         self._loading: Iterator[_Record | _Damage] | None = None
         self._found = _Found()
+        self._is_damaged = False
+        """Its file is all that is left of messages that could not be read."""
         if path is not None:
             self._open(path)
             self._size = os.fstat(self.fd).st_size
@@ -268,21 +271,28 @@ class Bucket:
             return 0
         while not self.load_some(appends, READ_BYTES):
             pass
-        self._mend()
         return self._found.highest
 
     def load_some(self, appends: Appends, records: int) -> bool:
-        """Looks at so many records, and makes the index when these were the last; tells whether they were."""
+        """Looks at so many records, and makes the index when these were the last; returns whether they were.
+
+        If the file cannot be read for another reason than damage, this raises OSError, and the next call begins anew.
+        """
         if self._loading is None:
             self._found = _Found()
             self._loading = _scan(self.fd, self._size, self.key, self._found.unreadable)
-        for _ in range(records):
-            item = next(self._loading, None)
-            if item is None:
-                self._loading = None
-                self._loaded(appends)
-                return True
-            self._found.add(item)
+        try:
+            for _ in range(records):
+                item = next(self._loading, None)
+                if item is None:
+                    self._loading = None
+                    self._loaded(appends)
+                    self._mend()
+                    return True
+                self._found.add(item)
+        except OSError:
+            self._loading = None  # it would pass for one that has come to its end
+            raise
         return False
 
     def _loaded(self, appends: Appends) -> None:
@@ -314,7 +324,10 @@ class Bucket:
         """Takes doubtful notes back before damage is cut out: without the damage nothing would tell that they are
         doubtful.
         """
-        assert self.path is not None
+        assert self.path is not None and self.file is not None
+        self._is_damaged = True
+        if self.file.is_in_use or self.file.sync_error is not None:
+            return  # it is being written anew for another reason
         temporary = self.path.with_suffix(".tmp")
         fd = -1
         try:
@@ -339,13 +352,16 @@ class Bucket:
         finally:
             if fd >= 0:
                 os.close(fd)
-        assert self.file is not None
-        self.file.close()
+        self._is_damaged = False
+        self.file.abandon()
         self._open(self.path)
         self._shared.disk_bytes += size - self._size
         self._size = size
         self._window = bytearray()
         self._offsets_moved(damages)
+        undurable, self._undurable = self._undurable, {}
+        for done in undurable:
+            done(None)
 
     def _offsets_moved(self, damages: list[_Damage]) -> None:
         def moved(offset: int) -> int:
@@ -386,7 +402,10 @@ class Bucket:
 
     def delete(self) -> None:
         self.close()
-        if self.path is not None:
+        if self.path is not None and self._is_damaged:
+            with contextlib.suppress(OSError):
+                set_aside(self.path)
+        elif self.path is not None:
             self.path.unlink(missing_ok=True)
 
 
