@@ -115,6 +115,26 @@ def test_a_topic_that_was_deleted_with_unread_messages_is_an_error(
     again.stop()
 
 
+def test_all_that_was_lost_counts_when_a_topic_was_made_again_more_than_once(
+    nsqd: Nsqd, topic: str, start: MakeQuery, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(nsqd, topic, bodies(0, 120))
+    one, all_read = start(nsqd, topic=topic, maxMessagesPerTrigger=100), start(nsqd, topic=topic)
+    assert (one.next(), all_read.next()) == (bodies(0, 100), bodies(0, 120))
+    for low, high in ((200, 230), (300, 307)):
+        nsqd.post("/topic/delete", topic=topic)
+        publish(nsqd, topic, bodies(low, high))
+    nsqd.post("/topic/delete", topic=topic)
+    publish(nsqd, topic, bodies(400, 410))
+    for reading, lost in ((one, 20 + 30 + 7), (all_read, 30 + 7)):
+        with pytest.raises(DataLost, match=f"made again.*with {lost} messages"):
+            reading.plan()
+        again = reading.restarted(failOnDataLoss="false")
+        assert again.state() == bodies(400, 410)
+        assert f"with {lost} messages" in caplog.text
+        again.stop()
+
+
 def test_an_incarnation_outlives_restarts_and_what_was_deleted_too(make_nsqd: Callable[..., Nsqd]) -> None:
     daemon = make_nsqd()
     publish(daemon, "t", bodies(0, 10))
@@ -162,6 +182,36 @@ def test_an_nsqd_put_back_to_a_backup_is_an_error_and_what_is_new_is_read(
     publish(daemon, "t", bodies(2000, 2010))
     assert again.state() == bodies(2000, 2010)
     again.stop()
+
+
+@pytest.mark.parametrize("published", [0, 20], ids="published-{}".format)
+def test_a_backup_is_noticed_also_when_its_numbers_go_on_behind_all_that_was_read(
+    make_nsqd: Callable[..., Nsqd], tmp_path: Path, start: MakeQuery, published: int
+) -> None:
+    """As hours later, since numbers begin above the clock; a damaged file of sequence numbers lets them jump too."""
+    daemon = on_fixed_port(make_nsqd(data_path=tmp_path / "data"))
+    publish(daemon, "t", bodies(0, 100))
+    daemon.stop()
+    shutil.copytree(daemon.data_path, tmp_path / "backup")
+    (tmp_path / "backup" / "nsquark" / "sequence").write_bytes(b"damaged")
+    daemon.start()
+    publish(daemon, "t", bodies(100, 200))
+    one = start(daemon, topic="t", maxMessagesPerTrigger=150)
+    assert one.next() == bodies(0, 150)
+    read_to = one.offset[f"t@{nsqd_id(daemon)}"]["next"]
+    put_back(daemon, tmp_path / "backup")
+    if published:
+        publish(daemon, "t", bodies(1000, 1000 + published))
+        assert info(daemon, "t")["next"] - published > read_to
+    with pytest.raises(DataLost, match="older state"):
+        one.restarted().plan()
+    again = one.restarted(failOnDataLoss="false")
+    assert again.state() == bodies(1000, 1000 + published)
+    again.stop()
+    once = again.restarted(failOnDataLoss="true")
+    publish(daemon, "t", bodies(2000, 2010))
+    assert once.state() == bodies(2000, 2010), "failOnDataLoss=false is needed once"
+    once.stop()
 
 
 def test_two_nsqds_with_one_id_are_an_error_that_names_both(

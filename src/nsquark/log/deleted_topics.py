@@ -1,7 +1,8 @@
 """Remembers what was in a topic when it was deleted, so that a reader can be told how much it has lost.
 
-A file for each name, of its last incarnation: a small document with the sequence numbers that existed. It is a help and
-no promise: it is not synced, one that cannot be written is left out, and only the latest DELETED_MAX are kept.
+A file for each name, of its last incarnations: a small document with the sequence numbers that existed. It is a help
+and no promise: it is not synced, and only the latest DELETED_MAX are kept. But what it says is all there was: where an
+incarnation cannot be noted, those before it are forgotten too, since a reader that knew them has lost this one as well.
 """
 
 import contextlib
@@ -13,13 +14,20 @@ from nsquark.kernel.extents import Extents
 from nsquark.log.files import DIRECTORY_MODE, write_atomically
 
 DELETED_MAX = 1000
+INCARNATIONS_MAX = 16
+"""The most incarnations that are remembered of one name."""
 RANGES_MAX = 100_000
 """The most ranges of sequence numbers in one document: a log with more gaps leaves none."""
 
 
-class _Deleted(msgspec.Struct):
+class _Incarnation(msgspec.Struct):
     id: str
     ranges: list[tuple[int, int]]
+
+
+class _Deleted(_Incarnation):
+    before: list[_Incarnation] = []
+    """Has the earlier ones, the oldest first."""
 
 
 class DeletedTopics:
@@ -28,23 +36,37 @@ class DeletedTopics:
 
     def note(self, name: str, topic_id: str, extents: Extents) -> None:
         """Notes what is in a topic that is being deleted."""
-        ranges = extents.ranges()
-        if len(ranges) > RANGES_MAX:
-            return
+        before = self._noted(name)[1 - INCARNATIONS_MAX :]
+        noted = _Deleted(topic_id, extents.ranges(), before)
         with contextlib.suppress(OSError):
+            if sum(len(one.ranges) for one in (noted, *before)) > RANGES_MAX:
+                self._path(name).unlink(missing_ok=True)
+                return
             self._directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-            write_atomically(self._path(name), msgspec.json.encode(_Deleted(topic_id, ranges)), sync=False)
+            try:
+                write_atomically(self._path(name), msgspec.json.encode(noted), sync=False)
+            except OSError:
+                self._path(name).unlink(missing_ok=True)
             self._drop_oldest()
 
     def count_from(self, name: str, topic_id: str, seq: int) -> int | None:
-        """Counts the messages from `seq` on that went with this incarnation of a topic; None if that is not known."""
+        """Counts the messages from `seq` on that went with this incarnation of a topic and with those that followed it;
+        None if that is not known.
+        """
+        noted = self._noted(name)
+        place = next((place for place, one in enumerate(noted) if one.id == topic_id), None)
+        if place is None:
+            return None
+        ranges = [found for one in noted[place:] for found in one.ranges]
+        return sum(max(0, first + count - max(first, seq)) for first, count in ranges)
+
+    def _noted(self, name: str) -> list[_Incarnation]:
+        """Reads the incarnations of a name that are noted, the oldest first."""
         try:
             found = msgspec.json.decode(self._path(name).read_bytes(), type=_Deleted)
         except (OSError, msgspec.MsgspecError):
-            return None
-        if found.id != topic_id:
-            return None
-        return sum(max(0, first + count - max(first, seq)) for first, count in found.ranges)
+            return []
+        return [*found.before, _Incarnation(found.id, found.ranges)]
 
     def _path(self, name: str) -> Path:
         return self._directory / f"t.{name}"  # `.` and `..` are valid names

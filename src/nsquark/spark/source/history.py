@@ -60,6 +60,13 @@ class History:
                 "which this query has read it: its data path was put back to an older state, or lost its end"
             )
             return head.next
+        if fork is not None:
+            # Numbers begin above the clock, so those of a much later run come behind all that the query has read.
+            self._planner.give_up(
+                f"nsqd {key.nsqd_id} was put back to an older state of its data path: what it had taken of topic "
+                f"{key.topic} from {span.next} on, and this query had not read, is gone"
+            )
+            return span.next
         return None
 
     def replaced(self, key: Key, span: Span, nsqd: Nsqd, how: str) -> None:
