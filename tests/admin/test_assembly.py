@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from nsquark.admin.assembly import build, read_rows, version_key
-from nsquark.admin.snapshot import LogHeads, NodeAnswer, Producer, Snapshot, Stats, StatsRows
+from nsquark.admin.snapshot import DescribedNsqd, LogHeads, NodeAnswer, Snapshot, StatsAnswer, StatsRows
 
 
 def answer(
@@ -14,8 +14,8 @@ def answer(
 ) -> NodeAnswer:
     said = {"version": "1.3.0", "health": "OK", "start_time": start_time, "topics": topics}
     return NodeAnswer(
-        producer=Producer(address=address, hostname="h", version="1.3.0"),
-        stats=msgspec.convert(said, Stats),
+        producer=DescribedNsqd(address=address, hostname="h", version="1.3.0"),
+        stats=msgspec.convert(said, StatsAnswer),
         heads=msgspec.convert(heads, LogHeads) if heads is not None else None,
         stats_at=at,
     )
@@ -133,7 +133,7 @@ def test_a_query_that_gains_nothing_never_ends() -> None:
 
 
 def test_an_nsqd_without_an_answer_is_still_a_node() -> None:
-    silent = NodeAnswer(producer=Producer(address="a:1", version="1.2.0"), failure="no answer")
+    silent = NodeAnswer(producer=DescribedNsqd(address="a:1", version="1.2.0"), failure="no answer")
     snapshot = build(1.0, [silent, answer("b:1", 1.0, topic("t"))])
     assert snapshot.nodes["a:1"].answered is False
     assert snapshot.nodes["a:1"].failure == "no answer"
@@ -152,9 +152,9 @@ def rows(*topics: dict[str, Any]) -> StatsRows:
 
 def test_what_did_not_change_is_used_again() -> None:
     idle, busy = topic("idle", 5, 0, channel("c", 5)), topic("busy", 1)
-    producer = Producer(address="a:1")
+    producer = DescribedNsqd(address="a:1")
     previous: dict[str, NodeAnswer] = {}
-    stats: Stats | None = None
+    stats: StatsAnswer | None = None
     snapshots = [Snapshot()]
     for number in range(4):
         stats = read_rows(rows(idle, {**busy, "message_count": number}), stats)
@@ -170,13 +170,13 @@ def test_what_did_not_change_is_used_again() -> None:
 
 
 def test_what_stops_has_a_rate_of_zero() -> None:
-    stats: Stats | None = None
+    stats: StatsAnswer | None = None
     previous: dict[str, NodeAnswer] = {}
     found = Snapshot()
     rates = []
     for number, messages in enumerate([0, 10, 10, 10, 14]):
         stats = read_rows(rows(topic("t", messages)), stats)
-        answered = NodeAnswer(producer=Producer(address="a:1"), stats=stats, stats_at=2.0 * number)
+        answered = NodeAnswer(producer=DescribedNsqd(address="a:1"), stats=stats, stats_at=2.0 * number)
         found = build(2.0 * number, [answered], previous=previous, last=found)
         previous = {"a:1": answered}
         rates.append(found.topics["t"].rate_in)

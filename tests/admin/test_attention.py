@@ -6,22 +6,22 @@ import pytest
 
 from nsquark.admin.attention import ATTENTION_MAX, Attention, Watch
 from nsquark.admin.snapshot import (
-    Channel,
     ChannelOnNode,
+    ClusterChannel,
+    ClusterTopic,
+    DescribedNsqd,
     Disk,
     Failure,
     Lookupd,
     Node,
-    Producer,
     Snapshot,
     SparkQuery,
-    Topic,
 )
 
 POLL_S = 2.0
 
 
-def channel(depth: int = 0, **more: Any) -> Channel:
+def channel(depth: int = 0, **more: Any) -> ClusterChannel:
     fields: dict[str, Any] = {
         "topic": "t",
         "name": "c",
@@ -40,11 +40,11 @@ def channel(depth: int = 0, **more: Any) -> Channel:
         "rate_timed_out": 0.0,
         "latency": (),
     }
-    return Channel(**{**fields, **more})
+    return ClusterChannel(**{**fields, **more})
 
 
-def topic(*channels: Channel, name: str = "t", depth: int = 0, paused: bool = False) -> Topic:
-    return Topic(
+def topic(*channels: ClusterChannel, name: str = "t", depth: int = 0, paused: bool = False) -> ClusterTopic:
+    return ClusterTopic(
         name=name,
         nodes=(),
         channels={each.name: each for each in channels},
@@ -68,17 +68,17 @@ def topic(*channels: Channel, name: str = "t", depth: int = 0, paused: bool = Fa
 
 def node(address: str = "h:4151", **more: Any) -> Node:
     remotes = more.pop("remote_addresses", ())
-    producer = Producer(address=address, version=more.get("version", "1.3.0"), remote_addresses=remotes)
+    producer = DescribedNsqd(address=address, version=more.get("version", "1.3.0"), remote_addresses=remotes)
     return Node(**{"producer": producer, "answered": True, "health": "OK", "version": "1.3.0", **more})
 
 
-def snapshot(at: float, *topics: Topic, nodes: tuple[Node, ...] = (), **more: Any) -> Snapshot:
+def snapshot(at: float, *topics: ClusterTopic, nodes: tuple[Node, ...] = (), **more: Any) -> Snapshot:
     return Snapshot(
         at=at, topics={each.name: each for each in topics}, nodes={each.address: each for each in nodes}, **more
     )
 
 
-def told(watch: Watch, at: float, *channels: Channel) -> tuple[Attention, ...]:
+def told(watch: Watch, at: float, *channels: ClusterChannel) -> tuple[Attention, ...]:
     return watch.update(snapshot(at, topic(*channels)))
 
 

@@ -13,9 +13,9 @@ from harness import eventually
 from harness.lookupd import Impostor, LookupWire
 from harness.nsqadmin import Nsqadmin
 from nsquark.admin.app import make_state
-from nsquark.admin.options import Options
+from nsquark.admin.options import NsqadminOptions
 from nsquark.admin.snapshot import Snapshot
-from nsquark.admin.state import State
+from nsquark.admin.state import AdminState
 from nsquark.base.durations import Duration
 from nsquark.base.logs import Level, Logger
 
@@ -54,10 +54,10 @@ def closed_address() -> str:
 
 
 @contextlib.asynccontextmanager
-async def polling(**options: Any) -> AsyncIterator[State]:
+async def polling(**options: Any) -> AsyncIterator[AdminState]:
     """The state of an nsqadmin that asks these."""
     waits = {"http_client_request_timeout": Duration.parse(PATIENCE), "poll_interval": Duration.parse("200ms")}
-    state = make_state(Options(**{**waits, **options}), Logger("", Level.FATAL))
+    state = make_state(NsqadminOptions(**{**waits, **options}), Logger("", Level.FATAL))
     state.poller.start()
     try:
         yield state

@@ -5,14 +5,16 @@ import math
 import pytest
 
 from nsquark.admin.history import STEP_S_MIN, History, Key
-from nsquark.admin.snapshot import Channel, Snapshot, Topic, Totals
+from nsquark.admin.snapshot import ClusterChannel, ClusterTopic, ClusterTotals, Snapshot
 
 CLUSTER_SERIES = 6
 TOPIC_SERIES = 4
 
 
-def topic(name: str, rate: float = 0.0, depth: int = 0, channels: dict[str, Channel] | None = None) -> Topic:
-    return Topic(
+def topic(
+    name: str, rate: float = 0.0, depth: int = 0, channels: dict[str, ClusterChannel] | None = None
+) -> ClusterTopic:
+    return ClusterTopic(
         name=name,
         nodes=(),
         channels=channels or {},
@@ -34,11 +36,11 @@ def topic(name: str, rate: float = 0.0, depth: int = 0, channels: dict[str, Chan
     )
 
 
-def snapshot(at: float, *topics: Topic, rate: float | None = None) -> Snapshot:
-    return Snapshot(at=at, topics={each.name: each for each in topics}, totals=Totals(rate_in=rate))
+def snapshot(at: float, *topics: ClusterTopic, rate: float | None = None) -> Snapshot:
+    return Snapshot(at=at, topics={each.name: each for each in topics}, totals=ClusterTotals(rate_in=rate))
 
 
-def record(history: History, count: int, *topics: Topic, start: float = 1000.0) -> float:
+def record(history: History, count: int, *topics: ClusterTopic, start: float = 1000.0) -> float:
     at = start
     for number in range(count):
         at = start + number * STEP_S_MIN

@@ -12,9 +12,9 @@ import pytest
 
 from harness.nsqadmin import Nsqadmin
 from nsquark.admin.filters import Everything, parse_filter
-from nsquark.admin.log_reader import PIECE_BYTES, Part, Wanted, joined_parts, read_piece
+from nsquark.admin.log_reader import PIECE_BYTES, LogPart, Wanted, joined_parts, read_piece
 from nsquark.log.writer import encode_header
-from nsquark.wire.batch_format import Batch
+from nsquark.wire.batch_format import StoredBatch
 from nsquark.wire.record import RECORD_OVERHEAD_BYTES, message_id
 
 ALL = Wanted(Everything(), 1000, 1000)
@@ -29,7 +29,7 @@ def record(seq: int, body: bytes) -> bytes:
 def batch(first: int, *bodies: bytes, said: int | None = None) -> bytes:
     payload = b"".join(record(first + place, body) for place, body in enumerate(bodies))
     count = len(bodies) if said is None else said
-    return encode_header(Batch(0, first, count, len(payload), 0, 0, 0, bytes(16)), payload) + payload
+    return encode_header(StoredBatch(0, first, count, len(payload), 0, 0, 0, bytes(16)), payload) + payload
 
 
 def seqs(data: bytes, low: int, high: int, wanted: Wanted = ALL) -> list[int]:
@@ -68,9 +68,9 @@ def test_a_batch_that_claims_more_than_it_has() -> None:
 
 def test_small_parts_are_read_together() -> None:
     third = PIECE_BYTES // 3
-    parts = [Part(place, place + 1, 1, third) for place in range(7)] + [
-        Part(7, 8, 0, 0),
-        Part(8, 9, 1, 5 * PIECE_BYTES),
+    parts = [LogPart(place, place + 1, 1, third) for place in range(7)] + [
+        LogPart(7, 8, 0, 0),
+        LogPart(8, 9, 1, 5 * PIECE_BYTES),
     ]
     joined = joined_parts(parts)
     assert sum(part.count for part in joined) == 8

@@ -11,7 +11,7 @@ import pytest
 from admin.event_stream import EventStream
 from harness import StartError, eventually
 from harness.nsqadmin import Nsqadmin
-from nsquark.admin.options import SPEC, Options, normal_base_path
+from nsquark.admin.options import SPEC, NsqadminOptions, normal_base_path
 
 NOWHERE = "--nsqd-http-address=127.0.0.1:1"
 
@@ -39,7 +39,7 @@ def test_all_flags_of_nsq_are_there() -> None:
 
 
 def test_defaults_are_those_of_nsq() -> None:
-    options = Options()  # type: ignore[call-arg]
+    options = NsqadminOptions()  # type: ignore[call-arg]
     assert options.http_address == "0.0.0.0:4171"
     assert options.statsd_counter_format == "stats.counters.%s.count"
     assert options.statsd_gauge_format == "stats.gauges.%s"

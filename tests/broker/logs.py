@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness import Nsqd, mpub_messages
-from nsquark.wire.batch_format import HEADER_BYTES, Batch, scan
+from nsquark.wire.batch_format import HEADER_BYTES, StoredBatch, scan
 from nsquark.wire.record import SEQ_MASK
 
 
@@ -60,7 +60,7 @@ def decode(raw: bytes) -> list[Record]:
     records: list[Record] = []
     end = 0
     for batch in scan(memoryview(raw), 0):
-        assert isinstance(batch, Batch), batch
+        assert isinstance(batch, StoredBatch), batch
         assert batch.offset == end
         end = batch.end
         found = _records(raw[batch.offset + HEADER_BYTES : batch.end])

@@ -13,7 +13,7 @@ import pytest
 
 from broker.logs import answer, begin, decode, info, plan, read, read_all, read_raw, refusal
 from harness import Nsqd, Wire, eventually
-from nsquark.wire.batch_format import Batch, Damage, scan
+from nsquark.wire.batch_format import Damage, StoredBatch, scan
 
 pytestmark = pytest.mark.ours
 
@@ -466,7 +466,7 @@ def test_a_damaged_batch_is_passed_on_and_can_be_stepped_over(make_nsqd: Callabl
     assert stream == raw
     items = list(scan(memoryview(stream), 0))
     damages = [item for item in items if isinstance(item, Damage)]
-    intact = [seq for item in items if isinstance(item, Batch) for seq in range(item.first_seq, item.next_seq)]
+    intact = [seq for item in items if isinstance(item, StoredBatch) for seq in range(item.first_seq, item.next_seq)]
     assert len(damages) == 1
     assert intact == seqs[:40] + seqs[60:], "one batch of 20 is lost, and no other"
 

@@ -20,7 +20,7 @@ from faults.fates import NOT_COUNTED, Accident, Book, Tally, evidence_directory
 from faults.flood import finish_many
 from faults.shim import Rule, Shim
 from harness import Nsqd, StartError, Wire, eventually, mpub_messages
-from nsquark.wire.batch_format import Batch, scan
+from nsquark.wire.batch_format import StoredBatch, scan
 
 FLAGS = ("--max-bytes-per-file=16384", "--sync-timeout=100ms")
 PAGE_BYTES = 4096
@@ -221,7 +221,7 @@ def _excused(case: Case, before: bytes, span: tuple[int, int], book: Book) -> se
     """The messages that were in the damaged bytes."""
     if case.kind == "segment":
         for item in scan(memoryview(before), 0):
-            if isinstance(item, Batch) and item.offset < span[1] and item.end > span[0]:
+            if isinstance(item, StoredBatch) and item.offset < span[1] and item.end > span[0]:
                 span = (min(span[0], item.offset), max(span[1], item.end))
     elif case.kind == "journal":  # it has no bodies, only what is known of parked and requeued messages
         return {body for body, fate in book.fates.items() if fate.topic == PARKED}

@@ -11,7 +11,7 @@ import xxhash
 from log.rig import Rig
 from nsquark.log import segment as segment_module
 from nsquark.log.segment import Segment
-from nsquark.wire.batch_format import DEFERRED, HEADER_BYTES_EVER, MORE_FOLLOWS, Batch, UnknownVersion, scan
+from nsquark.wire.batch_format import DEFERRED, HEADER_BYTES_EVER, MORE_FOLLOWS, StoredBatch, UnknownVersion, scan
 
 MakeRig = Callable[..., Rig]
 
@@ -29,8 +29,8 @@ def files(directory: Path, suffix: str) -> list[Path]:
     return sorted(directory.glob(f"*{suffix}"))
 
 
-def batches_of(path: Path) -> list[Batch]:
-    return [item for item in scan(memoryview(path.read_bytes()), 0) if isinstance(item, Batch)]
+def batches_of(path: Path) -> list[StoredBatch]:
+    return [item for item in scan(memoryview(path.read_bytes()), 0) if isinstance(item, StoredBatch)]
 
 
 def flip(path: Path, offset: int) -> None:
@@ -126,7 +126,7 @@ class TestIndex:
     def test_positions_by_time(self, make_rig: MakeRig, tmp_path: Path) -> None:
         segment = Segment(make_rig().shared.syncer, tmp_path, 10)
         for number, time_ns in enumerate([100, 200, 150, 300]):
-            segment.add(Batch((number << 20), 10 + number, 1, 100, time_ns, time_ns, 0, bytes(16)))
+            segment.add(StoredBatch((number << 20), 10 + number, 1, 100, time_ns, time_ns, 0, bytes(16)))
         for time_ns in range(90, 310, 10):
             below = segment.seq_at_time(time_ns)
             assert all(t < time_ns for s, t in zip(range(10, 14), [100, 200, 150, 300], strict=True) if s < below)

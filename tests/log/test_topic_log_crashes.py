@@ -12,7 +12,7 @@ from nsquark.kernel.extents import Extents
 from nsquark.log.cursors import CursorFile
 from nsquark.log.deferred import DeferredMessages, Due
 from nsquark.log.deferred_appends import Appends
-from nsquark.wire.batch_format import DEFERRED, MORE_FOLLOWS, Batch, scan
+from nsquark.wire.batch_format import DEFERRED, MORE_FOLLOWS, StoredBatch, scan
 
 MakeRig = Callable[..., Rig]
 
@@ -48,7 +48,7 @@ def test_a_cut_run_takes_its_append_number_along(make_rig: MakeRig, tmp_path: Pa
     rig.append_apart(*[b"x" * 9000] * 20, flags=DEFERRED, token=(5).to_bytes(16, "little"))
     rig.crash()
     (path,) = (tmp_path / "topic").glob("*.log")
-    batches = [item for item in scan(memoryview(path.read_bytes()), 0) if isinstance(item, Batch)]
+    batches = [item for item in scan(memoryview(path.read_bytes()), 0) if isinstance(item, StoredBatch)]
     assert batches[1].flags & MORE_FOLLOWS
     os.truncate(path, batches[-1].offset)
     again = make_rig()

@@ -11,7 +11,7 @@ import pytest
 
 from log.rig import Rig
 from nsquark.log.topic_log import LogDiscarded
-from nsquark.wire.batch_format import Batch
+from nsquark.wire.batch_format import StoredBatch
 
 MakeRig = Callable[..., Rig]
 
@@ -102,7 +102,7 @@ class NoRoom:
     def __init__(self, rig: Rig) -> None:
         self.first_seq, _ = rig.shared.sequences.lease(1)
 
-    def write(self, fd: int, offset: int) -> list[Batch]:
+    def write(self, fd: int, offset: int) -> list[StoredBatch]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from nsquark.log.writer import PIECES_PER_WRITE_MAX, BatchWriter
-from nsquark.wire.batch_format import NO_TOKEN, Batch, scan
+from nsquark.wire.batch_format import NO_TOKEN, StoredBatch, scan
 
 BEFORE = b"what was there"
 
 
-def batch(first_seq: int, payload: bytes) -> tuple[Batch, bytes]:
-    return Batch(0, first_seq, 1, len(payload), 1, 2, 0, NO_TOKEN), payload
+def batch(first_seq: int, payload: bytes) -> tuple[StoredBatch, bytes]:
+    return StoredBatch(0, first_seq, 1, len(payload), 1, 2, 0, NO_TOKEN), payload
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pyarrow.compute as pc  # noqa: E402
 import nsquark  # noqa: E402
 from harness import Nsqd, eventually, mpub_messages  # noqa: E402
 from nsquark.query.arrow import source_options  # noqa: E402
-from nsquark.query.bounds import INT64_MAX, Filter  # noqa: E402
+from nsquark.query.bounds import INT64_MAX, RowFilter  # noqa: E402
 from nsquark.query.dataset import TopicDataset  # noqa: E402
 from nsquark.spark.endpoint import NsqdError, Unreachable  # noqa: E402
 from nsquark.spark.options import OptionError  # noqa: E402
@@ -112,10 +112,10 @@ def test_a_message_that_was_deferred_is_found_by_its_time(make_nsqd: Callable[..
 
 def test_bounds_are_those_of_the_filter_for_each_log() -> None:
     where = ((on_nsqd == "a") & (seq >= 5)) | ((on_nsqd == "b") & (seq < 9) & (pc.field("topic") == "t"))
-    assert Filter(where, SCHEMA).bounds("t", "a") == (5, INT64_MAX, 0, INT64_MAX)
-    assert Filter(where, SCHEMA).bounds("t", "b") == (0, 9, 0, INT64_MAX)
-    assert Filter(where, SCHEMA).bounds("u", "b") is None
-    assert Filter(where, SCHEMA).needs("seq") and not Filter(where, SCHEMA).needs("body")
+    assert RowFilter(where, SCHEMA).bounds("t", "a") == (5, INT64_MAX, 0, INT64_MAX)
+    assert RowFilter(where, SCHEMA).bounds("t", "b") == (0, 9, 0, INT64_MAX)
+    assert RowFilter(where, SCHEMA).bounds("u", "b") is None
+    assert RowFilter(where, SCHEMA).needs("seq") and not RowFilter(where, SCHEMA).needs("body")
 
 
 def test_what_cannot_be_read_is_an_error(make_nsqd: Callable[..., Nsqd], tmp_path: Path) -> None:

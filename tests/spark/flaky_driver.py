@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, WriterCommitMessage
 
 from nsquark.spark.sink.options import SinkOptions
-from nsquark.spark.sink.writer import BatchWriter, StreamWriter
+from nsquark.spark.sink.writer import NsqBatchWriter, NsqStreamWriter
 
 ROWS = 5000
 PARTITIONS = 4
@@ -28,7 +28,7 @@ PART_BYTES = 2048
 WAIT_S = 300.0
 
 
-class FailsAfterwards(BatchWriter):
+class FailsAfterwards(NsqBatchWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         written = super().write(iterator)
         context = TaskContext.get()
@@ -37,7 +37,7 @@ class FailsAfterwards(BatchWriter):
         return written
 
 
-class HangsBeforeCommit(StreamWriter):
+class HangsBeforeCommit(NsqStreamWriter):
     def __init__(self, options: SinkOptions, appended: str) -> None:
         super().__init__(options)
         self._appended = appended
@@ -59,10 +59,10 @@ class Flaky(DataSource):
         ours = {name: value for name, value in self.options.items() if name not in ("checkpointlocation", "appended")}
         return SinkOptions.parse(ours)
 
-    def writer(self, schema: Any, overwrite: bool) -> BatchWriter:
+    def writer(self, schema: Any, overwrite: bool) -> NsqBatchWriter:
         return FailsAfterwards(self._sink_options())
 
-    def streamWriter(self, schema: Any, overwrite: bool) -> StreamWriter:
+    def streamWriter(self, schema: Any, overwrite: bool) -> NsqStreamWriter:
         return HangsBeforeCommit(self._sink_options(), self.options["appended"])
 
 

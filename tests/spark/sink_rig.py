@@ -5,7 +5,7 @@ from typing import Any
 
 from harness import Nsqd
 from nsquark.kernel.frames import FrameScanner
-from nsquark.wire.batch_format import HEADER_BYTES, Batch, scan
+from nsquark.wire.batch_format import HEADER_BYTES, StoredBatch, scan
 
 
 def log_bodies(nsqd: Nsqd, topic: str) -> list[bytes]:
@@ -19,7 +19,7 @@ def log_bodies(nsqd: Nsqd, topic: str) -> list[bytes]:
     data = nsqd.get("/log/read", topic=topic, **{"from": fields["first"], "to": fields["next"]}).body
     bodies: list[bytes] = []
     for batch in scan(memoryview(data), 0):
-        assert isinstance(batch, Batch), batch
+        assert isinstance(batch, StoredBatch), batch
         start = batch.offset + HEADER_BYTES
         _, messages, _ = FrameScanner().scan(data, start, start + batch.payload_bytes)
         bodies += [body for *_, body in messages]

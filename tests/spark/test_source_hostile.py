@@ -15,15 +15,15 @@ from xxhash import xxh32_intdigest
 from nsquark.log.writer import encode_header
 from nsquark.spark import endpoint
 from nsquark.spark.endpoint import Endpoint, NsqdError, Refused, Unreachable, WrongAddress
-from nsquark.spark.nsqd_http import Finder, Nsqd, identify
+from nsquark.spark.nsqd_http import Finder, RangeNsqd, identify
 from nsquark.spark.options import Access, SourceOptions
 from nsquark.spark.sink.options import SinkOptions
 from nsquark.spark.sink.publisher import tcp_addresses
 from nsquark.spark.source.channel import ChannelHold
 from nsquark.spark.source.offsets import Key, Range
 from nsquark.spark.source.plan import DataLost, Planner, RangePartition
-from nsquark.spark.source.range_rows import SCHEMA, RangeReader
-from nsquark.wire.batch_format import HEAD, HEADER_BYTES, MAGIC, TAIL, VERSION, Batch
+from nsquark.spark.source.range_rows import SCHEMA, RangeRowReader
+from nsquark.wire.batch_format import HEAD, HEADER_BYTES, MAGIC, TAIL, VERSION, StoredBatch
 
 ID = "11111111-2222-3333-4444-555555555555"
 READ_TIMEOUT_S = 1.0
@@ -102,7 +102,7 @@ def record(seq: int, body: bytes = b"x") -> bytes:
 def batch(first: int, records: Iterable[bytes], messages: int | None = None) -> bytes:
     found = list(records)
     payload = b"".join(found)
-    header = Batch(0, first, len(found) if messages is None else messages, len(payload), 0, 1, 0, bytes(16))
+    header = StoredBatch(0, first, len(found) if messages is None else messages, len(payload), 0, 1, 0, bytes(16))
     return encode_header(header, payload) + payload
 
 
@@ -128,7 +128,7 @@ def options(address: str, **more: str) -> SourceOptions:
 
 def read(address: str, count: int = HIGH - LOW, **more: str) -> int:
     partition = RangePartition(Key("t", ID), address, LOW, HIGH, count)
-    return sum(found.num_rows for found in RangeReader(options(address, **more), SCHEMA, partition).batches())
+    return sum(found.num_rows for found in RangeRowReader(options(address, **more), SCHEMA, partition).batches())
 
 
 def within(seconds: float, work: Callable[[], Any]) -> Exception:
@@ -201,7 +201,7 @@ JUNK: list[Any] = [None, "x", -1, 1.5, 2**63, [], {}]
 def test_junk_where_numbers_belong(hostile: Callable[[Script], Hostile], junk: object) -> None:
     fields = {"topic": "t", "first": junk, "next": junk, "seq": junk, "position": junk, "topics": [{"topic": "t"}]}
     server = hostile(lambda target: [answer({**fields, "nsqd_id": ID})])
-    nsqd = Nsqd(server.address, Access(), ID)
+    nsqd = RangeNsqd(server.address, Access(), ID)
     hold = ChannelHold(options(server.address, channel="c"))
     for work in (
         nsqd.topics,
@@ -234,7 +234,7 @@ def test_plans_that_cannot_be(hostile: Callable[[Script], Hostile], changed: dic
     part = {"from": LOW, "to": HIGH, "count": 10, "bytes": 10}
     plan = {"topic": "t", **part, "parts": [part], "removed": None, "next": HIGH, **changed}
     server = hostile(lambda target: [answer({"nsqd_id": ID, "plans": [plan]})])
-    nsqd = Nsqd(server.address, Access(), ID)
+    nsqd = RangeNsqd(server.address, Access(), ID)
     planner = Planner(options(server.address))
     if "from" in changed:
         plan["parts"] = [{**part, **changed}]

@@ -39,7 +39,7 @@ BOTH = "use --nsqd-tcp-address or --lookupd-http-address not both"
     ],
 )
 def test_nsq_to_http(flags: list[str], line: str) -> None:
-    options = parse_options("nsq_to_http", nsq_to_http.Options, flags, "")
+    options = parse_options("nsq_to_http", nsq_to_http.NsqToHttpOptions, flags, "")
     with pytest.raises(Fatal) as failure:
         nsq_to_http.checked(options)
     assert str(failure.value) == line
@@ -59,7 +59,7 @@ def test_nsq_to_http(flags: list[str], line: str) -> None:
     ],
 )
 def test_nsq_to_nsq(flags: list[str], line: str) -> None:
-    options = parse_options("nsq_to_nsq", nsq_to_nsq.Options, flags, "")
+    options = parse_options("nsq_to_nsq", nsq_to_nsq.NsqToNsqOptions, flags, "")
     with pytest.raises(Fatal) as failure:
         nsq_to_nsq.check(options)
     assert str(failure.value) == line
@@ -92,7 +92,7 @@ def test_nsq_to_nsq(flags: list[str], line: str) -> None:
     ],
 )
 def test_nsq_stat(flags: list[str], line: str) -> None:
-    options = parse_options("nsq_stat", nsq_stat.Options, flags, "")
+    options = parse_options("nsq_stat", nsq_stat.NsqStatOptions, flags, "")
     with pytest.raises(Fatal) as failure:
         nsq_stat.check(options)
     assert str(failure.value) == line
@@ -101,12 +101,12 @@ def test_nsq_stat(flags: list[str], line: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "flag", "value"),
     [
-        (nsq_stat.Options, "count", "1e3"),
-        (nsq_stat.Options, "count", "4294967296"),
-        (nsq_stat.Options, "interval", "5"),
-        (nsq_to_http.Options, "sample", "half"),
-        (nsq_to_http.Options, "n", "x"),
-        (nsq_to_nsq.Options, "producer-opt", "bad"),
+        (nsq_stat.NsqStatOptions, "count", "1e3"),
+        (nsq_stat.NsqStatOptions, "count", "4294967296"),
+        (nsq_stat.NsqStatOptions, "interval", "5"),
+        (nsq_to_http.NsqToHttpOptions, "sample", "half"),
+        (nsq_to_http.NsqToHttpOptions, "n", "x"),
+        (nsq_to_nsq.NsqToNsqOptions, "producer-opt", "bad"),
     ],
 )
 def test_values_that_cannot_be_read(kind: type, flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:

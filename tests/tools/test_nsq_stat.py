@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from harness import Nsqd, eventually
-from nsquark.tools.cluster import ChannelStats, TopicStats
+from nsquark.tools.cluster import ChannelCounters, TopicCounters
 from nsquark.tools.nsq_stat import HEADER, line
 from nsquark.tools.stat_watch import Totals
 from tools.rig import Cluster, Tool, command, numbered_lines, run_tool
@@ -24,8 +24,8 @@ Start = Callable[..., Tool]
 
 
 def test_a_line() -> None:
-    before = ChannelStats("c", depth=100, message_count=1000)
-    now = ChannelStats("c", 90, 30, 5, 4, 3, 2, 1025, 7)
+    before = ChannelCounters("c", depth=100, message_count=1000)
+    now = ChannelCounters("c", 90, 30, 5, 4, 3, 2, 1025, 7)
     # 25 came in 2 s, and 10 fewer are waiting; NSQ cuts the fractions off.
     assert line(before, now, 2.0) == (
         "     12      17 |      90      60      30     5     4 |       3       2         1025       7\n"
@@ -35,7 +35,7 @@ def test_a_line() -> None:
 
 def test_lines_have_the_width_of_the_header() -> None:
     rows = HEADER.splitlines()
-    assert len({len(row) for row in [*rows, line(ChannelStats(), ChannelStats(), 1.0).rstrip("\n")]}) == 1
+    assert len({len(row) for row in [*rows, line(ChannelCounters(), ChannelCounters(), 1.0).rstrip("\n")]}) == 1
 
 
 def test_reports_add_up_all_nsqds(cluster: Cluster, topic: str) -> None:
@@ -124,12 +124,12 @@ def test_an_nsqd_that_goes_away_ends_it(make_nsqd: Callable[..., Nsqd], start: S
 # -- the table -------------------------------------------------------------------------------------------
 
 
-def topic_stats(name: str, messages: int, depth: int, *channels: ChannelStats) -> TopicStats:
-    return TopicStats(name, depth=depth, message_count=messages, channels=list(channels))
+def topic_stats(name: str, messages: int, depth: int, *channels: ChannelCounters) -> TopicCounters:
+    return TopicCounters(name, depth=depth, message_count=messages, channels=list(channels))
 
 
-def channel_stats(name: str, messages: int, depth: int) -> ChannelStats:
-    return ChannelStats(name, depth=depth, message_count=messages)
+def channel_stats(name: str, messages: int, depth: int) -> ChannelCounters:
+    return ChannelCounters(name, depth=depth, message_count=messages)
 
 
 def test_totals_over_nsqds_and_their_rates() -> None:

@@ -12,8 +12,8 @@ from nsquark.wire.batch_format import (
     HEADER_BYTES,
     MAGIC,
     NO_TOKEN,
-    Batch,
     Damage,
+    StoredBatch,
     find_header,
     read_header,
     scan,
@@ -23,23 +23,23 @@ FILE_OFFSET = 1_000_000
 
 
 def encoded(first_seq: int, payload: bytes, flags: int = 0, token: bytes = NO_TOKEN) -> bytes:
-    batch = Batch(0, first_seq, 1, len(payload), 1, 2, flags, token)
+    batch = StoredBatch(0, first_seq, 1, len(payload), 1, 2, flags, token)
     return encode_header(batch, payload) + payload
 
 
 payloads = st.lists(st.one_of(st.binary(max_size=60), st.just(MAGIC * 3)), min_size=1, max_size=8)
 
 
-def build(contents: list[bytes]) -> tuple[bytearray, list[Batch]]:
+def build(contents: list[bytes]) -> tuple[bytearray, list[StoredBatch]]:
     data = bytearray()
     batches = []
     for index, payload in enumerate(contents):
-        batches.append(Batch(FILE_OFFSET + len(data), 10 + index, 1, len(payload), 1, 2, 0, NO_TOKEN))
+        batches.append(StoredBatch(FILE_OFFSET + len(data), 10 + index, 1, len(payload), 1, 2, 0, NO_TOKEN))
         data += encoded(10 + index, payload)
     return data, batches
 
 
-def found_in(data: bytes | bytearray) -> list[Batch | Damage]:
+def found_in(data: bytes | bytearray) -> list[StoredBatch | Damage]:
     return list(scan(memoryview(bytes(data)), FILE_OFFSET))
 
 
@@ -56,7 +56,7 @@ def test_a_flipped_byte_costs_only_its_batch(contents: list[bytes], data: st.Dat
     raw[position] ^= data.draw(st.integers(1, 255))
     hit = next(batch for batch in batches if batch.offset <= FILE_OFFSET + position < batch.end)
     found = found_in(raw)
-    assert [item for item in found if isinstance(item, Batch)] == [batch for batch in batches if batch != hit]
+    assert [item for item in found if isinstance(item, StoredBatch)] == [batch for batch in batches if batch != hit]
     damages = [(item.offset, item.end) for item in found if isinstance(item, Damage)]
     if hit is batches[-1]:
         assert damages in ([], [(hit.offset, hit.end)])
@@ -76,7 +76,7 @@ def test_garbage_between_batches_is_stepped_over(contents: list[bytes], garbage:
     raw, batches = build(contents)
     at = data.draw(st.sampled_from([batch.offset - FILE_OFFSET for batch in batches]))
     found = found_in(bytes(raw[:at]) + garbage + bytes(raw[at:]))
-    assert [item.first_seq for item in found if isinstance(item, Batch)] == [batch.first_seq for batch in batches]
+    assert [item.first_seq for item in found if isinstance(item, StoredBatch)] == [batch.first_seq for batch in batches]
 
 
 @pytest.mark.parametrize("position", range(HEADER_BYTES))
@@ -91,7 +91,7 @@ def test_every_byte_of_a_header_is_checked(position: int) -> None:
 
 
 def test_a_header_comes_back_as_it_was_written() -> None:
-    batch = Batch(77, 1 << 52, 3, 7, -1, 1 << 60, 5, bytes(range(16)))
+    batch = StoredBatch(77, 1 << 52, 3, 7, -1, 1 << 60, 5, bytes(range(16)))
     found = read_header(encode_header(batch, b"payload"), 0, 77)
     assert found is not None
     assert found[0] == batch

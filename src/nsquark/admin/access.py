@@ -15,10 +15,10 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from nsquark.admin.accounts import Access as Access
+from nsquark.admin.accounts import Accounts as Accounts
 from nsquark.admin.accounts import TooManyLogins
 from nsquark.admin.roles import Identity
-from nsquark.admin.sessions import Session, is_csrf_token
+from nsquark.admin.sessions import BrowserSession, is_csrf_token
 from nsquark.admin.sessions import csrf_token as token_of
 from nsquark.admin.state import STATE
 
@@ -49,8 +49,8 @@ HEADERS: Final = {
 }
 
 IDENTITY: web.RequestKey[Identity] = web.RequestKey("IDENTITY", Identity)
-_SESSION: web.RequestKey[Session] = web.RequestKey("SESSION", Session)
-_COOKIE_DUE: web.RequestKey[Session] = web.RequestKey("COOKIE_DUE", Session)
+_SESSION: web.RequestKey[BrowserSession] = web.RequestKey("SESSION", BrowserSession)
+_COOKIE_DUE: web.RequestKey[BrowserSession] = web.RequestKey("COOKIE_DUE", BrowserSession)
 
 
 # -- for handlers and templates --------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def csrf_token(request: web.Request) -> str:
     return token_of(session, access.key)
 
 
-def session_of(request: web.Request) -> Session | None:
+def session_of(request: web.Request) -> BrowserSession | None:
     return request.get(_SESSION)
 
 
@@ -96,7 +96,7 @@ def is_still_in(request: web.Request) -> bool:
     return user is not None and user.role == request[IDENTITY].role
 
 
-def begin_session(request: web.Request, session: Session) -> None:
+def begin_session(request: web.Request, session: BrowserSession) -> None:
     """Gives the browser this session, from the answer to this request on."""
     request[_SESSION] = request[_COOKIE_DUE] = session
 
@@ -153,11 +153,11 @@ async def _to_its_end(change: Awaitable[web.StreamResponse]) -> web.StreamRespon
 _changes: Final[set[asyncio.Future[web.StreamResponse]]] = set()
 
 
-def middlewares(access: Access) -> list[Middleware]:
+def middlewares(access: Accounts) -> list[Middleware]:
     return [guard]
 
 
-def _require_our_host(request: web.Request, access: Access) -> None:
+def _require_our_host(request: web.Request, access: Accounts) -> None:
     """Refuses foreign names of this host while nobody has to log in: a page of a name that was pointed at our address
     would see and do everything (DNS rebinding). To such a name browsers do not send our cookies.
     """
@@ -166,7 +166,7 @@ def _require_our_host(request: web.Request, access: Access) -> None:
         raise refusal(web.HTTPForbidden, "HOST_NOT_ALLOWED", reason=reason)
 
 
-async def _identify(request: web.Request, access: Access, session: Session | None) -> Identity | None:
+async def _identify(request: web.Request, access: Accounts, session: BrowserSession | None) -> Identity | None:
     if not access.needs_login:
         return access.by_header(request.headers.get(access.header, ""))
     if session is not None and session.is_logged_in:
@@ -188,7 +188,7 @@ def _login_needed(request: web.Request, base_path: str) -> web.HTTPException:
     return refusal(web.HTTPUnauthorized, "LOGIN_REQUIRED")
 
 
-async def _require_own_page(request: web.Request, session: Session | None, access: Access) -> None:
+async def _require_own_page(request: web.Request, session: BrowserSession | None, access: Accounts) -> None:
     """Refuses pages that do not prove to be ours: a browser sends its cookies, and a proxy its header, for whatever
     page asks it to.
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from nsquark.admin.options import Options, OptionsError
+from nsquark.admin.options import NsqadminOptions, OptionsError
 from nsquark.admin.passwords import (
     HASH_BYTES,
     SALT_BYTES,
@@ -26,8 +26,8 @@ from nsquark.admin.passwords import (
     read_users,
 )
 from nsquark.admin.roles import Identity, Role
-from nsquark.admin.sessions import Session, Sessions
-from nsquark.admin.throttle import Throttle
+from nsquark.admin.sessions import BrowserSession, BrowserSessions
+from nsquark.admin.throttle import LoginThrottle
 from nsquark.base.logs import Logger
 from nsquark.web.browsers import BrowserGuard
 
@@ -50,10 +50,10 @@ class TooManyLogins(Exception):
         self.wait_s = max(1, round(wait_s))
 
 
-class Access:
+class Accounts:
     """Keeps users, their sessions, and what is remembered of failed logins."""
 
-    def __init__(self, options: Options, logger: Logger) -> None:
+    def __init__(self, options: NsqadminOptions, logger: Logger) -> None:
         self._logger = logger
         self._path = Path(options.auth_file) if options.auth_file else None
         self._header = options.acl_http_header
@@ -66,9 +66,9 @@ class Access:
         self._users = Users()
         if self._path is not None:
             self._read_first(self._path)
-        self.sessions = Sessions(options.session_ttl.seconds)
+        self.sessions = BrowserSessions(options.session_ttl.seconds)
         self.session_s = int(options.session_ttl.seconds)
-        self._throttle = Throttle()
+        self._throttle = LoginThrottle()
         self._threads = ThreadPoolExecutor(LOGINS_AT_ONCE_MAX, thread_name_prefix="scrypt")
         self._logins = 0
         self._basic: OrderedDict[bytes, bytes] = OrderedDict()
@@ -117,7 +117,7 @@ class Access:
 
     # -- who asks ----------------------------------------------------------------------------------------
 
-    def by_session(self, session: Session) -> Identity | None:
+    def by_session(self, session: BrowserSession) -> Identity | None:
         user = self.users.by_name.get(session.user)
         if user is None or not hmac.compare_digest(user.fingerprint, session.fingerprint):
             return None

@@ -15,11 +15,11 @@ from nsquark.admin.changes import change
 from nsquark.admin.errors import AllFailed, joined
 from nsquark.admin.request_json import string_fields
 from nsquark.admin.routing import v1_json
-from nsquark.admin.state import State
+from nsquark.admin.state import AdminState
 
 
 @answer_v1
-async def act(request: web.Request, state: State) -> web.Response:
+async def act(request: web.Request, state: AdminState) -> web.Response:
     try:
         fields = string_fields(await request.content.read(BODY_BYTES_MAX), "action", "topic", "channel", "node")
     except ValueError as error:

@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import quote_plus
 
 from nsquark.admin.api_types import ApiNode
-from nsquark.admin.cluster import Cluster
+from nsquark.admin.cluster import ClusterClient
 from nsquark.admin.errors import UpstreamError
 from nsquark.admin.survey import Answers, Survey
 from nsquark.wire.names import is_valid_name
@@ -17,7 +17,7 @@ PLAIN_ACTIONS: Final = ("pause", "unpause", "empty")
 """The actions that are done by one POST to every nsqd that has the topic."""
 
 
-class Refused(Exception):
+class ActionRefused(Exception):
     """Says that the request is not one that can be done; the text is NSQ's code for it."""
 
 
@@ -50,7 +50,7 @@ class Actions:
     from it.
     """
 
-    def __init__(self, cluster: Cluster, survey: Survey) -> None:
+    def __init__(self, cluster: ClusterClient, survey: Survey) -> None:
         self._cluster = cluster
         self._survey = survey
 
@@ -64,9 +64,9 @@ class Actions:
         Without nsqlookupds, where NSQ does nothing, both are made on all nsqds.
         """
         if not is_valid_name(topic):
-            raise Refused("INVALID_TOPIC")
+            raise ActionRefused("INVALID_TOPIC")
         if channel and not is_valid_name(channel):
-            raise Refused("INVALID_CHANNEL")
+            raise ActionRefused("INVALID_CHANNEL")
         outcome = Outcome()
         makers = self._lookupds or self._cluster.nsqds
         await self._post(outcome, makers, "topic/create", topic)
@@ -88,7 +88,7 @@ class Actions:
 
     async def plain(self, action: str, topic: str, channel: str = "") -> Outcome:
         if action not in PLAIN_ACTIONS:
-            raise Refused("INVALID_ACTION")
+            raise ActionRefused("INVALID_ACTION")
         outcome = Outcome()
         producers = _noted(outcome, await self._survey.producers_of(topic))
         await self._post(
@@ -99,7 +99,7 @@ class Actions:
     async def tombstone(self, topic: str, node: str) -> Outcome:
         """Hides the topic of one nsqd from consumers for a while, and deletes it there."""
         if not is_valid_name(topic):
-            raise Refused("INVALID_TOPIC")
+            raise ActionRefused("INVALID_TOPIC")
         outcome = Outcome()
         target = f"/topic/tombstone?topic={quote_plus(topic)}&node={quote_plus(node)}"
         _record(outcome, self._lookupds, await self._survey.post_each(self._lookupds, target))

@@ -13,19 +13,19 @@ from typing import Any, Final, TypeVar
 from aiohttp import web
 
 from nsquark.admin import access
-from nsquark.admin.actions import PLAIN_ACTIONS, Outcome, Refused
+from nsquark.admin.actions import PLAIN_ACTIONS, ActionRefused, Outcome
 from nsquark.admin.api_types import ApiCounter, ApiTopic, add_topic, plain
 from nsquark.admin.changes import change
 from nsquark.admin.cluster import quoted
 from nsquark.admin.errors import AllFailed, UpstreamError, joined
 from nsquark.admin.request_json import string_fields
 from nsquark.admin.routing import v1_error, v1_json
-from nsquark.admin.state import STATE, State
+from nsquark.admin.state import STATE, AdminState
 from nsquark.web.query import parse_query
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 T = TypeVar("T")
-Method = Callable[[web.Request, State], Awaitable[T]]
+Method = Callable[[web.Request, AdminState], Awaitable[T]]
 
 BODY_BYTES_MAX: Final = 1 << 20
 
@@ -48,7 +48,7 @@ def answer_v1(method: Method[web.Response]) -> Handler:
             return await method(request, state)
         except ApiError as error:
             return v1_error(error.status, str(error))
-        except Refused as error:
+        except ActionRefused as error:
             return v1_error(400, str(error))
         except AllFailed as error:
             state.logger.error(f"{request.method} {request.path}: {error}")
@@ -61,13 +61,13 @@ def v1(method: Method[dict[str, Any]]) -> Handler:
     """Wraps a handler that returns a value: it is answered as JSON, errors in NSQ's form."""
 
     @wraps(method)
-    async def answer(request: web.Request, state: State) -> web.Response:
+    async def answer(request: web.Request, state: AdminState) -> web.Response:
         return v1_json(await method(request, state))
 
     return answer_v1(answer)
 
 
-def message_of(state: State, *errors: Iterable[UpstreamError]) -> str:
+def message_of(state: AdminState, *errors: Iterable[UpstreamError]) -> str:
     """Writes the message of partial failures: empty if there were none."""
     texts = [joined(each) for each in map(list, errors) if each]
     for text in texts:
@@ -83,7 +83,7 @@ async def ping(request: web.Request) -> web.StreamResponse:
 
 
 @v1
-async def topics(request: web.Request, state: State) -> dict[str, Any]:
+async def topics(request: web.Request, state: AdminState) -> dict[str, Any]:
     query, is_whole = parse_query(request.rel_url.raw_query_string.encode())
     if not is_whole:
         raise ApiError(400, _query_trouble(request.rel_url.raw_query_string))
@@ -102,7 +102,7 @@ def _query_trouble(query: str) -> str:
 
 
 @v1
-async def topic(request: web.Request, state: State) -> dict[str, Any]:
+async def topic(request: web.Request, state: AdminState) -> dict[str, Any]:
     name = request.match_info["topic"]
     producers = await state.survey.producers_of(name)
     stats = await state.survey.stats(producers.value, name, with_clients=False)
@@ -113,7 +113,7 @@ async def topic(request: web.Request, state: State) -> dict[str, Any]:
 
 
 @v1
-async def channel(request: web.Request, state: State) -> dict[str, Any]:
+async def channel(request: web.Request, state: AdminState) -> dict[str, Any]:
     name = request.match_info["topic"]
     channel_name = request.match_info["channel"]
     producers = await state.survey.producers_of(name)
@@ -124,13 +124,13 @@ async def channel(request: web.Request, state: State) -> dict[str, Any]:
 
 
 @v1
-async def nodes(request: web.Request, state: State) -> dict[str, Any]:
+async def nodes(request: web.Request, state: AdminState) -> dict[str, Any]:
     found = await state.survey.nodes()
     return {"nodes": plain(found.value) or None, "message": message_of(state, found.errors)}
 
 
 @v1
-async def node(request: web.Request, state: State) -> dict[str, Any]:
+async def node(request: web.Request, state: AdminState) -> dict[str, Any]:
     address = request.match_info["node"]
     known = await state.survey.nodes()
     chosen = [each for each in known.value if each.http_address == address]
@@ -148,7 +148,7 @@ async def node(request: web.Request, state: State) -> dict[str, Any]:
 
 
 @v1
-async def counter(request: web.Request, state: State) -> dict[str, Any]:
+async def counter(request: web.Request, state: AdminState) -> dict[str, Any]:
     known = await state.survey.nodes()
     stats = await state.survey.stats(known.value, with_clients=False)
     counters: dict[str, ApiCounter] = {}
@@ -165,21 +165,21 @@ async def counter(request: web.Request, state: State) -> dict[str, Any]:
 
 
 @v1
-async def create(request: web.Request, state: State) -> dict[str, Any]:
+async def create(request: web.Request, state: AdminState) -> dict[str, Any]:
     access.require(request, "create_topic")
     fields = await _fields(request, "topic", "channel")
     return _warned(state, await change(request, "create", fields["topic"], fields["channel"]))
 
 
 @v1
-async def act_on_topic(request: web.Request, state: State) -> dict[str, Any]:
+async def act_on_topic(request: web.Request, state: AdminState) -> dict[str, Any]:
     access.require(request, "pause_topic")
     action = (await _fields(request, "action"))["action"]
     return _warned(state, await change(request, _plain_action(action), request.match_info["topic"]))
 
 
 @v1
-async def act_on_channel(request: web.Request, state: State) -> dict[str, Any]:
+async def act_on_channel(request: web.Request, state: AdminState) -> dict[str, Any]:
     access.require(request, "pause_channel")
     action = (await _fields(request, "action"))["action"]
     topic, channel = request.match_info["topic"], request.match_info["channel"]
@@ -187,18 +187,18 @@ async def act_on_channel(request: web.Request, state: State) -> dict[str, Any]:
 
 
 @v1
-async def delete_topic(request: web.Request, state: State) -> dict[str, Any]:
+async def delete_topic(request: web.Request, state: AdminState) -> dict[str, Any]:
     return _warned(state, await change(request, "delete", request.match_info["topic"]))
 
 
 @v1
-async def delete_channel(request: web.Request, state: State) -> dict[str, Any]:
+async def delete_channel(request: web.Request, state: AdminState) -> dict[str, Any]:
     topic, channel = request.match_info["topic"], request.match_info["channel"]
     return _warned(state, await change(request, "delete", topic, channel))
 
 
 @v1
-async def tombstone(request: web.Request, state: State) -> dict[str, Any]:
+async def tombstone(request: web.Request, state: AdminState) -> dict[str, Any]:
     access.require(request, "tombstone_topic_producer")
     try:
         topic = (await _fields(request, "topic"))["topic"]
@@ -209,11 +209,11 @@ async def tombstone(request: web.Request, state: State) -> dict[str, Any]:
 
 def _plain_action(action: str) -> str:
     if action not in PLAIN_ACTIONS:
-        raise Refused("INVALID_ACTION")
+        raise ActionRefused("INVALID_ACTION")
     return action
 
 
-def _warned(state: State, outcome: Outcome) -> dict[str, Any]:
+def _warned(state: AdminState, outcome: Outcome) -> dict[str, Any]:
     return {"message": message_of(state, outcome.errors)}
 
 

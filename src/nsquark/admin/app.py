@@ -8,18 +8,18 @@ from typing import Final
 from aiohttp import web
 
 from nsquark.admin import access, action_api, api, assets, config_api, events, graphite, messages, pages
-from nsquark.admin.access import Access
+from nsquark.admin.accounts import Accounts
 from nsquark.admin.actions import Actions
 from nsquark.admin.audit import Audit
 from nsquark.admin.clients import Clients
-from nsquark.admin.cluster import Cluster
+from nsquark.admin.cluster import ClusterClient
 from nsquark.admin.events import Streams
 from nsquark.admin.history import History
 from nsquark.admin.middlewares import MIDDLEWARES
-from nsquark.admin.options import Options, normal_base_path
+from nsquark.admin.options import NsqadminOptions, normal_base_path
 from nsquark.admin.poller import Poller
 from nsquark.admin.routing import NotFoundRules
-from nsquark.admin.state import STATE, State
+from nsquark.admin.state import STATE, AdminState
 from nsquark.admin.survey import Survey
 from nsquark.base.logs import Logger
 
@@ -29,14 +29,14 @@ REQUEST_BYTES_MAX: Final = 8 << 20
 PARTS: Final = (api, config_api, graphite, action_api, assets, access, events, messages, pages)
 
 
-def make_state(options: Options, logger: Logger) -> State:
+def make_state(options: NsqadminOptions, logger: Logger) -> AdminState:
     """Makes the state; OptionsError if a file that an option names cannot be used."""
-    cluster = Cluster(options)
+    cluster = ClusterClient(options)
     survey = Survey(cluster)
     history = History()
     clients = Clients(cluster)
     patience_s = options.http_client_request_timeout.seconds
-    return State(
+    return AdminState(
         options=options,
         logger=logger,
         base_path=normal_base_path(options.base_path),
@@ -47,12 +47,12 @@ def make_state(options: Options, logger: Logger) -> State:
         client_lists=clients,
         poller=Poller(cluster, history, clients, logger, options.poll_interval.seconds, patience_s),
         streams=Streams(pages.live),
-        access=Access(options, logger),
+        access=Accounts(options, logger),
         audit=Audit(options, cluster, logger),
     )
 
 
-def make_app(state: State) -> web.Application:
+def make_app(state: AdminState) -> web.Application:
     routes = [(route.method, state.url(route.path), route.handler) for part in PARTS for route in part.routes]
     rules = NotFoundRules([(method, path) for method, path, _ in routes])
     app = web.Application(

@@ -11,8 +11,10 @@ from msgspec.structs import replace
 
 from nsquark.admin.snapshot import (
     EMPTY,
-    Channel,
     ChannelOnNode,
+    ClusterChannel,
+    ClusterTopic,
+    ClusterTotals,
     Failure,
     Latency,
     Lookupd,
@@ -21,11 +23,9 @@ from nsquark.admin.snapshot import (
     Percentile,
     Snapshot,
     SparkQuery,
-    Stats,
+    StatsAnswer,
     StatsRows,
-    Topic,
     TopicOnNode,
-    Totals,
 )
 
 
@@ -79,7 +79,7 @@ def version_key(version: str) -> tuple[int, ...]:
 # Rates, and what /stats leaves to be added
 
 
-def read_rows(rows: StatsRows, last: Stats | None) -> Stats:
+def read_rows(rows: StatsRows, last: StatsAnswer | None) -> StatsAnswer:
     """Reads the topics of an answer; those that are written as in the last one are taken from there. DecodeError if a
     topic cannot be read.
     """
@@ -87,7 +87,7 @@ def read_rows(rows: StatsRows, last: Stats | None) -> Stats:
     found = {
         text: known.get(text) or msgspec.json.decode(text, type=TopicOnNode) for text in map(bytes, rows.topics or ())
     }
-    return Stats(
+    return StatsAnswer(
         version=rows.version,
         health=rows.health,
         start_time=rows.start_time,
@@ -205,7 +205,7 @@ def _node(answer: NodeAnswer, newest: tuple[int, ...]) -> Node:
     )
 
 
-def _topic(name: str, nodes: list[TopicOnNode], last: Topic | None) -> Topic:
+def _topic(name: str, nodes: list[TopicOnNode], last: ClusterTopic | None) -> ClusterTopic:
     if last is not None and len(last.nodes) == len(nodes) and all(map(operator.is_, last.nodes, nodes)):
         return last
     by_channel: dict[str, list[ChannelOnNode]] = defaultdict(list)
@@ -217,7 +217,7 @@ def _topic(name: str, nodes: list[TopicOnNode], last: Topic | None) -> Topic:
             owners.update({owned.channel: owned.owner for owned in node.log.owned})
     channels = {each: _channel(name, each, by_channel[each], owners.get(each, "")) for each in sorted(by_channel)}
     depth = sum(node.depth for node in nodes)
-    return Topic(
+    return ClusterTopic(
         name=name,
         nodes=tuple(nodes),
         channels=channels,
@@ -239,7 +239,7 @@ def _topic(name: str, nodes: list[TopicOnNode], last: Topic | None) -> Topic:
     )
 
 
-def _channel(topic: str, name: str, nodes: list[ChannelOnNode], owner: str) -> Channel:
+def _channel(topic: str, name: str, nodes: list[ChannelOnNode], owner: str) -> ClusterChannel:
     """Sums a channel up in one pass, since there are many of them."""
     depth = backend_depth = in_flight = deferred = messages = requeued = timed_out = client_count = 0
     paused = False
@@ -253,7 +253,7 @@ def _channel(topic: str, name: str, nodes: list[ChannelOnNode], owner: str) -> C
         timed_out += node.timed_out
         client_count += node.client_count
         paused = paused or node.paused
-    return Channel(
+    return ClusterChannel(
         topic=topic,
         name=name,
         nodes=tuple(nodes),
@@ -284,7 +284,7 @@ def _worst(latencies: list[Latency]) -> tuple[Percentile, ...]:
     return tuple(Percentile(quantile, worst[quantile]) for quantile in sorted(worst, reverse=True))
 
 
-def _queries(at: float, topics: Mapping[str, Topic]) -> Iterable[SparkQuery]:
+def _queries(at: float, topics: Mapping[str, ClusterTopic]) -> Iterable[SparkQuery]:
     for topic in topics.values():
         for channel in topic.channels.values():
             if not channel.owner:
@@ -308,8 +308,8 @@ def _queries(at: float, topics: Mapping[str, Topic]) -> Iterable[SparkQuery]:
             )
 
 
-def _totals(nodes: Mapping[str, Node], topics: Mapping[str, Topic]) -> Totals:
-    return Totals(
+def _totals(nodes: Mapping[str, Node], topics: Mapping[str, ClusterTopic]) -> ClusterTotals:
+    return ClusterTotals(
         topics=len(topics),
         channels=sum(len(topic.channels) for topic in topics.values()),
         nodes=len(nodes),

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from nsquark.admin.snapshot import Channel, Node, Snapshot, SparkQuery
+from nsquark.admin.snapshot import ClusterChannel, Node, Snapshot, SparkQuery
 from nsquark.admin.trends import Trend, Trends
 from nsquark.admin.urls import channel_path, node_path, topic_path
 
@@ -38,7 +38,7 @@ class Attention(msgspec.Struct, kw_only=True, frozen=True):
     """The page to look at, below the base path."""
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Trouble(msgspec.Struct, frozen=True):
     """A finding is something that is so now. `key` is the same as long as it is the same thing that is wrong."""
 
     key: tuple[str, ...]
@@ -73,11 +73,11 @@ class Watch:
         return tuple(told)
 
 
-def _rank(finding: Finding) -> tuple[int, float]:
+def _rank(finding: Trouble) -> tuple[int, float]:
     return SEVERITIES.index(finding.severity), -finding.weight
 
 
-def findings(snapshot: Snapshot, trends: Trends) -> Iterator[Finding]:
+def findings(snapshot: Snapshot, trends: Trends) -> Iterator[Trouble]:
     """Yields all that is wrong in this snapshot."""
     yield from _silent(snapshot)
     for node in snapshot.nodes.values():
@@ -86,20 +86,20 @@ def findings(snapshot: Snapshot, trends: Trends) -> Iterator[Finding]:
     for topic in snapshot.topics.values():
         if topic.depth and not topic.channels:
             text = f"topic {topic.name} has no channel: {topic.depth:,} messages wait for one"
-            yield Finding(("no channel", topic.name), "info", text, topic_path(topic.name), topic.depth)
+            yield Trouble(("no channel", topic.name), "info", text, topic_path(topic.name), topic.depth)
         if topic.paused:
-            yield Finding(("paused", topic.name), "info", f"topic {topic.name} is paused", topic_path(topic.name))
+            yield Trouble(("paused", topic.name), "info", f"topic {topic.name} is paused", topic_path(topic.name))
         for channel in topic.channels.values():
             yield from _of_channel(channel, trends)
     for query in snapshot.queries:
         yield from _of_query(query, snapshot.at, trends)
 
 
-def _silent(snapshot: Snapshot) -> Iterator[Finding]:
+def _silent(snapshot: Snapshot) -> Iterator[Trouble]:
     for failure in snapshot.failures:
         path = node_path(failure.address) if failure.kind == "nsqd" else "/lookup"
         text = f"{failure.kind} {failure.address} does not answer: {_reason(failure.text)}"
-        yield Finding(("silent", failure.kind, failure.address), "critical", text, path, 1000.0, failure.since)
+        yield Trouble(("silent", failure.kind, failure.address), "critical", text, path, 1000.0, failure.since)
 
 
 def _reason(text: str) -> str:
@@ -107,66 +107,66 @@ def _reason(text: str) -> str:
     return text.rpartition('": ')[2] or text
 
 
-def _of_node(node: Node, snapshot: Snapshot) -> Iterator[Finding]:
+def _of_node(node: Node, snapshot: Snapshot) -> Iterator[Trouble]:
     path = node_path(node.address)
     if node.answered and node.health != "OK":
         text = f"nsqd {node.address} is not healthy: {node.health}"
-        yield Finding(("health", node.address), "critical", text, path, 900.0)
+        yield Trouble(("health", node.address), "critical", text, path, 900.0)
     if node.disk is not None and node.disk.fullness >= DISK_WARNING:
         severity: Severity = "critical" if node.disk.fullness >= DISK_CRITICAL else "warning"
         text = f"disk of nsqd {node.address} is {node.disk.fullness:.0%} full"
-        yield Finding(("disk", node.address), severity, text, path, 800.0 + node.disk.fullness)
+        yield Trouble(("disk", node.address), severity, text, path, 800.0 + node.disk.fullness)
     told = {remote.partition("/")[0] for remote in node.producer.remote_addresses}
     missing = [lookupd.address for lookupd in snapshot.lookupds if not lookupd.failure and lookupd.address not in told]
     if missing and told:
         text = f"nsqd {node.address} is not registered with nsqlookupd {', '.join(missing)}"
-        yield Finding(("unregistered", node.address), "warning", text, path, 100.0)
+        yield Trouble(("unregistered", node.address), "warning", text, path, 100.0)
 
 
-def _of_versions(snapshot: Snapshot) -> Iterator[Finding]:
+def _of_versions(snapshot: Snapshot) -> Iterator[Trouble]:
     versions = sorted({node.version for node in snapshot.nodes.values() if node.version})
     if len(versions) > 1:
         text = f"nsqds run {len(versions)} versions: {', '.join(versions[:5])}"
-        yield Finding(("versions",), "info", text, "/nodes", 10.0)
+        yield Trouble(("versions",), "info", text, "/nodes", 10.0)
 
 
-def _of_channel(channel: Channel, trends: Trends) -> Iterator[Finding]:
+def _of_channel(channel: ClusterChannel, trends: Trends) -> Iterator[Trouble]:
     place = channel.topic, channel.name
     name = "/".join(place)
     if channel.paused:
-        yield Finding(("paused", *place), "info", f"channel {name} is paused", channel_path(*place))
+        yield Trouble(("paused", *place), "info", f"channel {name} is paused", channel_path(*place))
     elif not channel.client_count and not channel.owner and channel.waiting:
         text = f"channel {name} has no consumers: {channel.waiting:,} messages wait"
-        yield Finding(("no consumers", *place), "warning", text, channel_path(*place), channel.waiting)
+        yield Trouble(("no consumers", *place), "warning", text, channel_path(*place), channel.waiting)
     trend = trends.get(*place)
     if trend is None:
         return
     if trend.growing_since and _grows(trend) and channel.waiting >= GROWING_WAITING_MIN and not channel.owner:
         text = f"depth of {name} grows by {trend.growth:,.1f}/s: {channel.waiting:,} messages wait"
         key = ("growing", *place)
-        yield Finding(key, "warning", text, channel_path(*place), channel.waiting, trend.growing_since)
+        yield Trouble(key, "warning", text, channel_path(*place), channel.waiting, trend.growing_since)
     for word, rate, usual in (
         ("requeues", trend.requeued, trend.usual_requeued or 0.0),
         ("timeouts", trend.timed_out, trend.usual_timed_out or 0.0),
     ):
         if rate >= REQUEUES_RATE_MIN and rate >= ABOVE_NORMAL * usual:
             text = f"{name} has {rate:,.1f} {word}/s, usually {usual:,.1f}/s"
-            yield Finding((word, *place), "warning", text, channel_path(*place), rate)
+            yield Trouble((word, *place), "warning", text, channel_path(*place), rate)
 
 
-def _of_query(query: SparkQuery, now: float, trends: Trends) -> Iterator[Finding]:
+def _of_query(query: SparkQuery, now: float, trends: Trends) -> Iterator[Trouble]:
     name = f"Spark query {query.owner} on {query.topic}/{query.channel}"
     silent_s = now - query.last_commit
     if silent_s > SILENT_QUERY_S:
         text = f"{name} has not been heard of for {silent_s / 60:.0f} minutes: {query.lag:,} messages wait"
         key = ("query silent", query.topic, query.channel)
-        yield Finding(key, "critical" if query.lag else "info", text, "/spark", query.lag, query.last_commit)
+        yield Trouble(key, "critical" if query.lag else "info", text, "/spark", query.lag, query.last_commit)
         return
     trend = trends.get(query.topic, query.channel)
     if trend is not None and _grows(trend) and query.lag >= GROWING_WAITING_MIN:
         text = f"{name} falls behind by {trend.growth:,.1f}/s: {query.lag:,} messages"
         key = ("query behind", query.topic, query.channel)
-        yield Finding(key, "warning", text, "/spark", query.lag, trend.growing_since)
+        yield Trouble(key, "warning", text, "/spark", query.lag, trend.growing_since)
 
 
 def _grows(trend: Trend) -> bool:

@@ -17,9 +17,9 @@ from aiohttp import web
 
 from nsquark.admin.access import IDENTITY, address_of, is_secure
 from nsquark.admin.accounts import basic_credentials
-from nsquark.admin.cluster import Cluster, quoted
+from nsquark.admin.cluster import ClusterClient, quoted
 from nsquark.admin.errors import UpstreamError
-from nsquark.admin.options import Options
+from nsquark.admin.options import NsqadminOptions
 from nsquark.admin.state import STATE
 from nsquark.base.hosts import HOSTNAME
 from nsquark.base.logs import Logger
@@ -49,7 +49,7 @@ class Notice(msgspec.Struct, omit_defaults=True, kw_only=True):
 class Audit:
     """Writes the lines, and sends the notices one after the other. More than can wait are dropped, and counted."""
 
-    def __init__(self, options: Options, cluster: Cluster, logger: Logger) -> None:
+    def __init__(self, options: NsqadminOptions, cluster: ClusterClient, logger: Logger) -> None:
         self._endpoint = options.notification_http_endpoint
         self._cluster = cluster
         self._logger = logger

@@ -8,9 +8,9 @@ from typing import Final
 from aiohttp import web
 
 from nsquark.admin import access, audit
-from nsquark.admin.actions import Outcome, Refused
+from nsquark.admin.actions import ActionRefused, Outcome
 from nsquark.admin.errors import AllFailed, joined
-from nsquark.admin.state import STATE, State
+from nsquark.admin.state import STATE, AdminState
 
 ACTIONS: Final = ("create", "delete", "pause", "unpause", "empty", "tombstone")
 
@@ -20,7 +20,7 @@ async def change(request: web.Request, action: str, topic: str, channel: str = "
     are told of first.
     """
     if action not in ACTIONS:
-        raise Refused("INVALID_ACTION")
+        raise ActionRefused("INVALID_ACTION")
     words = _words(action, channel)
     for word in words:
         access.require(request, word)
@@ -42,7 +42,7 @@ def _words(action: str, channel: str) -> list[str]:
     return [f"{action}_channel" if channel else f"{action}_topic"]
 
 
-def _done(state: State, action: str, topic: str, channel: str, node: str) -> Awaitable[Outcome]:
+def _done(state: AdminState, action: str, topic: str, channel: str, node: str) -> Awaitable[Outcome]:
     if action == "create":
         return state.actions.create(topic, channel)
     if action == "delete":

@@ -23,7 +23,7 @@ from nsquark.admin.arguments import invalid, known_node, name_in_path, number, p
 from nsquark.admin.cluster import decode
 from nsquark.admin.errors import UpstreamError
 from nsquark.admin.snapshot import Snapshot
-from nsquark.admin.state import STATE, State
+from nsquark.admin.state import STATE, AdminState
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ class Preview(msgspec.Struct, kw_only=True, rename={"again": "come_again", "pass
     owner: str = ""
 
 
-class Standing(msgspec.Struct, kw_only=True):
+class ChannelStanding(msgspec.Struct, kw_only=True):
     position: int
     depth: int
 
@@ -126,7 +126,7 @@ async def seek(request: web.Request) -> web.StreamResponse:
     nodes = await _nodes(request)
     to = _seek_to(request, nodes)
     target = _target(request, "seek", f"&to={to}")
-    done, failures = await _ask_all(state, nodes, target, Standing, method="POST")
+    done, failures = await _ask_all(state, nodes, target, ChannelStanding, method="POST")
     for node in nodes:
         result = f"failed: {failures[node]}" if node in failures else f"at {done[node].position}"
         await audit.changed(request, "seek", topic=topic, channel=channel, node=node, result=f"to {to}: {result}")
@@ -168,7 +168,7 @@ def _target(request: web.Request, verb: str, arguments: str) -> str:
 
 
 async def _ask_all(
-    state: State, nodes: list[str], target: str, kind: type[T], method: str = "GET"
+    state: AdminState, nodes: list[str], target: str, kind: type[T], method: str = "GET"
 ) -> tuple[dict[str, T], dict[str, str]]:
     """Returns what each nsqd answers, and why some do not."""
 

@@ -7,9 +7,9 @@ import time
 from typing import Final
 from urllib.parse import quote_plus
 
-from nsquark.admin.cluster import Cluster
+from nsquark.admin.cluster import ClusterClient
 from nsquark.admin.errors import UpstreamError
-from nsquark.admin.snapshot import ClientInfo, Snapshot, Stats
+from nsquark.admin.snapshot import ClientInfo, Snapshot, StatsAnswer
 
 WATCHED_MAX: Final = 64
 WATCHED_S: Final = 10.0
@@ -25,7 +25,7 @@ Place = tuple[str, str, str]
 class Clients:
     """Keeps for each place that is watched the clients that were there last."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ClusterClient) -> None:
         self._cluster = cluster
         self._seen: dict[Place, tuple[ClientInfo, ...]] = {}
         self._watched_at: dict[Place, float] = {}
@@ -86,7 +86,7 @@ class Clients:
     async def _of_node(self, address: str, target: str) -> list[ClientInfo]:
         """Asks one nsqd; nothing comes of one that does not answer: the page says so elsewhere."""
         try:
-            stats = await self._cluster.get(address, target, Stats, timeout_s=ANSWER_S_MAX)
+            stats = await self._cluster.get(address, target, StatsAnswer, timeout_s=ANSWER_S_MAX)
         except UpstreamError:
             return []
         clients = []

@@ -18,7 +18,7 @@ import msgspec
 from yarl import URL
 
 from nsquark.admin.errors import UpstreamError
-from nsquark.admin.options import Options, OptionsError
+from nsquark.admin.options import NsqadminOptions, OptionsError
 from nsquark.base.printable import escaped
 from nsquark.base.secrets import read_secret
 
@@ -46,10 +46,10 @@ class _TlsRequired(msgspec.Struct):
     https_port: int
 
 
-class Cluster:
+class ClusterClient:
     """Is one HTTP client for all that nsqadmin asks. `close` ends its connections."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: NsqadminOptions) -> None:
         self._options = options
         self._secret = _secret(options)
         self._tls = _tls(options)
@@ -210,7 +210,7 @@ def _explained(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _secret(options: Options) -> str:
+def _secret(options: NsqadminOptions) -> str:
     if not options.auth_secret_file:
         return ""
     try:
@@ -219,7 +219,7 @@ def _secret(options: Options) -> str:
         raise OptionsError(f"--auth-secret-file {error}") from None
 
 
-def _tls(options: Options) -> ssl.SSLContext:
+def _tls(options: NsqadminOptions) -> ssl.SSLContext:
     context = ssl.create_default_context()
     if options.http_client_tls_insecure_skip_verify:
         context.check_hostname = False

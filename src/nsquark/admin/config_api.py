@@ -12,9 +12,9 @@ from aiohttp import web
 
 from nsquark.admin import access, audit
 from nsquark.admin.api import ApiError, answer_v1
-from nsquark.admin.options import SPEC, Options
+from nsquark.admin.options import SPEC, NsqadminOptions
 from nsquark.admin.routing import v1_json, v1_text
-from nsquark.admin.state import State
+from nsquark.admin.state import AdminState
 from nsquark.base.logs import Level
 
 VALUE_BYTES_MAX: Final = 1 << 20
@@ -22,13 +22,13 @@ _BY_KEY: Final = {row.key: row for row in SPEC if row.key is not None}
 
 
 @answer_v1
-async def read(request: web.Request, state: State) -> web.Response:
+async def read(request: web.Request, state: AdminState) -> web.Response:
     _check_network(request, state.options)
     return _shown(state.options, request.match_info["option"])
 
 
 @answer_v1
-async def write(request: web.Request, state: State) -> web.Response:
+async def write(request: web.Request, state: AdminState) -> web.Response:
     _check_network(request, state.options)
     access.require(request, "config")
     name = request.match_info["option"]
@@ -48,7 +48,7 @@ async def write(request: web.Request, state: State) -> web.Response:
     return _shown(state.options, name)
 
 
-def _shown(options: Options, name: str) -> web.Response:
+def _shown(options: NsqadminOptions, name: str) -> web.Response:
     row = _BY_KEY.get(name)
     if row is None:
         raise ApiError(400, "INVALID_OPTION")
@@ -60,7 +60,7 @@ def _shown(options: Options, name: str) -> web.Response:
     return v1_json(value if isinstance(value, (bool, list)) else int(value))
 
 
-def _check_network(request: web.Request, options: Options) -> None:
+def _check_network(request: web.Request, options: NsqadminOptions) -> None:
     if not options.allow_config_from_cidr:
         return
     try:

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from nsquark.admin.access import is_still_in
 from nsquark.admin.history import Key
-from nsquark.admin.state import STATE, Live, State
+from nsquark.admin.state import STATE, AdminState, Live
 from nsquark.web.messages import encode_json
 
 STREAMS_MAX: Final = 256
@@ -33,7 +33,7 @@ WRITE_S_MAX: Final = 20.0
 RETRY_MS: Final = 3000
 """The time after which a browser comes back when its stream was cut."""
 
-LiveOf = Callable[[State, str], Live]
+LiveOf = Callable[[AdminState, str], Live]
 
 
 class Streams:
@@ -70,7 +70,7 @@ class Streams:
             if not self._peers[peer]:
                 del self._peers[peer]
 
-    def live(self, state: State, page: str) -> Live:
+    def live(self, state: AdminState, page: str) -> Live:
         """Returns what a page shows at the last poll, worked out once for all tabs that show it."""
         if self._cache_of is not state.snapshot:
             self._cache_of, self._cache = state.snapshot, {}
@@ -102,7 +102,7 @@ class _Stream:
     """Serves one tab: it remembers what it was sent last."""
 
     def __init__(
-        self, streams: Streams, state: State, page: str, request: web.Request, response: web.StreamResponse
+        self, streams: Streams, state: AdminState, page: str, request: web.Request, response: web.StreamResponse
     ) -> None:
         self._streams = streams
         self._state = state

@@ -63,7 +63,7 @@ _UNREAD: Final = object()
 NOT_JSON: Final = object()
 
 
-class Filter(Protocol):
+class MessageFilter(Protocol):
     def matches(self, body: Body) -> bool: ...
 
 
@@ -72,14 +72,14 @@ class Everything(NamedTuple):
         return True
 
 
-class Text(NamedTuple):
+class TextFilter(NamedTuple):
     needle: bytes
 
     def matches(self, body: Body) -> bool:
         return self.needle in body.raw
 
 
-class Field(NamedTuple):
+class FieldFilter(NamedTuple):
     """Compares what a path leads to with a value. A step is a name, a place in a list, or None for any of a list."""
 
     path: tuple[str | int | None, ...]
@@ -102,21 +102,21 @@ class Field(NamedTuple):
 
 
 class Not(NamedTuple):
-    inner: Filter
+    inner: MessageFilter
 
     def matches(self, body: Body) -> bool:
         return not self.inner.matches(body)
 
 
 class Both(NamedTuple):
-    terms: tuple[Filter, ...]
+    terms: tuple[MessageFilter, ...]
 
     def matches(self, body: Body) -> bool:
         return all(term.matches(body) for term in self.terms)
 
 
 class Either(NamedTuple):
-    terms: tuple[Filter, ...]
+    terms: tuple[MessageFilter, ...]
 
     def matches(self, body: Body) -> bool:
         return any(term.matches(body) for term in self.terms)
@@ -125,7 +125,7 @@ class Either(NamedTuple):
 _EXPRESSION: Final = re.compile(r"""[.(!]|"(?:[^"\\]|\\.)*"\s*(?:$|&&|\|\|)""", re.DOTALL)
 
 
-def parse_filter(text: str) -> Filter:
+def parse_filter(text: str) -> MessageFilter:
     """Reads the filter that a person wrote; FilterError says what is wrong with it."""
     text = text.strip()
     if len(text) > FILTER_CHARS_MAX:
@@ -133,7 +133,7 @@ def parse_filter(text: str) -> Filter:
     if not text:
         return Everything()
     if not _EXPRESSION.match(text):
-        return Text(text.encode("utf-8", "surrogatepass"))
+        return TextFilter(text.encode("utf-8", "surrogatepass"))
     return _Parser(text).parse()
 
 
@@ -213,25 +213,25 @@ class _Parser:
         self._terms = 0
         self._depth = 0
 
-    def parse(self) -> Filter:
+    def parse(self) -> MessageFilter:
         found = self._any()
         if self._peek().kind != "end":
             self._fail(f"{self._peek().text!r} is not expected here")
         return found
 
-    def _any(self) -> Filter:
+    def _any(self) -> MessageFilter:
         terms = [self._all()]
         while self._takes("||"):
             terms.append(self._all())
         return terms[0] if len(terms) == 1 else Either(tuple(terms))
 
-    def _all(self) -> Filter:
+    def _all(self) -> MessageFilter:
         terms = [self._term()]
         while self._takes("&&"):
             terms.append(self._term())
         return terms[0] if len(terms) == 1 else Both(tuple(terms))
 
-    def _term(self) -> Filter:
+    def _term(self) -> MessageFilter:
         self._terms += 1
         self._depth += 1
         if self._terms > TERMS_MAX:
@@ -242,7 +242,7 @@ class _Parser:
         self._depth -= 1
         return found
 
-    def _one(self) -> Filter:
+    def _one(self) -> MessageFilter:
         if self._takes("!"):
             return Not(self._term())
         if self._takes("("):
@@ -250,22 +250,22 @@ class _Parser:
             self._expect(")")
             return inner
         if self._peek().kind == "string":
-            return Text(_string(self._next()).encode("utf-8", "surrogatepass"))
+            return TextFilter(_string(self._next()).encode("utf-8", "surrogatepass"))
         return self._field()
 
-    def _field(self) -> Field:
+    def _field(self) -> FieldFilter:
         token = self._peek()
         if token.kind != "step" or not token.text.startswith("."):
             self._fail('expected a field such as .user.id, a "text", ! or (')
         path = self._path()
         operator = self._peek().text
         if operator not in _OPERATORS:
-            return Field(path, _is_true, None)
+            return FieldFilter(path, _is_true, None)
         at = self._next().at
         value = self._value()
         if operator == "contains" and not isinstance(value, str):
             raise FilterError('contains needs a "text"', at)
-        return Field(path, _OPERATORS[operator], value)
+        return FieldFilter(path, _OPERATORS[operator], value)
 
     def _path(self) -> tuple[str | int | None, ...]:
         steps: list[str | int | None] = []

@@ -11,7 +11,7 @@ from aiohttp import web
 from nsquark.admin.api import ApiError, v1
 from nsquark.admin.cluster import decode
 from nsquark.admin.errors import UpstreamError
-from nsquark.admin.state import STATE, State
+from nsquark.admin.state import STATE, AdminState
 from nsquark.web.query import parse_query
 
 PIECE_BYTES: Final = 64 << 10
@@ -23,7 +23,7 @@ class _Series(msgspec.Struct):
 
 
 @v1
-async def rate(request: web.Request, state: State) -> dict[str, Any]:
+async def rate(request: web.Request, state: AdminState) -> dict[str, Any]:
     query, is_whole = parse_query(request.rel_url.raw_query_string.encode())
     if not is_whole:
         raise ApiError(400, "INVALID_REQUEST")

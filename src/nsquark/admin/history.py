@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from nsquark.admin.snapshot import Channel, Node, Percentile, Snapshot, Topic
+from nsquark.admin.snapshot import ClusterChannel, ClusterTopic, Node, Percentile, Snapshot
 
 SPAN_S: Final = 3600.0
 STEP_S_MIN: Final = 2.0
@@ -253,7 +253,7 @@ def _node_values(node: Node) -> Values:
     return {"in": node.rate_in, "out": node.rate_out, "depth": node.depth, "in_flight": node.in_flight}
 
 
-def _topic_values(topic: Topic) -> Values:
+def _topic_values(topic: ClusterTopic) -> Values:
     return {
         "in": topic.rate_in,
         "out": topic.rate_out,
@@ -263,7 +263,7 @@ def _topic_values(topic: Topic) -> Values:
     }
 
 
-def _channel_values(channel: Channel) -> Values:
+def _channel_values(channel: ClusterChannel) -> Values:
     return {
         "out": channel.rate_out,
         "depth": channel.depth,

@@ -12,9 +12,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from nsquark.admin.cluster import Cluster
+from nsquark.admin.cluster import ClusterClient
 from nsquark.admin.errors import UpstreamError
-from nsquark.admin.filters import NOT_JSON, Body, Filter
+from nsquark.admin.filters import NOT_JSON, Body, MessageFilter
 from nsquark.client.envelope import NO_HEADERS, Headers, Opened, unwrap
 from nsquark.wire.batch_format import HEADER_BYTES, Damage, scan
 from nsquark.wire.record import ATTEMPTS_AT, BODY_AT, ID_AT, SIZE_BYTES, TIMESTAMP_AT
@@ -32,7 +32,7 @@ smaller is given up.
 """
 
 
-class Message(NamedTuple):
+class LogMessage(NamedTuple):
     """One message, out of its envelope if it has one; of a long body only the beginning may be here."""
 
     node: str
@@ -49,7 +49,7 @@ class Message(NamedTuple):
         return len(self.body) < self.size
 
 
-class Info(msgspec.Struct, kw_only=True):
+class LogInfo(msgspec.Struct, kw_only=True):
     """The answer of /log/info about a topic, as far as it is used."""
 
     first: int
@@ -58,15 +58,15 @@ class Info(msgspec.Struct, kw_only=True):
     is_stored: bool = True
 
 
-class Part(msgspec.Struct, rename={"low": "from", "high": "to", "size": "bytes"}):
+class LogPart(msgspec.Struct, rename={"low": "from", "high": "to", "size": "bytes"}):
     low: int
     high: int
     count: int
     size: int
 
 
-class Plan(Part):
-    parts: list[Part]
+class LogPlan(LogPart):
+    parts: list[LogPart]
 
 
 class Seq(msgspec.Struct):
@@ -76,27 +76,27 @@ class Seq(msgspec.Struct):
 class Wanted(NamedTuple):
     """Says what is looked for in a piece, and how much of it is kept."""
 
-    filter: Filter
+    filter: MessageFilter
     messages_max: int
     body_bytes_max: int
     opens_envelopes: bool = True
 
 
-class Piece(NamedTuple):
+class LogPiece(NamedTuple):
     """The messages found in a piece, newest first, down to `seq`, where the count that was wanted was reached."""
 
-    messages: list[Message]
+    messages: list[LogMessage]
     seq: int
     looked_at: int
     oldest_ns: int | None
     damaged: int
 
 
-def read_piece(data: bytes | bytearray, node: str, low: int, high: int, wanted: Wanted) -> Piece:
+def read_piece(data: bytes | bytearray, node: str, low: int, high: int, wanted: Wanted) -> LogPiece:
     """Looks through the batches of an answer of /log/read. It may take a while: call it in a thread."""
     view = memoryview(data)
     batches = list(scan(view, 0))
-    found: list[Message] = []
+    found: list[LogMessage] = []
     looked_at, oldest_ns = 0, None
     for batch in reversed(batches):
         if isinstance(batch, Damage):
@@ -107,13 +107,13 @@ def read_piece(data: bytes | bytearray, node: str, low: int, high: int, wanted: 
             if not low <= seq < high:
                 continue
             if len(found) >= wanted.messages_max:
-                return Piece(found, seq + 1, looked_at, oldest_ns, 0)
+                return LogPiece(found, seq + 1, looked_at, oldest_ns, 0)
             looked_at += 1
             message = _match(view, starts[index], node, seq, wanted)
             oldest_ns = _timestamp(view, starts[index])
             if message is not None:
                 found.append(message)
-    return Piece(found, low, looked_at, oldest_ns, sum(isinstance(batch, Damage) for batch in batches))
+    return LogPiece(found, low, looked_at, oldest_ns, sum(isinstance(batch, Damage) for batch in batches))
 
 
 def _record_starts(view: memoryview, pos: int, end: int) -> list[int]:
@@ -132,13 +132,13 @@ def _timestamp(view: memoryview, pos: int) -> int:
     return int.from_bytes(view[pos + TIMESTAMP_AT : pos + ATTEMPTS_AT], signed=True)
 
 
-def _match(view: memoryview, pos: int, node: str, seq: int, wanted: Wanted) -> Message | None:
+def _match(view: memoryview, pos: int, node: str, seq: int, wanted: Wanted) -> LogMessage | None:
     raw = bytes(view[pos + BODY_AT : pos + SIZE_BYTES + _size(view, pos)])
     opened = unwrap(raw) if wanted.opens_envelopes else Opened(None, NO_HEADERS, raw)
     body = Body(raw, opened.body)
     if not wanted.filter.matches(body):
         return None
-    return Message(
+    return LogMessage(
         node,
         seq,
         bytes(view[pos + ID_AT : pos + BODY_AT]).decode("ascii", "replace"),
@@ -150,24 +150,24 @@ def _match(view: memoryview, pos: int, node: str, seq: int, wanted: Wanted) -> M
     )
 
 
-class TopicLog:
+class RemoteLog:
     """Asks one nsqd for its log of one topic. UpstreamError is whatever goes wrong."""
 
-    def __init__(self, cluster: Cluster, node: str, topic: str) -> None:
+    def __init__(self, cluster: ClusterClient, node: str, topic: str) -> None:
         self.node = node
         self._cluster = cluster
         self._topic = quote(topic, safe="")
 
-    async def info(self) -> Info:
-        return await self._get("info", "", Info)
+    async def info(self) -> LogInfo:
+        return await self._get("info", "", LogInfo)
 
     async def at_time(self, time_ms: int) -> int:
         return (await self._get("at", f"&ts_ms={time_ms}", Seq)).seq
 
-    async def plan(self, low: int, high: int, parts: int, limits: str = "") -> Plan:
-        return await self._get("plan", f"&from={low}&to={high}&parts={parts}{limits}", Plan)
+    async def plan(self, low: int, high: int, parts: int, limits: str = "") -> LogPlan:
+        return await self._get("plan", f"&from={low}&to={high}&parts={parts}{limits}", LogPlan)
 
-    async def read(self, low: int, high: int, wanted: Wanted) -> tuple[Piece, int]:
+    async def read(self, low: int, high: int, wanted: Wanted) -> tuple[LogPiece, int]:
         """Reads what is wanted of a range; returns the bytes that were read for it too."""
         target = f"/log/read?topic={self._topic}&from={low}&to={high}"
         data = bytearray()
@@ -190,17 +190,17 @@ class BackwardReader:
     Always: everything from `seq` on was looked at, and what matched is in `found`, newest first.
     """
 
-    def __init__(self, log: TopicLog, low: int, high: int) -> None:
+    def __init__(self, log: RemoteLog, low: int, high: int) -> None:
         self.log = log
         self.seq = high
         self.frontier_ns: int | None = None
         """The time when the oldest message that was looked at was published; None before the first."""
-        self.found: list[Message] = []
+        self.found: list[LogMessage] = []
         self.looked_at = 0
         self.bytes_read = 0
         self.damaged = 0
         self._low = low
-        self._parts: list[Part] = []
+        self._parts: list[LogPart] = []
         """The parts that lie before `seq`, the newest last."""
         self._is_planned = False
 
@@ -221,9 +221,9 @@ class BackwardReader:
         if piece.oldest_ns is not None:
             self.frontier_ns = piece.oldest_ns
         if piece.seq > part.low:  # enough was found before its end
-            self._parts.append(Part(part.low, piece.seq, part.count, part.size))
+            self._parts.append(LogPart(part.low, piece.seq, part.count, part.size))
 
-    async def _next_part(self) -> Part | None:
+    async def _next_part(self) -> LogPart | None:
         """Finds the newest part that is not read yet, split until it is small enough."""
         if not self._is_planned:
             self._is_planned = True
@@ -241,17 +241,17 @@ class BackwardReader:
             self._parts += smaller
         raise UpstreamError("the log cannot be split into pieces that are small enough to read")
 
-    async def _split(self, low: int, high: int) -> list[Part]:
+    async def _split(self, low: int, high: int) -> list[LogPart]:
         return joined_parts((await self.log.plan(low, high, PLAN_PARTS_MAX)).parts)
 
 
-def joined_parts(parts: list[Part]) -> list[Part]:
+def joined_parts(parts: list[LogPart]) -> list[LogPart]:
     """Joins parts to the same range in as few parts as pieces need."""
-    joined: list[Part] = []
+    joined: list[LogPart] = []
     for part in reversed(parts):
         last = joined[-1] if joined else None
         if last is not None and last.size + part.size <= PIECE_BYTES:
-            joined[-1] = Part(part.low, last.high, last.count + part.count, last.size + part.size)
+            joined[-1] = LogPart(part.low, last.high, last.count + part.count, last.size + part.size)
         elif part.count:
             joined.append(part)
     joined.reverse()

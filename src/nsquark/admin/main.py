@@ -13,7 +13,7 @@ from typing import Final
 from aiohttp import web
 
 from nsquark.admin.app import make_app, make_state
-from nsquark.admin.options import Options, OptionsError, check_options, parse_options
+from nsquark.admin.options import NsqadminOptions, OptionsError, check_options, parse_options
 from nsquark.base.addresses import Listener, listen
 from nsquark.base.logs import Logger
 from nsquark.base.version import version_line
@@ -50,7 +50,7 @@ class _Passed(logging.Handler):
         self._logger.trace(f"HTTP: {self.format(record)}")
 
 
-async def serve(options: Options, logger: Logger) -> int:
+async def serve(options: NsqadminOptions, logger: Logger) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit code."""
     loop = asyncio.get_running_loop()
     logger.report_failures(loop)

@@ -6,14 +6,14 @@ import json
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from nsquark.admin.log_reader import Message
+from nsquark.admin.log_reader import LogMessage
 
 NS_PER_S: Final = 1_000_000_000
 SECONDS_MAX: Final = 253_402_300_799
 """The end of the year 9999."""
 
 
-def shown(message: Message) -> dict[str, Any]:
+def shown(message: LogMessage) -> dict[str, Any]:
     """Makes the object of a message; `text` is null for what is no UTF-8, which is in `base64` then."""
     text = _text(message.body, is_cut=message.is_cut)
     return {
@@ -32,7 +32,7 @@ def shown(message: Message) -> dict[str, Any]:
     }
 
 
-def line(topic: str, message: Message) -> bytes:
+def line(topic: str, message: LogMessage) -> bytes:
     """Writes a line with everything but ASCII escaped: some terminals obey control characters above it."""
     text = _text(message.body, is_cut=False)
     fields = {

@@ -25,13 +25,13 @@ from nsquark.admin.access import refusal, require
 from nsquark.admin.arguments import INT64_MAX, encode_cursor, known_node, name_in_path, number
 from nsquark.admin.errors import UpstreamError
 from nsquark.admin.filters import Everything
-from nsquark.admin.log_reader import Message, TopicLog, Wanted
+from nsquark.admin.log_reader import LogMessage, RemoteLog, Wanted
 from nsquark.admin.message_json import line, shown
 from nsquark.admin.paging import Question, ask_nodes, older_positions, ranges_of, skipped_count, wait_for_news
 from nsquark.admin.places import downloading, searching, tailing
-from nsquark.admin.search import Found, Limits, search
+from nsquark.admin.search import Limits, SearchResult, search
 from nsquark.admin.snapshot import Snapshot
-from nsquark.admin.state import STATE, State
+from nsquark.admin.state import STATE, AdminState
 from nsquark.client.envelope import new_key, unwrap, wrap
 
 PREVIEW_BYTES: Final = 2048
@@ -51,7 +51,7 @@ def _answer(fields: dict[str, Any]) -> web.Response:
     return web.Response(body=msgspec.json.encode(fields), content_type=JSON_TYPE)
 
 
-def _state(request: web.Request) -> State:
+def _state(request: web.Request) -> AdminState:
     state = request.app[STATE]
     if state.options.no_message_browser:
         raise refusal(web.HTTPNotFound, "NO_MESSAGE_BROWSER", reason="nsqadmin runs with --no-message-browser")
@@ -95,7 +95,7 @@ async def download(request: web.Request) -> web.StreamResponse:
         return await _download(request, state)
 
 
-async def _download(request: web.Request, state: State) -> web.StreamResponse:
+async def _download(request: web.Request, state: AdminState) -> web.StreamResponse:
     topic = name_in_path(request, "topic")
     left = number(request, "limit", 1, DOWNLOAD_MESSAGES_MAX, DOWNLOAD_MESSAGES)
     bytes_left = DOWNLOAD_BYTES_MAX
@@ -124,7 +124,7 @@ async def _download(request: web.Request, state: State) -> web.StreamResponse:
     return response
 
 
-def _lines(topic: str, found: Found) -> bytes:
+def _lines(topic: str, found: SearchResult) -> bytes:
     return b"".join(line(topic, message) for message in found.messages)
 
 
@@ -141,15 +141,15 @@ async def one(request: web.Request) -> web.StreamResponse:
 
 
 async def _read_one(
-    request: web.Request, state: State, topic: str, body_bytes_max: int, *, opens_envelopes: bool = True
-) -> Message:
+    request: web.Request, state: AdminState, topic: str, body_bytes_max: int, *, opens_envelopes: bool = True
+) -> LogMessage:
     node = known_node(await state.fresh_snapshot(), request.match_info["node"])
     text = request.match_info["seq"]
     seq = int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else INT64_MAX
     wanted = Wanted(Everything(), 1, body_bytes_max, opens_envelopes)
     try:
         async with searching():
-            piece, _ = await TopicLog(state.cluster, node, topic).read(seq, seq + 1, wanted)
+            piece, _ = await RemoteLog(state.cluster, node, topic).read(seq, seq + 1, wanted)
     except UpstreamError as error:
         if error.status in (400, 404, 410):
             raise refusal(web.HTTPNotFound, "MESSAGE_NOT_FOUND") from None
@@ -203,7 +203,7 @@ def _candidates(snapshot: Snapshot, topic: str) -> Iterator[str]:
 
 
 async def _publish(
-    request: web.Request, state: State, action: str, topic: str, node: str, body: bytes, defer_ms: int
+    request: web.Request, state: AdminState, action: str, topic: str, node: str, body: bytes, defer_ms: int
 ) -> web.Response:
     target = f"/pub?topic={quote(topic, safe='')}" + (f"&defer={defer_ms}" if defer_ms else "")
     try:

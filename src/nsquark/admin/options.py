@@ -21,7 +21,7 @@ class OptionsError(Exception):
 
 
 @option_table
-class Options:
+class NsqadminOptions:
     version: bool = option(BOOLEAN, False, "print the version and exit", in_config=False)
     config: str = option(STRING, "", "path of a TOML config file", in_config=False)
     verbose: bool = option(BOOLEAN, False, "deprecated, no effect: use --log-level", in_config=False)
@@ -77,14 +77,14 @@ class Options:
     )
 
 
-SPEC: Final[tuple[Option, ...]] = table(Options)
+SPEC: Final[tuple[Option, ...]] = table(NsqadminOptions)
 
 
-def parse_options(argv: Sequence[str]) -> Options:
-    return parse("nsqadmin", Options, argv, version_line("nsqadmin"))
+def parse_options(argv: Sequence[str]) -> NsqadminOptions:
+    return parse("nsqadmin", NsqadminOptions, argv, version_line("nsqadmin"))
 
 
-def check_options(options: Options) -> None:
+def check_options(options: NsqadminOptions) -> None:
     """Raises OptionsError with NSQ's words for the first thing that is wrong."""
     if not options.nsqd_http_address and not options.lookupd_http_address:
         raise OptionsError("--nsqd-http-address or --lookupd-http-address required")

@@ -15,7 +15,7 @@ from nsquark.admin import access, views_cluster, views_topics
 from nsquark.admin.errors import AllFailed
 from nsquark.admin.roles import ROLE_NEEDED, Identity
 from nsquark.admin.snapshot import Snapshot
-from nsquark.admin.state import STATE, Live, State
+from nsquark.admin.state import STATE, AdminState, Live
 from nsquark.admin.urls import Urls, channel_path, node_path, topic_path
 from nsquark.admin.view import Crumb, Pieces, View, environment, pieces
 from nsquark.base.version import __version__
@@ -44,7 +44,7 @@ SHORTCUTS: Final = (
 SEARCH_ENTRIES_MAX: Final = 50_000
 
 
-def find(state: State, page: str) -> View | None:
+def find(state: AdminState, page: str) -> View | None:
     """Returns the page at this path and query; None if there is none, or not any more."""
     path, _, query = page.partition("?")
     match [unquote(piece) for piece in path.split("/") if piece]:
@@ -69,7 +69,7 @@ def find(state: State, page: str) -> View | None:
     return None
 
 
-def live(state: State, page: str) -> Live:
+def live(state: AdminState, page: str) -> Live:
     """Returns what the stream of this page sends."""
     view = find(state, page)
     if view is None:
@@ -199,7 +199,7 @@ def show(request: web.Request, view: View) -> web.Response:
     return response
 
 
-def _count(state: State, section: str) -> int:
+def _count(state: AdminState, section: str) -> int:
     snapshot = state.snapshot
     return {"Topics": len(snapshot.topics), "Nodes": len(snapshot.nodes), "Spark": len(snapshot.queries)}.get(
         section, 0
@@ -213,7 +213,7 @@ def render(request: web.Request, template: str, **values: Any) -> web.Response:
     return response
 
 
-def _urls(state: State) -> Urls:
+def _urls(state: AdminState) -> Urls:
     return Urls(state.base_path)
 
 

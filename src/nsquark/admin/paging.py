@@ -11,11 +11,11 @@ from aiohttp import web
 
 from nsquark.admin.access import refusal
 from nsquark.admin.arguments import decode_cursor, invalid, known_node, name_in_path, number, position
-from nsquark.admin.cluster import Cluster
+from nsquark.admin.cluster import ClusterClient
 from nsquark.admin.errors import UpstreamError
-from nsquark.admin.filters import Filter, FilterError, parse_filter
-from nsquark.admin.log_reader import PIECE_BYTES, Info, TopicLog
-from nsquark.admin.search import Found, Range, infos
+from nsquark.admin.filters import FilterError, MessageFilter, parse_filter
+from nsquark.admin.log_reader import PIECE_BYTES, LogInfo, RemoteLog
+from nsquark.admin.search import SearchRange, SearchResult, infos
 from nsquark.admin.snapshot import Snapshot
 
 PAGE_MESSAGES: Final = 50
@@ -36,7 +36,7 @@ class Question:
     older: dict[str, int] | None
     newer: dict[str, int] | None
     wait_s: int
-    filter: Filter
+    filter: MessageFilter
     messages_max: int
 
     @classmethod
@@ -78,26 +78,26 @@ class Nodes:
     answer.
     """
 
-    logs: dict[str, TopicLog] = field(default_factory=dict)
-    infos: dict[str, Info] = field(default_factory=dict)
+    logs: dict[str, RemoteLog] = field(default_factory=dict)
+    infos: dict[str, LogInfo] = field(default_factory=dict)
     without_log: list[str] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
 
 
-async def ask_nodes(cluster: Cluster, question: Question) -> Nodes:
-    logs = {node: TopicLog(cluster, node, question.topic) for node in question.nodes}
+async def ask_nodes(cluster: ClusterClient, question: Question) -> Nodes:
+    logs = {node: RemoteLog(cluster, node, question.topic) for node in question.nodes}
     nodes = Nodes(logs)
     for node, answer in (await infos(list(logs.values()))).items():
-        if isinstance(answer, Info) and answer.is_stored:
+        if isinstance(answer, LogInfo) and answer.is_stored:
             nodes.infos[node] = answer
-        elif isinstance(answer, Info) or answer.status == 404:
+        elif isinstance(answer, LogInfo) or answer.status == 404:
             nodes.without_log.append(node)
         else:
             nodes.failures[node] = str(answer)
     return nodes
 
 
-async def wait_for_news(cluster: Cluster, question: Question, request: web.Request) -> Nodes:
+async def wait_for_news(cluster: ClusterClient, question: Question, request: web.Request) -> Nodes:
     """Asks again and again until one of the logs has more, the time is over, or nobody waits for the answer."""
     ends_s = time.monotonic() + question.wait_s
     seen = question.newer or {}
@@ -114,7 +114,7 @@ async def wait_for_news(cluster: Cluster, question: Question, request: web.Reque
 class Asked:
     """The ranges to look through, and how many messages to show of them."""
 
-    ranges: list[Range]
+    ranges: list[SearchRange]
     messages_max: int
     newer: dict[str, int]
     """The place where a later page goes on, for each nsqd."""
@@ -126,7 +126,7 @@ async def ranges_of(question: Question, nodes: Nodes) -> Asked:
     is_forward = question.older is None and not question.wait_s
     is_forward = is_forward and (question.newer is not None or question.at[0] == "oldest")
     shown = 0
-    window: Range | None
+    window: SearchRange | None
     for node, info in nodes.infos.items():
         try:
             if is_forward:
@@ -145,7 +145,7 @@ async def ranges_of(question: Question, nodes: Nodes) -> Asked:
     return asked
 
 
-async def _backward(question: Question, log: TopicLog, info: Info) -> Range | None:
+async def _backward(question: Question, log: RemoteLog, info: LogInfo) -> SearchRange | None:
     low, high = _start(info), info.next
     if question.older is not None:
         if log.node not in question.older:
@@ -159,22 +159,22 @@ async def _backward(question: Question, log: TopicLog, info: Info) -> Range | No
             high = await log.at_time(value + 1)
         elif word == "seq":
             high = min(high, value + 1)
-    return Range(log, min(low, high), high)
+    return SearchRange(log, min(low, high), high)
 
 
-async def _forward(question: Question, log: TopicLog, info: Info) -> tuple[Range, int]:
+async def _forward(question: Question, log: RemoteLog, info: LogInfo) -> tuple[SearchRange, int]:
     """Finds the next messages of the log, as many as a page has at most."""
     low = min(max(_start(info), (question.newer or {}).get(log.node, 0)), info.next)
     limits = f"&max_messages={question.messages_max}&max_bytes={WINDOW_BYTES_MAX}"
     plan = await log.plan(low, info.next, 1, limits)
-    return Range(log, low, plan.high), plan.count
+    return SearchRange(log, low, plan.high), plan.count
 
 
-def _start(info: Info) -> int:
+def _start(info: LogInfo) -> int:
     return max(info.removed_to, min(info.first, info.next))
 
 
-def older_positions(question: Question, nodes: Nodes, asked: Asked, found: Found) -> dict[str, int]:
+def older_positions(question: Question, nodes: Nodes, asked: Asked, found: SearchResult) -> dict[str, int]:
     """Finds where the page before this one begins: behind what was shown, or where this one began in its middle."""
     positions = dict(found.positions)
     for one in asked.ranges:
@@ -187,7 +187,7 @@ def older_positions(question: Question, nodes: Nodes, asked: Asked, found: Found
     return positions
 
 
-async def skipped_count(asked: Asked, found: Found) -> int:
+async def skipped_count(asked: Asked, found: SearchResult) -> int:
     """Counts the messages that a live tail passed over, because more came than it shows."""
     skipped = 0
     for one in asked.ranges:

@@ -17,10 +17,20 @@ import msgspec
 from nsquark.admin.assembly import build, read_rows
 from nsquark.admin.attention import Attention, Watch
 from nsquark.admin.clients import Clients
-from nsquark.admin.cluster import Cluster
+from nsquark.admin.cluster import ClusterClient
 from nsquark.admin.errors import UpstreamError
 from nsquark.admin.history import History
-from nsquark.admin.snapshot import EMPTY, Failure, LogHeads, Lookupd, NodeAnswer, Producer, Snapshot, Stats, StatsRows
+from nsquark.admin.snapshot import (
+    EMPTY,
+    DescribedNsqd,
+    Failure,
+    LogHeads,
+    Lookupd,
+    NodeAnswer,
+    Snapshot,
+    StatsAnswer,
+    StatsRows,
+)
 from nsquark.base.addresses import join_address
 from nsquark.base.logs import Logger
 
@@ -40,7 +50,7 @@ STATS_TARGET: Final = "/stats?format=json&include_clients=false"
 HEADS_TARGET: Final = "/log/info"
 
 
-class Info(msgspec.Struct, kw_only=True):
+class NsqdInfo(msgspec.Struct, kw_only=True):
     """The answer of nsqd's /info."""
 
     version: str = ""
@@ -114,16 +124,22 @@ class Source(Generic[T]):
 
 
 class NsqdAnswer(msgspec.Struct, kw_only=True):
-    stats: Stats
+    stats: StatsAnswer
     heads: LogHeads | None
-    info: Info | None
+    info: NsqdInfo | None
 
 
 class Poller:
     """Polls the cluster. Always: `snapshot` is whole, of one moment, and replaced rather than changed."""
 
     def __init__(
-        self, cluster: Cluster, history: History, clients: Clients, logger: Logger, interval_s: float, patience_s: float
+        self,
+        cluster: ClusterClient,
+        history: History,
+        clients: Clients,
+        logger: Logger,
+        interval_s: float,
+        patience_s: float,
     ) -> None:
         self.snapshot: Snapshot = EMPTY
         self.attention: tuple[Attention, ...] = ()
@@ -256,10 +272,10 @@ class Poller:
 
     # Whom there is to ask
 
-    async def _producers(self) -> dict[str, Producer]:
+    async def _producers(self) -> dict[str, DescribedNsqd]:
         _keep(self._lookupds, self._cluster.lookupds, self._lookupd_source)
         await self._settle(list(self._lookupds.values()), LOOKUPD_WAIT_S)
-        found: dict[str, Producer] = {}
+        found: dict[str, DescribedNsqd] = {}
         for source in self._lookupds.values():
             for node in (source.value.producers or ()) if source.value is not None else ():
                 if len(found) >= NODES_MAX:
@@ -272,7 +288,7 @@ class Poller:
     def _lookupd_source(self, address: str) -> Source[LookupdNodes]:
         return Source("nsqlookupd", address, lambda: self._cluster.get(address, "/nodes", LookupdNodes))
 
-    async def _answers(self, producers: dict[str, Producer]) -> list[NodeAnswer]:
+    async def _answers(self, producers: dict[str, DescribedNsqd]) -> list[NodeAnswer]:
         addresses = list(producers) or self._cluster.nsqds
         _keep(self._nsqds, addresses, self._nsqd_source)
         await self._settle(list(self._nsqds.values()), NSQD_WAIT_S)
@@ -302,7 +318,7 @@ class Poller:
         except msgspec.DecodeError as error:
             raise UpstreamError(str(error)) from None
         heads = await self._heads(address, stats.start_time)
-        info = None if self._cluster.lookupds else await self._cluster.get(address, "/info", Info)
+        info = None if self._cluster.lookupds else await self._cluster.get(address, "/info", NsqdInfo)
         return NsqdAnswer(stats=stats, heads=heads, info=info)
 
     async def _heads(self, address: str, start_time: int) -> LogHeads | None:
@@ -326,11 +342,11 @@ def _keep(sources: dict[str, Source[T]], addresses: list[str], make: Callable[[s
             sources[address] = make(address)
 
 
-def _producer(address: str, node: LookupdNode, lookupd: str, known: Producer | None) -> Producer:
+def _producer(address: str, node: LookupdNode, lookupd: str, known: DescribedNsqd | None) -> DescribedNsqd:
     """Describes an nsqd as this nsqlookupd does, added to what others said."""
     remote = f"{lookupd}/{node.remote_address or 'N/A'}"
     tombstones = {topic for topic, is_buried in zip(node.topics, node.tombstones, strict=False) if is_buried}
-    return Producer(
+    return DescribedNsqd(
         address=address,
         hostname=node.hostname,
         broadcast_address=node.broadcast_address,
@@ -343,18 +359,18 @@ def _producer(address: str, node: LookupdNode, lookupd: str, known: Producer | N
     )
 
 
-def _self_described(address: str, info: Info | None) -> Producer:
+def _self_described(address: str, info: NsqdInfo | None) -> DescribedNsqd:
     if info is None or not info.broadcast_address:
         host, _, port = address.rpartition(":")
-        known = info or Info()
-        return Producer(
+        known = info or NsqdInfo()
+        return DescribedNsqd(
             address=address,
             hostname=known.hostname or host.strip("[]"),
             broadcast_address=host.strip("[]"),
             http_port=int(port) if port.isdecimal() else 0,
             version=known.version,
         )
-    return Producer(
+    return DescribedNsqd(
         address=join_address(info.broadcast_address, info.http_port),
         hostname=info.hostname,
         broadcast_address=info.broadcast_address,

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nsquark.admin.errors import UpstreamError
-from nsquark.admin.filters import Filter
-from nsquark.admin.log_reader import BackwardReader, Info, Message, TopicLog, Wanted
+from nsquark.admin.filters import MessageFilter
+from nsquark.admin.log_reader import BackwardReader, LogInfo, LogMessage, RemoteLog, Wanted
 
 SEARCH_S_MAX: Final = 8.0
 SEARCH_BYTES_MAX: Final = 128 << 20
@@ -37,8 +37,8 @@ class Searched(NamedTuple):
     damaged: int
 
 
-class Found(NamedTuple):
-    messages: list[Message]
+class SearchResult(NamedTuple):
+    messages: list[LogMessage]
     searched: Searched
     positions: dict[str, int]
     """The places to go on at, below which messages were not looked at; nothing for a log that was
@@ -47,34 +47,34 @@ class Found(NamedTuple):
     failures: dict[str, str]
 
 
-class Range(NamedTuple):
+class SearchRange(NamedTuple):
     """The part of one nsqd's log to look through."""
 
-    log: TopicLog
+    log: RemoteLog
     low: int
     high: int
 
 
-async def search(ranges: Iterable[Range], wanted: Filter, limits: Limits) -> Found:
+async def search(ranges: Iterable[SearchRange], wanted: MessageFilter, limits: Limits) -> SearchResult:
     return await _Search([BackwardReader(*one) for one in ranges], wanted, limits).run()
 
 
 class _Search:
     """Keeps the readers of all nsqds abreast of each other: next is always the one that is latest in time."""
 
-    def __init__(self, readers: Sequence[BackwardReader], wanted: Filter, limits: Limits) -> None:
+    def __init__(self, readers: Sequence[BackwardReader], wanted: MessageFilter, limits: Limits) -> None:
         self._readers = {reader.log.node: reader for reader in readers}
         self._wanted = Wanted(wanted, limits.messages, limits.body_bytes_max)
         self._limits = limits
         self._failures: dict[str, str] = {}
         self._began_s = time.monotonic()
 
-    async def run(self) -> Found:
+    async def run(self) -> SearchResult:
         await asyncio.gather(*map(self._step, self._readers.values()))
         while (ended := self._why_ended()) is None:
             await self._step(max(self._unfinished(), key=_frontier))
         chosen = _newest_first(reader.found for reader in self._readers.values())[: self._limits.messages]
-        return Found(chosen, self._searched(ended), self._positions(chosen), self._failures)
+        return SearchResult(chosen, self._searched(ended), self._positions(chosen), self._failures)
 
     async def _step(self, reader: BackwardReader) -> None:
         try:
@@ -111,7 +111,7 @@ class _Search:
             damaged=sum(reader.damaged for reader in readers),
         )
 
-    def _positions(self, chosen: Sequence[Message]) -> dict[str, int]:
+    def _positions(self, chosen: Sequence[LogMessage]) -> dict[str, int]:
         """Finds where each log goes on: behind the last message that was chosen of it; if all were, behind what was
         looked at.
         """
@@ -132,13 +132,13 @@ def _frontier(reader: BackwardReader) -> int:
     return reader.frontier_ns if reader.frontier_ns is not None else 1 << 63
 
 
-def _newest_first(logs: Iterable[Sequence[Message]]) -> list[Message]:
+def _newest_first(logs: Iterable[Sequence[LogMessage]]) -> list[LogMessage]:
     """Merges logs by time without changing the order of any: a deferred message keeps the time of its publishing, and
     stands where it entered the log."""
     return [message for _, message in heapq.merge(*map(_by_arrival, logs), key=lambda pair: -pair[0])]
 
 
-def _by_arrival(log: Sequence[Message]) -> list[tuple[int, Message]]:
+def _by_arrival(log: Sequence[LogMessage]) -> list[tuple[int, LogMessage]]:
     """Gives each message the latest time of it and of all before it in the log."""
     latest, keyed = 0, []
     for message in reversed(log):
@@ -148,10 +148,10 @@ def _by_arrival(log: Sequence[Message]) -> list[tuple[int, Message]]:
     return keyed
 
 
-async def infos(logs: Sequence[TopicLog]) -> Mapping[str, Info | UpstreamError]:
+async def infos(logs: Sequence[RemoteLog]) -> Mapping[str, LogInfo | UpstreamError]:
     """Returns what each nsqd says of its log, or why it does not."""
     answers = await asyncio.gather(*(log.info() for log in logs), return_exceptions=True)
-    found: dict[str, Info | UpstreamError] = {}
+    found: dict[str, LogInfo | UpstreamError] = {}
     for log, answer in zip(logs, answers, strict=True):
         if isinstance(answer, BaseException) and not isinstance(answer, UpstreamError):
             raise answer

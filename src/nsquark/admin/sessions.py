@@ -20,7 +20,7 @@ LOGGED_OUT_MAX: Final = 10_000
 ID_BYTES: Final = 16
 
 
-class Session(NamedTuple):
+class BrowserSession(NamedTuple):
     """One browser's visit, of nobody in particular until they log in, which begins another one."""
 
     id: bytes
@@ -36,30 +36,30 @@ class Session(NamedTuple):
 _decoder: Final = msgspec.msgpack.Decoder(tuple[bytes, str, bytes, int])
 
 
-class Sessions:
+class BrowserSessions:
     """Makes and reads the cookies. A cookie is `<payload>.<signature>`, both in URL-safe base64."""
 
     def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
         self._logged_out: OrderedDict[bytes, None] = OrderedDict()
 
-    def begin(self, user: str = "", fingerprint: bytes = b"") -> Session:
+    def begin(self, user: str = "", fingerprint: bytes = b"") -> BrowserSession:
         """Begins a session, always with a new id: one that somebody planted in the browser before the login is worth
         nothing after it.
         """
-        return Session(secrets.token_bytes(ID_BYTES), user, fingerprint, int(time.time()))
+        return BrowserSession(secrets.token_bytes(ID_BYTES), user, fingerprint, int(time.time()))
 
-    def end(self, session: Session) -> None:
+    def end(self, session: BrowserSession) -> None:
         """Ends a session: no copy of the cookie is good any more. The oldest of very many are forgotten first."""
         self._logged_out[session.id] = None
         while len(self._logged_out) > LOGGED_OUT_MAX:
             self._logged_out.popitem(last=False)
 
-    def encode(self, session: Session, key: bytes) -> str:
+    def encode(self, session: BrowserSession, key: bytes) -> str:
         payload = _base64(msgspec.msgpack.encode(tuple(session)))
         return f"{payload}.{_sign(key, 'session', payload.encode())}"
 
-    def decode(self, cookie: str, key: bytes) -> Session | None:
+    def decode(self, cookie: str, key: bytes) -> BrowserSession | None:
         """Returns the session of a cookie that we signed with this key, and that has not ended."""
         if len(cookie) > COOKIE_CHARS_MAX or not cookie.isascii():
             return None
@@ -67,12 +67,12 @@ class Sessions:
         if not hmac.compare_digest(signature, _sign(key, "session", payload.encode())):
             return None
         try:
-            session = Session(*_decoder.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))))
+            session = BrowserSession(*_decoder.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))))
         except (binascii.Error, msgspec.MsgspecError):  # of another version
             return None
         return session if self.is_alive(session) else None
 
-    def is_alive(self, session: Session) -> bool:
+    def is_alive(self, session: BrowserSession) -> bool:
         """Tells whether a session goes on. A visit of nobody in particular allows nothing, so it need not end."""
         if not session.is_logged_in:
             return True
@@ -80,12 +80,12 @@ class Sessions:
         return -CLOCK_SKEW_S_MAX <= age_s <= self._ttl_s and session.id not in self._logged_out
 
 
-def csrf_token(session: Session, key: bytes) -> str:
+def csrf_token(session: BrowserSession, key: bytes) -> str:
     """Makes the token that a page of ours says with each change, and a page of another site cannot know."""
     return _sign(key, "csrf", session.id)
 
 
-def is_csrf_token(token: str, session: Session, key: bytes) -> bool:
+def is_csrf_token(token: str, session: BrowserSession, key: bytes) -> bool:
     return token.isascii() and hmac.compare_digest(token, csrf_token(session, key))
 
 

@@ -160,7 +160,7 @@ class Memory(msgspec.Struct, kw_only=True, gc=False):
     gc_total_runs: int = 0
 
 
-class Stats(msgspec.Struct, kw_only=True, gc=False):
+class StatsAnswer(msgspec.Struct, kw_only=True, gc=False):
     """The answer of /stats, as far as it is used."""
 
     version: str = ""
@@ -227,7 +227,7 @@ class LogHeads(msgspec.Struct, kw_only=True, gc=False):
     disk: Disk | None = None
 
 
-class Producer(msgspec.Struct, kw_only=True, frozen=True):
+class DescribedNsqd(msgspec.Struct, kw_only=True, frozen=True):
     """An nsqd as an nsqlookupd, or the nsqd itself, describes it."""
 
     address: str
@@ -246,7 +246,7 @@ class Producer(msgspec.Struct, kw_only=True, frozen=True):
 class Node(msgspec.Struct, kw_only=True, frozen=True):
     """An nsqd: what is known of it, and what it said last, if it did."""
 
-    producer: Producer
+    producer: DescribedNsqd
     failure: str = ""
     """The reason why its figures are missing or old; empty if they are neither."""
     answered: bool = False
@@ -277,7 +277,7 @@ class Node(msgspec.Struct, kw_only=True, frozen=True):
         return self.producer.hostname
 
 
-class Channel(msgspec.Struct, kw_only=True, frozen=True, gc=False):
+class ClusterChannel(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     """A channel on all nsqds together."""
 
     topic: str
@@ -305,12 +305,12 @@ class Channel(msgspec.Struct, kw_only=True, frozen=True, gc=False):
         return self.depth + self.in_flight + self.deferred
 
 
-class Topic(msgspec.Struct, kw_only=True, frozen=True, gc=False):
+class ClusterTopic(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     """A topic on all nsqds together."""
 
     name: str
     nodes: tuple[TopicOnNode, ...]
-    channels: dict[str, Channel]
+    channels: dict[str, ClusterChannel]
     depth: int
     backend_depth: int
     total_depth: int
@@ -378,7 +378,7 @@ class Lookupd(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     node_count: int = 0
 
 
-class Totals(msgspec.Struct, kw_only=True, frozen=True, gc=False):
+class ClusterTotals(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     """The totals of the whole cluster."""
 
     topics: int = 0
@@ -402,14 +402,14 @@ class Snapshot(msgspec.Struct, kw_only=True, frozen=True):
     """The time of the poll in unix seconds; 0 before the first."""
     nodes: dict[str, Node] = {}
     """The nodes by address, in the order of host names."""
-    topics: dict[str, Topic] = {}
+    topics: dict[str, ClusterTopic] = {}
     """The topics by name, in the order of names."""
     lookupds: tuple[Lookupd, ...] = ()
     failures: tuple[Failure, ...] = ()
     queries: tuple[SparkQuery, ...] = ()
-    totals: Totals = Totals()
+    totals: ClusterTotals = ClusterTotals()
 
-    def channel(self, topic: str, channel: str) -> Channel | None:
+    def channel(self, topic: str, channel: str) -> ClusterChannel | None:
         found = self.topics.get(topic)
         return found.channels.get(channel) if found is not None else None
 
@@ -420,8 +420,8 @@ EMPTY: Final = Snapshot()
 class NodeAnswer(msgspec.Struct, kw_only=True, frozen=True):
     """What a poll got from one nsqd. `stats` may be an older answer while a newer one is awaited."""
 
-    producer: Producer
-    stats: Stats | None = None
+    producer: DescribedNsqd
+    stats: StatsAnswer | None = None
     heads: LogHeads | None = None
     stats_at: float = 0.0
     failure: str = ""

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 if TYPE_CHECKING:
-    from nsquark.admin.access import Access
+    from nsquark.admin.accounts import Accounts
     from nsquark.admin.actions import Actions
     from nsquark.admin.attention import Attention
     from nsquark.admin.audit import Audit
     from nsquark.admin.clients import Clients
-    from nsquark.admin.cluster import Cluster
+    from nsquark.admin.cluster import ClusterClient
     from nsquark.admin.events import Streams
     from nsquark.admin.history import History, Key
-    from nsquark.admin.options import Options
+    from nsquark.admin.options import NsqadminOptions
     from nsquark.admin.poller import Poller
     from nsquark.admin.snapshot import ClientInfo, Failure, Snapshot
     from nsquark.admin.survey import Survey
@@ -35,23 +35,23 @@ class Live:
 
 
 @dataclass(slots=True)
-class State:
+class AdminState:
     """Is shared by all parts. `snapshot` is replaced at every poll and never changed; take it once and read all from
     it.
     """
 
-    options: Options
+    options: NsqadminOptions
     logger: Logger
     base_path: str
     """The base path, "" or "/a/b": it stands before every path of ours."""
-    cluster: Cluster
+    cluster: ClusterClient
     survey: Survey
     actions: Actions
     history: History
     client_lists: Clients
     poller: Poller
     streams: Streams
-    access: Access
+    access: Accounts
     audit: Audit
 
     @property
@@ -93,4 +93,4 @@ class State:
         return f"{self.base_path}{path}" if path != "/" or not self.base_path else self.base_path
 
 
-STATE: web.AppKey[State] = web.AppKey("STATE", State)
+STATE: web.AppKey[AdminState] = web.AppKey("STATE", AdminState)

@@ -16,7 +16,7 @@ import msgspec
 
 from nsquark.admin.api_types import ApiChannel, ApiNode, ApiNodeTopic, ApiTopic, add_channel, complete_topic
 from nsquark.admin.assembly import version_key
-from nsquark.admin.cluster import Cluster
+from nsquark.admin.cluster import ClusterClient
 from nsquark.admin.errors import AllFailed, UpstreamError
 from nsquark.base.addresses import join_address, split_address
 
@@ -105,7 +105,7 @@ class StatsOfAll:
 class Survey:
     """Asks as many as there are, at most ASKED_AT_ONCE_MAX at the same time."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ClusterClient) -> None:
         self._cluster = cluster
         self._places = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
 

@@ -35,7 +35,7 @@ class _Count(NamedTuple):
     next_s: float
 
 
-class Throttle:
+class LoginThrottle:
     """Counts failed logins by place and user. Always: at most `COUNTS_MAX` counts, the latest ones."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

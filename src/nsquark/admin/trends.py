@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from nsquark.admin.snapshot import Channel, Snapshot
+from nsquark.admin.snapshot import ClusterChannel, Snapshot
 
 TRENDS_MAX: Final = 20_000
 STEP_S: Final = 10.0
@@ -44,10 +44,10 @@ class Trend(msgspec.Struct, gc=False):
     usual_timed_out: float | None = None
 
     @staticmethod
-    def of(at: float, channel: Channel) -> Trend:
+    def of(at: float, channel: ClusterChannel) -> Trend:
         return Trend(at, len(channel.nodes), channel.waiting, channel.waiting, at)
 
-    def move(self, at: float, channel: Channel, fast: float, slow: float) -> None:
+    def move(self, at: float, channel: ClusterChannel, fast: float, slow: float) -> None:
         """Moves on; `fast` and `slow` are the weights of what is new in rates."""
         self.at = at
         if channel.rate_requeued or self.requeued:
@@ -113,7 +113,7 @@ class Trends:
         self._trends = kept
 
 
-def _worth(snapshot: Snapshot) -> Iterable[Channel]:
+def _worth(snapshot: Snapshot) -> Iterable[ClusterChannel]:
     for topic in snapshot.topics.values():
         for channel in topic.channels.values():
             if channel.waiting or channel.requeued or channel.timed_out:

@@ -59,7 +59,7 @@ def series_of(charts: Iterable[Chart]) -> tuple[SeriesKey, ...]:
     return tuple(dict.fromkeys(line.series for chart in charts for line in chart.lines))
 
 
-class Row(NamedTuple):
+class PageRow(NamedTuple):
     key: str
     item: Any
 
@@ -70,11 +70,11 @@ class Rows:
 
     name: str
     macro: str
-    rows: Sequence[Row]
+    rows: Sequence[PageRow]
 
 
 def client_rows(clients: Sequence[ClientInfo]) -> Rows:
-    rows = [Row(f"{client.node}/{client.remote_address}", client) for client in clients[:CLIENT_ROWS_MAX]]
+    rows = [PageRow(f"{client.node}/{client.remote_address}", client) for client in clients[:CLIENT_ROWS_MAX]]
     return Rows("clients", "client_row", rows)
 
 

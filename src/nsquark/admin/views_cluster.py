@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from nsquark.admin.snapshot import ChannelOnNode, Node, SparkQuery, Topic, TopicOnNode
+from nsquark.admin.snapshot import ChannelOnNode, ClusterTopic, Node, SparkQuery, TopicOnNode
 from nsquark.admin.sparks import spark_values
-from nsquark.admin.state import State
-from nsquark.admin.view import Chart, Crumb, Line, Row, Rows, View, client_rows, series_of
+from nsquark.admin.state import AdminState
+from nsquark.admin.view import Chart, Crumb, Line, PageRow, Rows, View, client_rows, series_of
 
 BUSIEST_SHOWN_MAX: Final = 8
 TOPIC_ROWS_MAX: Final = 300
@@ -36,12 +36,12 @@ TROUBLE: Final = Chart(
 
 @dataclass(frozen=True, slots=True)
 class BusyRow:
-    topic: Topic
+    topic: ClusterTopic
     spark_in: str
     spark_depth: str
 
 
-def overview(state: State) -> View:
+def overview(state: AdminState) -> View:
     snapshot = state.snapshot
     busiest = sorted(snapshot.topics.values(), key=_business, reverse=True)[:BUSIEST_SHOWN_MAX]
     charts = (RATES, DEPTH, TROUBLE)
@@ -65,7 +65,7 @@ def overview(state: State) -> View:
                 "busiest",
                 "busy_row",
                 [
-                    Row(
+                    PageRow(
                         topic.name,
                         BusyRow(
                             topic,
@@ -82,7 +82,7 @@ def overview(state: State) -> View:
     )
 
 
-def _business(topic: Topic) -> tuple[float, int, str]:
+def _business(topic: ClusterTopic) -> tuple[float, int, str]:
     return ((topic.rate_in or 0.0) + (topic.rate_out or 0.0), topic.total_depth, topic.name)
 
 
@@ -93,10 +93,10 @@ class NodeRow:
     spark_in: str
 
 
-def nodes(state: State) -> View:
+def nodes(state: AdminState) -> View:
     snapshot = state.snapshot
     rows = [
-        Row(address, NodeRow(node, len(snapshot.lookupds), spark_values(state.history, ("node", address, "in"))))
+        PageRow(address, NodeRow(node, len(snapshot.lookupds), spark_values(state.history, ("node", address, "in"))))
         for address, node in snapshot.nodes.items()
     ]
     return View(
@@ -124,7 +124,7 @@ class NodeTopicRow:
         return self.topic.name if self.channel is None else f"{self.topic.name}/{self.channel.name}"
 
 
-def node(state: State, address: str) -> View | None:
+def node(state: AdminState, address: str) -> View | None:
     snapshot = state.snapshot
     shown = snapshot.nodes.get(address)
     if shown is None:
@@ -166,7 +166,7 @@ def node(state: State, address: str) -> View | None:
         },
         blocks=("failures", "status", "tiles", "facts"),
         lists=(
-            Rows("topics", "topic_row", [Row(row.key, row) for row in rows]),
+            Rows("topics", "topic_row", [PageRow(row.key, row) for row in rows]),
             client_rows(state.seen_clients("", "", address)),
         ),
         series=series_of(charts),
@@ -174,7 +174,7 @@ def node(state: State, address: str) -> View | None:
     )
 
 
-def counter(state: State) -> View:
+def counter(state: AdminState) -> View:
     snapshot = state.snapshot
     delivered = sum(channel.messages for topic in snapshot.topics.values() for channel in topic.channels.values())
     return View(
@@ -189,7 +189,7 @@ def counter(state: State) -> View:
     )
 
 
-def lookup(state: State, inactive: Mapping[str, Sequence[str]], trouble: str) -> View:
+def lookup(state: AdminState, inactive: Mapping[str, Sequence[str]], trouble: str) -> View:
     """Makes the page; `inactive` are topics that nsqlookupds know and no nsqd has, with their channels."""
     snapshot = state.snapshot
     return View(
@@ -214,10 +214,10 @@ class QueryRow:
     at: float
 
 
-def spark(state: State) -> View:
+def spark(state: AdminState) -> View:
     snapshot = state.snapshot
     rows = [
-        Row(
+        PageRow(
             f"{query.topic}/{query.channel}",
             QueryRow(query, spark_values(state.history, ("channel", query.topic, query.channel, "depth")), snapshot.at),
         )

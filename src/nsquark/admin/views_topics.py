@@ -6,18 +6,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from nsquark.admin.snapshot import Channel, ChannelOnNode, Percentile, Topic, TopicOnNode
+from nsquark.admin.snapshot import ChannelOnNode, ClusterChannel, ClusterTopic, Percentile, TopicOnNode
 from nsquark.admin.sparks import spark_values
-from nsquark.admin.state import State
+from nsquark.admin.state import AdminState
 from nsquark.admin.urls import topic_path
-from nsquark.admin.view import CLIENT_ROWS_MAX, Chart, Crumb, Line, Row, Rows, SeriesKey, View, client_rows, series_of
+from nsquark.admin.view import (
+    CLIENT_ROWS_MAX,
+    Chart,
+    Crumb,
+    Line,
+    PageRow,
+    Rows,
+    SeriesKey,
+    View,
+    client_rows,
+    series_of,
+)
 
 ROWS_MAX: Final = 100
 """The most topics on one page of the list."""
 
 TOPICS: Final = Crumb("Topics", "/topics")
 
-SORTS: Final[dict[str, Callable[[Topic], float]]] = {
+SORTS: Final[dict[str, Callable[[ClusterTopic], float]]] = {
     "depth": lambda topic: topic.total_depth,
     "in": lambda topic: topic.rate_in or 0.0,
     "out": lambda topic: topic.rate_out or 0.0,
@@ -31,12 +42,12 @@ SORTS: Final[dict[str, Callable[[Topic], float]]] = {
 
 @dataclass(frozen=True, slots=True)
 class TopicRow:
-    topic: Topic
+    topic: ClusterTopic
     spark_in: str
     spark_depth: str
 
 
-def streams(state: State, query: Mapping[str, str]) -> View:
+def streams(state: AdminState, query: Mapping[str, str]) -> View:
     snapshot = state.snapshot
     wanted = query.get("q", "").strip()
     found = [topic for name, topic in snapshot.topics.items() if wanted.lower() in name.lower()]
@@ -47,7 +58,7 @@ def streams(state: State, query: Mapping[str, str]) -> View:
     page = min(max(1, _whole(query.get("page", "1"))), pages)
     shown = found[(page - 1) * ROWS_MAX : page * ROWS_MAX]
     rows = [
-        Row(
+        PageRow(
             topic.name,
             TopicRow(
                 topic,
@@ -87,12 +98,12 @@ def _whole(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ChannelRow:
-    channel: Channel
+    channel: ClusterChannel
     spark_depth: str
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRow:
+class TopicNodeRow:
     """A topic or channel on one nsqd, with the name of that nsqd's host."""
 
     on_node: TopicOnNode | ChannelOnNode
@@ -100,7 +111,7 @@ class NodeRow:
     topic: str
 
 
-def topic(state: State, name: str) -> View | None:
+def topic(state: AdminState, name: str) -> View | None:
     snapshot = state.snapshot
     shown = snapshot.topics.get(name)
     if shown is None:
@@ -130,7 +141,9 @@ def topic(state: State, name: str) -> View | None:
                 "channels",
                 "channel_row",
                 [
-                    Row(each.name, ChannelRow(each, spark_values(state.history, ("channel", name, each.name, "depth"))))
+                    PageRow(
+                        each.name, ChannelRow(each, spark_values(state.history, ("channel", name, each.name, "depth")))
+                    )
                     for each in shown.channels.values()
                 ],
             ),
@@ -141,10 +154,12 @@ def topic(state: State, name: str) -> View | None:
     )
 
 
-def _node_rows(state: State, topic: str, on_nodes: Sequence[TopicOnNode] | Sequence[ChannelOnNode]) -> list[Row]:
+def _node_rows(
+    state: AdminState, topic: str, on_nodes: Sequence[TopicOnNode] | Sequence[ChannelOnNode]
+) -> list[PageRow]:
     nodes = state.snapshot.nodes
     return [
-        Row(each.node, NodeRow(each, nodes[each.node].hostname if each.node in nodes else each.node, topic))
+        PageRow(each.node, TopicNodeRow(each, nodes[each.node].hostname if each.node in nodes else each.node, topic))
         for each in on_nodes
     ]
 
@@ -163,11 +178,11 @@ def _latency_charts(key: SeriesKey, percentiles: tuple[Percentile, ...]) -> tupl
     return (Chart("Latency from publish to finish", tuple(lines), "seconds"),)
 
 
-def has_browser(state: State, shown: Topic) -> bool:
+def has_browser(state: AdminState, shown: ClusterTopic) -> bool:
     return shown.has_log and not state.options.no_message_browser
 
 
-def channel(state: State, topic_name: str, name: str) -> View | None:
+def channel(state: AdminState, topic_name: str, name: str) -> View | None:
     snapshot = state.snapshot
     shown = snapshot.channel(topic_name, name)
     if shown is None:
@@ -214,7 +229,7 @@ def channel(state: State, topic_name: str, name: str) -> View | None:
     )
 
 
-def messages(state: State, name: str) -> View | None:
+def messages(state: AdminState, name: str) -> View | None:
     shown = state.snapshot.topics.get(name)
     if shown is None or state.options.no_message_browser:
         return None

@@ -48,7 +48,7 @@ class Receiver(Protocol):
     def connection_lost(self, reason: NsqError) -> None: ...
 
 
-class Connection(asyncio.BufferedProtocol):
+class NsqdConnection(asyncio.BufferedProtocol):
     """Is one connection. Invariants:
 
     * Bytes `_start.._end` of the buffer were received, are decoded and are not yet frames.

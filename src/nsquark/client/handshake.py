@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from nsquark.client.config import Config
-from nsquark.client.connection import HEARTBEAT, Connection, Receiver
+from nsquark.client.connection import HEARTBEAT, NsqdConnection, Receiver
 from nsquark.client.errors import AuthFailed, IdentifyFailed, NotConnected, NsqError
 from nsquark.wire import commands
 from nsquark.wire.compression import DeflateDecoder, DeflateEncoder, SnappyDecoder, SnappyEncoder
@@ -46,11 +46,11 @@ class Features(msgspec.Struct, frozen=True):
     auth_required: bool = False
 
 
-async def connect(address: str, config: Config, receiver: Receiver) -> tuple[Connection, Features]:
+async def connect(address: str, config: Config, receiver: Receiver) -> tuple[NsqdConnection, Features]:
     """Connects; raises an NsqError, whatever the peer answers: who connects tries again later, and would not after any
     other.
     """
-    connection = Connection(address, config)
+    connection = NsqdConnection(address, config)
     seconds = config.read_timeout.seconds
     try:
         await connection.open()
@@ -70,7 +70,7 @@ async def connect(address: str, config: Config, receiver: Receiver) -> tuple[Con
     return connection, features
 
 
-async def _set_up(connection: Connection, config: Config) -> Features:
+async def _set_up(connection: NsqdConnection, config: Config) -> Features:
     sent_s = time.monotonic()
     connection.send(MAGIC_V2 + commands.identify(config.identify_body()))
     answer = await _answer(connection, IdentifyFailed, "failed to IDENTIFY - ")
@@ -96,19 +96,19 @@ async def _set_up(connection: Connection, config: Config) -> Features:
     return features
 
 
-async def _authenticate(connection: Connection, config: Config) -> None:
+async def _authenticate(connection: NsqdConnection, config: Config) -> None:
     if not config.auth_secret:
         raise AuthFailed(f"{connection.address}: Auth Required - set auth_secret")
     connection.send(commands.auth(config.auth_secret.encode()))
     await _answer(connection, AuthFailed, "Error authenticating ")
 
 
-async def _expect_ok(connection: Connection, step: str) -> None:
+async def _expect_ok(connection: NsqdConnection, step: str) -> None:
     if await _answer(connection, IdentifyFailed, f"{step} upgrade failed - ") != OK:
         raise IdentifyFailed(f"{connection.address}: invalid response from {step} upgrade")
 
 
-async def _answer(connection: Connection, failure: type[NsqError], prefix: str) -> bytes:
+async def _answer(connection: NsqdConnection, failure: type[NsqError], prefix: str) -> bytes:
     while True:
         kind, data = await connection.next_frame()
         if kind == FrameType.ERROR:

@@ -13,7 +13,7 @@ from typing import Any, Final, Self, Unpack, cast
 
 from nsquark.client.checks import Body, check_address, check_name, checked_body
 from nsquark.client.config import Config, Options
-from nsquark.client.connection import Connection, RawMessage
+from nsquark.client.connection import NsqdConnection, RawMessage
 from nsquark.client.errors import (
     ANOTHER_LOOP,
     Closed,
@@ -67,7 +67,7 @@ class Producer:
         self.envelope = envelope
         self._bytes_max = outstanding_bytes_max
         self._count_max = outstanding_max
-        self._connection: Connection | None = None
+        self._connection: NsqdConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._message_bytes_max = self._body_bytes_max = 0
         self._outstanding: deque[tuple[asyncio.Future[None], int]] = deque()

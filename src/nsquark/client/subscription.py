@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from nsquark.client.connection import Connection, RawMessage
+from nsquark.client.connection import NsqdConnection, RawMessage
 from nsquark.client.envelope import unwrap
 from nsquark.client.errors import NotConnected, NsqError
 from nsquark.client.handshake import Features
@@ -30,7 +30,7 @@ ERROR_LENGTH_MAX: Final = 1000
 
 
 class Subscription:
-    """Receives for a `Connection` and is a `Window` of the flow.
+    """Receives for a `NsqdConnection` and is a `Window` of the flow.
 
     `in_flight` has every message that came and is neither answered nor past its deadline. FINs are gathered and leave
     as one piece with the turn's write.
@@ -40,7 +40,7 @@ class Subscription:
         self._consumer = consumer
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._connection: Connection | None = None
+        self._connection: NsqdConnection | None = None
         self._fins: list[bytes] = []
         self._timeout_s = self._timeout_s_max = 0.0
         self._can_uncount = False
@@ -61,7 +61,7 @@ class Subscription:
         """SUB was answered."""
         self.began_at_s = self.rdy_at_s = self.last_message_at_s = self._loop.time()
 
-    def begin(self, connection: Connection, features: Features, topic: str, channel: str) -> None:
+    def begin(self, connection: NsqdConnection, features: Features, topic: str, channel: str) -> None:
         """Subscribes. SUB's OK is not waited for: an error ends the connection anyway."""
         self._connection = connection
         self._timeout_s = features.msg_timeout / 1000

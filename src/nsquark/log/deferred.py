@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from nsquark.log.deferred_appends import Appends
-from nsquark.log.deferred_bucket import BUCKET_MS, SUFFIX, Bucket, Entry
+from nsquark.log.deferred_bucket import BUCKET_MS, SUFFIX, DeferredBucket, Entry
 from nsquark.log.durable import ANEW_SUFFIX
 from nsquark.log.files import DIRECTORY_MODE, patiently
 from nsquark.log.services import LogShared
@@ -30,7 +30,7 @@ LOAD_RECORDS_MAX = 4096
 class Due:
     """Messages that are due: to be appended to the log as append `append_number`, then `confirm`ed or `put_back`."""
 
-    def __init__(self, bucket: Bucket, append_number: int, entries: list[Entry]) -> None:
+    def __init__(self, bucket: DeferredBucket, append_number: int, entries: list[Entry]) -> None:
         self.bucket = bucket
         self.append_number = append_number
         self.error: OSError | None = None
@@ -64,7 +64,7 @@ class DeferredMessages:
         self._shared = shared
         self._directory = directory
         self.appends = appends
-        self._buckets: dict[int, Bucket] = {}
+        self._buckets: dict[int, DeferredBucket] = {}
         self._refused: Due | None = None
         self._load_again_ms = 0
         self.when_log_synced: Callable[[Callable[[], None]], None] = lambda callback: callback()
@@ -80,7 +80,7 @@ class DeferredMessages:
         for path in sorted(directory.glob(f"*{SUFFIX}")):
             if path.stem.isdigit():
                 try:
-                    bucket = patiently(lambda: Bucket(self._shared, int(path.stem), path))  # noqa: B023  (called at once)
+                    bucket = patiently(lambda: DeferredBucket(self._shared, int(path.stem), path))  # noqa: B023  (called at once)
                     self.number = max(self.number, bucket.load(self.appends) + 1)
                 except OSError as error:
                     if error.errno != errno.EIO:
@@ -94,7 +94,7 @@ class DeferredMessages:
             if self._bring_forward(bucket, now_ms):
                 bucket.unload()
 
-    def _bring_forward(self, bucket: Bucket, now_ms: int) -> bool:
+    def _bring_forward(self, bucket: DeferredBucket, now_ms: int) -> bool:
         """Moves what would wait for longer than its delay, since the clock was ahead before, to where it belongs.
 
         If that is not possible, the bucket has to stay loaded, which knows when they are due.
@@ -122,7 +122,7 @@ class DeferredMessages:
     def count(self) -> int:
         return sum(bucket.count for bucket in self._buckets.values())
 
-    def add(self, body: bytes, timestamp_ns: int, now_ms: int, delay_ms: int) -> Bucket:
+    def add(self, body: bytes, timestamp_ns: int, now_ms: int, delay_ms: int) -> DeferredBucket:
         """Stores a message until it is due, and tells in which bucket; OSError if that was not possible."""
         due_ms = now_ms + delay_ms
         bucket = self._bucket_of(due_ms)
@@ -130,7 +130,7 @@ class DeferredMessages:
         self.number += 1
         return bucket
 
-    def _bucket_of(self, due_ms: int) -> Bucket:
+    def _bucket_of(self, due_ms: int) -> DeferredBucket:
         key = due_ms // BUCKET_MS
         found = self._buckets.get(key)
         if found is not None:
@@ -141,7 +141,7 @@ class DeferredMessages:
                 self._directory.mkdir(mode=DIRECTORY_MODE)
                 self._shared.syncer.directory(self._directory.parent).changed()
             path = self._directory / f"{key}{SUFFIX}"
-        bucket = self._buckets[key] = Bucket(self._shared, key, path)
+        bucket = self._buckets[key] = DeferredBucket(self._shared, key, path)
         bucket.load(self.appends)
         return bucket
 
@@ -187,7 +187,7 @@ class DeferredMessages:
                 return self._take(bucket, now_ms)
         return None
 
-    def _remove_when_safe(self, bucket: Bucket) -> None:
+    def _remove_when_safe(self, bucket: DeferredBucket) -> None:
         """Removes a bucket once the log, which has its messages, is durable: until then the bucket is all that is left
         of them.
         """
@@ -202,7 +202,7 @@ class DeferredMessages:
             bucket.is_leaving = True
             self.when_log_synced(remove)
 
-    def _take(self, bucket: Bucket, now_ms: int) -> Due | None:
+    def _take(self, bucket: DeferredBucket, now_ms: int) -> Due | None:
         entries = bucket.pop_due(now_ms, DUE_MESSAGES_MAX)
         due = Due(bucket, self.appends.last + 1, entries)
         if due.unreadable:

@@ -104,7 +104,7 @@ class _Found:
         return list(self.entries.values())
 
 
-class Bucket:
+class DeferredBucket:
     """Holds what is due within one minute. `waiting` is a heap once it is loaded; without a path all is in memory."""
 
     def __init__(self, shared: LogShared, key: int, path: Path | None) -> None:

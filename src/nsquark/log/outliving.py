@@ -13,7 +13,7 @@ from pathlib import Path
 from nsquark.log.files import read_surviving, write_atomically
 from nsquark.log.services import LogShared
 from nsquark.log.writer import encode_header
-from nsquark.wire.batch_format import HEADER_BYTES, NO_TOKEN, Batch, Damage, scan
+from nsquark.wire.batch_format import HEADER_BYTES, NO_TOKEN, Damage, StoredBatch, scan
 
 KEPT_MESSAGES_MAX = 100_000
 """So many messages are kept at most; more stay in their segments."""
@@ -53,7 +53,7 @@ class Generation:
         offset, size = self.places[seq]
         raw = os.pread(self.fd, size, offset)
         for item in scan(memoryview(raw), offset):
-            if isinstance(item, Batch) and item.first_seq == seq and item.end == offset + size:
+            if isinstance(item, StoredBatch) and item.first_seq == seq and item.end == offset + size:
                 return raw[HEADER_BYTES:]
         return None
 
@@ -77,11 +77,11 @@ class KeptMessages:
         self._load(raw, whole)
 
     def _load(self, raw: bytearray, whole: bool) -> None:
-        batches: list[Batch] = []
+        batches: list[StoredBatch] = []
         end = 0
         for item in scan(memoryview(raw), 0):
             end = item.end
-            if isinstance(item, Batch):
+            if isinstance(item, StoredBatch):
                 batches.append(item)
             else:
                 self._report_damage(item)
@@ -141,7 +141,7 @@ class KeptMessages:
         data = bytearray()
         for seq, record in sorted(content.items()):
             places[seq] = (len(data), HEADER_BYTES + len(record))
-            data += encode_header(Batch(0, seq, 1, len(record), 0, 0, 0, NO_TOKEN), record)
+            data += encode_header(StoredBatch(0, seq, 1, len(record), 0, 0, 0, NO_TOKEN), record)
             data += record
         if not places:
             self._path.unlink(missing_ok=True)

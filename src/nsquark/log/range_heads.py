@@ -5,7 +5,7 @@ when.
 from nsquark.kernel.columns import without_bodies
 from nsquark.log.range_read import RangeReader
 from nsquark.log.writer import encode_header
-from nsquark.wire.batch_format import HEADER_BYTES, Batch, scan
+from nsquark.wire.batch_format import HEADER_BYTES, StoredBatch, scan
 
 
 class HeadsReader:
@@ -40,7 +40,7 @@ class HeadsReader:
         found, used = bytearray(), 0
         for item in scan(memoryview(bytes(self._rest)), 0):
             used = item.end
-            if isinstance(item, Batch):
+            if isinstance(item, StoredBatch):
                 payload = without_bodies(self._rest, item.offset + HEADER_BYTES, item.end)
                 batch = item._replace(payload_bytes=len(payload))
                 found += encode_header(batch, payload) + payload

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from nsquark.log.segment import Segment
 from nsquark.log.segments import Segments
-from nsquark.wire.batch_format import HEADER_BYTES, RANGE_PIECE, RANGE_REFUSED, Batch, find_header, read_header
+from nsquark.wire.batch_format import HEADER_BYTES, RANGE_PIECE, RANGE_REFUSED, StoredBatch, find_header, read_header
 
 HEADER_WALK_BYTES = 64 << 10
 """So much is read at a time to step from header to header."""
@@ -180,7 +180,7 @@ def _open(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
-def headers(fd: int, start: int, end: int) -> Iterator[Batch]:
+def headers(fd: int, start: int, end: int) -> Iterator[StoredBatch]:
     """Yields the batches of a file between two offsets, by their headers alone; what is no batch is stepped over."""
     window, window_at = memoryview(b""), start
     while start + HEADER_BYTES <= end:

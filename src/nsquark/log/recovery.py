@@ -12,7 +12,7 @@ from nsquark.log.durable import ANEW_SUFFIX
 from nsquark.log.files import FILE_MODE, sync_directory, write_all
 from nsquark.log.segment import SEGMENT_SUFFIX, Segment, scan_file
 from nsquark.log.services import LogShared
-from nsquark.wire.batch_format import Batch
+from nsquark.wire.batch_format import StoredBatch
 
 REMOVED_SUFFIX = ".removed"
 """The suffix of segments that nobody needs, until they are deleted."""
@@ -89,7 +89,7 @@ def _first_overlap(segments: list[Segment]) -> int | None:
 
 class _Piece(NamedTuple):
     first_seq: int
-    batch: Batch
+    batch: StoredBatch
     fd: int
 
 
@@ -103,7 +103,7 @@ def _merge(shared: LogShared, low: Segment, high: Segment) -> None:
         _Piece(item.first_seq, item, segment.fd)
         for segment in (low, high)
         for item in scan_file(segment.fd, 0, segment.size)
-        if isinstance(item, Batch)
+        if isinstance(item, StoredBatch)
     )
     temporary = low.path.with_name(low.path.name + ANEW_SUFFIX)
     fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)

@@ -25,8 +25,8 @@ from nsquark.wire.batch_format import (
     DEFERRED,
     HEADER_BYTES_EVER,
     MORE_FOLLOWS,
-    Batch,
     Damage,
+    StoredBatch,
     require_known_version,
     scan,
 )
@@ -95,7 +95,7 @@ class Segment(BatchFile):
 
     # -- writing -----------------------------------------------------------------------------------------
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: StoredBatch) -> None:
         """Adds a batch that was written at the end to what is known of the file."""
         self.grown(
             batch.offset, batch.first_seq, batch.messages, batch.payload_bytes, batch.time_min_ns, batch.time_max_ns
@@ -179,7 +179,7 @@ class Segment(BatchFile):
         unreadable.
         """
         damages: list[Damage] = []
-        run: list[Batch] = []
+        run: list[StoredBatch] = []
         unreadable: list[int] = []
         for item in scan_file(fd, self.size, end, unreadable):
             if isinstance(item, Damage):
@@ -255,7 +255,7 @@ class Segment(BatchFile):
         return self.seqs[index] if index >= 0 else self.base_seq
 
 
-def scan_file(fd: int, start: int, end: int, unreadable: list[int] | None = None) -> Iterator[Batch | Damage]:
+def scan_file(fd: int, start: int, end: int, unreadable: list[int] | None = None) -> Iterator[StoredBatch | Damage]:
     """Yields the batches and damages of a file between two offsets; stops before what is not a whole batch at the end.
 
     Where the disk fails to read, `unreadable` gets the offset of the piece.

@@ -17,7 +17,7 @@ from nsquark.log.recovery import REMOVED_SUFFIX, open_segments
 from nsquark.log.removal_mark import Removed
 from nsquark.log.segment import Segment
 from nsquark.log.services import LogShared
-from nsquark.wire.batch_format import HEADER_BYTES, Batch, Damage, scan
+from nsquark.wire.batch_format import HEADER_BYTES, Damage, StoredBatch, scan
 
 READ_BYTES = 256 << 10
 """One cold read brings in so much of a file, unless a single batch is larger."""
@@ -301,7 +301,7 @@ class Segments:
 
     def _decode(self, segment: Segment, piece: memoryview, offset: int, seq: int, stop: int) -> list[Chunk]:
         """Cuts the batches of a piece of a file that reach beyond `seq` into chunks without their headers."""
-        groups: list[list[Batch]] = []
+        groups: list[list[StoredBatch]] = []
         known_to = max(seq, segment.base_seq)
         damaged = False
         for item in scan(piece, offset):
@@ -322,7 +322,7 @@ class Segments:
                 groups.append([item])
         return [self._chunk(group, piece, offset) for group in groups]
 
-    def _chunk(self, batches: list[Batch], piece: memoryview, offset: int) -> Chunk:
+    def _chunk(self, batches: list[StoredBatch], piece: memoryview, offset: int) -> Chunk:
         size = sum(batch.payload_bytes for batch in batches)
         count = sum(batch.messages for batch in batches)
         chunk = Chunk(self.shared.node_id, batches[0].first_seq, size, count)
@@ -451,7 +451,7 @@ def _read_batch(fd: int, offset: int, end: int, seq: int, read: Read = read_read
         piece = memoryview(read(fd, min(size, end - offset), offset)[0])
         if offset + size >= end:
             return piece
-        if any(isinstance(item, Batch) and item.next_seq > seq for item in scan(piece, offset)):
+        if any(isinstance(item, StoredBatch) and item.next_seq > seq for item in scan(piece, offset)):
             return piece
         size *= 2
 
@@ -466,7 +466,7 @@ def read_records(places: list[RecordPlace]) -> dict[int, bytes]:
         finally:
             os.close(fd)
         for batch in scan(piece, offset):
-            if isinstance(batch, Batch) and batch.first_seq <= seq < batch.next_seq:
+            if isinstance(batch, StoredBatch) and batch.first_seq <= seq < batch.next_seq:
                 chunk = Chunk(0, batch.first_seq, batch.payload_bytes, batch.messages)
                 chunk.load(piece, batch.offset - offset + HEADER_BYTES, batch.payload_bytes, batch.messages)
                 index = seq - batch.first_seq

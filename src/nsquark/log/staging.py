@@ -18,7 +18,7 @@ from nsquark.log.durable import sync_data
 from nsquark.log.files import DIRECTORY_MODE, FILE_MODE, write_all
 from nsquark.log.sequences import Sequences
 from nsquark.log.writer import BatchWriter
-from nsquark.wire.batch_format import APPEND_ONCE, HEADER_BYTES, MORE_FOLLOWS, Batch
+from nsquark.wire.batch_format import APPEND_ONCE, HEADER_BYTES, MORE_FOLLOWS, StoredBatch
 from nsquark.wire.record import RECORD_OVERHEAD_BYTES, SIZE_BYTES
 
 STAGE_BYTES_MAX = 64 << 20
@@ -265,7 +265,7 @@ class StagedAppend:
         batches_max = 2 * records // BATCH_BYTES + len(self._parts) + len(spans)
         self.bytes_max = records + batches_max * HEADER_BYTES
 
-    def write(self, fd: int, offset: int) -> list[Batch]:
+    def write(self, fd: int, offset: int) -> list[StoredBatch]:
         with BatchWriter(fd, offset, unwritten_bytes_max=WRITE_BYTES) as writer:
             previous: Chunk | None = None
             for chunk in self._chunks():
@@ -281,9 +281,9 @@ class StagedAppend:
             sync_data(fd)
         return writer.batches
 
-    def _batch(self, chunk: Chunk, more: int) -> tuple[Batch, memoryview]:
+    def _batch(self, chunk: Chunk, more: int) -> tuple[StoredBatch, memoryview]:
         now, flags = self._timestamp_ns, APPEND_ONCE | more
-        batch = Batch(0, chunk.first_seq, chunk.count, chunk.used, now, now, flags, self._token)
+        batch = StoredBatch(0, chunk.first_seq, chunk.count, chunk.used, now, now, flags, self._token)
         return batch, chunk.view[: chunk.used]
 
     def _chunks(self) -> Iterator[Chunk]:

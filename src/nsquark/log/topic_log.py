@@ -23,7 +23,7 @@ from nsquark.log.segments import Segments
 from nsquark.log.sequences import LEASE_SEQS_MAX, LEASE_SEQS_MIN
 from nsquark.log.services import LogShared
 from nsquark.log.writer import BatchWriter
-from nsquark.wire.batch_format import DEFERRED, HEADER_BYTES, MORE_FOLLOWS, Batch
+from nsquark.wire.batch_format import DEFERRED, HEADER_BYTES, MORE_FOLLOWS, StoredBatch
 from nsquark.wire.record import RECORD_OVERHEAD_BYTES
 
 SLOW_WRITES_TO_MOVE = 3
@@ -49,7 +49,7 @@ class ThreadedAppend(Protocol):
     bytes_max: int
     """The file grows by this many bytes at most."""
 
-    def write(self, fd: int, offset: int) -> list[Batch]:
+    def write(self, fd: int, offset: int) -> list[StoredBatch]:
         """Writes everything at `offset` and makes it durable, or leaves the file as it was and raises."""
 
 
@@ -212,12 +212,12 @@ class TopicLog:
             self.tail.writes_inline = False
             self._slow_writes.clear()
 
-    def _write_in_thread(self, commit: Commit, segment: Segment, batches: list[tuple[Batch, memoryview]]) -> None:
+    def _write_in_thread(self, commit: Commit, segment: Segment, batches: list[tuple[StoredBatch, memoryview]]) -> None:
         assert self.segments is not None
         self.segments.begin_write(segment)
         strict = self.shared.settings.sync_every == 1 or self.shared.syncer.is_behind
         started = time.monotonic()
-        written: list[Batch] = []
+        written: list[StoredBatch] = []
 
         def done(error: Exception | None) -> None:
             if strict:
@@ -236,7 +236,7 @@ class TopicLog:
             return
         self.segments.begin_write(segment)
         offset = segment.size
-        batches: list[Batch] = []
+        batches: list[StoredBatch] = []
 
         def work() -> None:
             try:
@@ -251,7 +251,9 @@ class TopicLog:
 
         self.shared.run(work, done)
 
-    def _thread_wrote(self, commit: Commit, segment: Segment, batches: list[Batch], error: Exception | None) -> None:
+    def _thread_wrote(
+        self, commit: Commit, segment: Segment, batches: list[StoredBatch], error: Exception | None
+    ) -> None:
         if self._is_discarded:
             assert self.segments is not None
             self.segments.abandon()
@@ -267,7 +269,7 @@ class TopicLog:
         self._written(commit, batches, segment)
         self.write()
 
-    def _written(self, commit: Commit, batches: list[Batch], segment: Segment | None = None) -> None:
+    def _written(self, commit: Commit, batches: list[StoredBatch], segment: Segment | None = None) -> None:
         for batch in batches:
             if segment is not None:
                 segment.add(batch)
@@ -407,10 +409,10 @@ class TopicLog:
             self._drop(chunk)
 
 
-def _batches(commit: Commit) -> list[tuple[Batch, memoryview]]:
+def _batches(commit: Commit) -> list[tuple[StoredBatch, memoryview]]:
     """Makes a batch and its payload of each slice, since a batch has consecutive sequence numbers; without places."""
     slices = [(chunk, start) for chunk, start in commit.slices if chunk.count > start]
-    batches: list[tuple[Batch, memoryview]] = []
+    batches: list[tuple[StoredBatch, memoryview]] = []
     for chunk, start in slices:
         flags = commit.flags
         if flags and len(batches) < len(slices) - 1:
@@ -418,11 +420,13 @@ def _batches(commit: Commit) -> list[tuple[Batch, memoryview]]:
         payload = chunk.view[chunk.offset(start) : chunk.used]
         first_seq, count = chunk.first_seq + start, chunk.count - start
         times = commit.time_min_ns, commit.time_max_ns
-        batches.append((Batch(0, first_seq, count, len(payload), *times, flags, commit.token), payload))
+        batches.append((StoredBatch(0, first_seq, count, len(payload), *times, flags, commit.token), payload))
     return batches
 
 
-def _append(segment: Segment, batches: list[tuple[Batch, memoryview]], *, strict: bool = False) -> list[Batch]:
+def _append(
+    segment: Segment, batches: list[tuple[StoredBatch, memoryview]], *, strict: bool = False
+) -> list[StoredBatch]:
     """Writes batches behind the segment's end, or leaves the file as it was and raises."""
     with BatchWriter(segment.fd, segment.size) as writer:
         for batch, payload in batches:

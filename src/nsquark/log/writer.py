@@ -10,22 +10,22 @@ from types import TracebackType
 from typing import Self
 
 from nsquark.kernel import batch as kernel
-from nsquark.wire.batch_format import HEADER_BYTES, Batch, Bytes
+from nsquark.wire.batch_format import HEADER_BYTES, Bytes, StoredBatch
 
 PIECES_PER_WRITE_MAX = 1024
 """The most pieces the system takes in one vectored write."""
 
 
-def encode_header(batch: Batch, payload: Bytes) -> bytes:
+def encode_header(batch: StoredBatch, payload: Bytes) -> bytes:
     """Makes the header of a batch, which is written before its payload."""
     return kernel.encode_header(
         payload, batch.first_seq, batch.messages, batch.time_min_ns, batch.time_max_ns, batch.flags, batch.token
     )
 
 
-def placed(batch: Batch, offset: int) -> Batch:
+def placed(batch: StoredBatch, offset: int) -> StoredBatch:
     """Gives a batch its place in a file."""
-    return Batch(offset, *batch[1:])
+    return StoredBatch(offset, *batch[1:])
 
 
 class BatchWriter:
@@ -39,7 +39,7 @@ class BatchWriter:
         """Begins behind the file's content; with `unwritten_bytes_max`, no more than about so many bytes are kept in
         memory.
         """
-        self.batches: list[Batch] = []
+        self.batches: list[StoredBatch] = []
         self._fd = fd
         self._start = offset
         self._written_to = offset
@@ -62,7 +62,7 @@ class BatchWriter:
         if error is not None:
             os.ftruncate(self._fd, self._start)
 
-    def add(self, batch: Batch, payload: Bytes) -> None:
+    def add(self, batch: StoredBatch, payload: Bytes) -> None:
         """Puts a batch behind those before; its payload must not change until it is written."""
         batch = placed(batch, self._written_to + self._unwritten_bytes)
         self._pieces += (encode_header(batch, payload), payload)

@@ -16,7 +16,7 @@ from pyarrow.fs import LocalFileSystem
 INT64_MAX: Final = (1 << 63) - 1
 
 
-class Bounds(NamedTuple):
+class LogBounds(NamedTuple):
     """The bounds outside of which rows do not pass the filter: `low <= value < high`, for seqs and for microseconds
     since 1970.
     """
@@ -27,14 +27,14 @@ class Bounds(NamedTuple):
     time_high_us: int
 
 
-class Filter:
+class RowFilter:
     """An Arrow expression over rows of `schema`."""
 
     def __init__(self, expression: pc.Expression, schema: pa.Schema):
         self._expression = expression
         self._schema = schema
 
-    def bounds(self, topic: str, nsqd_id: str) -> Bounds | None:
+    def bounds(self, topic: str, nsqd_id: str) -> LogBounds | None:
         """Finds the bounds for the rows of one topic on one nsqd; None if none of them can pass."""
         base = (pc.field("topic") == topic) & (pc.field("nsqd") == nsqd_id)
         if not self._may_pass(base):
@@ -46,7 +46,9 @@ class Filter:
         def from_on(name: str, limit: Callable[[int], pa.Scalar]) -> int:
             return _first_true(lambda value: not self._may_pass(base & (pc.field(name) >= limit(value))))
 
-        return Bounds(below("seq", _seq), from_on("seq", _seq), below("timestamp", _time), from_on("timestamp", _time))
+        return LogBounds(
+            below("seq", _seq), from_on("seq", _seq), below("timestamp", _time), from_on("timestamp", _time)
+        )
 
     def needs(self, column: str) -> bool:
         """Tells whether it looks at a column."""

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from nsquark.query.bounds import INT64_MAX, Filter
-from nsquark.spark.nsqd_http import Nsqd
+from nsquark.query.bounds import INT64_MAX, RowFilter
+from nsquark.spark.nsqd_http import RangeNsqd
 from nsquark.spark.options import SourceOptions
 from nsquark.spark.source.batch import plan_batch
 from nsquark.spark.source.packed_rows import read_partition
@@ -58,7 +58,7 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
         here.
         """
         names = self._given.names if columns is None else list(columns)
-        wanted = None if filter is None else Filter(filter, self._given)
+        wanted = None if filter is None else RowFilter(filter, self._given)
         if wanted is not None:
             names = list(dict.fromkeys([*names, *(name for name in self._given.names if wanted.needs(name))]))
         read = pa.schema([self._given.field(name) for name in self._given.names if name in names])
@@ -129,7 +129,7 @@ def _decoded(bodies: pa.Array) -> pa.Array:
         return pa.array([body.decode("utf-8", "replace") for body in bodies.to_pylist()], pa.string())
 
 
-def _narrowed(wanted: Filter | None, ranges: Ranges, nsqds: Mapping[str, Nsqd]) -> Ranges:
+def _narrowed(wanted: RowFilter | None, ranges: Ranges, nsqds: Mapping[str, RangeNsqd]) -> Ranges:
     """Finds the range of each log in which rows can pass the filter."""
     if wanted is None:
         return ranges

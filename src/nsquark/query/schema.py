@@ -17,7 +17,7 @@ from nsquark.query.arrow import source_options
 from nsquark.query.dataset import read_batches
 from nsquark.query.json_types import Seen, infer, misfits
 from nsquark.spark.endpoint import NsqdError
-from nsquark.spark.nsqd_http import Nsqd
+from nsquark.spark.nsqd_http import RangeNsqd
 from nsquark.spark.options import OptionError, SourceOptions
 from nsquark.spark.source.batch import plan_batch
 from nsquark.spark.source.plan import Planner, Ranges
@@ -100,7 +100,7 @@ def _documents(bodies: list[bytes]) -> Iterator[Any]:
             yield _NO_JSON
 
 
-def _newest(options: SourceOptions, ranges: Ranges, nsqds: Mapping[str, Nsqd], count: int) -> Ranges:
+def _newest(options: SourceOptions, ranges: Ranges, nsqds: Mapping[str, RangeNsqd], count: int) -> Ranges:
     """Finds the ranges at the ends of the logs that have `count` messages, or a few times more."""
     found = {}
     for key, stored in ranges.items():

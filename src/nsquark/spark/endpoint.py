@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from nsquark.base.printable import printable
-from nsquark.spark.options import Access, Tls
+from nsquark.spark.options import Access, HttpTls
 from nsquark.web.bearer import bearer
 from nsquark.wire.documents import decode_json
 
@@ -56,7 +56,7 @@ class ForeignNsqd(WrongAddress):
         )
 
 
-class TlsRequired(WrongAddress):
+class WantsTls(WrongAddress):
     """Says that this is the plain HTTP port of an nsqd that wants TLS, which tells there where to go."""
 
     def __init__(self, address: str, https_port: int):
@@ -227,7 +227,7 @@ class Endpoint:
             )
         https_port = fields.get("https_port")
         if fields.get("message") == "TLS_REQUIRED" and isinstance(https_port, int) and 0 < https_port <= PORT_MAX:
-            return TlsRequired(self.address, https_port)
+            return WantsTls(self.address, https_port)
         return Refused(self.address, path, status, fields)
 
     def _explained(self, error: Exception) -> NsqdError:
@@ -246,7 +246,7 @@ class Endpoint:
         return Unreachable(f"{self.address} does not answer ({str(error) or type(error).__name__})", self.address)
 
 
-def _open_connection(address: str, tls: Tls, timeout_s: float) -> http.client.HTTPConnection:
+def _open_connection(address: str, tls: HttpTls, timeout_s: float) -> http.client.HTTPConnection:
     secure = address.startswith("https://")
     host, _, port = address.removeprefix("https://").rpartition(":")
     host = host.strip("[]")
@@ -255,7 +255,7 @@ def _open_connection(address: str, tls: Tls, timeout_s: float) -> http.client.HT
     return http.client.HTTPSConnection(host, int(port), timeout=timeout_s, context=_tls_context(tls))
 
 
-def _tls_context(tls: Tls) -> ssl.SSLContext:
+def _tls_context(tls: HttpTls) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=tls.root_ca_file)
         if tls.cert_file:

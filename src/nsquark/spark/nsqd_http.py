@@ -13,8 +13,8 @@ from nsquark.spark.endpoint import (
     ForeignNsqd,
     NsqdError,
     Refused,
-    TlsRequired,
     Unreachable,
+    WantsTls,
     WrongAddress,
 )
 from nsquark.spark.options import Access, SourceOptions
@@ -41,7 +41,7 @@ class TopicHead(msgspec.Struct, frozen=True):
     """The id of the topic's incarnation; an nsqd of an older version tells none."""
 
 
-class Run(msgspec.Struct, frozen=True):
+class NsqdRun(msgspec.Struct, frozen=True):
     """A start of an nsqd: ids sort by time, and no message of an earlier run has `first_seq` or a higher number."""
 
     id: str
@@ -49,7 +49,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class _Runs(msgspec.Struct):
-    runs: list[Run]
+    runs: list[NsqdRun]
 
 
 class _Topics(msgspec.Struct):
@@ -75,7 +75,7 @@ class _Producers(msgspec.Struct):
     producers: list[_Producer]
 
 
-class Nsqd(Endpoint):
+class RangeNsqd(Endpoint):
     """An nsqd that reads by range: it has told its id."""
 
     def __init__(self, address: str, access: Access, nsqd_id: str, timeout_s: float = REQUEST_TIMEOUT_S, run: str = ""):
@@ -143,7 +143,7 @@ class Nsqd(Endpoint):
                 raise self.refusal("/log/at", fields)
         return places
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[NsqdRun]:
         """Returns the starts that the nsqd remembers, the latest last."""
         return self.read_as(self.ask("/log/runs"), _Runs).runs
 
@@ -160,7 +160,7 @@ class Nsqd(Endpoint):
         return head
 
 
-def identify(address: str, access: Access) -> Nsqd:
+def identify(address: str, access: Access) -> RangeNsqd:
     """Finds who answers at this address. Every answer carries the id; that to a topic which is not there is the
     shortest.
     """
@@ -176,7 +176,7 @@ def identify(address: str, access: Access) -> Nsqd:
     nsqd_id = fields.get("nsqd_id")
     if not isinstance(nsqd_id, str) or not 1 <= len(nsqd_id) <= ID_CHARS_MAX or not nsqd_id.isprintable():
         raise _not_ours(address, endpoint)
-    return Nsqd(address, access, nsqd_id, run=str(fields.get("nsqd_run", "")))
+    return RangeNsqd(address, access, nsqd_id, run=str(fields.get("nsqd_run", "")))
 
 
 def _not_ours(address: str, endpoint: Endpoint) -> WrongAddress:
@@ -201,19 +201,19 @@ class Finder:
     def __init__(self, options: SourceOptions):
         self._options = options
         self.unreachable: dict[str, str] = {}
-        self.replaced: dict[str, Nsqd] = {}
+        self.replaced: dict[str, RangeNsqd] = {}
         """The nsqds that answer now where another was known, by the id of that other."""
         self.foreign: list[str] = []
         """The addresses of nsqds that are left out with onForeignNsqd=skip."""
 
-    def find(self, known: Mapping[str, str] | None = None) -> dict[str, Nsqd]:
+    def find(self, known: Mapping[str, str] | None = None) -> dict[str, RangeNsqd]:
         """Finds nsqds by id. `known` has addresses by id, where nsqds are also looked for that no nsqlookupd names any
         more.
 
         Raises if nothing at all can be asked, or if an address is not what it should be.
         """
         self.unreachable, self.replaced, self.foreign = {}, {}, []
-        found: dict[str, Nsqd] = {}
+        found: dict[str, RangeNsqd] = {}
         for address in self._options.nsqd or self._look_up():
             try:
                 nsqd = self._identify(address)
@@ -230,7 +230,7 @@ class Finder:
                 self._find_known(found, nsqd_id, address)
         return found
 
-    def _add(self, found: dict[str, Nsqd], nsqd: Nsqd) -> None:
+    def _add(self, found: dict[str, RangeNsqd], nsqd: RangeNsqd) -> None:
         """Adds an nsqd. One may have several addresses; two with one id have copies of one data path."""
         other = found.setdefault(nsqd.id, nsqd)
         if other.run == nsqd.run:
@@ -244,7 +244,7 @@ class Finder:
                 "neither can be read, since their messages could not be told apart"
             )
 
-    def _find_known(self, found: dict[str, Nsqd], nsqd_id: str, address: str) -> None:
+    def _find_known(self, found: dict[str, RangeNsqd], nsqd_id: str, address: str) -> None:
         try:
             nsqd = self._identify(address)
         except NsqdError as error:
@@ -255,10 +255,10 @@ class Finder:
         else:
             self.replaced[nsqd_id] = nsqd
 
-    def _identify(self, address: str) -> Nsqd:
+    def _identify(self, address: str) -> RangeNsqd:
         try:
             return identify(address, self._options.access)
-        except TlsRequired as error:
+        except WantsTls as error:
             if self._options.nsqd:
                 raise
             # nsqlookupd knows only the port of plain HTTP.

@@ -84,7 +84,7 @@ class OptionError(ValueError):
 
 
 @dataclass(frozen=True)
-class Tls:
+class HttpTls:
     """Says how to speak to https:// addresses. The files must be on every machine that runs a task."""
 
     root_ca_file: str | None = None
@@ -97,7 +97,7 @@ class Tls:
 class Access:
     """Holds what is shown to those who are asked."""
 
-    tls: Tls = Tls()
+    tls: HttpTls = HttpTls()
     secret: str = field(default="", repr=False)
     """The secret for nsqds with AUTH."""
 
@@ -439,8 +439,8 @@ def read_auth_secret(given: Mapping[str, str]) -> str:
         raise OptionError(f"authSecretFile {error}: write the path of a file with the secret, on the driver") from None
 
 
-def read_tls(given: Mapping[str, str]) -> Tls:
-    return Tls(
+def read_tls(given: Mapping[str, str]) -> HttpTls:
+    return HttpTls(
         root_ca_file=given.get("tlsRootCaFile"),
         cert_file=given.get("tlsCertFile"),
         key_file=given.get("tlsKeyFile"),

@@ -27,7 +27,7 @@ class Unanswered(Exception):
         self.reason = reason or text
 
 
-class ChannelStats(msgspec.Struct):
+class ChannelCounters(msgspec.Struct):
     """Counters of a channel, on one nsqd or on all."""
 
     channel_name: str = ""
@@ -41,7 +41,7 @@ class ChannelStats(msgspec.Struct):
     client_count: int = 0
     paused: bool = False
 
-    def add(self, other: ChannelStats) -> None:
+    def add(self, other: ChannelCounters) -> None:
         self.depth += other.depth
         self.backend_depth += other.backend_depth
         self.in_flight_count += other.in_flight_count
@@ -53,17 +53,17 @@ class ChannelStats(msgspec.Struct):
         self.paused |= other.paused
 
 
-class TopicStats(msgspec.Struct):
+class TopicCounters(msgspec.Struct):
     topic_name: str
     depth: int = 0
     backend_depth: int = 0
     message_count: int = 0
     paused: bool = False
-    channels: list[ChannelStats] | None = None
+    channels: list[ChannelCounters] | None = None
 
 
 class _Stats(msgspec.Struct):
-    topics: list[TopicStats] | None = None
+    topics: list[TopicCounters] | None = None
 
 
 class _Producer(msgspec.Struct):
@@ -75,7 +75,7 @@ class _Producers(msgspec.Struct):
     producers: list[_Producer] | None = None
 
 
-class Cluster:
+class StatCluster:
     """nsqds that are given, or that nsqlookupds know, by their HTTP addresses."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Cluster:
         """Those that may have a topic: without nsqlookupds all of them, which say themselves whether they do."""
         return await self._found(f"/lookup?{urlencode({'topic': topic})}") if self._lookupds else list(self._nsqds)
 
-    async def stats(self, nsqd: str, topic: str = "") -> list[TopicStats]:
+    async def stats(self, nsqd: str, topic: str = "") -> list[TopicCounters]:
         """Of all topics, or of one with its channels."""
         wanted = {"format": "json", "topic": topic, "include_clients": "false", "include_mem": "false"}
         query = urlencode({name: value for name, value in wanted.items() if value})

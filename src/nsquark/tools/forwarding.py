@@ -8,7 +8,7 @@ from typing import Final
 from nsquark.client.logs import shown_id
 from nsquark.client.message import Message
 from nsquark.tools.program import say
-from nsquark.tools.sources import SourceOptions
+from nsquark.tools.sources import ConsumeOptions
 from nsquark.tools.timings import Timings
 
 REFUSALS_MAX: Final = 5
@@ -32,7 +32,7 @@ class Failures:
     only refusals lead to that, unless `--consumer-opt=max_attempts,N` asks for go-nsq's rule; see KEEP_TRYING.
     """
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: ConsumeOptions) -> None:
         is_asked_for = any(name.replace("-", "_") == "max_attempts" for name, _ in options.consumer_opt)
         self._refusals_max = 0 if is_asked_for else REFUSALS_MAX
 

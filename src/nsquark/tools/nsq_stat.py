@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 from nsquark.base.durations import Duration
 from nsquark.base.flags import option, option_table
 from nsquark.base.kinds import BOOLEAN, DURATION, PARSE_ERROR, STRING, STRINGS, Kind
-from nsquark.tools.cluster import ChannelStats, Cluster, Unanswered, together
+from nsquark.tools.cluster import ChannelCounters, StatCluster, Unanswered, together
 from nsquark.tools.output import Output
 from nsquark.tools.program import Fatal, parse_options, run
 
@@ -40,7 +40,7 @@ COUNT: Final[Kind[int | None]] = Kind("value", _parse_count, _never_in_a_file)
 
 
 @option_table
-class Options:
+class NsqStatOptions:
     version: bool = option(BOOLEAN, False, "print the version and exit")
     topic: str = option(STRING, "", "topic")
     channel: str = option(STRING, "", "channel")
@@ -54,12 +54,12 @@ class Options:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    run(_stat(parse_options("nsq_stat", Options, argv, EXAMPLE)))
+    run(_stat(parse_options("nsq_stat", NsqStatOptions, argv, EXAMPLE)))
 
 
-async def _stat(options: Options) -> None:
+async def _stat(options: NsqStatOptions) -> None:
     check(options)
-    cluster = Cluster(
+    cluster = StatCluster(
         options.nsqd_http_address,
         options.lookupd_http_address,
         options.http_client_connect_timeout,
@@ -77,7 +77,7 @@ async def _stat(options: Options) -> None:
     await _until_signal(watch(cluster, options.topic, options.channel, options.interval.seconds, options.count))
 
 
-def check(options: Options) -> None:
+def check(options: NsqStatOptions) -> None:
     """Whether the options fit together; they are looked at in NSQ's order."""
     if not options.watch and (not options.topic or not options.channel):
         raise Fatal("--topic and --channel are required")
@@ -108,10 +108,10 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
         await task
 
 
-async def _report(cluster: Cluster, options: Options) -> None:
+async def _report(cluster: StatCluster, options: NsqStatOptions) -> None:
     """A line for each interval. The first poll is only what the next one is compared with, as in NSQ's."""
     output = Output()
-    before: ChannelStats | None = None
+    before: ChannelCounters | None = None
     polls = 0
     while options.count is None or polls <= options.count:
         now = await _channel(cluster, options)
@@ -124,7 +124,7 @@ async def _report(cluster: Cluster, options: Options) -> None:
         await asyncio.sleep(options.interval.seconds)
 
 
-async def _channel(cluster: Cluster, options: Options) -> ChannelStats:
+async def _channel(cluster: StatCluster, options: NsqStatOptions) -> ChannelCounters:
     """What all nsqds say of the channel, added up."""
     topic, channel = options.topic, options.channel
     try:
@@ -143,13 +143,13 @@ async def _channel(cluster: Cluster, options: Options) -> ChannelStats:
     found = [each for stats in topics for each in stats.channels or () if each.channel_name == channel]
     if not found:
         raise Fatal(f"ERROR: failed to find channel({channel}) in stats metadata for topic({topic})")
-    total = ChannelStats(channel)
+    total = ChannelCounters(channel)
     for each in found:
         total.add(each)
     return total
 
 
-def line(before: ChannelStats, now: ChannelStats, interval_s: float) -> str:
+def line(before: ChannelCounters, now: ChannelCounters, interval_s: float) -> str:
     """NSQ's row: rates by the nominal interval, without fractions."""
     came = now.message_count - before.message_count
     went = came - (now.depth - before.depth)

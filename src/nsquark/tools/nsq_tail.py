@@ -22,7 +22,7 @@ from nsquark.tools.output import Output
 from nsquark.tools.program import Fatal, on_stop, parse_options, run, say
 from nsquark.tools.sources import (
     GATHER_S,
-    SourceOptions,
+    ConsumeOptions,
     check_sources,
     client_config,
     make_consumer,
@@ -34,7 +34,7 @@ EXAMPLE: Final = "nsq_tail --topic=orders --lookupd-http-address=127.0.0.1:4161"
 
 
 @option_table
-class Options(SourceOptions):
+class NsqTailOptions(ConsumeOptions):
     topic: list[str] = option(STRINGS, [], "topic to print, repeatable")
     channel: str = option(STRING, "", "channel; without it an ephemeral one that ends with this program")
     n: int = option(INTEGER, 0, "messages of a topic after which to end; 0 = never")
@@ -49,14 +49,14 @@ class Options(SourceOptions):
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    options = parse_options(PROGRAM, Options, argv, EXAMPLE)
+    options = parse_options(PROGRAM, NsqTailOptions, argv, EXAMPLE)
     run(_tail_logs(options) if options.from_ else _tail_channels(options))
 
 
 class Printer:
     """The messages of one topic on stdout, at most `-n` of them."""
 
-    def __init__(self, topic: str, options: Options, output: Output) -> None:
+    def __init__(self, topic: str, options: NsqTailOptions, output: Output) -> None:
         self._topic = topic
         self._prefix = f"{topic} | ".encode() if options.print_topic else b""
         self._is_json = options.json
@@ -114,7 +114,7 @@ class Printer:
 # -- channels ----------------------------------------------------------------------------------------------
 
 
-async def _tail_channels(options: Options) -> None:
+async def _tail_channels(options: NsqTailOptions) -> None:
     check_sources(options)
     if not options.topic:
         raise Fatal("--topic required")
@@ -170,7 +170,7 @@ async def _until_one_is_done(works: Sequence[Coroutine[Any, Any, bool]]) -> None
 # -- logs --------------------------------------------------------------------------------------------------
 
 
-async def _tail_logs(options: Options) -> None:
+async def _tail_logs(options: NsqTailOptions) -> None:
     start = Start.parse(options.from_)
     if not options.topic:
         raise Fatal("--topic required")
@@ -189,7 +189,7 @@ async def _tail_logs(options: Options) -> None:
 class LogTopic:
     """A topic on all its nsqds: those given, and those that nsqlookupds know, which are asked again and again."""
 
-    def __init__(self, topic: str, start: Start, options: Options, printer: Printer) -> None:
+    def __init__(self, topic: str, start: Start, options: NsqTailOptions, printer: Printer) -> None:
         self._topic = topic
         self._start = start
         self._options = options

@@ -22,7 +22,7 @@ from nsquark.client.errors import ConfigError, NsqError
 from nsquark.client.message import Message
 from nsquark.tools.file_log import REV, FileFailed, FileLog, Settings
 from nsquark.tools.program import Fatal, on_stop, parse_options_and_rest, run, say
-from nsquark.tools.sources import CLIENT_OPTIONS, GATHER_S, ClientOption, SourceOptions, check_sources, make_consumer
+from nsquark.tools.sources import CLIENT_OPTIONS, GATHER_S, ClientOption, ConsumeOptions, check_sources, make_consumer
 from nsquark.tools.topics import fetch_topics
 
 EXAMPLE = "nsq_to_file --topic=orders --lookupd-http-address=127.0.0.1:4161 --output-dir=/var/log/orders --gzip"
@@ -45,7 +45,7 @@ _LENIENT_CLIENT_OPTIONS: Final = dataclasses.replace(CLIENT_OPTIONS, from_flag=_
 
 
 @option_table
-class Options(SourceOptions):
+class NsqToFileOptions(ConsumeOptions):
     consumer_opt: list[ClientOption] = option(
         _LENIENT_CLIENT_OPTIONS,
         [],
@@ -77,10 +77,10 @@ class Options(SourceOptions):
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    run(_write_files(*parse_options_and_rest("nsq_to_file", Options, argv, EXAMPLE)))
+    run(_write_files(*parse_options_and_rest("nsq_to_file", NsqToFileOptions, argv, EXAMPLE)))
 
 
-async def _write_files(options: Options, rest: list[str]) -> int:
+async def _write_files(options: NsqToFileOptions, rest: list[str]) -> int:
     if rest:
         raise Fatal(f"unknown arguments: [{' '.join(rest)}]")
     level = _check(options)
@@ -94,7 +94,7 @@ async def _write_files(options: Options, rest: list[str]) -> int:
     return 0
 
 
-def _check(options: Options) -> Level:
+def _check(options: NsqToFileOptions) -> Level:
     """Raises Fatal, with NSQ's words where it has some; the log level."""
     try:
         level = Level.parse(options.log_level)
@@ -127,7 +127,7 @@ def _check(options: Options) -> Level:
     return level
 
 
-def _settings(options: Options, topic: str) -> Settings:
+def _settings(options: NsqToFileOptions, topic: str) -> Settings:
     """What the flags mean for the files of a topic."""
     form = options.filename_format
     is_rotated = options.rotate_size > 0 or options.rotate_interval > 0
@@ -157,7 +157,7 @@ def _settings(options: Options, topic: str) -> Settings:
 class Archive:
     """All topics that are written. Those that are found, or could not be begun before, are begun in the next round."""
 
-    def __init__(self, options: Options, logger: Logger) -> None:
+    def __init__(self, options: NsqToFileOptions, logger: Logger) -> None:
         self._options = options
         self._logger = logger
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="files")
@@ -253,7 +253,7 @@ class TopicWriter:
     sync after its write has returned, never before.
     """
 
-    def __init__(self, topic: str, options: Options, threads: ThreadPoolExecutor, logger: Logger) -> None:
+    def __init__(self, topic: str, options: NsqToFileOptions, threads: ThreadPoolExecutor, logger: Logger) -> None:
         self._options = options
         self._threads = threads
         self._logger = logger

@@ -14,7 +14,7 @@ from nsquark.client.message import Message
 from nsquark.tools.forwarding import KEEP_TRYING, Failures, NotTaken, StatusLines
 from nsquark.tools.hostpool import make_pool
 from nsquark.tools.program import Fatal, parse_options, run
-from nsquark.tools.sources import SourceOptions, check_sources, make_consumer, stop_on_signals
+from nsquark.tools.sources import ConsumeOptions, check_sources, make_consumer, stop_on_signals
 
 if TYPE_CHECKING:
     from nsquark.tools.http_sender import HttpSender
@@ -26,7 +26,7 @@ ONE_OF_THEM: Final = ("hostpool", "round-robin", "epsilon-greedy")
 
 
 @option_table
-class Options(SourceOptions):
+class NsqToHttpOptions(ConsumeOptions):
     topic: str = option(STRING, "", "topic to send")
     channel: str = option(STRING, "nsq_to_http", "channel to consume")
     n: int = option(INTEGER, 100, "requests at once")
@@ -42,10 +42,10 @@ class Options(SourceOptions):
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    run(_forward(parse_options("nsq_to_http", Options, argv, EXAMPLE)))
+    run(_forward(parse_options("nsq_to_http", NsqToHttpOptions, argv, EXAMPLE)))
 
 
-async def _forward(options: Options) -> None:
+async def _forward(options: NsqToHttpOptions) -> None:
     sender = checked(options)
     failures = Failures(options)
     consumer = make_consumer(
@@ -53,11 +53,11 @@ async def _forward(options: Options) -> None:
     )
     stop_on_signals([consumer])
     async with sender, consumer:
-        handler = Forwarder(options, sender, failures)
+        handler = HttpForwarder(options, sender, failures)
         await consumer.run(handler.handle, min(options.n, max(options.max_in_flight, 1)))
 
 
-def checked(options: Options) -> HttpSender:
+def checked(options: NsqToHttpOptions) -> HttpSender:
     """The sender of options that fit together; they are looked at in NSQ's order."""
     try:
         from nsquark.tools.http_sender import HttpSender, check_urls, parse_headers
@@ -90,10 +90,10 @@ def checked(options: Options) -> HttpSender:
     )
 
 
-class Forwarder:
+class HttpForwarder:
     """Sends each message to an endpoint of the pool's choice, or to all."""
 
-    def __init__(self, options: Options, sender: HttpSender, failures: Failures) -> None:
+    def __init__(self, options: NsqToHttpOptions, sender: HttpSender, failures: Failures) -> None:
         self._addresses = options.post or options.get
         self._pool = make_pool(options.mode, self._addresses)
         self._sends_to_all = options.mode not in ONE_OF_THEM

@@ -22,7 +22,7 @@ from nsquark.tools.program import Fatal, parse_options, run, say
 from nsquark.tools.sources import (
     CLIENT_OPTIONS,
     ClientOption,
-    SourceOptions,
+    ConsumeOptions,
     check_sources,
     client_config,
     make_consumer,
@@ -45,7 +45,7 @@ Outgoing = tuple[Message, bytes]
 
 
 @option_table
-class Options(SourceOptions):
+class NsqToNsqOptions(ConsumeOptions):
     topic: list[str] = option(STRINGS, [], "topic to publish again, repeatable")
     channel: str = option(STRING, "nsq_to_nsq", "channel to consume")
     destination_nsqd_tcp_address: list[str] = option(STRINGS, [], "nsqd to publish to, repeatable")
@@ -61,12 +61,12 @@ class Options(SourceOptions):
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    run(_forward(parse_options("nsq_to_nsq", Options, argv, EXAMPLE)))
+    run(_forward(parse_options("nsq_to_nsq", NsqToNsqOptions, argv, EXAMPLE)))
 
 
-async def _forward(options: Options) -> None:
+async def _forward(options: NsqToNsqOptions) -> None:
     check(options)
-    forwarder = Forwarder(options)
+    forwarder = NsqForwarder(options)
     consumers = [
         make_consumer("nsq_to_nsq", options, topic, options.channel, auto_touch=True, max_attempts=KEEP_TRYING)
         for topic in options.topic
@@ -82,7 +82,7 @@ async def _forward(options: Options) -> None:
         await forwarder.close()
 
 
-def check(options: Options) -> None:
+def check(options: NsqToNsqOptions) -> None:
     """Whether the options fit together; they are looked at in NSQ's order."""
     if not options.topic or not options.channel:
         raise Fatal("--topic and --channel are required")
@@ -97,14 +97,14 @@ def check(options: Options) -> None:
         raise Fatal("--destination-nsqd-tcp-address required")
 
 
-class Forwarder:
+class NsqForwarder:
     """Publishes batches by MPUB, without waiting for one before the next.
 
     A message is finished when its destination has acknowledged it, and requeued when that failed. What is under way is
     bounded by the consumers' max_in_flight.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: NsqToNsqOptions) -> None:
         addresses = list(dict.fromkeys(options.destination_nsqd_tcp_address))
         config = client_config("nsq_to_nsq", options.producer_opt)
         self._producers = {

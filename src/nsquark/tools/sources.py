@@ -29,7 +29,7 @@ CLIENT_OPTIONS: Final[Kind[list[ClientOption]]] = Kind(
 
 
 @option_table
-class SourceOptions:
+class ConsumeOptions:
     """The flags of every tool that consumes."""
 
     version: bool = option(BOOLEAN, False, "print the version and exit")
@@ -41,7 +41,7 @@ class SourceOptions:
     max_in_flight: int = option(INTEGER, 200, "messages that may be in flight")
 
 
-def check_sources(options: SourceOptions, end: str = "") -> None:
+def check_sources(options: ConsumeOptions, end: str = "") -> None:
     """Raises Fatal unless there are nsqds or nsqlookupds, and not both; `end` is what ends the first sentence."""
     if not options.nsqd_tcp_address and not options.lookupd_http_address:
         raise Fatal(f"--nsqd-tcp-address or --lookupd-http-address required{end}")
@@ -56,7 +56,7 @@ def client_config(program: str, given: Sequence[ClientOption]) -> Config:
 
 def make_consumer(
     program: str,
-    options: SourceOptions,
+    options: ConsumeOptions,
     topic: str,
     channel: str,
     max_in_flight: int = 0,

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nsquark.base.printable import printable
-from nsquark.tools.cluster import ChannelStats, Cluster, TopicStats, Unanswered
+from nsquark.tools.cluster import ChannelCounters, StatCluster, TopicCounters, Unanswered
 
 KEYS: Final = {"r": "rate", "d": "depth", "n": "name"}
 LINES_AROUND: Final = 4
@@ -36,7 +36,7 @@ Key = tuple[str, str]
 class Row:
     topic: str
     channel: str
-    now: ChannelStats
+    now: ChannelCounters
     came_per_s: float | None
     went_per_s: float | None
     """None where there was no poll before."""
@@ -48,11 +48,11 @@ class Totals:
     def __init__(self, topic: str = "", channel: str = "") -> None:
         self._topic = topic
         self._channel = channel
-        self._now: dict[Key, ChannelStats] = {}
-        self._before: dict[Key, ChannelStats] = {}
+        self._now: dict[Key, ChannelCounters] = {}
+        self._before: dict[Key, ChannelCounters] = {}
         self._passed_s = 0.0
 
-    def update(self, answers: list[list[TopicStats]], passed_s: float) -> None:
+    def update(self, answers: list[list[TopicCounters]], passed_s: float) -> None:
         """Takes what all nsqds said, so many seconds after the last time."""
         self._before, self._now, self._passed_s = self._now, {}, passed_s
         for topic in (topic for answer in answers for topic in answer):
@@ -64,8 +64,8 @@ class Totals:
                 if not self._channel or channel.channel_name == self._channel:
                     self._add((topic.topic_name, channel.channel_name), channel)
 
-    def _add(self, key: Key, stats: ChannelStats) -> None:
-        self._now.setdefault(key, ChannelStats()).add(stats)
+    def _add(self, key: Key, stats: ChannelCounters) -> None:
+        self._now.setdefault(key, ChannelCounters()).add(stats)
 
     def rows(self, order: str) -> list[Row]:
         """By name, or the largest first."""
@@ -86,13 +86,13 @@ class Totals:
         return Row(*key, now, came / self._passed_s, max(went, 0) / self._passed_s)
 
 
-def _as_channel(topic: TopicStats) -> ChannelStats:
-    return ChannelStats(
+def _as_channel(topic: TopicCounters) -> ChannelCounters:
+    return ChannelCounters(
         depth=topic.depth, backend_depth=topic.backend_depth, message_count=topic.message_count, paused=topic.paused
     )
 
 
-async def watch(cluster: Cluster, topic: str, channel: str, interval_s: float, count: int | None) -> None:
+async def watch(cluster: StatCluster, topic: str, channel: str, interval_s: float, count: int | None) -> None:
     """Until q is pressed, or `count` tables with rates were shown."""
     totals = Totals(topic, channel)
     screen = _Screen(totals, interval_s)
@@ -111,7 +111,7 @@ async def watch(cluster: Cluster, topic: str, channel: str, interval_s: float, c
                 await asyncio.wait_for(screen.is_left.wait(), interval_s)
 
 
-async def _poll(cluster: Cluster, topic: str) -> tuple[list[list[TopicStats]], list[str]]:
+async def _poll(cluster: StatCluster, topic: str) -> tuple[list[list[TopicCounters]], list[str]]:
     """What the nsqds said that can be reached, and why the others said nothing."""
     try:
         nsqds = await cluster.nsqds()

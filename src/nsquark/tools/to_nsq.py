@@ -33,7 +33,7 @@ PROGRESS_S: Final = 0.25
 
 
 @option_table
-class Options:
+class ToNsqOptions:
     topic: str = option(STRING, "", "topic to publish to")
     nsqd_tcp_address: list[str] = option(STRINGS, [], "nsqd TCP address, repeatable: each gets every message")
     delimiter: str = option(STRING, "\n", "byte that ends a message")
@@ -45,10 +45,10 @@ class Options:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    run(_publish_stdin(parse_options("to_nsq", Options, argv, EXAMPLE)))
+    run(_publish_stdin(parse_options("to_nsq", ToNsqOptions, argv, EXAMPLE)))
 
 
-async def _publish_stdin(options: Options) -> None:
+async def _publish_stdin(options: ToNsqOptions) -> None:
     delimiter = os.fsencode(options.delimiter)
     if not options.topic:
         raise Fatal("--topic required")
@@ -75,7 +75,7 @@ async def _publish_stdin(options: Options) -> None:
             await destination.close()
 
 
-async def _feed(stdin: Stdin, destinations: Sequence[Destination], options: Options) -> None:
+async def _feed(stdin: Stdin, destinations: Sequence[Destination], options: ToNsqOptions) -> None:
     """Returns when all of stdin is published."""
     on_stop(stdin.stop)
     throttle = Throttle(options.rate)
@@ -114,7 +114,7 @@ class Destination:
     Always: `published` counts messages whose publish nsqd has acknowledged, and they are the first of stdin.
     """
 
-    def __init__(self, address: str, options: Options) -> None:
+    def __init__(self, address: str, options: ToNsqOptions) -> None:
         config = client_config("to_nsq", options.producer_opt)
         self._producer = Producer(address, config, outstanding_bytes_max=sys.maxsize)
         self._topic = options.topic

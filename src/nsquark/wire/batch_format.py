@@ -45,7 +45,7 @@ class UnknownVersion(Exception):
     """A file was written by a later version of this program; the text says what to do."""
 
 
-class Batch(NamedTuple):
+class StoredBatch(NamedTuple):
     """A batch as it was found in a file: where it starts, and what its header says."""
 
     offset: int
@@ -74,7 +74,7 @@ class Damage(NamedTuple):
     reason: str
 
 
-def read_header(data: Bytes, pos: int, offset: int) -> tuple[Batch, int] | None:
+def read_header(data: Bytes, pos: int, offset: int) -> tuple[StoredBatch, int] | None:
     """Reads the header at `data[pos]` (file offset `offset`): the batch and its payload's check, or None if it is no
     header.
     """
@@ -85,7 +85,7 @@ def read_header(data: Bytes, pos: int, offset: int) -> tuple[Batch, int] | None:
     if xxh32_intdigest(tail, flags) != check:
         return None
     messages, size, _, first_seq, time_min_ns, time_max_ns, payload_check, token = TAIL.unpack(tail)
-    return Batch(offset, first_seq, messages, size, time_min_ns, time_max_ns, flags, token), payload_check
+    return StoredBatch(offset, first_seq, messages, size, time_min_ns, time_max_ns, flags, token), payload_check
 
 
 def require_known_version(head: Bytes, path: Path) -> None:
@@ -105,7 +105,7 @@ def require_known_version(head: Bytes, path: Path) -> None:
         )
 
 
-def scan(data: memoryview, offset: int) -> Iterator[Batch | Damage]:
+def scan(data: memoryview, offset: int) -> Iterator[StoredBatch | Damage]:
     """Yields the batches in `data`, a piece of a file from `offset` on, and the damage between them.
 
     Ends before a batch that is not wholly in `data`. What is cut off or damaged at the very end is reported as damage

@@ -11,7 +11,7 @@ from nsquark.log.segment import Segment
 from nsquark.log.sequences import LEASE_SEQS_MAX, LEASE_SEQS_MIN
 from nsquark.log.services import LogShared
 from nsquark.log.writer import BatchWriter
-from nsquark.wire.batch_format import HEADER_BYTES, NO_TOKEN, Batch
+from nsquark.wire.batch_format import HEADER_BYTES, NO_TOKEN, StoredBatch
 from nsquark.wire.record import RECORD_OVERHEAD_BYTES
 
 BATCH_BYTES = 64 << 10
@@ -88,7 +88,7 @@ class LogImport:
         payload = chunk.view[: chunk.used]
         segment = self._segment_for(chunk.first_seq, HEADER_BYTES + len(payload))
         with BatchWriter(segment.fd, segment.size) as writer:
-            writer.add(Batch(0, chunk.first_seq, chunk.count, len(payload), *self._times, 0, NO_TOKEN), payload)
+            writer.add(StoredBatch(0, chunk.first_seq, chunk.count, len(payload), *self._times, 0, NO_TOKEN), payload)
         segment.add(writer.batches[0])
 
     def _segment_for(self, first_seq: int, size: int) -> Segment:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from nsquark.spark.options import NAMES as SOURCE_NAMES
 from nsquark.spark.options import (
     Access,
+    HttpTls,
     OptionError,
-    Tls,
     read_addresses,
     read_auth_secret,
     read_count,
@@ -60,13 +60,13 @@ class SinkOptions:
     request_bytes_max: int
     write_timeout_s: float
     auth_secret: str = field(repr=False)
-    tls: Tls | None
+    tls: HttpTls | None
     """The TLS of connections to nsqds; if it is None, they are plain."""
 
     @property
     def access(self) -> Access:
         """Returns what HTTP shows, which asks for certificates where its addresses say https."""
-        return Access(self.tls or Tls(), self.auth_secret)
+        return Access(self.tls or HttpTls(), self.auth_secret)
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:

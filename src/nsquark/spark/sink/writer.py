@@ -38,7 +38,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
     if overwrite:
         raise OptionError("a topic cannot be overwritten: write .mode('append')")
     parsed = _checked(options, schema)
-    return BatchWriter(parsed)
+    return NsqBatchWriter(parsed)
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
@@ -47,7 +47,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     parsed = _checked(options, schema)
     if parsed.token is not None:
         raise OptionError("token is for batch writes: a stream has its own, leave the option out")
-    return StreamWriter(parsed)
+    return NsqStreamWriter(parsed)
 
 
 def _checked(options: Mapping[str, str], schema: StructType) -> SinkOptions:
@@ -56,7 +56,7 @@ def _checked(options: Mapping[str, str], schema: StructType) -> SinkOptions:
     return parsed
 
 
-class BatchWriter(DataSourceArrowWriter):
+class NsqBatchWriter(DataSourceArrowWriter):
     """Writes a batch. It is pickled to the tasks, so it has nothing but its options."""
 
     def __init__(self, options: SinkOptions) -> None:
@@ -66,7 +66,7 @@ class BatchWriter(DataSourceArrowWriter):
         return write_partition(self._options, iterator)
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+class NsqStreamWriter(DataSourceStreamArrowWriter):
     """Writes each micro-batch of a stream. There is nothing left to do when all tasks are done."""
 
     def __init__(self, options: SinkOptions) -> None:

@@ -7,7 +7,7 @@ from nsquark.spark.endpoint import Unreachable
 from nsquark.spark.options import SourceOptions
 from nsquark.spark.source.cluster import Cluster
 from nsquark.spark.source.offsets import Key
-from nsquark.spark.source.plan import Plan, Planner, Ranges
+from nsquark.spark.source.plan import Planner, RangePlan, Ranges
 
 
 class Admission:
@@ -16,7 +16,7 @@ class Admission:
         self._cluster = cluster
         self._planner = planner
         self._admitted_at = time.monotonic()
-        self._planned: tuple[Ranges, dict[Key, Plan]] = ({}, {})
+        self._planned: tuple[Ranges, dict[Key, RangePlan]] = ({}, {})
 
     def admit(self, ranges: Ranges, *, limited: bool, may_wait: bool) -> dict[Key, int] | None:
         """Tells up to where each range is taken; None if there are too few messages, so that the
@@ -40,7 +40,7 @@ class Admission:
             return {key: ranges[key].high for key in plans}
         return self._cut(ranges, plans, messages, size)
 
-    def _cut(self, ranges: Ranges, plans: Mapping[Key, Plan], messages: int, size: int) -> dict[Key, int]:
+    def _cut(self, ranges: Ranges, plans: Mapping[Key, RangePlan], messages: int, size: int) -> dict[Key, int]:
         """Gives each key a share by backlog, and at least one message, so that a small topic is not starved by a large
         one.
         """
@@ -58,10 +58,10 @@ class Admission:
         ends = {key: ranges[key].low if plan.count else ranges[key].high for key, plan in plans.items()}
         return {**ends, **cut}
 
-    def _plans(self, ranges: Ranges) -> dict[Key, Plan]:
+    def _plans(self, ranges: Ranges) -> dict[Key, RangePlan]:
         """Asks for plans, which are remembered for the polls of a query that waits for its minimum."""
         if self._planned[0] != ranges:
-            plans: dict[Key, Plan] = {}
+            plans: dict[Key, RangePlan] = {}
             nsqds = self._cluster.nsqds()
             for nsqd_id, nsqd in nsqds.items():
                 of_nsqd = {key: wanted for key, wanted in ranges.items() if key.nsqd_id == nsqd_id}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from nsquark.base.logs import library_log
 from nsquark.spark.endpoint import NsqdError, Unreachable
-from nsquark.spark.nsqd_http import Finder, Nsqd
+from nsquark.spark.nsqd_http import Finder, RangeNsqd
 from nsquark.spark.options import EARLIEST, SourceOptions
 from nsquark.spark.source.cluster import FOREIGN_SKIPPED, Head, is_wanted
 from nsquark.spark.source.offsets import Key, Range
@@ -14,7 +14,7 @@ from nsquark.spark.source.positions import check_named, resolve
 log = library_log("nsquark.spark")
 
 
-Narrow = Callable[[Ranges, Mapping[str, Nsqd]], Ranges]
+Narrow = Callable[[Ranges, Mapping[str, RangeNsqd]], Ranges]
 
 
 def plan_batch(options: SourceOptions, narrow: Narrow = lambda ranges, _: ranges) -> list[Partition]:
@@ -44,7 +44,7 @@ def plan_batch(options: SourceOptions, narrow: Narrow = lambda ranges, _: ranges
             nsqd.close()
 
 
-def _nsqds(options: SourceOptions) -> dict[str, Nsqd]:
+def _nsqds(options: SourceOptions) -> dict[str, RangeNsqd]:
     finder = Finder(options)
     found = finder.find()
     if finder.unreachable:
@@ -59,7 +59,7 @@ def _nsqds(options: SourceOptions) -> dict[str, Nsqd]:
     return nsqds
 
 
-def _check_expected(options: SourceOptions, nsqds: dict[str, Nsqd]) -> None:
+def _check_expected(options: SourceOptions, nsqds: dict[str, RangeNsqd]) -> None:
     """Refuses to go on without the nsqds that are expected: nsqlookupd forgets an nsqd as soon as it is down."""
     there = ", ".join(f"{nsqd_id} at {nsqd.address}" for nsqd_id, nsqd in nsqds.items()) or "none"
     expected = options.expected_nsqds
@@ -81,7 +81,7 @@ def _check_expected(options: SourceOptions, nsqds: dict[str, Nsqd]) -> None:
         )
 
 
-def _check_topics(options: SourceOptions, heads: dict[Key, Head], nsqds: dict[str, Nsqd]) -> None:
+def _check_topics(options: SourceOptions, heads: dict[Key, Head], nsqds: dict[str, RangeNsqd]) -> None:
     asked = ", ".join(nsqd.address for nsqd in nsqds.values()) or f"those that {', '.join(options.lookupd)} knows"
     missing = set(options.topics) - {key.topic for key in heads}
     if missing:

@@ -8,7 +8,7 @@ import msgspec
 
 from nsquark.base.logs import library_log
 from nsquark.spark.endpoint import NsqdError, Refused, Unreachable
-from nsquark.spark.nsqd_http import Nsqd, Seq
+from nsquark.spark.nsqd_http import RangeNsqd, Seq
 from nsquark.spark.options import SourceOptions
 from nsquark.spark.source.offsets import Key, Offset
 
@@ -35,7 +35,7 @@ class ChannelHold:
         ttl_s = options.channel_ttl_s
         self._alive_interval_s = min(ALIVE_INTERVAL_S, ttl_s / 3) if ttl_s else ALIVE_INTERVAL_S
 
-    def commit(self, offset: Offset, nsqds: Mapping[str, Nsqd]) -> dict[Key, int]:
+    def commit(self, offset: Offset, nsqds: Mapping[str, RangeNsqd]) -> dict[Key, int]:
         """Commits that all below the offset is done. A channel that is not there is made, at the offset. Returns, as
         far as it was asked, below which number messages were removed before the channel held them.
         """
@@ -54,7 +54,7 @@ class ChannelHold:
         committed, at = self._committed.get(key, (-1, 0.0))
         return seq != committed or time.monotonic() - at >= self._alive_interval_s
 
-    def hold(self, nsqd: Nsqd, owner: str, seqs: Mapping[Key, int]) -> dict[Key, int]:
+    def hold(self, nsqd: RangeNsqd, owner: str, seqs: Mapping[Key, int]) -> dict[Key, int]:
         """Commits keys of one nsqd, in one request."""
         self._owner = owner
         if not seqs:
@@ -76,12 +76,12 @@ class ChannelHold:
             removed[key] = nsqd.read_as(fields, _Committed).removed_to
         return removed
 
-    def _ask(self, nsqd: Nsqd, commits: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _ask(self, nsqd: RangeNsqd, commits: list[dict[str, Any]]) -> list[dict[str, Any]]:
         options = self._options
         about = {"channel": options.channel, "owner": self._owner, "ttl": options.channel_ttl_s}
         return nsqd.ask_many("/channel/commit", "commits", commits, "commits", **about)
 
-    def keep_alive(self, nsqds: Mapping[str, Nsqd]) -> None:
+    def keep_alive(self, nsqds: Mapping[str, RangeNsqd]) -> None:
         """Keeps the channel during batches that take longer than channelTtl. It is called in another thread, with
         connections of its own.
         """
@@ -95,7 +95,7 @@ class ChannelHold:
             if not due:
                 continue
             self._committed |= {key: (seq, now) for key, seq in due}
-            own = Nsqd(nsqd.address, self._options.access, nsqd.id)
+            own = RangeNsqd(nsqd.address, self._options.access, nsqd.id)
             try:
                 self._ask(own, [{"topic": key.topic, "seq": 0} for key, _ in due])
             except NsqdError as error:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from nsquark.base.logs import library_log
 from nsquark.spark.endpoint import NsqdError, Unreachable
-from nsquark.spark.nsqd_http import Finder, Nsqd
+from nsquark.spark.nsqd_http import Finder, RangeNsqd
 from nsquark.spark.options import SourceOptions
 from nsquark.spark.source.offsets import Key
 from nsquark.wire.names import is_ephemeral
@@ -55,10 +55,10 @@ class Cluster:
         self._options = options
         self._in_background = in_background
         self._lock = threading.Lock()
-        self._nsqds: dict[str, Nsqd] = {}
+        self._nsqds: dict[str, RangeNsqd] = {}
         self._silent: dict[str, str] = {}
         self._known: dict[str, str] = {}
-        self._replaced: dict[str, Nsqd] = {}
+        self._replaced: dict[str, RangeNsqd] = {}
         self._foreign: set[str] = set()
         self._error: NsqdError | None = None
         self._thread: threading.Thread | None = None
@@ -77,7 +77,7 @@ class Cluster:
 
     # -- what there is -----------------------------------------------------------------------------------
 
-    def nsqds(self) -> dict[str, Nsqd]:
+    def nsqds(self) -> dict[str, RangeNsqd]:
         """Returns the nsqds that answer, by id."""
         if self._thread is None:
             self._find()
@@ -96,7 +96,7 @@ class Cluster:
         with self._lock:
             return list(self._silent.values())
 
-    def replaced_by(self, nsqd_id: str) -> Nsqd | None:
+    def replaced_by(self, nsqd_id: str) -> RangeNsqd | None:
         """Returns the nsqd that answers now where this one was."""
         with self._lock:
             return self._replaced.get(nsqd_id)
@@ -116,7 +116,7 @@ class Cluster:
             self._heads_until = ended if is_small else ended + (ended - began) / HEADS_TIME_SHARE
         return self._heads
 
-    def _heads_of(self, nsqd: Nsqd) -> dict[Key, Head]:
+    def _heads_of(self, nsqd: RangeNsqd) -> dict[Key, Head]:
         options = self._options
         if options.topic_pattern is None and len(options.topics) <= SINGLE_TOPICS_MAX:
             found = [head for head in map(nsqd.head, options.topics) if head is not None]
@@ -124,7 +124,7 @@ class Cluster:
             found = [head for topic, head in nsqd.topics().items() if is_wanted(options, topic)]
         return {Key(head.topic, nsqd.id): Head(head.first, head.next, head.id) for head in found}
 
-    def wait_for(self, ids: Collection[str]) -> dict[str, Nsqd]:
+    def wait_for(self, ids: Collection[str]) -> dict[str, RangeNsqd]:
         """Returns all of these nsqds, or raises after readTimeout: a batch that was begun needs them."""
         deadline = time.monotonic() + self._options.read_timeout_s
         while True:

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from nsquark.base.logs import library_log
 from nsquark.spark.endpoint import Refused
-from nsquark.spark.nsqd_http import Nsqd, Run
+from nsquark.spark.nsqd_http import NsqdRun, RangeNsqd
 from nsquark.spark.source.cluster import Head
-from nsquark.spark.source.offsets import Key, Offset, Range, Span
+from nsquark.spark.source.offsets import Key, Offset, Range, ReadSpan
 from nsquark.spark.source.plan import Planner, ask_plans
 
 log = library_log("nsquark.spark")
@@ -20,29 +20,31 @@ RUNS_MAX = 1000
 """An nsqd with so many runs may have forgotten earlier ones."""
 
 
-class History:
+class LogHistory:
     def __init__(self, planner: Planner):
         self._planner = planner
-        self._forks: dict[str, tuple[tuple[str, str], Run | None]] = {}
+        self._forks: dict[str, tuple[tuple[str, str], NsqdRun | None]] = {}
         """The first run that differs, by nsqd, with the runs for which it was looked up."""
 
-    def begun_anew(self, start: Offset, heads: Mapping[Key, Head], nsqds: Mapping[str, Nsqd]) -> dict[Key, Span]:
+    def begun_anew(
+        self, start: Offset, heads: Mapping[Key, Head], nsqds: Mapping[str, RangeNsqd]
+    ) -> dict[Key, ReadSpan]:
         """Finds the keys whose log is another than the one that was read: an error, or, with failOnDataLoss=false,
         where each is read on. Those that only learned their incarnation are among them, and go on as before.
         """
-        found: dict[Key, Span] = {}
+        found: dict[Key, ReadSpan] = {}
         for key, span in start.spans.items():
             head, nsqd = heads.get(key), nsqds.get(key.nsqd_id)
             if head is None or nsqd is None:
                 continue
             low = self._low(key, span, head, nsqd, self._fork(start, nsqd))
             if low is not None:
-                found[key] = Span(low, low, head.topic_id)
+                found[key] = ReadSpan(low, low, head.topic_id)
             elif span.topic_id != head.topic_id and head.next > span.next:
                 found[key] = span._replace(topic_id=head.topic_id)
         return found
 
-    def _low(self, key: Key, span: Span, head: Head, nsqd: Nsqd, fork: Run | None) -> int | None:
+    def _low(self, key: Key, span: ReadSpan, head: Head, nsqd: RangeNsqd, fork: NsqdRun | None) -> int | None:
         """Returns from where the key is read on, if not from where it was."""
         if span.topic_id and head.topic_id and span.topic_id != head.topic_id:
             self.replaced(key, span, nsqd, f"deleted and made again (it was {span.topic_id} and is {head.topic_id})")
@@ -69,7 +71,7 @@ class History:
             return span.next
         return None
 
-    def replaced(self, key: Key, span: Span, nsqd: Nsqd, how: str) -> None:
+    def replaced(self, key: Key, span: ReadSpan, nsqd: RangeNsqd, how: str) -> None:
         """Says that a topic that was read is not there any more. It is a loss if it had messages that were not read."""
         [answer] = ask_plans(nsqd, [(key, Range(span.next, span.next, span.topic_id), {})])
         count = answer.fields.get("lost") if isinstance(answer, Refused) else None
@@ -82,7 +84,7 @@ class History:
             "had not read"
         )
 
-    def _fork(self, start: Offset, nsqd: Nsqd) -> Run | None:
+    def _fork(self, start: Offset, nsqd: RangeNsqd) -> NsqdRun | None:
         """Finds the first run of which the history of this nsqd is another than the one that the query knows."""
         known = start.nsqds.get(nsqd.id)
         if known is None or not known.run or not nsqd.run or known.run == nsqd.run:
@@ -93,7 +95,7 @@ class History:
         return self._forks[nsqd.id][1]
 
 
-def _fork_of(known: str, runs: list[Run]) -> Run | None:
+def _fork_of(known: str, runs: list[NsqdRun]) -> NsqdRun | None:
     if not runs or any(run.id == known for run in runs) or (len(runs) >= RUNS_MAX and runs[0].id > known):
         return None
     return next((run for run in runs if run.id > known), runs[-1])

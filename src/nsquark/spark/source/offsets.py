@@ -36,7 +36,7 @@ class Key(NamedTuple):
         return f"{self.topic}@{self.nsqd_id}"
 
 
-class Span(NamedTuple):
+class ReadSpan(NamedTuple):
     """The part of a key that a query has read; another `start` than before means that it began anew there."""
 
     start: int
@@ -62,7 +62,7 @@ class KnownNsqd(NamedTuple):
 class Offset:
     query: str | None = None
     began_ms: int = 0
-    spans: Mapping[Key, Span] = field(default_factory=dict)
+    spans: Mapping[Key, ReadSpan] = field(default_factory=dict)
     nsqds: Mapping[str, KnownNsqd] = field(default_factory=dict)
 
     @classmethod
@@ -78,7 +78,7 @@ class Offset:
                 "use the version of nsquark that wrote it, or a new checkpoint"
             )
         spans = {
-            Key.parse(text): Span(span["from"], span["next"], span.get("id", ""))
+            Key.parse(text): ReadSpan(span["from"], span["next"], span.get("id", ""))
             for text, span in fields.items()
             if "@" in text
         }
@@ -100,7 +100,7 @@ class Offset:
         """Tells how long ago the query began, by this machine's clock."""
         return max(time.time_ns() // MS_PER_NS - self.began_ms, 0)
 
-    def with_spans(self, spans: Mapping[Key, Span]) -> "Offset":
+    def with_spans(self, spans: Mapping[Key, ReadSpan]) -> "Offset":
         return replace(self, spans={**self.spans, **spans})
 
     def with_nsqds(self, nsqds: Mapping[str, KnownNsqd]) -> "Offset":

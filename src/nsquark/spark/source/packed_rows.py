@@ -2,7 +2,7 @@
 batch.
 
 This is the short way for ranges that are as they should be. A range of which less, more or something else came, or none
-because the connection broke, is read again by itself through `RangeReader`, which knows what to do and to say.
+because the connection broke, is read again by itself through `RangeRowReader`, which knows what to do and to say.
 """
 
 import http.client
@@ -14,7 +14,7 @@ import pyarrow as pa
 from nsquark.base.logs import library_log
 from nsquark.kernel.columns import ColumnBuilder
 from nsquark.spark.endpoint import NsqdError
-from nsquark.spark.nsqd_http import ITEMS_MAX, Nsqd
+from nsquark.spark.nsqd_http import ITEMS_MAX, RangeNsqd
 from nsquark.spark.options import SourceOptions
 from nsquark.spark.source.plan import PACK_RANGES_MAX, PackedPartition, Partition, RangePartition
 from nsquark.spark.source.range_rows import (
@@ -22,9 +22,9 @@ from nsquark.spark.source.range_rows import (
     ROWS_MAX,
     STALL_TIMEOUT_S,
     ArrowColumns,
-    RangeReader,
+    RangeRowReader,
 )
-from nsquark.wire.batch_format import HEADER_BYTES, RANGE_PIECE, RANGE_REFUSED, Batch, scan
+from nsquark.wire.batch_format import HEADER_BYTES, RANGE_PIECE, RANGE_REFUSED, StoredBatch, scan
 
 log = library_log("nsquark.spark")
 
@@ -38,7 +38,7 @@ assert PACK_RANGES_MAX <= ITEMS_MAX
 def read_partition(options: SourceOptions, schema: pa.Schema, partition: Partition) -> Iterator[pa.RecordBatch]:
     if isinstance(partition, PackedPartition):
         return PackedReader(options, schema, partition).batches()
-    return RangeReader(options, schema, partition).batches()
+    return RangeRowReader(options, schema, partition).batches()
 
 
 class PackedReader:
@@ -65,12 +65,12 @@ class PackedReader:
         if self._builder.rows:
             yield self._take()
         for part in unread.values():
-            yield from RangeReader(self._options, self._schema, part).batches()
+            yield from RangeRowReader(self._options, self._schema, part).batches()
 
     def _received(self) -> Iterator[tuple[int, bytearray]]:
         """Yields the bytes of each range that can be read, by its number."""
         ranges = self._partition.ranges
-        nsqd = Nsqd(self._partition.address, self._options.access, ranges[0].key.nsqd_id, STALL_TIMEOUT_S)
+        nsqd = RangeNsqd(self._partition.address, self._options.access, ranges[0].key.nsqd_id, STALL_TIMEOUT_S)
         asked = [{"topic": part.key.topic, "from": part.low, "to": part.high, "id": part.topic_id} for part in ranges]
         try:
             response = nsqd.stream("/log/read", msgspec.json.encode({"ranges": asked, "bodies": self._with_bodies}))
@@ -92,7 +92,7 @@ class PackedReader:
         finally:
             nsqd.close()
 
-    def _rows_of(self, part: RangePartition, data: bytearray, batches: list[Batch]) -> Iterator[pa.RecordBatch]:
+    def _rows_of(self, part: RangePartition, data: bytearray, batches: list[StoredBatch]) -> Iterator[pa.RecordBatch]:
         self._builder.low, self._builder.high = part.low, part.high
         for batch in batches:
             pos, seq = batch.offset + HEADER_BYTES, batch.first_seq
@@ -109,12 +109,12 @@ class PackedReader:
         return self._columns.batch(self._builder.hand_over(), topics)
 
 
-def _whole_batches(part: RangePartition, data: bytearray) -> list[Batch] | None:
+def _whole_batches(part: RangePartition, data: bytearray) -> list[StoredBatch] | None:
     """Returns the batches of a range, if they are intact and have the messages that the plan promised."""
-    found: list[Batch] = []
+    found: list[StoredBatch] = []
     count, end, seq = 0, 0, part.low
     for batch in scan(memoryview(data), 0):
-        if not isinstance(batch, Batch) or batch.first_seq >= part.high or batch.next_seq <= seq:
+        if not isinstance(batch, StoredBatch) or batch.first_seq >= part.high or batch.next_seq <= seq:
             return None
         count += min(batch.next_seq, part.high) - max(batch.first_seq, part.low)
         end, seq = batch.end, batch.next_seq

@@ -11,7 +11,7 @@ import msgspec
 
 from nsquark.base.logs import library_log
 from nsquark.spark.endpoint import NsqdError, Refused
-from nsquark.spark.nsqd_http import Nsqd, Seq
+from nsquark.spark.nsqd_http import RangeNsqd, Seq
 from nsquark.spark.options import PARTITIONS_MAX, SourceOptions
 from nsquark.spark.source.offsets import Key, Range
 
@@ -36,7 +36,7 @@ class DataLost(NsqdError):
     """Says that messages that this query had to read are gone."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class PlannedPart(msgspec.Struct, frozen=True):
     """A range, and what nsqd has in it."""
 
     low: Seq = msgspec.field(name="from")
@@ -50,10 +50,10 @@ class _Removed(msgspec.Struct, frozen=True):
     high: Seq = msgspec.field(name="to")
 
 
-class Plan(Part, frozen=True):
+class RangePlan(PlannedPart, frozen=True):
     settled_bytes: Seq = 0
     """The size of the range, up to a step of nsqd's index less; it depends on the range alone."""
-    parts: Annotated[list[Part], msgspec.Meta(max_length=PARTITIONS_MAX)] = []
+    parts: Annotated[list[PlannedPart], msgspec.Meta(max_length=PARTITIONS_MAX)] = []
     removed: _Removed | None = None
     next: Seq = 0
 
@@ -92,7 +92,7 @@ class Planner:
     def __init__(self, options: SourceOptions):
         self._options = options
 
-    def partitions(self, ranges: Ranges, nsqds: Mapping[str, Nsqd]) -> list[Partition]:
+    def partitions(self, ranges: Ranges, nsqds: Mapping[str, RangeNsqd]) -> list[Partition]:
         plans = self.plans(ranges, nsqds, {key: {"part_bytes": PART_BYTES} for key in ranges})
         more = self._parts_to_reach_minimum(plans)
         if more:
@@ -130,7 +130,7 @@ class Planner:
                 filled += weight
             yield _pack(pack)
 
-    def _parts_to_reach_minimum(self, plans: Mapping[Key, Plan]) -> dict[Key, Limits]:
+    def _parts_to_reach_minimum(self, plans: Mapping[Key, RangePlan]) -> dict[Key, Limits]:
         """Finds how often to split each key so that all together make minPartitions, by their share of the messages."""
         minimum = self._options.partitions_min
         total = sum(plan.count for plan in plans.values())
@@ -144,8 +144,8 @@ class Planner:
         return {key: {"parts": parts} for key, parts in wanted.items() if parts > len(plans[key].parts)}
 
     def plans(
-        self, ranges: Ranges, nsqds: Mapping[str, Nsqd], limits: Mapping[Key, Limits] | None = None
-    ) -> dict[Key, Plan]:
+        self, ranges: Ranges, nsqds: Mapping[str, RangeNsqd], limits: Mapping[Key, Limits] | None = None
+    ) -> dict[Key, RangePlan]:
         """Asks what the nsqds have of these ranges, by one request for each. What they no longer have is an error, or a
         warning with failOnDataLoss=false.
         """
@@ -153,19 +153,19 @@ class Planner:
         by_nsqd: dict[str, list[Key]] = {}
         for key in ranges:
             by_nsqd.setdefault(key.nsqd_id, []).append(key)
-        found: dict[Key, Plan] = {}
+        found: dict[Key, RangePlan] = {}
         for nsqd_id, keys in by_nsqd.items():
             answers = ask_plans(nsqds[nsqd_id], ((key, ranges[key], limits.get(key, {})) for key in keys))
             found |= {key: self._checked(key, ranges[key], answer) for key, answer in zip(keys, answers, strict=True)}
         return {key: found[key] for key in ranges}
 
-    def _checked(self, key: Key, wanted: Range, answer: Plan | Refused) -> Plan:
+    def _checked(self, key: Key, wanted: Range, answer: RangePlan | Refused) -> RangePlan:
         low, high = wanted.low, wanted.high
         if isinstance(answer, Refused):
             if answer.code not in _GONE:
                 raise answer
             self.lost(key, low, high, _GONE[answer.code], answer.fields.get("lost"))
-            return Plan(low=low, high=high, count=0, size=0, next=high)
+            return RangePlan(low=low, high=high, count=0, size=0, next=high)
         if answer.removed is not None:
             removed = answer.removed
             self.lost(key, removed.low, removed.high, "retention removed it, or the topic was emptied of it")
@@ -202,7 +202,7 @@ _GONE = {
 Asked = tuple[Key, Range, Limits]
 
 
-def ask_plans(nsqd: Nsqd, asked: Iterable[Asked]) -> Iterator[Plan | Refused]:
+def ask_plans(nsqd: RangeNsqd, asked: Iterable[Asked]) -> Iterator[RangePlan | Refused]:
     """Yields a plan for each range, whose parts lie in the range, one behind the other; or why there is none."""
     listed = list(asked)
     documents = [
@@ -215,10 +215,10 @@ def ask_plans(nsqd: Nsqd, asked: Iterable[Asked]) -> Iterator[Plan | Refused]:
         yield _plan(nsqd, wanted, fields) if "message" not in fields else nsqd.refusal("/log/plan", fields)
 
 
-def _plan(nsqd: Nsqd, wanted: Range, fields: dict[str, Any]) -> Plan:
-    plan = nsqd.read_as(fields, Plan)
+def _plan(nsqd: RangeNsqd, wanted: Range, fields: dict[str, Any]) -> RangePlan:
+    plan = nsqd.read_as(fields, RangePlan)
     place = wanted.low
-    for part in (*plan.parts, Part(plan.high, plan.high, 0, 0)):
+    for part in (*plan.parts, PlannedPart(plan.high, plan.high, 0, 0)):
         if not place <= part.low <= part.high <= wanted.high or part.count > part.high - part.low:
             raise nsqd.wrong(f", with a plan for {part.low} to {part.high} in answer to {wanted.low} to {wanted.high}")
         place = part.high

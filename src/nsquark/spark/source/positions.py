@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Mapping
 
 from nsquark.spark.endpoint import NsqdError
-from nsquark.spark.nsqd_http import Nsqd
+from nsquark.spark.nsqd_http import RangeNsqd
 from nsquark.spark.options import OptionError, Position, SourceOptions
 from nsquark.spark.source.cluster import Head, is_wanted
 from nsquark.spark.source.offsets import Key
 
 
 def resolve(
-    position: Position, heads: Mapping[Key, Head], nsqds: Mapping[str, Nsqd], *, unnamed: str
+    position: Position, heads: Mapping[Key, Head], nsqds: Mapping[str, RangeNsqd], *, unnamed: str
 ) -> dict[Key, int]:
     """Finds the number for each key; `unnamed` is for one that a JSON object does not name: earliest or latest."""
     if position.kind == "time":
@@ -27,7 +27,7 @@ def resolve(
     return found
 
 
-def at_times(heads: Iterable[Key], nsqds: Mapping[str, Nsqd], when: Mapping[str, int | str]) -> dict[Key, int]:
+def at_times(heads: Iterable[Key], nsqds: Mapping[str, RangeNsqd], when: Mapping[str, int | str]) -> dict[Key, int]:
     """Finds the first message published at a time or later, the end of the log if there is none; one request for each
     nsqd.
 
@@ -44,7 +44,7 @@ def at_times(heads: Iterable[Key], nsqds: Mapping[str, Nsqd], when: Mapping[str,
 
 
 def check_named(
-    name: str, position: Position, options: SourceOptions, heads: Mapping[Key, Head], nsqds: Mapping[str, Nsqd]
+    name: str, position: Position, options: SourceOptions, heads: Mapping[Key, Head], nsqds: Mapping[str, RangeNsqd]
 ) -> None:
     """Refuses a place that would count for nothing: of a topic or an nsqd that is not there, or not read."""
     for text, _ in position.places:

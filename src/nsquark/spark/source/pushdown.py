@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from nsquark.spark.nsqd_http import Nsqd
+from nsquark.spark.nsqd_http import RangeNsqd
 from nsquark.spark.source.offsets import Key, Range
 from nsquark.spark.source.positions import at_times
 
@@ -87,7 +87,7 @@ class Bounds:
             and key.topic.startswith(self.topic_prefix)
         )
 
-    def cut(self, ranges: Mapping[Key, Range], nsqds: Mapping[str, Nsqd]) -> dict[Key, Range]:
+    def cut(self, ranges: Mapping[Key, Range], nsqds: Mapping[str, RangeNsqd]) -> dict[Key, Range]:
         """Returns the parts of the ranges in which there may be rows."""
         ranges = {key: wanted for key, wanted in ranges.items() if self._has(key)}
         lows, highs = dict.fromkeys(ranges, self.seq_low), dict.fromkeys(ranges, self.seq_high)

@@ -14,11 +14,11 @@ from nsquark.base.logs import library_log
 from nsquark.kernel.columns import ColumnBuilder, RecordError
 from nsquark.spark.endpoint import NsqdError, Refused, Unreachable
 from nsquark.spark.envelopes import HEADERS, opened
-from nsquark.spark.nsqd_http import Finder, Nsqd
+from nsquark.spark.nsqd_http import Finder, RangeNsqd
 from nsquark.spark.options import SourceOptions
 from nsquark.spark.source.offsets import Key
 from nsquark.spark.source.plan import Planner, RangePartition
-from nsquark.wire.batch_format import HEADER_BYTES, Batch, Damage, read_header, scan
+from nsquark.wire.batch_format import HEADER_BYTES, Damage, StoredBatch, read_header, scan
 
 log = library_log("nsquark.spark")
 
@@ -95,7 +95,7 @@ def _array(kind: pa.DataType, rows: int, values: bytearray) -> pa.Array:
     return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(values)])
 
 
-class RangeReader:
+class RangeRowReader:
     """Reads one partition. All messages before `_position` were given out, or are in the builder."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema, partition: RangePartition):
@@ -135,7 +135,7 @@ class RangeReader:
 
     def _attempt(self) -> Iterator[pa.RecordBatch]:
         partition = self._partition
-        nsqd = Nsqd(self._address, self._options.access, partition.key.nsqd_id, self._left_s())
+        nsqd = RangeNsqd(self._address, self._options.access, partition.key.nsqd_id, self._left_s())
         self._builder.low = self._position
         try:
             which = {"id": partition.topic_id} if partition.topic_id else {}
@@ -177,7 +177,7 @@ class RangeReader:
             yield from self._rows_of(found)
         return used
 
-    def _check_batch(self, batch: Batch) -> None:
+    def _check_batch(self, batch: StoredBatch) -> None:
         """Refuses a batch that does not bring the reader on: with one of another range, or with nothing, it could go on
         for ever.
         """
@@ -187,7 +187,7 @@ class RangeReader:
                 f"{batch.next_seq - 1} where those from {self._position} to {self._partition.high - 1} were asked for"
             )
 
-    def _rows_of(self, batch: Batch) -> Iterator[pa.RecordBatch]:
+    def _rows_of(self, batch: StoredBatch) -> Iterator[pa.RecordBatch]:
         pos, seq = batch.offset + HEADER_BYTES, batch.first_seq
         while True:
             try:

@@ -21,15 +21,15 @@ from pyspark.sql.types import StructType
 
 from nsquark.base.logs import library_log
 from nsquark.spark.endpoint import NsqdError, Unreachable
-from nsquark.spark.nsqd_http import Nsqd
+from nsquark.spark.nsqd_http import RangeNsqd
 from nsquark.spark.options import COUNT_MAX, EARLIEST, LATEST, SourceOptions
 from nsquark.spark.source.admission import Admission
 from nsquark.spark.source.channel import ChannelHold
 from nsquark.spark.source.cluster import Cluster, Head, Heads
-from nsquark.spark.source.history import History
-from nsquark.spark.source.offsets import INITIAL, Key, KnownNsqd, Offset, Range, Span, ranges
+from nsquark.spark.source.history import LogHistory
+from nsquark.spark.source.offsets import INITIAL, Key, KnownNsqd, Offset, Range, ReadSpan, ranges
 from nsquark.spark.source.packed_rows import read_partition
-from nsquark.spark.source.plan import Asked, DataLost, Partition, Plan, Planner, ask_plans
+from nsquark.spark.source.plan import Asked, DataLost, Partition, Planner, RangePlan, ask_plans
 from nsquark.spark.source.positions import at_times, check_named, resolve
 from nsquark.spark.source.schema import as_arrow, check_schema
 
@@ -96,13 +96,13 @@ class Query:
         self._hold = ChannelHold(options) if options.channel else None
         self._cluster = Cluster(options, self._keep_alive)
         self._planner = Planner(options)
-        self._history = History(self._planner)
+        self._history = LogHistory(self._planner)
         self._admission = Admission(options, self._cluster, self._planner)
         self._begun = Offset.begin()
         self._frozen: Heads | None = None
         self._end = INITIAL
         self._warned: set[str] = set()
-        self._said_deleted: set[tuple[Key, Span]] = set()
+        self._said_deleted: set[tuple[Key, ReadSpan]] = set()
 
     def stop(self) -> None:
         self._cluster.stop()
@@ -157,7 +157,7 @@ class Query:
             }
         )
 
-    def _held(self, start: Offset) -> dict[Key, Span]:
+    def _held(self, start: Offset) -> dict[Key, ReadSpan]:
         """Commits the channel. What retention took before the channel held it is not this query's to lose: with
         `earliest` it begins behind that.
         """
@@ -172,7 +172,7 @@ class Query:
             if span.start == span.next < removed.get(key, 0)
         }
 
-    def _entering(self, start: Offset, heads: dict[Key, Head]) -> dict[Key, Span]:
+    def _entering(self, start: Offset, heads: dict[Key, Head]) -> dict[Key, ReadSpan]:
         """Finds the keys that are read from now on and, with a channel, held."""
         nsqds = self._cluster.nsqds()
         new = {
@@ -182,7 +182,7 @@ class Query:
         }
         if not start.query:
             check_named("startingOffsets", self._starting, self._options, heads, nsqds)
-        entering: dict[Key, Span] = {}
+        entering: dict[Key, ReadSpan] = {}
         for nsqd_id in {key.nsqd_id: None for key in new}:
             of_nsqd = {key: head for key, head in new.items() if key.nsqd_id == nsqd_id}
             try:
@@ -192,10 +192,10 @@ class Query:
             except Unreachable as error:
                 self._cluster.mark_silent(error)
             else:
-                entering |= {key: Span(low, low, heads[key].topic_id) for key, low in firsts.items()}
+                entering |= {key: ReadSpan(low, low, heads[key].topic_id) for key, low in firsts.items()}
         return entering
 
-    def _firsts(self, heads: dict[Key, Head], nsqd: Nsqd, start: Offset) -> dict[Key, int]:
+    def _firsts(self, heads: dict[Key, Head], nsqd: RangeNsqd, start: Offset) -> dict[Key, int]:
         """Finds where keys of one nsqd begin. With `latest`, topics made after the query began are read whole, and an
         nsqd that was not there then from that time on: by its own clock, since the driver's may be another.
         """
@@ -226,14 +226,14 @@ class Query:
             else:
                 self._replaced(key, there)
 
-    def _deleted(self, key: Key, span: Span, nsqd: Nsqd) -> None:
+    def _deleted(self, key: Key, span: ReadSpan, nsqd: RangeNsqd) -> None:
         """Tells of a deleted topic once: what was lost does not change any more."""
         if (key, span) in self._said_deleted or not span.topic_id or nsqd.head(key.topic) is not None:
             return  # not asked in time
         self._history.replaced(key, span, nsqd, "deleted")
         self._said_deleted.add((key, span))
 
-    def _replaced(self, key: Key, there: dict[str, Nsqd]) -> None:
+    def _replaced(self, key: Key, there: dict[str, RangeNsqd]) -> None:
         answers = ", ".join(f"{nsqd.address} is {nsqd_id}" for nsqd_id, nsqd in there.items())
         text = (
             f"nsqd {key.nsqd_id}, of which this query read topic {key.topic}, answers at no address ({answers}): "
@@ -281,11 +281,11 @@ class Query:
             if span is not None and key.nsqd_id in nsqds and head.next > span.next:
                 asked.setdefault(key.nsqd_id, []).append((key, Range(span.next, head.next, span.topic_id), {}))
         return {
-            key: answer.count if isinstance(answer, Plan) else 0
+            key: answer.count if isinstance(answer, RangePlan) else 0
             for nsqd_id, of_nsqd in asked.items()
             for (key, _, _), answer in zip(of_nsqd, ask_plans(nsqds[nsqd_id], of_nsqd), strict=True)
         }
 
 
-def _has_more(head: Head | None, span: Span | None) -> bool:
+def _has_more(head: Head | None, span: ReadSpan | None) -> bool:
     return head is not None and span is not None and head.next > span.next
