@@ -1,4 +1,4 @@
-"""Bad disks: a flipped bit, a page of zeros, a file that cannot be read, in every kind of file nsqd has.
+"""Bad disks: a flipped bit, a page of zeros, a file that was cut or cannot be read, in every kind of file nsqd has.
 
     .venv/bin/python -m tests.faults.torture --kinds damage --seconds 60 --seed 1
 
@@ -30,7 +30,8 @@ MUCH_LATER_S = 3600.0
 RECORD_HEAD_BYTES = 120
 """More than what precedes a message in any file."""
 HURT, WHOLE, PARKED = "hurt", "whole", "parked"
-CHANNEL = "ch"
+CHANNEL, STILL = "ch", "still"
+SKIPPED_RANGES = 80
 PARKED_MESSAGES = 3
 PASSING_BATCH = 2000
 PASSING_BATCHES_MAX = 200
@@ -39,6 +40,7 @@ KINDS = {
     "segment": "*.log",
     "index": "*.idx",
     "cursors": "cursors",
+    "state": "cursors.*.[01]",
     "journal": "*.journal",
     "deferred": "*.deferred",
     "kept": "kept",
@@ -48,9 +50,15 @@ KINDS = {
     "node": "node.json",
     "copy of node": "node.json.copy",
     "clock": "clock",
+    "runs": "runs",
+    "deleted": "deleted/t.*",
     "nsqd.dat": "nsqd.dat",
 }
-DAMAGES = ("flip", "flip", "page", "EIO")
+DAMAGES = ("flip", "flip", "head", "page", "cut", "empty", "EIO")
+UNNOTICED = ("cut", "empty")
+"""Nothing tells how long a file was, if it ends with a whole record."""
+HEAD_BYTES = 64
+"""At the beginning of a file, where a format may have what the rest depends on."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,9 @@ class Sample:
         with Nsqd(self.data_path, *FLAGS) as daemon:
             for topic in (HURT, WHOLE):
                 self._fill(daemon, topic)
+            self._outgrow(daemon)
+            daemon.post("/pub", b"gone", topic="gone")
+            daemon.post("/topic/delete", topic="gone")
             if parked:
                 self._park(daemon)
             if self._random.random() < 0.5:
@@ -133,6 +144,27 @@ class Sample:
                 self.book.release(CHANNEL, message.body)
                 consumer.FIN(message.id)
 
+    def _outgrow(self, daemon: Nsqd) -> None:
+        """A channel that stands still and is to skip so many ranges that its state has a file of its own."""
+        topic = HURT
+        daemon.post("/channel/create", topic=topic, channel=STILL)
+        self.book.add_channel(topic, STILL)
+        for number in range(SKIPPED_RANGES):
+            emptied, kept = (f"{topic}/{word}/{number}/".encode() for word in ("emptied", "kept"))
+            daemon.post("/topic/pause", topic=topic)
+            self._pub(daemon, topic, emptied)
+            for channel in (STILL, CHANNEL):
+                self.book.release(channel, emptied)
+            daemon.post("/topic/empty", topic=topic)
+            daemon.post("/topic/unpause", topic=topic)
+            self._pub(daemon, topic, kept)
+        assert self.files("state"), "its state fits"
+
+    def _pub(self, daemon: Nsqd, topic: str, body: bytes) -> None:
+        self.book.send(topic, [body])
+        assert daemon.post("/pub", body, topic=topic).status == 200
+        self.book.acknowledge([body])
+
     def _park(self, daemon: Nsqd) -> None:
         consumer = daemon.connect().subscribe(PARKED, CHANNEL, msg_timeout=600_000)
         self.book.add_channel(PARKED, CHANNEL)
@@ -178,7 +210,7 @@ def check(sample: Sample, case: Case, rng: random.Random) -> Tally | None:
         if case.damage == "EIO":
             shim.set_rules(Rule("read", str(path), errno.EIO))
         daemon = Nsqd(data_path, *FLAGS, environment=shim.environment)
-        tally = _judge(sample, daemon, path.name, Accident(excused=frozenset(excused)))
+        tally = _judge(sample, daemon, case, path.name, Accident(excused=frozenset(excused)))
         if not tally.is_good and evidence_directory():
             kept = Path(tempfile.mkdtemp(prefix="damage", dir=evidence_directory()))
             shutil.copytree(sample.data_path, kept / "data")
@@ -197,7 +229,14 @@ def _damage(path: Path, damage: str, rng: random.Random) -> tuple[int, int]:
     if damage == "EIO":
         return 0, len(before)
     at = rng.randrange(len(before))
-    if damage == "flip":
+    if damage == "empty":
+        span = (0, len(before))
+    elif damage == "cut":
+        span = (at, len(before))
+    elif damage == "head":
+        at = rng.randrange(min(HEAD_BYTES, len(before)))
+        span = (at, at + 1)
+    elif damage == "flip":
         used = [index for index in range(len(before)) if before[index]] or [at]
         at = rng.choice(used) if rng.random() < 0.9 else at
         span = (at, at + 1)
@@ -210,8 +249,10 @@ def _damage(path: Path, damage: str, rng: random.Random) -> tuple[int, int]:
 
 def _rewrite(path: Path, before: bytes, damage: str, span: tuple[int, int]) -> None:
     content = bytearray(before)
-    if damage == "flip":
+    if damage in ("flip", "head"):
         content[span[0]] ^= 1 << (span[0] % 8)
+    elif damage in ("cut", "empty"):
+        del content[span[0] :]
     else:
         content[span[0] : span[1]] = bytes(span[1] - span[0])
     path.write_bytes(content)
@@ -235,7 +276,7 @@ def _excused(case: Case, before: bytes, span: tuple[int, int], book: Book) -> se
     return found
 
 
-def _judge(sample: Sample, daemon: Nsqd, name: str, accident: Accident) -> Tally:
+def _judge(sample: Sample, daemon: Nsqd, case: Case, name: str, accident: Accident) -> Tally:
     try:
         daemon.start()
         tally = drain_and_judge(daemon, sample.book, accident)
@@ -246,7 +287,7 @@ def _judge(sample: Sample, daemon: Nsqd, name: str, accident: Accident) -> Tally
         return tally
     finally:
         daemon.kill()
-    if tally.excused and name not in daemon.log:
+    if tally.excused and name not in daemon.log and case.damage not in UNNOTICED:
         tally.faults.append(f"{tally.excused} messages are gone and the log does not say so")
     return tally
 

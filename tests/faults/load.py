@@ -227,14 +227,15 @@ class Consumer(Client):
                 answer.confirmed = True
             self.confirmed = barrier.answers
         elif not self.steady and text.startswith((b"E_FIN_FAILED", b"E_REQ_FAILED")):
-            self._refuse(text.split(b" ")[2])
+            self._refuse(text.split(b" ")[2], is_requeue=text.startswith(b"E_REQ"))
         else:
             self.faults.append((time.time(), f"{self.name}: frame {kind} {text!r}"))
 
-    def _refuse(self, message_id: bytes) -> None:
-        """nsqd says so in the order of the answers, so it means the first of that message that it has not refused."""
+    def _refuse(self, message_id: bytes, is_requeue: bool) -> None:
+        """nsqd says so in the order of the answers, so it means the first of that kind that it has not refused."""
         for answer in self.answers:
-            if answer.id == message_id and not answer.refused:
+            is_kind = (answer.requeue_ms is not None) is is_requeue
+            if answer.id == message_id and is_kind and not answer.refused:
                 answer.refused = True
                 return
 

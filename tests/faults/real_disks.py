@@ -31,6 +31,7 @@ STEP_S = 0.008
 DISK_MIB = {"ext4": 64, "xfs": 320}
 """As small as the programs that make them allow."""
 FAILING_DISK_MIB = 32
+MOUNT_COPY = {"ext4": "loop", "xfs": "loop,nouuid"}
 SHUT_DOWN_NOW = 0x8004587D
 """The ioctl of xfs that ext4 has too: the file system stops here, and nothing that is in memory reaches the disk."""
 WITHOUT_LOG = 2
@@ -124,7 +125,10 @@ def check_shutdown(kind: str, mode: str, seed: int, steps: int) -> Tally:
             finally:
                 daemon.kill()
                 script.close()
-        with mounted(str(image), directory, "-o", "loop") as disk:
+        # Not the image itself: a process in another mount namespace may still hold the file system that was shut down.
+        again = directory / "again.image"
+        _run("cp", "--sparse=always", image, again)
+        with mounted(str(again), directory, "-o", MOUNT_COPY[kind]) as disk:
             unsynced_s = UNSYNCED_S + script.slowest_answer_s
             grace_s = 0.0 if mode == "sync-every=1" else unsynced_s
             accident = Accident(at_s, grace_s, unsynced_s, may_double_deferred=True)

@@ -5,6 +5,7 @@ A check that never fails proves nothing. Each nsqd here is the real one with one
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ from faults.crash_states import MODELS
 from faults.drain import start_and_judge
 from faults.fates import AFTER_ALL_S, Accident, Book, Received, Tally
 from faults.histories import History, Plan
+from faults.load import Answer, Consumer, Delivery, Sent
 from faults.rebuilt_disks import check_cuts, record
 from faults.script import Script
 from faults.shim import NoCompiler, library
-from harness import Nsqd
+from faults.verdict import ChannelJudge
+from harness import Nsqd, eventually
 
 pytestmark = pytest.mark.ours
 
@@ -138,3 +141,64 @@ def test_a_write_that_is_left_out_is_found_after_a_kill(tmp_path: Path) -> None:
 def test_a_peer_that_keeps_messages_in_memory_is_found_to_lose_them(tmp_path: Path) -> None:
     plan = Plan(has_script=False, endings=("kill",), program=os.environ["PEER_NSQD"])
     assert History(tmp_path, 20, plan).run(2).lost > 0
+
+
+ID = b"0" * 15 + b"1"
+
+
+class Scene:
+    """What two consumers of a channel saw of one message, in a round."""
+
+    def __init__(self) -> None:
+        daemon = Nsqd(Path("is not started"))
+        self.consumers = [Consumer(daemon, f"consumer{number}", "t", "unsteady", 0, set()) for number in range(2)]
+        self._sent = Sent("t", b"body", "publisher", 1, 0.0, False)
+
+    def deliver(self, at_s: float, attempts: int, to: int = 0) -> None:
+        self.consumers[to].events.append(Delivery(at_s, ID, attempts, b"body"))
+
+    def answer(self, at_s: float, by: int = 0, requeue_ms: int | None = None, refused: bool = False) -> None:
+        self.consumers[by].events.append(Answer(at_s, ID, requeue_ms, True, refused))
+
+    def unfinished(self) -> list[bytes]:
+        judge = ChannelJudge("t", "unsteady")
+        judge.judge_round(1, self.consumers, {b"body": self._sent})
+        assert not judge.faults
+        return judge.unfinished
+
+
+def test_a_fin_on_its_way_finishes_what_came_again_on_the_same_connection() -> None:
+    scene = Scene()
+    scene.deliver(1.0, 1)
+    scene.answer(2.1)
+    scene.deliver(2.2, 2)
+    assert scene.unfinished() == []
+    scene.answer(2.3, requeue_ms=0, refused=True)
+    assert scene.unfinished() == []
+
+
+@pytest.mark.parametrize("to", [0, 1])
+def test_a_message_that_is_not_finished_is_found(to: int) -> None:
+    scene = Scene()
+    scene.deliver(1.0, 1)
+    scene.answer(2.1, refused=to == 0)
+    scene.deliver(2.2, 2, to=to)
+    assert scene.unfinished() == [b"body"]
+    scene.answer(2.3, by=to, requeue_ms=0)
+    assert scene.unfinished() == [b"body"]
+    scene.deliver(2.4, 3)
+    scene.answer(2.5)
+    assert scene.unfinished() == []
+
+
+def test_nsqd_takes_a_fin_that_was_on_its_way_when_the_message_came_again(make_nsqd: Callable[..., Nsqd]) -> None:
+    daemon = make_nsqd()
+    daemon.post("/pub", b"body", topic="t")
+    with daemon.connect() as consumer:
+        consumer.subscribe("t", rdy=1, msg_timeout=1000)
+        message = consumer.read_message()
+        eventually(lambda: daemon.channel("t")["timeout_count"] == 1 and daemon.channel("t")["in_flight_count"] == 1)
+        consumer.FIN(message.id)
+        eventually(lambda: daemon.channel("t")["in_flight_count"] == 0)
+        assert consumer.read_message().attempts == 2
+        assert daemon.channel("t")["depth"] == 0

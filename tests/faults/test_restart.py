@@ -1,11 +1,15 @@
 """What a restart keeps, after a clean stop and after kill -9."""
 
+import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from faults.crash_states import Disk
 from faults.data_files import cut, segments
+from faults.shim import Shim
 from harness import Nsqd, Wire, eventually
 from harness.wire import MESSAGE
 
@@ -392,3 +396,29 @@ def test_a_stop_just_after_answers_keeps_them_all(make_nsqd: Make, connect: Conn
         daemon.start()
         shown = daemon.channel(topic)
         assert (shown["deferred_count"], shown["depth"]) == (100, 100), f"{topic}: {shown}"
+
+
+def test_a_deleted_topic_stays_deleted_when_the_power_goes(tmp_path: Path) -> None:
+    """Its new name, which says that it is to go, is synced although nothing else happens."""
+    data_path = tmp_path / "data"
+    data_path.mkdir()
+    before = Disk(data_path)
+    shim = Shim(tmp_path, data_path, record=True)
+    with Nsqd(data_path, "--sync-timeout=100ms", environment=shim.environment) as daemon:
+        for topic in ("gone", "stays"):
+            assert daemon.post("/pub", b"body", topic=topic).status == 200
+        eventually(lambda: _has_synced(shim, "t.stays") and _has_synced(shim, "t.gone"))
+        assert daemon.post("/topic/delete", topic="gone").status == 200
+        eventually(lambda: any(call.kind == "rmdir" for call in shim.trace()))
+        before.apply(shim.trace())
+    left = tmp_path / "left"
+    before.rebuild(left, "posix-min", random.Random(1))
+    with Nsqd(left) as daemon:
+        assert [topic["topic_name"] for topic in daemon.stats()["topics"]] == ["stays"]
+
+
+def _has_synced(shim: Shim, directory: str) -> bool:
+    calls = list(shim.trace())
+    created = (call for call in calls if call.kind == "create" and call.path.endswith(".log"))
+    logs = {call.inode for call in created if directory in call.path}
+    return any(call.kind == "sync" and call.inode in logs for call in calls)

@@ -31,12 +31,22 @@ class _Message:
     answer_round: int = 0
     requeued_attempts: int = 0
     """A later delivery must count more attempts than this: its REQ is known to have been carried out."""
+    answered_by: str = ""
+    has_fin_on_its_way: bool = False
+    """It timed out and came again to the connection on which a FIN of the delivery before was on its way: nsqd, as NSQ,
+    takes that for a FIN of this one, whatever the consumer says next."""
 
     def is_finished_in(self, number: int) -> bool:
         answer = self.answer
         if answer is None or answer.refused or answer.requeue_ms is not None:
             return False
         return answer.confirmed and self.answer_round == number
+
+    @property
+    def is_finished(self) -> bool:
+        if self.answer is None or self.answer.refused:
+            return self.has_fin_on_its_way
+        return self.answer.requeue_ms is None
 
     @property
     def is_answered(self) -> bool:
@@ -68,23 +78,23 @@ class ChannelJudge:
 
     def judge_round(self, number: int, consumers: list[Consumer], published: dict[bytes, Sent]) -> None:
         self._slack_s = TIMEOUT_SLACK_S + 2 * max((consumer.lag_s for consumer in consumers), default=0.0)
-        events = [event for consumer in consumers for event in consumer.events]
-        for event in sorted(events, key=lambda event: event.time):
+        events = [(event, consumer.name) for consumer in consumers for event in consumer.events]
+        for event, by in sorted(events, key=lambda each: each[0].time):
             if isinstance(event, Answer):
-                self._answered(number, event)
+                self._answered(number, event, by)
             else:
-                self._delivered(number, event, published)
+                self._delivered(number, event, by, published)
         self._end_round(number)
 
-    def _answered(self, number: int, answer: Answer) -> None:
+    def _answered(self, number: int, answer: Answer, by: str) -> None:
         message = self._messages[answer.id]
         if answer.refused and message.is_answered:
             return  # one connection is told that another was faster
-        message.answer, message.answer_round = answer, number
+        message.answer, message.answer_round, message.answered_by = answer, number, by
         if answer.requeue_ms is not None and answer.confirmed and not answer.refused:
             message.requeued_attempts = message.last.attempts
 
-    def _delivered(self, number: int, delivery: Delivery, published: dict[bytes, Sent]) -> None:
+    def _delivered(self, number: int, delivery: Delivery, by: str, published: dict[bytes, Sent]) -> None:
         self.received += 1
         sent = published.get(delivery.body)
         if sent is None or sent.topic != self.topic:
@@ -103,6 +113,9 @@ class ChannelJudge:
             if message.last.body != delivery.body:
                 self.faults.append(f"{self.name}: id {delivery.id.decode()} names two messages")
             self._repeated(number, message, delivery)
+            answer = message.answer
+            was_finished = answer is not None and answer.requeue_ms is None and not answer.refused
+            message.has_fin_on_its_way = was_finished and message.answer_round == number and message.answered_by == by
             message.last, message.last_round, message.answer = delivery, number, None
         self._unsettled[delivery.id] = message
 
@@ -161,11 +174,7 @@ class ChannelJudge:
     @property
     def unfinished(self) -> list[bytes]:
         """What no FIN was sent for since it last came; after the last round there must be none."""
-        return [
-            one.last.body
-            for one in self._messages.values()
-            if one.answer is None or one.answer.requeue_ms is not None or one.answer.refused
-        ]
+        return [one.last.body for one in self._messages.values() if not one.is_finished]
 
 
 @dataclass

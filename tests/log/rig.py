@@ -68,6 +68,12 @@ class Rig:
         self.log.segments.sync()
         self.settle()
 
+    def turn(self) -> None:
+        """Runs what threads have left to do by now, without waiting for them."""
+        calls, self._posted[:] = self._posted[:], []
+        for call in calls:
+            call()
+
     def settle(self) -> None:
         """Waits for threads, runs what they left to do, and what that asked for later, while there is something."""
         self.shared.drain()

@@ -2,12 +2,14 @@
 
 import errno
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from log.rig import Rig
+from nsquark.log import durable
 from nsquark.log.durable import ANEW_SUFFIX, DurableFile
 
 MakeRig = Callable[..., Rig]
@@ -253,3 +255,45 @@ def test_many_files_are_synced_together(make_rig: MakeRig, tmp_path: Path, disk:
     assert disk.calls <= len(files) + 2
     for file in files:
         file.close()
+
+
+def test_who_waits_for_a_file_that_is_removed_waits_no_more(make_rig: MakeRig) -> None:
+    """Or the file of deferred messages, which the log has now, would stay for ever."""
+    rig = make_rig()
+    rig.publish(b"a")
+    told: list[str] = []
+    assert rig.log.segments is not None
+    rig.log.segments.when_synced(lambda: told.append("gone"))
+    rig.log.segments.remove_first()
+    rig.settle()
+    assert told == ["gone"]
+
+
+def test_a_file_that_is_abandoned_while_it_is_written_anew(
+    make_rig: MakeRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: FailingDisk
+) -> None:
+    """Its name is another file's by then, and nobody waits for the disk to be well again."""
+    rig = make_rig()
+    path = tmp_path / "topic" / "file"
+    file = DurableFile(rig.shared.syncer, path)
+    file.open(os.O_RDWR | os.O_CREAT)
+    file.write(b"old", 0)
+    copied, go_on = threading.Event(), threading.Event()
+
+    def slowly(source: int, target: int, size: int) -> None:
+        copied.set()
+        assert go_on.wait(10)
+
+    monkeypatch.setattr(durable, "_copy_content", slowly)
+    disk.failures = 1
+    file.hurry()
+    while not copied.is_set():  # the failure is told to the rig's loop, which then has the file copied
+        rig.turn()
+    assert rig.shared.disk.error is not None
+    file.abandon()
+    path.write_bytes(b"new")
+    go_on.set()
+    rig.settle()
+    assert path.read_bytes() == b"new"
+    assert rig.shared.disk.error is None
+    assert not list(path.parent.glob(f"*{ANEW_SUFFIX}"))

@@ -216,3 +216,6 @@ class Deferrals:
 
     def close(self) -> None:
         self._messages.close()
+
+    def abandon(self) -> None:
+        self._messages.abandon()

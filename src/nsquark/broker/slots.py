@@ -113,3 +113,8 @@ class Slots:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+    def abandon(self) -> None:
+        """Closes a file that is about to be deleted."""
+        if self._file is not None:
+            self._file.file.abandon()

@@ -347,11 +347,23 @@ class Topic:
         if self.directory is not None:
             self.nsqd.deleted_topics.note(self.name, self.id, self.log.extents)
         self.log.discard()
-        self._close_all()
+        self.deferrals.abandon()
+        self.retention.close()
+        self.slots.abandon()
         if self.directory is not None:
-            doomed = self.nsqd.doomed_path(self.directory)
-            self.directory.rename(doomed)
-            self.nsqd.logs.run(lambda: shutil.rmtree(doomed), lambda error: None)
+            self._remove_directory(self.directory)
+
+    def _remove_directory(self, directory: Path) -> None:
+        """Gives it a name that says it is to go, and lets a thread make that durable and delete it."""
+        logs, doomed = self.nsqd.logs, self.nsqd.doomed_path(directory)
+        directory.rename(doomed)
+        topics = logs.syncer.forget_directory(directory)
+
+        def work() -> None:
+            topics.sync()
+            shutil.rmtree(doomed)
+
+        logs.run(work, lambda error: None)  # the next start deletes what is left
 
     def close(self) -> None:
         """Stops cleanly: everything is written, synced and indexed; a step that fails does not prevent the others."""
@@ -371,9 +383,6 @@ class Topic:
             self.deferrals.make_durable()
             self.make_durable()
         finally:
-            self._close_all()
-
-    def _close_all(self) -> None:
-        self.deferrals.close()
-        self.retention.close()
-        self.slots.close()
+            self.deferrals.close()
+            self.retention.close()
+            self.slots.close()

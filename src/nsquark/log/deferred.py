@@ -254,3 +254,8 @@ class DeferredMessages:
     def close(self) -> None:
         for bucket in self._buckets.values():
             bucket.close()
+
+    def abandon(self) -> None:
+        """Closes files that are about to be deleted."""
+        for bucket in self._buckets.values():
+            bucket.abandon()

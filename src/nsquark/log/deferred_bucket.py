@@ -400,8 +400,14 @@ class DeferredBucket:
         self._shared.disk_bytes -= self._size
         self._size = 0
 
-    def delete(self) -> None:
+    def abandon(self) -> None:
+        """Closes a file that is deleted, or about to be."""
+        if self.file is not None:
+            self.file.abandon()
         self.close()
+
+    def delete(self) -> None:
+        self.abandon()
         if self.path is not None and self._is_damaged:
             with contextlib.suppress(OSError):
                 set_aside(self.path)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -104,6 +105,9 @@ class DurableFile:
         self._covered: list[Callable[[], None]] = []
         self._users = 0
         self._is_closed = False
+        self._is_abandoned = False
+        self._naming = threading.Lock()
+        """Held while a copy takes the file's name, which it must not once the file is abandoned."""
 
     def open(self, flags: int) -> None:
         """Opens the file; one that is created becomes durable with its name."""
@@ -232,7 +236,10 @@ class DurableFile:
             try:
                 _copy_content(source, fd, os.fstat(source).st_size if size < 0 else size)
                 sync_data(fd)
-                os.replace(temporary, self.path)
+                with self._naming:
+                    if self._is_abandoned:
+                        raise OSError(errno.ECANCELED, f"{self.path.name} is not used any more")
+                    os.replace(temporary, self.path)
             except BaseException:
                 os.close(fd)
                 temporary.unlink(missing_ok=True)
@@ -302,11 +309,18 @@ class DurableFile:
         """Tells whether a thread syncs or copies the file."""
         return self._users > 0
 
-    def abandon(self) -> None:
-        """Closes a file that is deleted, or about to be: it need not be durable."""
+    def abandon(self) -> list[Callable[[], None]]:
+        """Closes a file that is deleted or replaced, or about to be: it need not be durable, no copy takes its name.
+
+        Returns the callbacks that waited for it to be durable.
+        """
+        with self._naming:
+            self._is_abandoned = True
+        waiting, self._covered, self._waiting = self._covered + self._waiting, [], []
         self.is_changed = False
         self._syncer.forget(self)
         self.close()
+        return waiting
 
     def close(self) -> None:
         """Closes the descriptor, once no thread uses it. What was written is still to be made durable."""

@@ -87,11 +87,20 @@ class Journal:
     def rewrite(self, records: bytes | bytearray) -> None:
         """Replaces everything by `records`, durably: parked messages rely on it."""
         before = _inode(self.path)
+        unsound = self._file.sync_error if self._file is not None else None
+        if unsound is not None:
+            self._close_file()  # or the copy that is made of it would take the name of what is written here
         try:
             if records:
                 write_atomically(self.path, records)
             else:
                 self.path.unlink(missing_ok=True)
+        except OSError:
+            if unsound is not None and _inode(self.path) == before:
+                self._file = self._durable_file()
+                self._file.open(os.O_RDWR)
+                self._file.failed(unsound)
+            raise
         finally:
             # It may have been replaced although its name could not be synced: the old one is not to be written to.
             if _inode(self.path) != before:
@@ -121,7 +130,7 @@ class Journal:
 
     def _close_file(self) -> None:
         if self._file is not None:
-            self._file.close()
+            self._file.abandon()
             self._file = None
 
     def _resize(self, size: int) -> None:

@@ -406,11 +406,13 @@ class Segments:
         left = self._bases[0] if self._bases else segment.extents.head
         self.extents.remove_below(left)
         self.removed.store(segment.extents.head, left)
-        segment.file.abandon()
+        waiting = segment.file.abandon()
         doomed = segment.path.with_suffix(REMOVED_SUFFIX)
         os.replace(segment.path, doomed)
         segment.index_path.unlink(missing_ok=True)
         self.shared.run(lambda: doomed.unlink(missing_ok=True), lambda error: None)
+        for callback in waiting:  # what is gone has no more to wait for
+            callback()
         return left
 
     # -- the end -----------------------------------------------------------------------------------------

@@ -74,12 +74,13 @@ class Syncer:
             found = self._directories[path] = Directory(path, parent)
         return found
 
-    def forget_directory(self, path: Path) -> None:
-        """Forgets a directory that was removed or renamed."""
-        self._directories.pop(path, None)
-        parent = self._directories.get(path.parent)
-        if parent is not None:
-            parent.changed()
+    def forget_directory(self, path: Path) -> Directory:
+        """Forgets a directory that was renamed, with those in it; returns the one above, which is to be synced."""
+        for known in [known for known in self._directories if known == path or known.parent == path]:
+            del self._directories[known]
+        parent = self._directories[path.parent]
+        parent.changed()
+        return parent
 
     def _open_file_system(self, path: Path) -> None:
         """Before anything is written; without it every file is synced by itself."""
