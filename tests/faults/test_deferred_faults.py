@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from faults.data_files import topic_directory
-from faults.shim import Call, Rule, Shim
+from faults.shim import DELAY, Call, Rule, Shim
 from harness import Nsqd, Wire, eventually
 from harness.wire import ERROR
 from nsquark.log.files import READ_TRIES
@@ -22,6 +22,7 @@ LATER_MS = 600_000
 COUNT = 40
 BUCKET_MS = 60_000
 RECORD_HEAD_BYTES = 48
+SLOW_SYNC_S = 3.0
 
 
 def _bodies() -> list[bytes]:
@@ -120,9 +121,9 @@ def test_a_file_that_goes_bad_before_its_time_comes(
     consumer = connect(daemon).subscribe("t", rdy=COUNT)
     bodies = [message.body for message in consumer.read_messages(COUNT - lost, finish=True)]
     assert set(bodies) <= set(_bodies()) and len(set(bodies)) == COUNT - lost
-    assert path.name in daemon.log
+    daemon.wait_for_log(path.name)
     if lost:
-        assert "lost" in daemon.log
+        daemon.wait_for_log("lost")
         assert path.with_name(path.name + ".bad").exists()
 
 
@@ -178,7 +179,8 @@ def test_a_file_goes_only_after_a_sync_of_the_log_that_has_its_messages(
     data_path = tmp_path / "data"
     data_path.mkdir()
     shim = Shim(tmp_path, data_path, record=True)
-    shim.set_clock(50 - time.time() % 60)  # ten seconds before the minute ends
+    shim.set_clock(57 - time.time() % 60)  # the minute ends before the log is synced
+    shim.set_rules(Rule("sync", "*.log", DELAY, delay_s=SLOW_SYNC_S))
     daemon = Nsqd(data_path, "--sync-timeout=2s", environment=shim.environment).start()
     try:
         consumer = connect(daemon).subscribe("t", rdy=COUNT)
@@ -189,7 +191,8 @@ def test_a_file_goes_only_after_a_sync_of_the_log_that_has_its_messages(
         log = {call.inode for call in calls if call.kind == "create" and call.path.endswith(".log")}
         gone = next(at for at, call in enumerate(calls) if _removes_bucket(call))
         logged = max(at for at, call in enumerate(calls) if call.kind == "write" and call.inode in log)
-        synced = [call for call in calls[logged:gone] if call.kind == "sync begins" and call.inode in log]
+        begun = {call.size for call in calls[logged:gone] if call.kind == "sync begins" and call.inode in log}
+        synced = [call for call in calls[logged:gone] if call.kind == "sync" and call.size in begun]
         assert synced, "the file was removed before the log was synced"
     finally:
         daemon.kill()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from faults.crash_states import Disk
-from faults.data_files import cut, segments
+from faults.data_files import cut, segments, topic_directory
 from faults.shim import Shim
 from harness import Nsqd, Wire, eventually
 from harness.wire import MESSAGE
@@ -422,3 +422,27 @@ def _has_synced(shim: Shim, directory: str) -> bool:
     created = (call for call in calls if call.kind == "create" and call.path.endswith(".log"))
     logs = {call.inode for call in created if directory in call.path}
     return any(call.kind == "sync" and call.inode in logs for call in calls)
+
+
+def test_what_a_killed_nsqd_wrote_is_synced_by_the_next(tmp_path: Path) -> None:
+    """Every kind of file, although nothing more happens to it."""
+    data_path = tmp_path / "data"
+    data_path.mkdir()
+    daemon = Nsqd(data_path, "--sync-timeout=1h")
+    with daemon:
+        for _ in range(2):
+            daemon.post("/pub", b"body", topic="t")
+        daemon.post("/pub", b"later", topic="t", defer=MUCH_LATER_MS)
+        with daemon.connect() as consumer:
+            consumer.subscribe("t", rdy=2)
+            first, second = consumer.read_messages(2)
+            consumer.REQ(first.id, MUCH_LATER_MS)
+            consumer.FIN(second.id)
+            _settle(consumer)
+    directory = topic_directory(data_path, "t")
+    kinds = ("*.log", "cursors", "*.journal", "deferred/*.deferred")
+    files = {path.stat().st_ino: path.name for kind in kinds for path in directory.glob(kind)}
+    assert len(files) == len(kinds), files
+    shim = Shim(tmp_path, data_path, record=True)
+    with Nsqd(data_path, "--sync-timeout=100ms", environment=shim.environment):
+        eventually(lambda: files.keys() <= {call.inode for call in shim.trace() if call.kind == "sync"})

@@ -136,6 +136,24 @@ def test_while_it_cannot_be_written_anew_publishes_are_refused(
     assert again.publish(b"c").error is None
 
 
+def test_a_file_that_could_not_be_synced_and_is_removed_refuses_no_more(make_rig: MakeRig, disk: FailingDisk) -> None:
+    """Its messages were finished before it could be written anew."""
+    rig = make_rig(max_bytes_per_file=SMALL_FILE_BYTES)
+    rig.publish(b"first" + BODY)
+    rig.publish(b"second" + BODY)
+    rig.sync()
+    disk.failures = 1000
+    rig.publish(b"third" + BODY)
+    rig.settle()
+    assert rig.publish(b"refused").error is not None
+    disk.failures = 0
+    assert rig.log.segments is not None
+    while len(rig.log.segments) > 1:
+        rig.log.segments.remove_first()
+    rig.settle()
+    assert rig.publish(b"after").error is None
+
+
 def test_a_clean_stop_after_a_failed_sync_writes_the_file_anew(
     make_rig: MakeRig, tmp_path: Path, disk: FailingDisk
 ) -> None:

@@ -234,6 +234,10 @@ class Segments:
         if mended in self._segments:
             content = mended.index_content()
             self.shared.run(lambda: mended.store_index(content), lambda error: None)
+        self._accept_again()
+
+    def _accept_again(self) -> None:
+        """Lets messages be appended if no segment that is left waits to be written anew."""
         if all(segment.file.sync_error is None for segment in self._segments):
             self._refused_by = None
 
@@ -411,6 +415,7 @@ class Segments:
         os.replace(segment.path, doomed)
         segment.index_path.unlink(missing_ok=True)
         self.shared.run(lambda: doomed.unlink(missing_ok=True), lambda error: None)
+        self._accept_again()
         for callback in waiting:  # what is gone has no more to wait for
             callback()
         return left
