@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Final
 
@@ -43,9 +44,16 @@ def imports_of(source: str, package: tuple[str, ...]) -> Iterator[str]:
 
 
 def package_of(name: str) -> str | None:
-    """The package right below nsquark that a full name lies in; None for others' modules and nsquark itself."""
+    """Finds the package right below nsquark that a full name lies in; None for others' modules and nsquark itself.
+
+    What is public there, such as `nsquark.Consumer`, lies where it is loaded from.
+    """
     parts = name.split(".")
-    return parts[1] if parts[0] == "nsquark" and len(parts) > 1 and parts[1] in LEVELS else None
+    if parts[0] != "nsquark" or len(parts) == 1:
+        return None
+    if parts[1] in nsquark._HOMES:
+        return package_of(nsquark._HOMES[parts[1]])
+    return parts[1] if parts[1] in LEVELS else None
 
 
 def upward_imports(source: str, module: tuple[str, ...]) -> list[str]:
@@ -74,6 +82,15 @@ def test_a_module_imports_only_from_below(path: Path, module: tuple[str, ...]) -
     assert not upward_imports(path.read_text(), module)
 
 
+def test_no_packages_import_each_other() -> None:
+    below: dict[str, set[str]] = {package: set() for package in LEVELS}
+    for path, module in modules():
+        used = {package_of(name) for name in imports_of(path.read_text(), module[:-1])}
+        below[module[1]] |= {package for package in used if package is not None and package != module[1]}
+    order = list(TopologicalSorter(below).static_order())  # raises CycleError, which names them
+    assert set(order) == set(LEVELS)
+
+
 @pytest.mark.parametrize(
     ("source", "module"),
     [
@@ -83,6 +100,12 @@ def test_a_module_imports_only_from_below(path: Path, module: tuple[str, ...]) -
         ("from ..broker import nsqd", ("nsquark", "lookupd", "daemon")),
         ("def f():\n    from nsquark.tool import up", ("nsquark", "spark", "options")),
         ("from nsquark.web.fetch import fetch", ("nsquark", "log", "files")),
+        ("from ... import broker", ("nsquark", "log", "nsq_import", "diskqueue")),
+        ("from nsquark import Consumer", ("nsquark", "broker", "topic")),
+        (
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from nsquark.broker.topic import Topic",
+            ("nsquark", "kernel", "turn"),
+        ),
     ],
 )
 def test_an_upward_import_is_found(source: str, module: tuple[str, ...]) -> None:
