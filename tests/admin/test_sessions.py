@@ -64,12 +64,15 @@ def test_a_session_ends(sessions: BrowserSessions) -> None:
         assert sessions.decode(sessions.encode(visit, KEY), KEY) == visit
 
 
-def test_after_logout_no_copy_of_the_cookie_is_good(sessions: BrowserSessions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_logout_no_copy_of_the_cookie_is_good(sessions: BrowserSessions) -> None:
     session = sessions.begin("alice")
     cookie = sessions.encode(session, KEY)
     sessions.end(session)
     assert sessions.decode(cookie, KEY) is None
-    monkeypatch.setattr(module, "LOGGED_OUT_MAX", 10)
+
+
+def test_only_the_last_that_logged_out_are_remembered() -> None:
+    sessions = BrowserSessions(SESSION_S_MAX, logged_out_max=10)
     for _ in range(20):
         sessions.end(sessions.begin())
     assert len(sessions._logged_out) == 10

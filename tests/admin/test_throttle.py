@@ -2,7 +2,6 @@
 
 import pytest
 
-from nsquark.admin import throttle as module
 from nsquark.admin.throttle import (
     FORGET_S,
     FREE_FAILURES,
@@ -87,8 +86,8 @@ def test_failures_are_forgotten(throttle: LoginThrottle, clock: Clock) -> None:
     assert throttle.wait_s("10.0.0.1", "alice") == 0
 
 
-def test_what_is_remembered_is_bounded(throttle: LoginThrottle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "COUNTS_MAX", 100)
+def test_what_is_remembered_is_bounded(clock: Clock) -> None:
+    throttle = LoginThrottle(clock, counts_max=100)
     for number in range(1000):
         fail(throttle, 1, address=f"place {number}", user=f"user {number}")
     assert len(throttle._counts) == 100

@@ -19,7 +19,6 @@ from xxhash import xxh3_64_intdigest
 
 from hypothesis_profiles import examples
 from log.rig import make_shared
-from nsquark.log import deferred as deferred_module
 from nsquark.log import durable
 from nsquark.log.deferred import DeferredMessages, Due
 from nsquark.log.deferred_appends import Appends
@@ -111,9 +110,8 @@ def test_a_far_bucket_is_looked_into_in_time(directory: Path) -> None:
     assert take_bodies(waiting, due_ms) == [b"far"]
 
 
-def test_many_due_at_once_come_in_portions(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deferred_module, "DUE_MESSAGES_MAX", 3)
-    waiting = opened(directory, 0, 1)
+def test_many_due_at_once_come_in_portions(directory: Path) -> None:
+    waiting = DeferredMessages(make_shared(), directory, Appends(), 1, NOW_MS, due_messages_max=3)
     for number in range(8):
         add(waiting, b"%d" % number, 1, NOW_MS)
     sizes = []

@@ -14,7 +14,6 @@ from log.rig import Rig, make_shared
 from nsquark.kernel import journal as kernel
 from nsquark.kernel.journal import JOURNAL_FINISHED, JOURNAL_RECORD, JOURNAL_REQUEUED
 from nsquark.log import durable
-from nsquark.log import journal as journal_module
 from nsquark.log.journal import Journal
 
 DELAY_MAX_MS = 3_600_000
@@ -183,9 +182,8 @@ def test_rewriting_replaces_everything(path: Path) -> None:
     assert not path.exists()
 
 
-def test_is_rewritten_when_most_of_it_is_out_of_date(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "COMPACT_BYTES_MIN", 100)
-    journal = opened(path)
+def test_is_rewritten_when_most_of_it_is_out_of_date(path: Path) -> None:
+    journal = Journal(make_shared(), path, compact_bytes_min=100)
     assert not journal.wants_rewrite(0)
     journal.append(record(1) * 10)
     assert journal.wants_rewrite(0)

@@ -18,8 +18,10 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "sequence"
 
 
-def opened(path: Path, above: int = 0, reports: list[str] | None = None) -> Sequences:
-    return Sequences(path, above, reports.append if reports is not None else lambda text: None)
+def opened(
+    path: Path, above: int = 0, reports: list[str] | None = None, reserve_seqs: int = sequences.RESERVE_SEQS
+) -> Sequences:
+    return Sequences(path, above, reports.append if reports is not None else lambda text: None, reserve_seqs)
 
 
 def freeze_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -143,13 +145,12 @@ def test_no_number_twice_whatever_happens(tmp_path_factory: pytest.TempPathFacto
     """With a small reserve, so that it is extended often."""
     file = tmp_path_factory.mktemp("sequences") / "sequence"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sequences, "RESERVE_SEQS", 2 * LEASE_SEQS_MAX)
         freeze_clock(patch, 0.0)
-        source, end = opened(file), 0
+        source, end = opened(file, reserve_seqs=2 * LEASE_SEQS_MAX), 0
         for count in leases:
             if isinstance(count, str):
                 source.close()
-                source = opened(file)
+                source = opened(file, reserve_seqs=2 * LEASE_SEQS_MAX)
             else:
                 low, high = source.lease(count)
                 assert low >= end
@@ -158,8 +159,7 @@ def test_no_number_twice_whatever_happens(tmp_path_factory: pytest.TempPathFacto
 
 
 def test_numbers_end_where_the_disk_refuses_to_reserve_more(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequences, "RESERVE_SEQS", LEASE_SEQS_MAX)
-    source = opened(path)
+    source = opened(path, reserve_seqs=LEASE_SEQS_MAX)
 
     def full(*_args: object, **_options: object) -> None:
         raise OSError(28, "no space left on device")

@@ -9,7 +9,7 @@ import pytest
 from log.rig import make_shared
 from nsquark.log import tokens as tokens_module
 from nsquark.log.segment import Segment
-from nsquark.log.tokens import RECORD_BYTES, Tokens
+from nsquark.log.tokens import RECORD_BYTES, TOKENS_MAX, Tokens
 
 
 def token(number: int) -> bytes:
@@ -21,8 +21,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "tokens"
 
 
-def opened(path: Path, in_log: list[bytes] | None = None, reports: list[str] | None = None) -> Tokens:
-    return Tokens(make_shared(reports.append if reports is not None else lambda text: None), path, in_log or [])
+def opened(
+    path: Path, in_log: list[bytes] | None = None, reports: list[str] | None = None, tokens_max: int = TOKENS_MAX
+) -> Tokens:
+    shared = make_shared(reports.append if reports is not None else lambda text: None)
+    return Tokens(shared, path, in_log or [], tokens_max)
 
 
 def segment_with(path: Path, *numbers: int) -> Segment:
@@ -98,13 +101,12 @@ def test_a_file_of_format_1_is_read_and_written_anew(path: Path) -> None:
     assert path.stat().st_size == 2 * RECORD_BYTES
 
 
-def test_they_are_bounded_in_memory_and_on_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens_module, "TOKENS_MAX", 10)
-    found = opened(path)
+def test_they_are_bounded_in_memory_and_on_disk(path: Path) -> None:
+    found = opened(path, tokens_max=10)
     for number in range(0, 100, 2):
         found.add(token(number))
         found.add(token(number + 1))
         found.store_of(segment_with(path, number, number + 1))
         assert path.stat().st_size <= 10 * RECORD_BYTES
-    for memory in (found, opened(path)):
+    for memory in (found, opened(path, tokens_max=10)):
         assert known(memory, 100) == list(range(90, 100))

@@ -39,8 +39,9 @@ _decoder: Final = msgspec.msgpack.Decoder(tuple[bytes, str, bytes, int])
 class BrowserSessions:
     """Makes and reads the cookies. A cookie is `<payload>.<signature>`, both in URL-safe base64."""
 
-    def __init__(self, ttl_s: float) -> None:
+    def __init__(self, ttl_s: float, logged_out_max: int = LOGGED_OUT_MAX) -> None:
         self._ttl_s = ttl_s
+        self._logged_out_max = logged_out_max
         self._logged_out: OrderedDict[bytes, None] = OrderedDict()
 
     def begin(self, user: str = "", fingerprint: bytes = b"") -> BrowserSession:
@@ -52,7 +53,7 @@ class BrowserSessions:
     def end(self, session: BrowserSession) -> None:
         """Ends a session: no copy of the cookie is good any more. The oldest of very many are forgotten first."""
         self._logged_out[session.id] = None
-        while len(self._logged_out) > LOGGED_OUT_MAX:
+        while len(self._logged_out) > self._logged_out_max:
             self._logged_out.popitem(last=False)
 
     def encode(self, session: BrowserSession, key: bytes) -> str:

@@ -36,9 +36,10 @@ class _Count(NamedTuple):
 
 
 class LoginThrottle:
-    """Counts failed logins by place and user. Always: at most `COUNTS_MAX` counts, the latest ones."""
+    """Counts failed logins by place and user. Always: at most `counts_max` counts, the latest ones."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, counts_max: int = COUNTS_MAX) -> None:
+        self._counts_max = counts_max
         self._clock = clock
         self._counts: OrderedDict[tuple[str, str], _Count] = OrderedDict()
 
@@ -58,7 +59,7 @@ class LoginThrottle:
             wait_s = min(rule.wait_s_max, 2.0 ** min(beyond, 20)) if beyond >= 0 else 0.0
             self._counts[rule.key] = _Count(failures, now, now + wait_s)
             self._counts.move_to_end(rule.key)
-        while len(self._counts) > COUNTS_MAX:
+        while len(self._counts) > self._counts_max:
             self._counts.popitem(last=False)
 
     def succeeded(self, address: str, user: str) -> None:

@@ -58,8 +58,15 @@ class DeferredMessages:
     """Keeps what waits of one topic. `number` is the next message's; it only grows, since channels remember it."""
 
     def __init__(
-        self, shared: LogShared, directory: Path | None, appends: Appends, number_floor: int, now_ms: int
+        self,
+        shared: LogShared,
+        directory: Path | None,
+        appends: Appends,
+        number_floor: int,
+        now_ms: int,
+        due_messages_max: int = DUE_MESSAGES_MAX,
     ) -> None:
+        self._due_messages_max = due_messages_max
         self.number = number_floor
         self._shared = shared
         self._directory = directory
@@ -203,7 +210,7 @@ class DeferredMessages:
             self.when_log_synced(remove)
 
     def _take(self, bucket: DeferredBucket, now_ms: int) -> Due | None:
-        entries = bucket.pop_due(now_ms, DUE_MESSAGES_MAX)
+        entries = bucket.pop_due(now_ms, self._due_messages_max)
         due = Due(bucket, self.appends.last + 1, entries)
         if due.unreadable:
             self._shared.report(f"DEFERRED({bucket.path}): reading failed: {due.error}; trying again")

@@ -28,7 +28,8 @@ _RECORD_BYTES_1 = 24
 class Journal:
     """An append-only file of records; rewritten when most of it is out of date. Its bytes count as used disk."""
 
-    def __init__(self, shared: LogShared, path: Path) -> None:
+    def __init__(self, shared: LogShared, path: Path, compact_bytes_min: int = COMPACT_BYTES_MIN) -> None:
+        self._compact_bytes_min = compact_bytes_min
         self.path = path
         self.size = 0
         self.on_mended: Callable[[], None] = lambda: None
@@ -82,7 +83,7 @@ class Journal:
 
     def wants_rewrite(self, live_records: int) -> bool:
         """Tells whether most of the journal is out of date, given how many messages it has to remember."""
-        return self.size > COMPACT_BYTES_MIN and self.size > REWRITE_SHARE * live_records * JOURNAL_RECORD.size
+        return self.size > self._compact_bytes_min and self.size > REWRITE_SHARE * live_records * JOURNAL_RECORD.size
 
     def rewrite(self, records: bytes | bytearray) -> None:
         """Replaces everything by `records`, durably: parked messages rely on it."""

@@ -41,7 +41,8 @@ class Sequences:
     `_next <= _reserved` always, and the file holds `_reserved` before any number below it is handed out.
     """
 
-    def __init__(self, path: Path, above: int, report: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, above: int, report: Callable[[str], None], reserve_seqs: int = RESERVE_SEQS) -> None:
+        self._reserve_seqs = reserve_seqs
         self._path = path
         self._report = report
         self._writes = 0
@@ -52,7 +53,7 @@ class Sequences:
         # On a full disk there is nothing to hand out yet; consumers are served all the same.
         with contextlib.suppress(OSError):
             for _ in (0, 1):  # both places: then one that is lost is made up for by one more reserve
-                self._reserve(self._next + RESERVE_SEQS)
+                self._reserve(self._next + self._reserve_seqs)
 
     def _start(self, above: int) -> int:
         """Finds where numbers start that were never handed out."""
@@ -66,7 +67,7 @@ class Sequences:
             by_clock = 0
         reserved = self._load()
         if reserved is None:
-            start = max(above, by_clock) + RESERVE_SEQS
+            start = max(above, by_clock) + self._reserve_seqs
             self._report(
                 f"SEQUENCE({self._path}): damaged; sequence numbers start anew at {start}, above all that the topics"
                 " name and above the clock"
@@ -85,9 +86,9 @@ class Sequences:
         if self._next + size > self._reserved:
             self._wait_for_extension()
             if self._next + size > self._reserved:
-                self._reserve(self._next + RESERVE_SEQS)
+                self._reserve(self._next + self._reserve_seqs)
         first, self._next = self._next, self._next + size
-        if self._reserved - self._next < RESERVE_SEQS // 2 and not self._is_extending():
+        if self._reserved - self._next < self._reserve_seqs // 2 and not self._is_extending():
             self._extend_in_background()
         return first, first + size
 
@@ -108,7 +109,7 @@ class Sequences:
 
     def _extend(self) -> None:
         with contextlib.suppress(OSError):  # the next lease tries again, and tells its publisher
-            self._reserve(self._reserved + RESERVE_SEQS)
+            self._reserve(self._reserved + self._reserve_seqs)
 
     def _reserve(self, reserved: int) -> None:
         """Stores the new bound, in the older of two places: that needs no space, and a torn write leaves the other."""
@@ -144,7 +145,7 @@ class Sequences:
         if not reserved:
             return None
         # The other one may have been the newer, or a torn write that nothing was handed out from.
-        return max(reserved) + (RESERVE_SEQS if len(reserved) == 1 else 0)
+        return max(reserved) + (self._reserve_seqs if len(reserved) == 1 else 0)
 
 
 def _aligned(seq: int) -> int:

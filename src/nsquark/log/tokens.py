@@ -27,15 +27,16 @@ RECORD_BYTES = TOKEN_BYTES + CHECK_BYTES
 
 
 class Tokens:
-    """The last TOKENS_MAX tokens of a topic, oldest first: those in the file, then those that only the log has."""
+    """The last `tokens_max` tokens of a topic, oldest first: those in the file, then those that only the log has."""
 
-    def __init__(self, shared: LogShared, path: Path, in_log: Iterable[bytes]) -> None:
+    def __init__(self, shared: LogShared, path: Path, in_log: Iterable[bytes], tokens_max: int = TOKENS_MAX) -> None:
+        self._tokens_max = tokens_max
         self._shared = shared
         self._path = path
         self._stored = self._load()
         self._tokens: dict[bytes, None] = dict(self._stored)
         self._tokens.update(dict.fromkeys(in_log))
-        _trim(self._tokens)
+        self._trim(self._tokens)
 
     def __contains__(self, token: bytes) -> bool:
         return token in self._tokens
@@ -43,7 +44,7 @@ class Tokens:
     def add(self, token: bytes) -> None:
         """Is told that the log has an append with this token."""
         self._tokens[token] = None
-        _trim(self._tokens)
+        self._trim(self._tokens)
 
     def store_of(self, segment: Segment) -> None:
         """Makes the tokens of a segment durable, which is about to go; OSError if that was not possible."""
@@ -51,7 +52,7 @@ class Tokens:
         if not new:
             return
         stored = {**self._stored, **new}
-        _trim(stored)
+        self._trim(stored)
         try:
             self._store(stored)
         except OSError as error:
@@ -84,6 +85,10 @@ class Tokens:
                 self._shared.report(f"TOKENS({self._path}): could not be written anew: {error}")
         return dict.fromkeys(intact)
 
+    def _trim(self, tokens: dict[bytes, None]) -> None:
+        while len(tokens) > self._tokens_max:
+            del tokens[next(iter(tokens))]
+
 
 def _is_intact(record: bytes) -> bool:
     return len(record) == RECORD_BYTES and xxh3_64_digest(record[:TOKEN_BYTES]) == record[TOKEN_BYTES:]
@@ -94,8 +99,3 @@ def _tokens_of_format_1(raw: bytearray) -> list[bytes]:
     whole = len(raw) - len(raw) % TOKEN_BYTES
     tokens = [bytes(raw[pos : pos + TOKEN_BYTES]) for pos in range(0, whole, TOKEN_BYTES)]
     return [token for token in tokens if token != NO_TOKEN]
-
-
-def _trim(tokens: dict[bytes, None]) -> None:
-    while len(tokens) > TOKENS_MAX:
-        del tokens[next(iter(tokens))]
