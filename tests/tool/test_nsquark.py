@@ -51,7 +51,8 @@ def test_every_command_has_help_of_its_own(command: str) -> None:
 def test_every_tool_is_a_command(command: str) -> None:
     result = nsquark(command, "--help")
     assert result.returncode == 0
-    assert result.stderr.startswith(f"Usage of {TOOLS[command][0]}:\n")
+    program = "nsquark tap" if command == "tap" else TOOLS[command][0].rpartition(".")[2]
+    assert result.stderr.startswith(f"Usage of {program}:\n")
     assert nsquark(command, "--no-such-flag").returncode == 2
 
 

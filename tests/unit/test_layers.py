@@ -21,7 +21,7 @@ LAYERS: Final = (
     # The public names of the client, and what is built on them.
     {"sync", "errors", "contrib", "testing"},
     {"spark", "admin", "tools"},
-    {"query"},
+    {"query", "tap"},
     {"tool"},
 )
 """From the lowest. Packages of one layer do not import each other, but for those of `BESIDE`."""

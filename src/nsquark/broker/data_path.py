@@ -63,8 +63,10 @@ class NodeIdentity(msgspec.Struct):
 class DataPath:
     """Is an existing directory, locked for this process."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, new_id: str = "") -> None:
+        """`new_id` is the identity of an nsqd that has none yet; without it one is made up."""
         self.path = Path(path or ".")
+        self._new_id = new_id
         self.own = self.path / OWN_DIRECTORY
         self.topics = self.own / TOPICS_DIRECTORY
         self._lock_fd = -1
@@ -119,7 +121,7 @@ class DataPath:
                 f""" echo '{{"id": "'$(cat /proc/sys/kernel/random/uuid)'"}}' > {paths[0]} ."""
                 " With a new id, Spark queries that read this nsqd take it for another one and begin at their start"
             )
-        node = intact[0] if intact else NodeIdentity(str(uuid.uuid4()))
+        node = intact[0] if intact else NodeIdentity(self._new_id or str(uuid.uuid4()))
         current = NodeIdentity(node.id)
         current.check = current.checksum()
         for path, stored in zip(paths, found, strict=True):

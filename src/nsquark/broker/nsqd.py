@@ -36,7 +36,7 @@ from nsquark.log.sequences import Sequences
 from nsquark.log.services import LogSettings, LogShared
 from nsquark.web.browsers import BrowserGuard
 from nsquark.web.descriptors import Descriptors
-from nsquark.web.server import HttpLimits, HttpServer
+from nsquark.web.server import HttpLimits, HttpServer, Router
 from nsquark.wire.batch_format import UnknownVersion
 from nsquark.wire.names import is_ephemeral, is_valid_name
 
@@ -52,7 +52,8 @@ class NsqdStartError(Exception):
 class Nsqd:
     """Is one broker. All of it but the log's threads runs in one event loop."""
 
-    def __init__(self, options: NsqdOptions, logger: Logger, data: DataPath) -> None:
+    def __init__(self, options: NsqdOptions, logger: Logger, data: DataPath, router: Router | None = None) -> None:
+        """`router` is an empty one, which may refuse routes that are added to it."""
         self.options = options
         self.logger = logger
         self.data = data
@@ -119,7 +120,8 @@ class Nsqd:
             request_timeout=options.http_client_request_timeout.seconds,
             max_body_bytes=options.max_body_size,
         )
-        router, limits = NsqdApi(self).router(), HttpLimits(connections=options.max_connections)
+        router, limits = router or Router(), HttpLimits(connections=options.max_connections)
+        NsqdApi(self).add_routes(router)
         browsers = BrowserGuard("nsqd", (options.broadcast_address, *options.http_allowed_hosts))
         self.https = HttpServer(router, browsers, limits, logger)
         refused = options.tls_required is TlsRequired.YES
@@ -180,10 +182,7 @@ class Nsqd:
     async def _listen(self) -> None:
         options = self.options
         try:
-            listener = self._tcp_listener = listen_anywhere(address := options.tcp_address)
-            self._tcp = await listener.serve(lambda: Session(self))
-            self.tcp_port = listener.port
-            self.logger.info(f"TCP: listening on {listener.shown}")
+            await self.listen_for_clients(address := options.tcp_address)
             if self.tls_context is not None and (address := options.https_address):
                 listener = listen_anywhere(address)
                 await self.https.serve(listener, self.tls_context)
@@ -196,6 +195,12 @@ class Nsqd:
                 self.logger.info(f"HTTP: listening on {listener.shown}")
         except (OSError, ValueError) as error:
             raise NsqdStartError(f"listen ({address}) failed - {error}") from None
+
+    async def listen_for_clients(self, address: str) -> None:
+        listener = self._tcp_listener = listen_anywhere(address)
+        self._tcp = await listener.serve(lambda: Session(self))
+        self.tcp_port = listener.port
+        self.logger.info(f"TCP: listening on {listener.shown}")
 
     async def stop(self) -> None:
         """Answers what was received, closes all connections, and leaves nothing unsaved."""

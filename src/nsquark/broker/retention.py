@@ -27,6 +27,8 @@ class Retention:
             self.kept = KeptMessages(topic.nsqd.logs, topic.directory / "kept")
         self._is_keeping = False
         self._error = ""
+        self.held_from: int | None = None
+        """From here on nothing may go, whatever channels have done with it; set by who runs this nsqd as a part."""
 
     def collect(self, *, newest_too: bool = False, keep_none: bool = False) -> None:
         """Removes what nobody needs; the newest file too, and what is kept for readers by range, if that is asked."""
@@ -45,7 +47,8 @@ class Retention:
     @property
     def floor(self) -> int:
         """Returns the position below which no message is needed, but for those that channels have parked."""
-        return min([self._topic.pump, *(channel.floor_needed for channel in self._topic.channels.values())])
+        needed = [self._topic.pump, *(channel.floor_needed for channel in self._topic.channels.values())]
+        return min(needed if self.held_from is None else [*needed, self.held_from])
 
     def _collect_memory(self, kept: KeptInMemory) -> None:
         """Forgets what it can of a log without files: only what was never delivered stays; what was, and is not

@@ -51,8 +51,9 @@ class ForeignNsqd(WrongAddress):
 
     def __init__(self, address: str):
         super().__init__(
-            f"{address} is an nsqd without a log API, like NSQ's own: only nsquark's nsqd can be read by Spark. Mirror "
-            "its topics to one with nsq_to_nsq, or read without it: onForeignNsqd=skip"
+            f"{address} is an nsqd without a log API, like NSQ's own: only nsquark's nsqd can be read by Spark. Read "
+            "its topics through nsquark tap (docs/tap.md), mirror them to an nsqd of nsquark with nsq_to_nsq, or read "
+            "without it: onForeignNsqd=skip"
         )
 
 

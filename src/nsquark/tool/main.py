@@ -29,14 +29,18 @@ COMMANDS: Final = {
     "report": ("nsquark.spark.jobs.report", "count what is in topics or archives, with Spark"),
 }
 
-# command: (program, help). NSQ's tools are programs too: its module has `main(argv)`, which reads flags as NSQ's does.
+# command: (module, help). Its module has `main(argv)`, which reads flags as NSQ's programs do.
 TOOLS: Final = {
-    "tail": ("nsq_tail", "print the messages of topics, as they come or from a point of their logs on"),
-    "to-file": ("nsq_to_file", "write the messages of topics to files"),
-    "to-http": ("nsq_to_http", "send the messages of a topic to HTTP endpoints"),
-    "to-nsq": ("nsq_to_nsq", "publish the messages of topics to other nsqds"),
-    "publish": ("to_nsq", "publish the lines of stdin"),
-    "stat": ("nsq_stat", "show rates and depths of a channel"),
+    "tap": ("nsquark.tap.main", "keep what NSQ's nsqds deliver to a channel in logs that Spark reads"),
+    "tail": (
+        "nsquark.tools.nsq_tail",
+        "print the messages of topics, as they come or from a point of their logs on (nsq_tail)",
+    ),
+    "to-file": ("nsquark.tools.nsq_to_file", "write the messages of topics to files (nsq_to_file)"),
+    "to-http": ("nsquark.tools.nsq_to_http", "send the messages of a topic to HTTP endpoints (nsq_to_http)"),
+    "to-nsq": ("nsquark.tools.nsq_to_nsq", "publish the messages of topics to other nsqds (nsq_to_nsq)"),
+    "publish": ("nsquark.tools.to_nsq", "publish the lines of stdin (to_nsq)"),
+    "stat": ("nsquark.tools.nsq_stat", "show rates and depths of a channel (nsq_stat)"),
 }
 
 
@@ -50,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     arguments = list(sys.argv[1:] if argv is None else argv)
     name, rest = _choose(arguments)
     if name in TOOLS:
-        importlib.import_module(f"nsquark.tools.{TOOLS[name][0]}").main(rest)
+        importlib.import_module(TOOLS[name][0]).main(rest)
     try:
         code = _run(name, rest)
     except KeyboardInterrupt:
@@ -70,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _choose(arguments: list[str]) -> tuple[str, list[str]]:
     """Returns the command and what is left for it; ends the program for --help, --version and mistakes."""
-    known = COMMANDS | {name: (program, f"{text} ({program})") for name, (program, text) in TOOLS.items()}
+    known = COMMANDS | TOOLS
     width = max(map(len, known))
     listing = "\n".join(f"  {name:{width}}  {text}" for name, (_, text) in known.items())
     parser = argparse.ArgumentParser(

@@ -77,8 +77,7 @@ class NsqdApi:
         self._started_ns = time.monotonic_ns()
         self._together: Together[Response] = Together()
 
-    def router(self) -> Router:
-        router = Router()
+    def add_routes(self, router: Router) -> None:
         PublishApi(self.nsqd, self._auth).add_routes(router)
         router.add("GET", "/ping", self.ping)
         for path, about in (("/info", self.info), ("/stats", self.stats), ("/metrics", self.metrics)):
@@ -102,7 +101,6 @@ class NsqdApi:
         router.add("GET", "/debug/pprof/cmdline", self._auth.guarded(self.command_line, ADMIN), log=False)
         router.add("PUT", "/debug/setblockrate", self._auth.guarded(self.set_block_rate, ADMIN))
         router.add("POST", "/debug/freememory", self._auth.guarded(self.free_memory, ADMIN))
-        return router
 
     def _answering(self, verb: Callable[[NsqdArguments], Coroutine[Any, Any, Response] | None]) -> Handler:
         """Makes a handler that says 200 with an empty body when the verb is done, unless the verb answers itself."""

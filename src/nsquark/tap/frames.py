@@ -1,0 +1,94 @@
+"""Appending messages of another nsqd to a log of ours: with their ids and times, durable before anybody hears of it."""
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from nsquark.client.message import Message
+from nsquark.log.durable import sync_data
+from nsquark.log.sequences import LEASE_SEQS_MAX, LEASE_SEQS_MIN, Sequences
+from nsquark.log.writer import BatchWriter
+from nsquark.wire.batch_format import HEADER_BYTES, NO_TOKEN, Batch
+from nsquark.wire.frames import FrameType
+from nsquark.wire.record import RECORD_OVERHEAD_BYTES, SIZE_BYTES
+
+BATCH_BYTES: Final = 128 << 10
+"""Of the batches made here, unless a single message is larger: a reader gets one whole."""
+WRITE_BYTES: Final = 1 << 20
+FIRST_ATTEMPT: Final = 1
+
+_HEAD: Final = struct.Struct(">IIqH16s")
+"""All of a record but the body (wire/record.py)."""
+assert _HEAD.size == RECORD_OVERHEAD_BYTES
+
+
+class Numbers:
+    """Sequence numbers for one log, in leases that are used up, so that they have few gaps."""
+
+    def __init__(self, sequences: Sequences) -> None:
+        self._sequences = sequences
+        self._next = self._end = 0
+        self._lease_seqs = LEASE_SEQS_MIN
+
+    def take(self, count: int) -> list[range]:
+        """So many numbers, rising; OSError if they cannot be reserved."""
+        taken: list[range] = []
+        while count:
+            if self._next == self._end:
+                self._next, self._end = self._sequences.lease(self._lease_seqs)
+                self._lease_seqs = min(self._lease_seqs * 2, LEASE_SEQS_MAX)
+            until = min(self._next + count, self._end)
+            taken.append(range(self._next, until))
+            count -= len(taken[-1])
+            self._next = until
+        return taken
+
+
+class FrameAppend:
+    """Writes a group of messages as records (`ThreadedAppend` of a log): id and time are those of their frames."""
+
+    def __init__(self, messages: Sequence[Message], numbers: list[range]) -> None:
+        self._messages = messages
+        self._numbers = numbers
+        self.first_seq = numbers[0].start
+        records = sum(len(message.body) + RECORD_OVERHEAD_BYTES for message in messages)
+        # Two batches that follow each other have more than BATCH_BYTES, but at the end of a range of numbers.
+        batches_max = 2 * records // BATCH_BYTES + 1 + len(numbers)
+        self.bytes_max = records + batches_max * HEADER_BYTES
+
+    def write(self, fd: int, offset: int) -> list[Batch]:
+        with BatchWriter(fd, offset, unwritten_bytes_max=WRITE_BYTES) as writer:
+            for batch, payload in self._batches():
+                writer.add(batch, payload)
+            writer.flush()
+            sync_data(fd)
+        return writer.batches
+
+    def _batches(self) -> Iterator[tuple[Batch, bytes]]:
+        at = 0
+        for numbers in self._numbers:
+            end = at + len(numbers)
+            seq = numbers.start
+            while at < end:
+                stop = self._fitting(at, end)
+                group = self._messages[at:stop]
+                times = [message.timestamp for message in group]
+                payload = b"".join(map(_record, group))
+                yield Batch(0, seq, len(group), len(payload), min(times), max(times), 0, NO_TOKEN), payload
+                seq += len(group)
+                at = stop
+
+    def _fitting(self, at: int, end: int) -> int:
+        """Up to which message those from `at` on fit a batch; one does, whatever its size."""
+        stop, size = at, 0
+        while stop < end:
+            size += len(self._messages[stop].body) + RECORD_OVERHEAD_BYTES
+            if size > BATCH_BYTES and stop > at:
+                break
+            stop += 1
+        return stop
+
+
+def _record(message: Message) -> bytes:
+    size = len(message.body) + RECORD_OVERHEAD_BYTES - SIZE_BYTES
+    return _HEAD.pack(size, FrameType.MESSAGE, message.timestamp, FIRST_ATTEMPT, message.id) + message.body

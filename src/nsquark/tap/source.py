@@ -1,0 +1,59 @@
+"""One tapped nsqd: its log, and a consumer for each of its topics."""
+
+from __future__ import annotations
+
+import asyncio
+
+from nsquark.base.addresses import split_address
+from nsquark.base.logs import Logger
+from nsquark.client.errors import NsqError
+from nsquark.tap.options import PROGRAM, Options
+from nsquark.tap.tap_log import TapLog
+from nsquark.tap.topic_tap import TopicTap
+
+
+class Source:
+    """`taps` are those that run; one that ended, since its nsqd could not be reached, may be begun again."""
+
+    def __init__(self, address: str, number: int, options: Options) -> None:
+        """`number` counts from 1; the log of this nsqd has the port so far above that of the tap itself."""
+        self.address = address
+        self._options = options
+        self._logger = Logger(f"[{PROGRAM} {address}] ", options.log_level)
+        port = split_address(options.http_address)[1]
+        self.log = TapLog(address, port + number if port else 0, options, self._logger)
+        self.taps: dict[str, TopicTap] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        try:
+            await self.log.start()
+        except BaseException:
+            await self.log.stop()
+            raise
+
+    def tap(self, topic: str) -> None:
+        """Begins to consume a topic, unless that is done."""
+        if topic not in self.taps:
+            self.taps[topic] = TopicTap(self.log, self.address, topic, self._options, self._logger)
+            task = asyncio.get_running_loop().create_task(self._run(topic), name=f"tap {self.address} {topic}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, topic: str) -> None:
+        try:
+            await self.taps[topic].run()
+        except (NsqError, OSError) as error:
+            self._logger.error(f"TAP({self.address}/{topic}): {error}; tried again later")
+        except Exception as error:
+            self._logger.failure(f"TAP({self.address}/{topic}): failed; tried again later", error)
+        finally:
+            del self.taps[topic]
+
+    async def stop(self) -> None:
+        """What was appended is finished, what was not goes back; then the log is closed."""
+        for tap in self.taps.values():
+            tap.stop()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self.log.stop()

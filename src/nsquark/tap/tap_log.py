@@ -1,0 +1,123 @@
+"""The log of one tapped nsqd: an nsqd of ours with its log API, to which nobody but the tap can publish."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+from typing import Final
+
+from xxhash import xxh3_64_hexdigest
+
+from nsquark.base.durations import Duration
+from nsquark.base.logs import Logger
+from nsquark.broker.data_path import DataPath
+from nsquark.broker.nsqd import Nsqd, NsqdStartError
+from nsquark.broker.options import NsqdOptions, parse_options
+from nsquark.log.files import DIRECTORY_MODE
+from nsquark.tap.options import Options
+from nsquark.web.lane import LaneMaker
+from nsquark.web.limits import BODY_BYTES_MAX
+from nsquark.web.messages import Handler, Request, Response, json
+from nsquark.web.router import Router
+
+ID_CHARS_MAX: Final = 64
+"""Of the id of an nsqd, as Spark's source takes it."""
+DIGEST_CHARS: Final = 16
+CACHE_BYTES: Final = 1 << 20
+"""Readers by range read files; the memory over a log's tail is for consumers, of which there are none."""
+READERS_MAY_POST: Final = frozenset(("/log/at", "/log/plan", "/log/read", "/channel/commit", "/channel/delete"))
+"""What is asked with a document, and the positions that readers keep for themselves."""
+
+_READ_ONLY: Final = json(
+    {"message": "READ_ONLY", "reason": "this is the log of a tapped nsqd: publish to that nsqd"}, status=403
+)
+
+
+class TapLog(Nsqd):
+    """Topics of one tapped nsqd. Its id is that nsqd's address, so that readers can tell their messages apart.
+
+    It has no TCP listener: the ids of its messages are of another nsqd, so they could not be finished here.
+    """
+
+    def __init__(self, address: str, port: int, options: Options, logger: Logger) -> None:
+        directory = Path(options.data_path or ".") / address
+        directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+        data = DataPath(str(directory), identity_of(address))
+        data.lock()
+        super().__init__(_nsqd_options(options, port, directory), logger, data, ReadOnlyRouter())
+
+    def load(self) -> None:
+        """What was killed may have left messages that are written and not synced: they count only once they are."""
+        super().load()
+        for topic in self.topics.values():
+            try:
+                for segment in list(topic.log.segments or ())[-1:]:
+                    segment.file.make_durable()
+            except OSError as error:
+                raise NsqdStartError(f"{topic.directory}: its end cannot be synced - {error}") from None
+
+    async def listen_for_clients(self, address: str) -> None:
+        await asyncio.sleep(0)
+
+
+def identity_of(address: str) -> str:
+    """The id that readers see in the column `nsqd`: the address, cut if it is too long for one."""
+    if len(address) <= ID_CHARS_MAX:
+        return address
+    return f"{address[: ID_CHARS_MAX - DIGEST_CHARS - 1]}~{xxh3_64_hexdigest(address.encode())}"
+
+
+class ReadOnlyRouter(Router):
+    """Routes of an nsqd, of which those that change topics or publish are answered with a refusal."""
+
+    def add(
+        self,
+        method: str,
+        path: str,
+        handler: Handler,
+        *,
+        log: bool = True,
+        max_body_bytes: int = BODY_BYTES_MAX,
+        too_big: str = "BODY_TOO_BIG",
+        lane: LaneMaker | None = None,
+    ) -> None:
+        if method == "GET" or path in READERS_MAY_POST:
+            super().add(method, path, handler, log=log, max_body_bytes=max_body_bytes, too_big=too_big, lane=lane)
+        else:
+            super().add(method, path, _refuse)
+
+    def add_prefix(
+        self,
+        method: str,
+        prefix: str,
+        handler: Handler,
+        *,
+        log: bool = True,
+        max_body_bytes: int = BODY_BYTES_MAX,
+        too_big: str = "BODY_TOO_BIG",
+    ) -> None:
+        allowed = handler if method == "GET" else _refuse
+        super().add_prefix(method, prefix, allowed, log=log, max_body_bytes=max_body_bytes, too_big=too_big)
+
+
+def _refuse(request: Request) -> Response:
+    return _READ_ONLY
+
+
+def _nsqd_options(options: Options, port: int, directory: Path) -> NsqdOptions:
+    host = options.http_address.rpartition(":")[0]
+    return dataclasses.replace(
+        parse_options([]),
+        http_address=f"{host}:{port}",
+        broadcast_address=options.broadcast_address,
+        http_allowed_hosts=options.http_allowed_hosts,
+        data_path=str(directory),
+        max_bytes_per_file=options.max_bytes_per_file,
+        max_disk_bytes=options.max_disk_bytes,
+        disk_policy=options.disk_policy,
+        retention_time=options.retention_time,
+        retention_bytes=options.retention_bytes,
+        cache_bytes=CACHE_BYTES,
+        busy_poll=Duration(0),
+    )

@@ -1,0 +1,151 @@
+"""One topic of one tapped nsqd: what comes from its channel is stored, once, and only then finished."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from nsquark.base.logs import Logger
+from nsquark.broker.http.commits import settled
+from nsquark.broker.topic import Topic
+from nsquark.client.batches import Batch
+from nsquark.client.consumer import Consumer
+from nsquark.client.errors import NsqError
+from nsquark.client.message import Message
+from nsquark.tap.frames import FrameAppend, Numbers
+from nsquark.tap.options import Options
+from nsquark.tap.tap_log import TapLog
+from nsquark.tap.window import Window, WindowReader, window_start
+from nsquark.tools.sources import GATHER_S, client_config
+
+GROUP_BYTES_MAX: Final = 16 << 20
+"""Of bodies that are appended, and synced, together; a larger message goes alone."""
+ROOM_CHECK_S: Final = 0.5
+"""How often it is looked whether the log can be written to again."""
+CONSUMER_DEFAULTS: Final = (
+    # What was stored is finished, so nothing fails and nothing is given up, however often it was delivered.
+    ("max_attempts", "0"),
+    # What a tap that was killed had in flight comes again so soon that the window still has it.
+    ("msg_timeout", "5s"),
+)
+
+
+class TopicTap:
+    """Always: what is finished is in the log, synced, and what is in the window is in the log.
+
+    `stored` and `repeated` count the messages that were appended, and those that were dropped since the log had them.
+    """
+
+    def __init__(self, log: TapLog, address: str, topic: str, options: Options, logger: Logger) -> None:
+        self._log = log
+        self._logger = logger
+        self._name = topic
+        self._label = f"TAP({address}/{topic})"
+        self._window = Window(options.window)
+        self._group_messages_max = max(1, options.max_in_flight // 2)
+        """So that more comes while a group is synced."""
+        config = client_config("nsquark_tap", [*CONSUMER_DEFAULTS, *options.consumer_opt])
+        self._consumer = Consumer(
+            topic,
+            options.channel,
+            nsqd=address,
+            config=config.replace(max_in_flight=options.max_in_flight),
+            auto_touch=True,
+        )
+        self._is_stopping = False
+        self.stored = self.repeated = 0
+
+    @property
+    def is_connected(self) -> bool:
+        return bool(self._consumer.connections)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is taken, since the log cannot be written to."""
+        return self._consumer.is_paused
+
+    async def run(self) -> None:
+        """Until `stop`; NsqError if the nsqd cannot be reached at first, or is none."""
+        topic = self._log.topic(self._name)
+        await self._read_window(topic)
+        numbers = Numbers(self._log.logs.sequences)
+        try:
+            await self._consumer.start()
+            async for batch in self._consumer.batches(self._group_messages_max, GATHER_S):
+                for group in _groups(batch):
+                    await self._take(topic, numbers, group)
+        finally:
+            await self._consumer.close()
+
+    def stop(self) -> None:
+        self._is_stopping = True
+        self._consumer.stop()
+
+    async def _read_window(self, topic: Topic) -> None:
+        """The window as it was, or nearly, when the last tap of this topic ended."""
+        reader = WindowReader(topic.log, self._window.messages_min)
+        self._window.add(await self._log.loop.run_in_executor(None, reader.ids))
+        self._hold(topic)
+        if len(self._window):
+            self._logger.info(f"{self._label}: the log has the ids of the last {len(self._window)} messages")
+
+    async def _take(self, topic: Topic, numbers: Numbers, group: Sequence[Message]) -> None:
+        """Stores what is new of a group and finishes all of it; or gives it back, and takes no more for a while."""
+        new: dict[bytes, Message] = {}
+        for message in group:
+            if not message.id.isalnum():
+                raise NsqError(f"{message.nsqd_address}: {message.id!r} is no message id of NSQ")
+            if message.id not in self._window:
+                new.setdefault(message.id, message)
+        error = await self._append(topic, numbers, list(new.values())) if new else None
+        if error is not None:
+            await self._wait_for_room(group, error)
+            return
+        self._window.add(new)
+        self._hold(topic)
+        self.stored += len(new)
+        self.repeated += len(group) - len(new)
+        for message in group:
+            message.finish()
+
+    async def _append(self, topic: Topic, numbers: Numbers, messages: list[Message]) -> Exception | None:
+        """Appends and syncs; what went wrong, if anything did."""
+        try:
+            work = FrameAppend(messages, numbers.take(len(messages)))
+        except OSError as error:  # sequence numbers are reserved on the disk too
+            self._log.logs.disk.failed(error, len(messages))
+            return error
+        commit = topic.log.append_threaded(work, messages[-1].timestamp)
+        await settled(commit)
+        return commit.error
+
+    def _hold(self, topic: Topic) -> None:
+        """Keeps the window in the log, whatever readers have done with it."""
+        topic.retention.held_from = window_start(topic.log, self._window.messages_min)
+
+    async def _wait_for_room(self, group: Sequence[Message], error: Exception) -> None:
+        """RDY 0, and what is here goes back to nsqd, until the log can be written to."""
+        self._consumer.pause()
+        self._logger.warning(f"{self._label}: no more is taken (RDY 0) - {error}")
+        for topic in self._log.topics.values():
+            topic.retention.held_from = None  # windows give way to messages: this process has them in memory
+        for message in group:
+            message.give_back()
+        while (more := await self._consumer.get(timeout=0)) is not None:
+            more.give_back()
+        while self._log.logs.disk.error is not None and not self._is_stopping:
+            await asyncio.sleep(ROOM_CHECK_S)
+        self._logger.info(f"{self._label}: taken again")
+        self._consumer.unpause()
+
+
+def _groups(batch: Batch) -> Iterator[Sequence[Message]]:
+    """A batch in parts of at most GROUP_BYTES_MAX."""
+    start, size = 0, 0
+    for index, message in enumerate(batch):
+        size += len(message.body)
+        if size > GROUP_BYTES_MAX and index > start:
+            yield batch[start:index]
+            start, size = index, len(message.body)
+    yield batch[start:]

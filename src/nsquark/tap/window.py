@@ -1,0 +1,71 @@
+"""Which messages a log has already, by their ids: the last ones, read back from the log itself after a restart."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from nsquark.log.range_heads import HeadsReader
+from nsquark.log.range_read import RangeReader
+from nsquark.log.topic_log import TopicLog
+from nsquark.wire.batch_format import HEADER_BYTES, Batch, scan
+from nsquark.wire.record import ID_AT, ID_BYTES, RECORD_OVERHEAD_BYTES
+
+READ_BYTES: Final = 512 << 10
+GENERATIONS: Final = 8
+
+
+class Window:
+    """The ids of at least the last `messages_min` messages, and of at most an eighth more (GENERATIONS).
+
+    They are in sets by age: when the newest is full, the oldest is forgotten. To forget ids one by one would need their
+    order, which costs more memory than a few ids too many.
+    """
+
+    def __init__(self, messages_min: int) -> None:
+        self.messages_min = messages_min
+        self._full = -(-messages_min // GENERATIONS)
+        self._newest: set[bytes] = set()
+        self._generations: deque[set[bytes]] = deque([self._newest], maxlen=GENERATIONS + 1)
+
+    def __contains__(self, message_id: bytes) -> bool:
+        return any(message_id in generation for generation in self._generations)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._generations))
+
+    def add(self, ids: Iterable[bytes]) -> None:
+        for message_id in ids:
+            if len(self._newest) >= self._full:
+                self._newest = set()
+                self._generations.append(self._newest)
+            self._newest.add(message_id)
+
+
+class WindowReader:
+    """The ids of a log's last messages. Made in the event loop's thread, which `open`s it; `ids` is for a thread."""
+
+    def __init__(self, log: TopicLog, messages: int) -> None:
+        assert log.segments is not None
+        self._reader = HeadsReader(RangeReader(log.segments, window_start(log, messages), log.head))
+        self._reader.open()
+
+    def ids(self) -> list[bytes]:
+        try:
+            pieces = iter(lambda: self._reader.read(READ_BYTES), b"")
+            return [message_id for piece in pieces for message_id in _ids(piece)]
+        finally:
+            self._reader.close()
+
+
+def window_start(log: TopicLog, messages: int) -> int:
+    """The sequence number of the first of a log's last messages."""
+    return log.extents.nth(log.extents.ordinal(log.head) - messages)
+
+
+def _ids(heads: bytes) -> Iterator[bytes]:
+    """The ids in whole batches of records without bodies."""
+    for found in scan(memoryview(heads), 0):
+        if isinstance(found, Batch):
+            first = found.offset + HEADER_BYTES + ID_AT
+            for at in range(first, found.end, RECORD_OVERHEAD_BYTES):
+                yield heads[at : at + ID_BYTES]
