@@ -1,4 +1,4 @@
-"""Where readers find the logs of the tapped nsqds: answers as a nsqlookupd's, metrics, and whether all is well."""
+"""Tells readers where the logs of the tapped nsqds are, as a nsqlookupd would, and operators whether all is well."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nsquark.web.router import Router
 
 
 class Directory:
-    """The requests that the tap itself answers; messages are read from the logs of its sources."""
+    """Answers the requests to the tap itself; messages are read from the logs of its sources."""
 
     def __init__(self, sources: Mapping[str, Source], options: Options) -> None:
         self._sources = sources
@@ -74,11 +74,11 @@ class Directory:
         return Response(body=text.encode(), content_type=CONTENT_TYPE)
 
     def _running(self) -> list[Source]:
-        """Those that readers can ask."""
+        """Returns the sources that readers can ask."""
         return [source for source in self._sources.values() if source.log.http_port]
 
     def _producer(self, source: Source) -> dict[str, Any]:
-        """There is no TCP port: a log is read, not consumed."""
+        """Describes a source as a nsqlookupd does. It has no TCP port: a log is read, not consumed."""
         return {
             "remote_address": source.address,
             "hostname": HOSTNAME,

@@ -1,4 +1,4 @@
-"""Which topics of which nsqds are to be tapped: as the flags say, or as nsqlookupds know now."""
+"""Finds which topics of which nsqds are to be tapped: those of the flags, or those that nsqlookupds know now."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nsquark.wire.lookup_answer import Found
 from nsquark.wire.names import is_ephemeral, is_valid_name
 
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:%\[\]-]{0,253}:[0-9]{1,5}")
-"""It names a directory, and whoever registers at a nsqlookupd chooses it."""
+"""An address names a directory, and whoever registers at a nsqlookupd chooses it."""
 
 
 class Wanted(NamedTuple):
@@ -26,6 +26,8 @@ class Wanted(NamedTuple):
 
 
 class Discovery:
+    """Asks all nsqlookupds in each round, or none where nsqds are given."""
+
     def __init__(self, options: Options, logger: Logger) -> None:
         self._options = options
         self._logger = logger
@@ -33,7 +35,7 @@ class Discovery:
         self._said: set[str] = set()
 
     async def find(self) -> list[Wanted]:
-        """What is to be tapped now. Where no nsqlookupd answers that is nothing, and what is tapped goes on."""
+        """Returns what is to be tapped now; nothing while no nsqlookupd answers, and what is tapped goes on."""
         options = self._options
         if options.nsqd_tcp_address:
             found = [Wanted(address, topic) for address in options.nsqd_tcp_address for topic in options.topic]

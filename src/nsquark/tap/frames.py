@@ -1,4 +1,4 @@
-"""Appending messages of another nsqd to a log of ours: with their ids and times, durable before anybody hears of it."""
+"""Appends messages of another nsqd to a log of ours: with their ids and times, durable before anybody hears of it."""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -13,17 +13,17 @@ from nsquark.wire.frames import FrameType
 from nsquark.wire.record import RECORD_OVERHEAD_BYTES, SIZE_BYTES
 
 BATCH_BYTES: Final = 128 << 10
-"""Of the batches made here, unless a single message is larger: a reader gets one whole."""
+"""A batch made here has no more bytes, unless a single message has: a reader gets one whole."""
 WRITE_BYTES: Final = 1 << 20
 FIRST_ATTEMPT: Final = 1
 
 _HEAD: Final = struct.Struct(">IIqH16s")
-"""All of a record but the body (wire/record.py)."""
+"""The layout of a record without its body (wire/record.py)."""
 assert _HEAD.size == RECORD_OVERHEAD_BYTES
 
 
 class Numbers:
-    """Sequence numbers for one log, in leases that are used up, so that they have few gaps."""
+    """Gives out sequence numbers for one log, from leases that are used up, so that they have few gaps."""
 
     def __init__(self, sequences: Sequences) -> None:
         self._sequences = sequences
@@ -31,7 +31,7 @@ class Numbers:
         self._lease_seqs = LEASE_SEQS_MIN
 
     def take(self, count: int) -> list[range]:
-        """So many numbers, rising; OSError if they cannot be reserved."""
+        """Returns so many numbers, rising; raises OSError if they cannot be reserved."""
         taken: list[range] = []
         while count:
             if self._next == self._end:
@@ -79,7 +79,7 @@ class FrameAppend:
                 at = stop
 
     def _fitting(self, at: int, end: int) -> int:
-        """Up to which message those from `at` on fit a batch; one does, whatever its size."""
+        """Returns up to which message those from `at` on fit a batch; one does, whatever its size."""
         stop, size = at, 0
         while stop < end:
             size += len(self._messages[stop].body) + RECORD_OVERHEAD_BYTES

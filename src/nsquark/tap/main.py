@@ -27,10 +27,10 @@ from nsquark.web.browsers import BrowserGuard
 from nsquark.web.server import HttpLimits, HttpServer
 
 SOURCES_FILE: Final = "tap.json"
-"""The addresses of all nsqds that were ever tapped, in this order, which gives each its port."""
+"""It has the addresses of all nsqds that were ever tapped; their order gives each its port."""
 SOURCES_MAX: Final = 500
 TOPICS_MAX: Final = 10_000
-"""Of all nsqds: each is a connection."""
+"""So many topics of all nsqds together are tapped: each is a connection."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -52,7 +52,7 @@ async def _tap(options: Options) -> None:
 
 
 class Tap:
-    """All tapped nsqds of one process. The logs of those that are gone stay readable."""
+    """Runs all tapped nsqds of one process. The logs of nsqds that are gone stay readable."""
 
     def __init__(self, options: Options, logger: Logger) -> None:
         self._options = options
@@ -65,7 +65,7 @@ class Tap:
         self._http = HttpServer(Directory(self._sources, options).router(), browsers, HttpLimits(), logger)
 
     async def run(self) -> None:
-        """Until SIGTERM or SIGINT."""
+        """Runs until SIGTERM or SIGINT."""
         stopping = asyncio.Event()
         on_stop(stopping.set)
         try:

@@ -1,4 +1,4 @@
-"""The options of `nsquark tap`."""
+"""Declares and checks the options of `nsquark tap`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One tapped nsqd: its log, and a consumer for each of its topics."""
+"""Ties together what belongs to one tapped nsqd: its log, and a consumer for each of its topics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nsquark.tap.topic_tap import TopicTap
 
 
 class Source:
-    """`taps` are those that run; one that ended, since its nsqd could not be reached, may be begun again."""
+    """Is one tapped nsqd. `taps` are those that run: one that could not reach the nsqd has ended, to be begun again."""
 
     def __init__(self, address: str, number: int, options: Options) -> None:
         """`number` counts from 1; the log of this nsqd has the port so far above that of the tap itself."""
@@ -51,7 +51,7 @@ class Source:
             del self.taps[topic]
 
     async def stop(self) -> None:
-        """What was appended is finished, what was not goes back; then the log is closed."""
+        """Finishes what was appended, gives back what was not, and closes the log."""
         for tap in self.taps.values():
             tap.stop()
         if self._tasks:

@@ -1,4 +1,4 @@
-"""The log of one tapped nsqd: an nsqd of ours with its log API, to which nobody but the tap can publish."""
+"""Serves the log of one tapped nsqd: an nsqd of ours with its log API, to which nobody but the tap can publish."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from nsquark.web.messages import Handler, Request, Response, json
 from nsquark.web.router import Router
 
 ID_CHARS_MAX: Final = 64
-"""Of the id of an nsqd, as Spark's source takes it."""
+"""The id of an nsqd has no more characters, as Spark's source takes it."""
 DIGEST_CHARS: Final = 16
 CACHE_BYTES: Final = 1 << 20
 """Readers by range read files; the memory over a log's tail is for consumers, of which there are none."""
 READERS_MAY_POST: Final = frozenset(("/log/at", "/log/plan", "/log/read", "/channel/commit", "/channel/delete"))
-"""What is asked with a document, and the positions that readers keep for themselves."""
+"""These paths are asked with a document, or change positions that readers keep for themselves."""
 
 _READ_ONLY: Final = json(
     {"message": "READ_ONLY", "reason": "this is the log of a tapped nsqd: publish to that nsqd"}, status=403
@@ -35,7 +35,7 @@ _READ_ONLY: Final = json(
 
 
 class TapLog(Nsqd):
-    """Topics of one tapped nsqd. Its id is that nsqd's address, so that readers can tell their messages apart.
+    """Holds the topics of one tapped nsqd. Its id is that nsqd's address, so that readers tell nsqds apart.
 
     It has no TCP listener: the ids of its messages are of another nsqd, so they could not be finished here.
     """
@@ -48,7 +48,7 @@ class TapLog(Nsqd):
         super().__init__(_nsqd_options(options, port, directory), logger, data, ReadOnlyRouter())
 
     def load(self) -> None:
-        """What was killed may have left messages that are written and not synced: they count only once they are."""
+        """Loads as nsqd does, and syncs: a tap that was killed may have left messages that only the page cache has."""
         super().load()
         for topic in self.topics.values():
             try:
@@ -58,18 +58,19 @@ class TapLog(Nsqd):
                 raise NsqdStartError(f"{topic.directory}: its end cannot be synced - {error}") from None
 
     async def listen_for_clients(self, address: str) -> None:
+        """Does not listen: there are no clients."""
         await asyncio.sleep(0)
 
 
 def identity_of(address: str) -> str:
-    """The id that readers see in the column `nsqd`: the address, cut if it is too long for one."""
+    """Returns the id that readers see in the column `nsqd`: the address, cut if it is too long for one."""
     if len(address) <= ID_CHARS_MAX:
         return address
     return f"{address[: ID_CHARS_MAX - DIGEST_CHARS - 1]}~{xxh3_64_hexdigest(address.encode())}"
 
 
 class ReadOnlyRouter(Router):
-    """Routes of an nsqd, of which those that change topics or publish are answered with a refusal."""
+    """Takes the routes of an nsqd; those that publish or change topics are answered with a refusal."""
 
     def add(
         self,

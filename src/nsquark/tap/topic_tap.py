@@ -1,4 +1,4 @@
-"""One topic of one tapped nsqd: what comes from its channel is stored, once, and only then finished."""
+"""Taps one topic of one nsqd: what comes from its channel is stored, once, and only then finished."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from nsquark.tap.window import Window, WindowReader, window_start
 from nsquark.tools.sources import GATHER_S, client_config
 
 GROUP_BYTES_MAX: Final = 16 << 20
-"""Of bodies that are appended, and synced, together; a larger message goes alone."""
+"""So many bytes of bodies are appended, and synced, together; a larger message goes alone."""
 ROOM_CHECK_S: Final = 0.5
-"""How often it is looked whether the log can be written to again."""
+"""So often it is looked whether the log can be written to again."""
 CONSUMER_DEFAULTS: Final = (
     # What was stored is finished, so nothing fails and nothing is given up, however often it was delivered.
     ("max_attempts", "0"),
@@ -32,7 +32,7 @@ CONSUMER_DEFAULTS: Final = (
 
 
 class TopicTap:
-    """Always: what is finished is in the log, synced, and what is in the window is in the log.
+    """Consumes a topic into a log. Always: what is finished is in the log, synced, and so is what the window has.
 
     `stored` and `repeated` count the messages that were appended, and those that were dropped since the log had them.
     """
@@ -62,11 +62,11 @@ class TopicTap:
 
     @property
     def is_paused(self) -> bool:
-        """Whether nothing is taken, since the log cannot be written to."""
+        """Tells whether nothing is taken, since the log cannot be written to."""
         return self._consumer.is_paused
 
     async def run(self) -> None:
-        """Until `stop`; NsqError if the nsqd cannot be reached at first, or is none."""
+        """Runs until `stop`; raises NsqError if the nsqd cannot be reached at first, or is none."""
         topic = self._log.topic(self._name)
         await self._read_window(topic)
         numbers = Numbers(self._log.logs.sequences)
@@ -83,7 +83,7 @@ class TopicTap:
         self._consumer.stop()
 
     async def _read_window(self, topic: Topic) -> None:
-        """The window as it was, or nearly, when the last tap of this topic ended."""
+        """Fills the window as it was, or nearly, when the last tap of this topic ended."""
         reader = WindowReader(topic.log, self._window.messages_min)
         self._window.add(await self._log.loop.run_in_executor(None, reader.ids))
         self._hold(topic)
@@ -110,7 +110,7 @@ class TopicTap:
             message.finish()
 
     async def _append(self, topic: Topic, numbers: Numbers, messages: list[Message]) -> Exception | None:
-        """Appends and syncs; what went wrong, if anything did."""
+        """Appends and syncs messages; returns what went wrong, if anything did."""
         try:
             work = FrameAppend(messages, numbers.take(len(messages)))
         except OSError as error:  # sequence numbers are reserved on the disk too
@@ -125,7 +125,7 @@ class TopicTap:
         topic.retention.held_from = window_start(topic.log, self._window.messages_min)
 
     async def _wait_for_room(self, group: Sequence[Message], error: Exception) -> None:
-        """RDY 0, and what is here goes back to nsqd, until the log can be written to."""
+        """Sends RDY 0, gives back what is here, and waits until the log can be written to."""
         self._consumer.pause()
         self._logger.warning(f"{self._label}: no more is taken (RDY 0) - {error}")
         for topic in self._log.topics.values():
@@ -134,14 +134,16 @@ class TopicTap:
             message.give_back()
         while (more := await self._consumer.get(timeout=0)) is not None:
             more.give_back()
-        while self._log.logs.disk.error is not None and not self._is_stopping:
+        while self._log.logs.disk.error is not None:
+            if self._is_stopping:
+                return
             await asyncio.sleep(ROOM_CHECK_S)
-        self._logger.info(f"{self._label}: taken again")
+        self._logger.info(f"{self._label}: messages are taken again")
         self._consumer.unpause()
 
 
 def _groups(batch: Batch) -> Iterator[Sequence[Message]]:
-    """A batch in parts of at most GROUP_BYTES_MAX."""
+    """Splits a batch into parts of at most GROUP_BYTES_MAX."""
     start, size = 0, 0
     for index, message in enumerate(batch):
         size += len(message.body)

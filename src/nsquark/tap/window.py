@@ -1,4 +1,4 @@
-"""Which messages a log has already, by their ids: the last ones, read back from the log itself after a restart."""
+"""Knows which messages a log has already, by the ids of its last ones; a start reads them back from the log itself."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -15,9 +15,9 @@ GENERATIONS: Final = 8
 
 
 class Window:
-    """The ids of at least the last `messages_min` messages, and of at most an eighth more (GENERATIONS).
+    """Remembers the ids of at least the last `messages_min` messages, and of at most an eighth more (GENERATIONS).
 
-    They are in sets by age: when the newest is full, the oldest is forgotten. To forget ids one by one would need their
+    Ids are in sets by age: when the newest is full, the oldest is forgotten. To forget ids one by one would need their
     order, which costs more memory than a few ids too many.
     """
 
@@ -42,7 +42,7 @@ class Window:
 
 
 class WindowReader:
-    """The ids of a log's last messages. Made in the event loop's thread, which `open`s it; `ids` is for a thread."""
+    """Reads the ids of a log's last messages. It is made in the event loop's thread; `ids` is for another one."""
 
     def __init__(self, log: TopicLog, messages: int) -> None:
         assert log.segments is not None
@@ -58,12 +58,12 @@ class WindowReader:
 
 
 def window_start(log: TopicLog, messages: int) -> int:
-    """The sequence number of the first of a log's last messages."""
+    """Returns the sequence number of the first of a log's last messages."""
     return log.extents.nth(log.extents.ordinal(log.head) - messages)
 
 
 def _ids(heads: bytes) -> Iterator[bytes]:
-    """The ids in whole batches of records without bodies."""
+    """Yields the ids in whole batches of records without bodies."""
     for found in scan(memoryview(heads), 0):
         if isinstance(found, Batch):
             first = found.offset + HEADER_BYTES + ID_AT
