@@ -1,1 +1,1 @@
-"""`nsquark tap`: what NSQ's nsqds deliver to a channel, kept in logs that Spark reads. NSQ stays as it is."""
+"""Is `nsquark tap`: it keeps what NSQ's nsqds deliver to a channel in logs that Spark reads. NSQ stays as it is."""
