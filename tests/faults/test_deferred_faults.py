@@ -219,8 +219,13 @@ def test_what_waits_counts_in_max_disk_bytes_and_comes_in_time_all_the_same(make
     assert [body[:6] for body in bodies] == [b"%06d" % number for number in range(accepted)]
 
 
-def test_very_many_due_at_once_come_in_portions_and_in_order(make_nsqd: Make, connect: Connect) -> None:
+def test_very_many_due_at_once_come_in_portions_and_in_order(make_nsqd: Make, connect: Connect, tmp_path: Path) -> None:
+    """Between two portions others are served."""
     daemon = make_nsqd()
+    assert daemon.stop() == 0
+    shim = Shim(tmp_path, daemon.data_path, record=True)
+    daemon.environment = shim.environment
+    daemon.start()
     count = 3000
     consumer = connect(daemon).subscribe("t", rdy=2500)
     _defer(daemon, connect, [b"%06d" % number for number in range(count)], 1500)
@@ -228,6 +233,9 @@ def test_very_many_due_at_once_come_in_portions_and_in_order(make_nsqd: Make, co
     assert bodies == [b"%06d" % number for number in range(count)]
     shown = daemon.channel("t")
     assert (shown["deferred_count"], shown["message_count"]) == (0, count)
+    logs = {call.inode for call in shim.trace() if call.kind == "create" and call.path.endswith(".log")}
+    portions = [call for call in shim.trace() if call.kind == "write" and call.inode in logs]
+    assert len(portions) > count // 200
 
 
 @pytest.mark.parametrize("paused", [False, True], ids=["running", "paused"])
