@@ -32,7 +32,7 @@ STEPS_DURING_MAX = 120
 STEP_S = 0.008
 WELL_AGAIN_S = 20.0
 SYNCED_S = 1.5
-"""After so long everything is synced, also on a busy machine."""
+"""More than nsqd's own bound with this sync timeout (rebuilt_disks.py): after so long everything is synced."""
 PHASES = ("start", "run", "run", "run", "stop")
 ENDINGS = ("SIGTERM", "kill -9", "power")
 PATTERNS = ("*", "*", "*/t.orders/*", "*/t.orders/*.log", "*/t.held/*", "*/t.fresh.*", "*.deferred")

@@ -21,11 +21,14 @@ from faults.drain import bad_lines, start_and_judge
 from faults.fates import COSTS_NOTHING, Accident, Book, Tally
 from faults.script import Script
 from harness import Nsqd, eventually
+from nsquark.broker.upkeep import TICK_S
+from nsquark.log.syncer import LAG_ALLOWED_S
 
-FLAGS = ("--max-bytes-per-file=32768", "--sync-timeout=200ms")
+SYNC_TIMEOUT_S = 0.2
+FLAGS = ("--max-bytes-per-file=32768", f"--sync-timeout={int(SYNC_TIMEOUT_S * 1000)}ms")
 MODES: dict[str, tuple[str, ...]] = {"default": (), "sync-every=1": ("--sync-every=1",)}
-UNSYNCED_S = 1.2
-"""The sync timeout, and what a sync may be late on a busy machine."""
+UNSYNCED_S = 2 * SYNC_TIMEOUT_S + LAG_ALLOWED_S + TICK_S
+"""As in rebuilt_disks.py: beyond it an OK waits for its sync."""
 STEPS = (40, 200)
 STEP_S = 0.008
 DISK_MIB = {"ext4": 64, "xfs": 320}

@@ -20,10 +20,13 @@ from faults.fates import Accident, Book, Tally, evidence_directory
 from faults.script import LIVELY, Script
 from faults.shim import Call, Shim
 from harness import Nsqd
+from nsquark.broker.upkeep import TICK_S
+from nsquark.log.syncer import LAG_ALLOWED_S
 
 SYNC_TIMEOUT_S = 0.2
-SLACK_S = 1.0
-"""How late a sync may be on a busy machine."""
+UNSYNCED_S = 2 * SYNC_TIMEOUT_S + LAG_ALLOWED_S + TICK_S
+"""nsqd's own bound, without any grace for the machine: a change may just miss the round that is under way, and beyond
+this publishers are slowed, so that each OK waits for its sync."""
 FLAGS = ("--max-bytes-per-file=16384", f"--sync-timeout={int(SYNC_TIMEOUT_S * 1000)}ms")
 MODES: dict[str, tuple[str, ...]] = {"default": (), "sync-every=1": ("--sync-every=1",)}
 TURNING_POINTS = ("sync", "rename", "unlink", "create", "mkdir")
@@ -53,7 +56,7 @@ class Recording:
         at_s = self.calls[cut - 1].time_s if cut else 0.0
         if model == "journal":
             return Accident(at_s)
-        unsynced_s = SYNC_TIMEOUT_S + SLACK_S + self.lag_s
+        unsynced_s = UNSYNCED_S + self.lag_s
         grace_s = 0.0 if self.mode == "sync-every=1" else unsynced_s
         return Accident(at_s, grace_s, unsynced_s, may_double_deferred=True)
 

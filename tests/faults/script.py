@@ -59,6 +59,7 @@ class Script:
             (2, self.pause),
             (1, self.empty),
             (1, self.make_and_delete),
+            (1, self.make_and_delete_topic),
         ]
 
     # -- running -------------------------------------------------------------------------------------------
@@ -249,8 +250,16 @@ class Script:
         self._post("/channel/create", topic=self._orders, channel="passing")
         self._post("/channel/delete", topic=self._orders, channel="passing")
 
-    def _post(self, path: str, **query: Any) -> None:
-        reply = self.daemon.post(path, **query)
+    def make_and_delete_topic(self) -> None:
+        """Always of the same name, so that what is left of the one before would be seen."""
+        topic = f"{self._scratch}.passing"
+        self._post("/topic/create", topic=topic)
+        self._post("/pub", topic=topic, body=b"now")
+        self._post("/pub", topic=topic, body=b"later", defer=SOON_MS)
+        self._post("/topic/delete", topic=topic)
+
+    def _post(self, path: str, body: bytes = b"", **query: Any) -> None:
+        reply = self.daemon.post(path, body, **query)
         if reply.status != 200:
             raise Refused(f"{path} HTTP {reply.status} {reply.text}")
 

@@ -2,9 +2,11 @@
  *
  * What happens to files beneath SHIM_ROOT is written to SHIM_TRACE in the order in which it was done, and rules from the
  * shared page SHIM_CONTROL make single calls fail, wait or kill the process. The wall clock is moved by that page too.
- * System calls are made directly, so nothing here depends on the libc's own functions of the same names.
+ * System calls are made directly, so but for closedir nothing here depends on the libc's functions of the same names.
  */
 #define _GNU_SOURCE
+#include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <fnmatch.h>
@@ -233,6 +235,15 @@ int openat64(int dirfd, const char *path, int flags, ...) { MODE(flags) return d
 int close(int fd) {
     set_ours(fd, 0);
     return syscall(SYS_close, fd);
+}
+
+/* It closes its descriptor behind the back of close(). */
+int closedir(DIR *directory) {
+    static int (*real)(DIR *);
+    if (!real) real = (int (*)(DIR *))dlsym(RTLD_NEXT, "closedir");
+    int fd = dirfd(directory);
+    set_ours(fd, 0);
+    return real(directory);
 }
 
 static int do_fcntl(int fd, int command, long argument) {

@@ -8,8 +8,8 @@ from faults.load import UNSTEADY_MSG_TIMEOUT_MS, Answer, Consumer, Delivery, Rou
 
 CLOCK_SLACK_S = 0.003
 """The broker counts in whole milliseconds."""
-TIMEOUT_SLACK_S = 0.5
-"""A consumer under load reads a message later than it was sent, and the timeout counts from then."""
+TIMEOUT_SLACK_S = 0.05
+"""For the way to a consumer. What it was late itself is measured: see `judge_round`."""
 
 # Why a message was delivered again.
 REQUEUED = "requeued"
@@ -77,6 +77,7 @@ class ChannelJudge:
         self._floor_at_least: dict[int, int] = {}
 
     def judge_round(self, number: int, consumers: list[Consumer], published: dict[bytes, Sent]) -> None:
+        # The timeout counts from when nsqd sends; what comes just after a consumer looked is noted two looks later.
         self._slack_s = TIMEOUT_SLACK_S + 2 * max((consumer.lag_s for consumer in consumers), default=0.0)
         events = [(event, consumer.name) for consumer in consumers for event in consumer.events]
         for event, by in sorted(events, key=lambda each: each[0].time):
