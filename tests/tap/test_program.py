@@ -12,7 +12,7 @@ import pytest
 from harness import FaultProxy, Nsqd, eventually
 from harness.lookupd import Nsqlookupd
 from nsquark.tap.tap_log import ID_CHARS_MAX, identity_of
-from nsquark.tap.window import GENERATIONS, Window
+from nsquark.tap.window import GENERATIONS, IdWindow
 from tap.rig import CHANNEL, Tap, numbered, prepare, publish, running_source, wait_until_finished
 
 
@@ -143,7 +143,7 @@ def test_an_address_too_long_for_an_id_is_cut_and_stays_its_own() -> None:
 
 
 def test_the_window_has_the_last_ids_and_not_many_more() -> None:
-    window = Window(800)
+    window = IdWindow(800)
     ids = [b"%016x" % number for number in range(10_000)]
     for at in range(0, len(ids), 70):
         window.add(ids[at : at + 70])

@@ -8,16 +8,16 @@ from typing import Any
 from nsquark.base.exposition import CONTENT_TYPE, Family
 from nsquark.base.hosts import HOSTNAME
 from nsquark.base.version import NSQ_VERSION
-from nsquark.tap.options import Options
-from nsquark.tap.source import Source
+from nsquark.tap.options import TapOptions
+from nsquark.tap.tapped_nsqd import TappedNsqd
 from nsquark.web.messages import Request, Response, error, json, plain
 from nsquark.web.router import Router
 
 
-class Directory:
+class TapDirectory:
     """Answers the requests to the tap itself; messages are read from the logs of its sources."""
 
-    def __init__(self, sources: Mapping[str, Source], options: Options) -> None:
+    def __init__(self, sources: Mapping[str, TappedNsqd], options: TapOptions) -> None:
         self._sources = sources
         self._broadcast_address = options.broadcast_address
 
@@ -73,11 +73,11 @@ class Directory:
         text = "".join(family.text for family in (stored, repeated, connected, paused))
         return Response(body=text.encode(), content_type=CONTENT_TYPE)
 
-    def _running(self) -> list[Source]:
+    def _running(self) -> list[TappedNsqd]:
         """Returns the sources that readers can ask."""
         return [source for source in self._sources.values() if source.log.http_port]
 
-    def _producer(self, source: Source) -> dict[str, Any]:
+    def _producer(self, source: TappedNsqd) -> dict[str, Any]:
         """Describes a source as a nsqlookupd does. It has no TCP port: a log is read, not consumed."""
         return {
             "remote_address": source.address,

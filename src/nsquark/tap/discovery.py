@@ -11,7 +11,7 @@ import re2
 from nsquark.base.logs import Logger
 from nsquark.client.errors import LookupFailed
 from nsquark.client.lookupd import nodes
-from nsquark.tap.options import Options
+from nsquark.tap.options import TapOptions
 from nsquark.tools.sources import client_config
 from nsquark.wire.lookup_answer import Found
 from nsquark.wire.names import is_ephemeral, is_valid_name
@@ -20,27 +20,27 @@ _ADDRESS: Final = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:%\[\]-]{0,253}:[0-9]{1,
 """An address names a directory, and whoever registers at a nsqlookupd chooses it."""
 
 
-class Wanted(NamedTuple):
+class TappedTopic(NamedTuple):
     address: str
     topic: str
 
 
-class Discovery:
+class TapDiscovery:
     """Asks all nsqlookupds in each round, or none where nsqds are given."""
 
-    def __init__(self, options: Options, logger: Logger) -> None:
+    def __init__(self, options: TapOptions, logger: Logger) -> None:
         self._options = options
         self._logger = logger
         self._config = client_config("nsquark_tap", options.consumer_opt)
         self._said: set[str] = set()
 
-    async def find(self) -> list[Wanted]:
+    async def find(self) -> list[TappedTopic]:
         """Returns what is to be tapped now; nothing while no nsqlookupd answers, and what is tapped goes on."""
         options = self._options
         if options.nsqd_tcp_address:
-            found = [Wanted(address, topic) for address in options.nsqd_tcp_address for topic in options.topic]
+            found = [TappedTopic(address, topic) for address in options.nsqd_tcp_address for topic in options.topic]
         else:
-            found = [Wanted(nsqd.address, topic) for nsqd in await self._nodes() for topic in self._topics(nsqd)]
+            found = [TappedTopic(nsqd.address, topic) for nsqd in await self._nodes() for topic in self._topics(nsqd)]
         return [wanted for wanted in dict.fromkeys(found) if self._is_address(wanted.address)]
 
     async def _nodes(self) -> list[Found]:

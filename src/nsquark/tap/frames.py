@@ -8,7 +8,7 @@ from nsquark.client.message import Message
 from nsquark.log.durable import sync_data
 from nsquark.log.sequences import LEASE_SEQS_MAX, LEASE_SEQS_MIN, Sequences
 from nsquark.log.writer import BatchWriter
-from nsquark.wire.batch_format import HEADER_BYTES, NO_TOKEN, Batch
+from nsquark.wire.batch_format import HEADER_BYTES, NO_TOKEN, StoredBatch
 from nsquark.wire.frames import FrameType
 from nsquark.wire.record import RECORD_OVERHEAD_BYTES, SIZE_BYTES
 
@@ -56,7 +56,7 @@ class FrameAppend:
         batches_max = 2 * records // BATCH_BYTES + 1 + len(numbers)
         self.bytes_max = records + batches_max * HEADER_BYTES
 
-    def write(self, fd: int, offset: int) -> list[Batch]:
+    def write(self, fd: int, offset: int) -> list[StoredBatch]:
         with BatchWriter(fd, offset, unwritten_bytes_max=WRITE_BYTES) as writer:
             for batch, payload in self._batches():
                 writer.add(batch, payload)
@@ -64,7 +64,7 @@ class FrameAppend:
             sync_data(fd)
         return writer.batches
 
-    def _batches(self) -> Iterator[tuple[Batch, bytes]]:
+    def _batches(self) -> Iterator[tuple[StoredBatch, bytes]]:
         at = 0
         for numbers in self._numbers:
             end = at + len(numbers)
@@ -74,7 +74,7 @@ class FrameAppend:
                 group = self._messages[at:stop]
                 times = [message.timestamp for message in group]
                 payload = b"".join(map(_record, group))
-                yield Batch(0, seq, len(group), len(payload), min(times), max(times), 0, NO_TOKEN), payload
+                yield StoredBatch(0, seq, len(group), len(payload), min(times), max(times), 0, NO_TOKEN), payload
                 seq += len(group)
                 at = stop
 

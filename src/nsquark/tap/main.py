@@ -18,10 +18,10 @@ from nsquark.base.logs import Logger
 from nsquark.broker.data_path import DataPath, DataPathError
 from nsquark.broker.nsqd import NsqdStartError
 from nsquark.log.files import write_atomically
-from nsquark.tap.directory import Directory
-from nsquark.tap.discovery import Discovery
-from nsquark.tap.options import EXAMPLE, PROGRAM, Options, check
-from nsquark.tap.source import Source
+from nsquark.tap.directory import TapDirectory
+from nsquark.tap.discovery import TapDiscovery
+from nsquark.tap.options import EXAMPLE, PROGRAM, TapOptions, check
+from nsquark.tap.tapped_nsqd import TappedNsqd
 from nsquark.tools.program import Fatal, on_stop, parse_options, run
 from nsquark.web.browsers import BrowserGuard
 from nsquark.web.server import HttpLimits, HttpServer
@@ -34,10 +34,10 @@ TOPICS_MAX: Final = 10_000
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    run(_tap(parse_options(PROGRAM, Options, argv, EXAMPLE)))
+    run(_tap(parse_options(PROGRAM, TapOptions, argv, EXAMPLE)))
 
 
-async def _tap(options: Options) -> None:
+async def _tap(options: TapOptions) -> None:
     check(options)
     logger = Logger(f"[{PROGRAM}] ", options.log_level)
     logger.report_failures(asyncio.get_running_loop())
@@ -54,15 +54,15 @@ async def _tap(options: Options) -> None:
 class Tap:
     """Runs all tapped nsqds of one process. The logs of nsqds that are gone stay readable."""
 
-    def __init__(self, options: Options, logger: Logger) -> None:
+    def __init__(self, options: TapOptions, logger: Logger) -> None:
         self._options = options
         self._logger = logger
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, TappedNsqd] = {}
         self._known_file = Path(options.data_path or ".") / SOURCES_FILE
         self._known = self._read_known()
-        self._discovery = Discovery(options, logger)
+        self._discovery = TapDiscovery(options, logger)
         browsers = BrowserGuard(PROGRAM, (options.broadcast_address, *options.http_allowed_hosts))
-        self._http = HttpServer(Directory(self._sources, options).router(), browsers, HttpLimits(), logger)
+        self._http = HttpServer(TapDirectory(self._sources, options).router(), browsers, HttpLimits(), logger)
 
     async def run(self) -> None:
         """Runs until SIGTERM or SIGINT."""
@@ -100,14 +100,14 @@ class Tap:
             else:
                 source.tap(topic)
 
-    async def _open(self, address: str) -> Source:
+    async def _open(self, address: str) -> TappedNsqd:
         """Opens the log of an nsqd, with the port that it had before."""
         if address not in self._known:
             if len(self._known) >= SOURCES_MAX:
                 raise NsqdStartError(f"{SOURCES_MAX} nsqds have a log here already")
             self._known.append(address)
             write_atomically(self._known_file, msgspec.json.encode(self._known))
-        source = Source(address, self._known.index(address) + 1, self._options)
+        source = TappedNsqd(address, self._known.index(address) + 1, self._options)
         await source.start()
         self._sources[address] = source
         return source

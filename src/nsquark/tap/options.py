@@ -14,7 +14,7 @@ from nsquark.base.kinds import DURATION, INTEGER, LOG_LEVEL, STRING, STRINGS
 from nsquark.base.logs import Level
 from nsquark.broker.options import DISK_POLICY
 from nsquark.tools.program import Fatal
-from nsquark.tools.sources import SourceOptions, check_sources
+from nsquark.tools.sources import ConsumeOptions, check_sources
 from nsquark.wire.names import is_ephemeral, is_valid_name
 
 PROGRAM: Final = "nsquark tap"
@@ -25,7 +25,7 @@ EXAMPLE: Final = (
 
 
 @option_table
-class Options(SourceOptions):
+class TapOptions(ConsumeOptions):
     topic: list[str] = option(STRINGS, [], "topic to tap, repeatable")
     topic_pattern: str = option(STRING, "", "tap all topics of nsqlookupd that match, now and later")
     topic_refresh: Duration = option(
@@ -54,7 +54,7 @@ class Options(SourceOptions):
     log_level: Level = option(LOG_LEVEL, Level.INFO, "least level to log: debug, info, warn, error, fatal")
 
 
-def check(options: Options) -> None:
+def check(options: TapOptions) -> None:
     """Raises Fatal if the options do not fit together."""
     check_sources(options)
     if not options.topic and not options.topic_pattern:

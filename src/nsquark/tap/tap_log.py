@@ -15,7 +15,7 @@ from nsquark.broker.data_path import DataPath
 from nsquark.broker.nsqd import Nsqd, NsqdStartError
 from nsquark.broker.options import NsqdOptions, parse_options
 from nsquark.log.files import DIRECTORY_MODE
-from nsquark.tap.options import Options
+from nsquark.tap.options import TapOptions
 from nsquark.web.lane import LaneMaker
 from nsquark.web.limits import BODY_BYTES_MAX
 from nsquark.web.messages import Handler, Request, Response, json
@@ -40,7 +40,7 @@ class TapLog(Nsqd):
     It has no TCP listener: the ids of its messages are of another nsqd, so they could not be finished here.
     """
 
-    def __init__(self, address: str, port: int, options: Options, logger: Logger) -> None:
+    def __init__(self, address: str, port: int, options: TapOptions, logger: Logger) -> None:
         directory = Path(options.data_path or ".") / address
         directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
         data = DataPath(str(directory), identity_of(address))
@@ -106,7 +106,7 @@ def _refuse(request: Request) -> Response:
     return _READ_ONLY
 
 
-def _nsqd_options(options: Options, port: int, directory: Path) -> NsqdOptions:
+def _nsqd_options(options: TapOptions, port: int, directory: Path) -> NsqdOptions:
     host = options.http_address.rpartition(":")[0]
     return dataclasses.replace(
         parse_options([]),

@@ -14,9 +14,9 @@ from nsquark.client.consumer import Consumer
 from nsquark.client.errors import NsqError
 from nsquark.client.message import Message
 from nsquark.tap.frames import FrameAppend, Numbers
-from nsquark.tap.options import Options
+from nsquark.tap.options import TapOptions
 from nsquark.tap.tap_log import TapLog
-from nsquark.tap.window import Window, WindowReader, window_start
+from nsquark.tap.window import IdReader, IdWindow, window_start
 from nsquark.tools.sources import GATHER_S, client_config
 
 GROUP_BYTES_MAX: Final = 16 << 20
@@ -37,12 +37,12 @@ class TopicTap:
     `stored` and `repeated` count the messages that were appended, and those that were dropped since the log had them.
     """
 
-    def __init__(self, log: TapLog, address: str, topic: str, options: Options, logger: Logger) -> None:
+    def __init__(self, log: TapLog, address: str, topic: str, options: TapOptions, logger: Logger) -> None:
         self._log = log
         self._logger = logger
         self._name = topic
         self._label = f"TAP({address}/{topic})"
-        self._window = Window(options.window)
+        self._window = IdWindow(options.window)
         self._group_messages_max = max(1, options.max_in_flight // 2)
         """So that more comes while a group is synced."""
         config = client_config("nsquark_tap", [*CONSUMER_DEFAULTS, *options.consumer_opt])
@@ -84,7 +84,7 @@ class TopicTap:
 
     async def _read_window(self, topic: Topic) -> None:
         """Fills the window as it was, or nearly, when the last tap of this topic ended."""
-        reader = WindowReader(topic.log, self._window.messages_min)
+        reader = IdReader(topic.log, self._window.messages_min)
         self._window.add(await self._log.loop.run_in_executor(None, reader.ids))
         self._hold(topic)
         if len(self._window):

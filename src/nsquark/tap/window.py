@@ -7,14 +7,14 @@ from typing import Final
 from nsquark.log.range_heads import HeadsReader
 from nsquark.log.range_read import RangeReader
 from nsquark.log.topic_log import TopicLog
-from nsquark.wire.batch_format import HEADER_BYTES, Batch, scan
+from nsquark.wire.batch_format import HEADER_BYTES, StoredBatch, scan
 from nsquark.wire.record import ID_AT, ID_BYTES, RECORD_OVERHEAD_BYTES
 
 READ_BYTES: Final = 512 << 10
 GENERATIONS: Final = 8
 
 
-class Window:
+class IdWindow:
     """Remembers the ids of at least the last `messages_min` messages, and of at most an eighth more (GENERATIONS).
 
     Ids are in sets by age: when the newest is full, the oldest is forgotten. To forget ids one by one would need their
@@ -41,7 +41,7 @@ class Window:
             self._newest.add(message_id)
 
 
-class WindowReader:
+class IdReader:
     """Reads the ids of a log's last messages. It is made in the event loop's thread; `ids` is for another one."""
 
     def __init__(self, log: TopicLog, messages: int) -> None:
@@ -65,7 +65,7 @@ def window_start(log: TopicLog, messages: int) -> int:
 def _ids(heads: bytes) -> Iterator[bytes]:
     """Yields the ids in whole batches of records without bodies."""
     for found in scan(memoryview(heads), 0):
-        if isinstance(found, Batch):
+        if isinstance(found, StoredBatch):
             first = found.offset + HEADER_BYTES + ID_AT
             for at in range(first, found.end, RECORD_OVERHEAD_BYTES):
                 yield heads[at : at + ID_BYTES]

@@ -7,15 +7,15 @@ import asyncio
 from nsquark.base.addresses import split_address
 from nsquark.base.logs import Logger
 from nsquark.client.errors import NsqError
-from nsquark.tap.options import PROGRAM, Options
+from nsquark.tap.options import PROGRAM, TapOptions
 from nsquark.tap.tap_log import TapLog
 from nsquark.tap.topic_tap import TopicTap
 
 
-class Source:
+class TappedNsqd:
     """Is one tapped nsqd. `taps` are those that run: one that could not reach the nsqd has ended, to be begun again."""
 
-    def __init__(self, address: str, number: int, options: Options) -> None:
+    def __init__(self, address: str, number: int, options: TapOptions) -> None:
         """`number` counts from 1; the log of this nsqd has the port so far above that of the tap itself."""
         self.address = address
         self._options = options
