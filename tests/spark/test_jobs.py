@@ -1,7 +1,6 @@
 """The ready jobs on a real nsqd: what they write, what they publish and what they print."""
 
 import argparse
-import itertools
 import json
 import os
 import runpy
@@ -144,52 +143,6 @@ def test_pace_lets_through_no_more_than_the_rate_also_after_a_pause() -> None:
     assert last_s - resumed_s >= (150 - last_rows) / 1000, "lost time is not made up for"
 
 
-def test_report_counts_what_python_counts(
-    spark: "SparkSession", nsqd: Nsqd, connect: Callable[..., Any], topic: str, tmp_path: Path
-) -> None:
-    quiet = f"{topic}_quiet"
-    producer = connect(nsqd)
-    for number in range(60):
-        producer.publish(topic, b"x" * (number + 1))
-        time.sleep(0.001 * (number % 5))
-    connect(nsqd).publish(quiet, b"alone")
-    words = ["--nsqd-http-address", address(nsqd), "--topic", topic, "--topic", quiet]
-    sizes = report.sizes_of(read_messages(spark, arguments(report, *words)))
-    busy, alone = report.measure(sizes)
-
-    logged = in_log(spark, nsqd, topic)
-    times_us = sorted(round(row.timestamp.timestamp() * 1e6) for row in logged)
-    gaps = sorted(after - before for before, after in itertools.pairwise(times_us))
-    assert (busy.topic, busy.messages, busy.bytes) == (topic, 60, sum(range(1, 61)))
-    assert (busy.size_p50, busy.size_p99, busy.size_max) == (30, 60, 60)
-    assert (busy.first_us, busy.last_us) == (times_us[0], times_us[-1])
-    assert busy.gap_p50_us == gaps[len(gaps) // 2]
-    assert busy.gap_max_us == gaps[-1]
-    assert busy.peak_per_s == max(Counter(us // 1_000_000 for us in times_us).values())
-    assert busy.rate_per_s == pytest.approx(59e6 / (times_us[-1] - times_us[0]))
-    assert (alone.messages, alone.gap_p50_us, alone.rate_per_s) == (1, None, None)
-
-    header, first, second = report.table([busy, alone]).splitlines()
-    assert header.startswith("topic")
-    assert first.split()[:4] == [topic, "60", "1.8", "KiB"]
-    assert second.split()[:2] == [quiet, "1"]
-
-    width_us = report.bucket_us([busy, alone])
-    points = report.buckets(sizes, width_us)
-    assert sum(point.messages for point in points if point.topic == topic) == 60
-    assert sum(point.bytes for point in points) == busy.bytes + 5
-    picture = tmp_path / "rates.png"
-    report.draw(points, width_us, picture)
-    assert picture.read_bytes().startswith(b"\x89PNG\r\n")
-
-
-def test_a_picture_shows_times_without_messages_as_zero() -> None:
-    second = report.SECOND_US
-    points = [report.Bucket("t", 5 * second, 3, 30), report.Bucket("t", 8 * second, 1, 10)]
-    filled = report._without_holes(points, second)
-    assert [(point.start_us // second, point.messages) for point in filled] == [(5, 3), (6, 0), (7, 0), (8, 1), (9, 0)]
-
-
 def test_points_in_time_are_given_with_a_zone_or_as_how_long_ago() -> None:
     assert moment("2026-01-31T12:00:00+02:00") == datetime(2026, 1, 31, 10, tzinfo=UTC)
     ago = datetime.now(UTC) - moment("90m")
@@ -211,6 +164,8 @@ def test_mistakes_are_told_before_spark_starts(tmp_path: Path) -> None:
         (replay, ["--to-topic", "t", "--topic", "t", *nsqd], "this would read what it writes"),
         (replay, ["--to-topic", "t", "--topic", "u", "--rate", "0", *nsqd], "--rate is below 1"),
         (report, ["--topic", "t", *nsqd, "--plot", "x.pdf"], "is no PNG"),
+        (report, ["--topic", "t", *nsqd, "--html", "x.pdf"], "is no page: write a name that ends in .html"),
+        (report, ["--topic", "t", *nsqd, "--html", "/nosuch/x.html"], "there is no directory /nosuch"),
         (report, ["--topic", "t"], "say where NSQ is"),
     ]
     for job, words, message in cases:

@@ -1,69 +1,50 @@
-"""`nsquark report`: what went through topics in a time range, as a table and as a picture."""
+"""`nsquark report`: what went through topics in a time range, as a table, as a picture and as a page."""
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pyspark.sql import DataFrame, Row, Window
-from pyspark.sql import functions as spark_functions
-from pyspark.sql.functions import col, expr
+from pyspark.sql import DataFrame
 
 from nsquark.base.errors import UserError
 from nsquark.base.printable import printable
+from nsquark.spark.jobs.report_backlog import Backlog, ask_backlog
+from nsquark.spark.jobs.report_measures import (
+    GAP_EDGES,
+    SHOWN_MAX,
+    SIZE_EDGES,
+    Bucket,
+    TopicReport,
+    bucket_us,
+    buckets,
+    distribution,
+    measure,
+    measure_nsqds,
+    peak_of_all,
+    sizes_of,
+    without_holes,
+)
+from nsquark.spark.jobs.report_page import Figures, page
+from nsquark.spark.jobs.report_words import SECOND_US, duration_text, rate_text, size_text, time_text
 from nsquark.spark.jobs.session import (
     add_nsq_arguments,
     add_range_arguments,
     add_spark_arguments,
     check_source,
     read_messages,
+    source_options,
     spark_session,
 )
+from nsquark.spark.options import OptionError, SourceOptions
 
-#: Points of a line in the picture.
-BUCKETS_MAX = 240
-SECOND_US = 1_000_000
-#: Of Spark's approximate percentiles: an error of one in this many ranks.
-PERCENTILE_ACCURACY = 10_000
 HEADER = "topic|messages|bytes|size p50|p99|max|first|last|per s|peak/s|gap p50|p90|p99|max"
 
 
-@dataclass(frozen=True)
-class TopicReport:
-    """Sizes in bytes, times in microseconds; gaps are the times between one message and the next."""
-
-    topic: str
-    messages: int
-    bytes: int
-    size_p50: int
-    size_p99: int
-    size_max: int
-    first_us: int
-    last_us: int
-    peak_per_s: int
-    """In the busiest second of the clock."""
-    gap_p50_us: int | None
-    gap_p90_us: int | None
-    gap_p99_us: int | None
-    gap_max_us: int | None
-    """None for a single message."""
-
-    @property
-    def rate_per_s(self) -> float | None:
-        span_us = self.last_us - self.first_us
-        return (self.messages - 1) * SECOND_US / span_us if span_us else None
-
-
-@dataclass(frozen=True)
-class Bucket:
-    topic: str
-    start_us: int
-    messages: int
-    bytes: int
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE.html", help="write a page with plots of rates, sizes, gaps and backlog"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw rates over time into this file")
     add_range_arguments(parser)
     add_nsq_arguments(parser)
@@ -71,10 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.plot and args.plot.suffix.lower() != ".png":
-        raise UserError(f"--plot {args.plot} is no PNG: write a name that ends in .png")
+    _check_file(args.plot, "--plot", "PNG", (".png",))
+    _check_file(args.html, "--html", "page", (".html", ".htm"))
     check_source(args)
     with spark_session(args, "report") as spark:
+        backlog = None if args.archive or not args.html else _backlog(args)
         sizes = sizes_of(read_messages(spark, args)).persist()
         reports = measure(sizes)
         if not reports:
@@ -84,62 +66,49 @@ def run(args: argparse.Namespace) -> int:
         if args.plot:
             width_us = bucket_us(reports)
             draw(buckets(sizes, width_us), width_us, args.plot)
+        if args.html:
+            source = f"the archive {args.archive}" if args.archive else "the logs of nsqd"
+            figures = figures_of(sizes, reports, backlog, source)
+            args.html.write_text(page(figures), encoding="utf-8")
     return 0
 
 
-def sizes_of(messages: DataFrame) -> DataFrame:
-    """All that a report needs of a message."""
-    return messages.selectExpr("topic", "unix_micros(timestamp) AS us", "octet_length(body) AS size")
+def _check_file(path: Path | None, flag: str, kind: str, endings: tuple[str, ...]) -> None:
+    """A file that cannot be written is told before Spark has counted for an hour."""
+    if path is None:
+        return
+    if path.suffix.lower() not in endings:
+        raise UserError(f"{flag} {path} is no {kind}: write a name that ends in {endings[0]}")
+    if not path.resolve().parent.is_dir():
+        raise UserError(f"{flag} {path}: there is no directory {path.resolve().parent}")
 
 
-def measure(sizes: DataFrame) -> list[TopicReport]:
-    """By topic. The messages of a topic are brought into one order for the gaps, which one task does per topic."""
-    in_order = Window.partitionBy("topic").orderBy("us")
-    gaps = sizes.withColumn("gap", col("us") - spark_functions.lag("us").over(in_order))
-    totals = gaps.groupBy("topic").agg(
-        expr("count(*) AS messages"),
-        expr("sum(size) AS bytes"),
-        expr(f"percentile_approx(size, array(0.5, 0.99, 1.0), {PERCENTILE_ACCURACY}) AS sizes"),
-        expr("min(us) AS first_us"),
-        expr("max(us) AS last_us"),
-        expr(f"percentile_approx(gap, array(0.5, 0.9, 0.99, 1.0), {PERCENTILE_ACCURACY}) AS gaps"),
+def _backlog(args: argparse.Namespace) -> Backlog:
+    try:
+        return ask_backlog(SourceOptions.parse(source_options(args)))
+    except OptionError as error:
+        raise UserError(str(error)) from None
+
+
+def figures_of(sizes: DataFrame, reports: Sequence[TopicReport], backlog: Backlog | None, source: str) -> Figures:
+    """Counts for the page what the table does not need."""
+    topics = sorted(reports, key=lambda report: (-report.messages, report.topic))
+    nsqds = measure_nsqds(sizes)
+    width_us = bucket_us(reports)
+    shown = [report.topic for report in topics[:SHOWN_MAX]]
+    return Figures(
+        topics=topics,
+        nsqds=nsqds,
+        width_us=width_us,
+        by_topic=buckets(sizes, width_us, "topic", shown),
+        by_nsqd=buckets(sizes, width_us, "nsqd", [nsqd.nsqd for nsqd in nsqds[:SHOWN_MAX]]),
+        sizes=distribution(sizes, "size", SIZE_EDGES, shown),
+        gaps=distribution(sizes, "gap", GAP_EDGES, shown),
+        peak_per_s=peak_of_all(sizes),
+        backlog=backlog,
+        source=source,
+        made=datetime.now(UTC),
     )
-    seconds = sizes.groupBy("topic", expr(f"us DIV {SECOND_US} AS second")).count()
-    peaks = seconds.groupBy("topic").agg(expr("max(count) AS peak"))
-    rows = totals.join(peaks, "topic").orderBy("topic").collect()
-    return [_report(row) for row in rows]
-
-
-def _report(row: Row) -> TopicReport:
-    size_p50, size_p99, size_max = row.sizes
-    gap_p50, gap_p90, gap_p99, gap_max = row.gaps or (None,) * 4
-    return TopicReport(
-        topic=row.topic,
-        messages=row.messages,
-        bytes=row.bytes,
-        size_p50=size_p50,
-        size_p99=size_p99,
-        size_max=size_max,
-        first_us=row.first_us,
-        last_us=row.last_us,
-        peak_per_s=row.peak,
-        gap_p50_us=gap_p50,
-        gap_p90_us=gap_p90,
-        gap_p99_us=gap_p99,
-        gap_max_us=gap_max,
-    )
-
-
-def bucket_us(reports: Sequence[TopicReport]) -> int:
-    """How long a point of the picture is: whole seconds, few enough to draw."""
-    span_us = max(report.last_us for report in reports) - min(report.first_us for report in reports)
-    return max(1, -(-span_us // (BUCKETS_MAX * SECOND_US))) * SECOND_US
-
-
-def buckets(sizes: DataFrame, width_us: int) -> list[Bucket]:
-    start = expr(f"us DIV {width_us} * {width_us} AS start_us")
-    counted = sizes.groupBy("topic", start).agg(expr("count(*) AS messages"), expr("sum(size) AS bytes"))
-    return [Bucket(*row) for row in counted.orderBy("topic", "start_us").collect()]
 
 
 def table(reports: Sequence[TopicReport]) -> str:
@@ -148,11 +117,11 @@ def table(reports: Sequence[TopicReport]) -> str:
         (
             printable(report.topic),
             f"{report.messages:,}",
-            *map(_bytes, (report.bytes, report.size_p50, report.size_p99, report.size_max)),
-            *map(_time, (report.first_us, report.last_us)),
-            "-" if report.rate_per_s is None else f"{report.rate_per_s:,.1f}",
+            *map(size_text, (report.bytes, report.size_p50, report.size_p99, report.size_max)),
+            *map(time_text, (report.first_us, report.last_us)),
+            rate_text(report.rate_per_s),
             f"{report.peak_per_s:,}",
-            *map(_gap, (report.gap_p50_us, report.gap_p90_us, report.gap_p99_us, report.gap_max_us)),
+            *map(duration_text, (report.gap_p50_us, report.gap_p90_us, report.gap_p99_us, report.gap_max_us)),
         )
         for report in reports
     ]
@@ -168,27 +137,6 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join((name, *numbers)).rstrip()
 
 
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:,.1f} TiB"
-
-
-def _time(us: int) -> str:
-    return datetime.fromtimestamp(us / SECOND_US, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
-def _gap(us: int | None) -> str:
-    if us is None:
-        return "-"
-    if us < 1000:
-        return f"{us} us"
-    return f"{us / 1000:.1f} ms" if us < SECOND_US else f"{us / SECOND_US:,.1f} s"
-
-
 def draw(points: Sequence[Bucket], width_us: int, path: Path) -> None:
     """Messages and bytes per second, a line for each topic."""
     # Only a picture needs it, and it takes half a second to load.
@@ -197,11 +145,12 @@ def draw(points: Sequence[Bucket], width_us: int, path: Path) -> None:
     figure = Figure(figsize=(10, 6), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
     per_s = SECOND_US / width_us
-    for topic in dict.fromkeys(point.topic for point in points):
-        of_topic = _without_holes([point for point in points if point.topic == topic], width_us)
-        times = [datetime.fromtimestamp(point.start_us / SECOND_US, UTC) for point in of_topic]
-        upper.plot(times, [point.messages * per_s for point in of_topic], label=topic, drawstyle="steps-post")
-        lower.plot(times, [point.bytes * per_s / 1024 for point in of_topic], label=topic, drawstyle="steps-post")
+    for topic in dict.fromkeys(point.name for point in points):
+        of_topic = [point for point in points if point.name == topic]
+        filled = without_holes(of_topic, width_us, of_topic[0].start_us, of_topic[-1].start_us + width_us)
+        times = [datetime.fromtimestamp(point.start_us / SECOND_US, UTC) for point in filled]
+        upper.plot(times, [point.messages * per_s for point in filled], label=topic, drawstyle="steps-post")
+        lower.plot(times, [point.bytes * per_s / 1024 for point in filled], label=topic, drawstyle="steps-post")
     upper.set_ylabel("messages per second")
     lower.set_ylabel("KiB per second")
     lower.set_xlabel("published (UTC)")
@@ -211,10 +160,3 @@ def draw(points: Sequence[Bucket], width_us: int, path: Path) -> None:
         axes.grid(alpha=0.3)
     figure.autofmt_xdate()
     figure.savefig(path, dpi=110)
-
-
-def _without_holes(points: Sequence[Bucket], width_us: int) -> list[Bucket]:
-    """Times without messages as zero: a line across them would show messages that were not there."""
-    by_start = {point.start_us: point for point in points}
-    starts = range(points[0].start_us, points[-1].start_us + 2 * width_us, width_us)
-    return [by_start.get(start, Bucket(points[0].topic, start, 0, 0)) for start in starts]
