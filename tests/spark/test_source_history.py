@@ -1,6 +1,7 @@
 """Never left out without a word: topics made again, data paths put back or copied, nsqds that nsqlookupd forgets."""
 
 import json
+import os
 import shutil
 import threading
 import time
@@ -353,6 +354,38 @@ def test_a_cluster_half_moved_from_nsq_fails_or_is_read_without_the_rest(
         assert start(**where, onForeignNsqd="skip").state() == bodies(0, 10)
         assert count_of_batch(**where, onForeignNsqd="skip") == 10
         assert caplog.text.count(f"{foreign[0]}:{foreign[1]} is an nsqd without a log API") == 2
+
+
+@pytest.mark.skipif("PEER_NSQD" not in os.environ, reason="PEER_NSQD names no nsqd of NSQ")
+@pytest.mark.parametrize("whose_lookupd", ["ours", "theirs"])
+def test_a_real_nsqd_of_nsq_in_the_cluster_fails_or_is_left_out(
+    make_nsqd: Callable[..., Nsqd], tmp_path: Path, start: MakeQuery, whose_lookupd: str
+) -> None:
+    program = os.environ.get("PEER_NSQLOOKUPD") if whose_lookupd == "theirs" else None
+    if whose_lookupd == "theirs" and program is None:
+        pytest.skip("PEER_NSQLOOKUPD names no nsqlookupd of NSQ")
+    (tmp_path / "theirs").mkdir()
+    with Nsqlookupd(program=program) as lookupd:
+        flags = (f"--lookupd-tcp-address={lookupd.tcp_address}", "--broadcast-address=127.0.0.1")
+        daemon = make_nsqd(*flags, data_path=tmp_path / "ours")
+        publish(daemon, "t", bodies(0, 10))
+        eventually(lambda: len(lookupd.producers("t")) == 1)
+        where = {"lookupd": lookupd.http_address, "topic": "t"}
+        fails, skips = start(**where), start(**where, onForeignNsqd="skip")
+        assert fails.next() == skips.next() == bodies(0, 10)
+        with Nsqd(tmp_path / "theirs", *flags, program=os.environ["PEER_NSQD"]) as foreign:
+            publish(foreign, "t", bodies(100, 110))
+            eventually(lambda: len(lookupd.producers("t")) == 2)
+            said = rf"{foreign.http_address} is an nsqd without a log API.*nsq_to_nsq.*onForeignNsqd=skip"
+            with pytest.raises(NsqdError, match=said):
+                fails.restarted().plan()
+            with pytest.raises(NsqdError, match=said):
+                count_of_batch(**where)
+            publish(daemon, "t", bodies(10, 20))
+            again = skips.restarted()
+            assert again.state() == bodies(10, 20)
+            assert count_of_batch(**where, onForeignNsqd="skip") == 20
+            again.stop()
 
 
 # -- where it starts ---------------------------------------------------------------------------------------
