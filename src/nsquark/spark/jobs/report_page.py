@@ -23,7 +23,7 @@ from nsquark.spark.jobs.report_measures import (
     without_holes,
 )
 from nsquark.spark.jobs.report_words import SECOND_US, duration_text, rate_text, size_text, time_text
-from nsquark.spark.jobs.svg import Line, bar_plot, escape, share_bar, time_plot
+from nsquark.spark.jobs.svg import PlotLine, bar_plot, escape, share_bar, time_plot
 
 #: Rows of the tables of topics, nsqds and channels; more are counted in the last row.
 ROWS_MAX = 200
@@ -292,7 +292,7 @@ def _over_time(
     lines = []
     for name, style in _styles(points).items():
         filled = without_holes([point for point in points if point.name == name], width_us, low_us, high_us)
-        lines.append(Line(called(name), style, [value(point, width_us) for point in filled]))
+        lines.append(PlotLine(called(name), style, [value(point, width_us) for point in filled]))
     starts = [time_text(start_us) for start_us in range(low_us, high_us + width_us, width_us)]
     rows = [
         (when, *(said(line.values[place]) for line in lines))

@@ -22,7 +22,7 @@ TEXT_CHARS_MAX = 1000
 
 
 @dataclass(frozen=True)
-class Line:
+class PlotLine:
     name: str
     style: str
     """The class of its colour."""
@@ -50,7 +50,7 @@ def grid_step(top: float, base: int = 10) -> float:
 
 def time_plot(
     title: str,
-    lines: Sequence[Line],
+    lines: Sequence[PlotLine],
     ticks: Sequence[str],
     points: Sequence[str],
     said: Callable[[float], str],
@@ -85,7 +85,7 @@ def _steps(values: Sequence[float], top: float) -> str:
     return "".join(pieces)
 
 
-def _point(when: str, place: int, lines: Sequence[Line], said: Callable[[float], str]) -> str:
+def _point(when: str, place: int, lines: Sequence[PlotLine], said: Callable[[float], str]) -> str:
     values = [f"{line.name}: {said(line.values[place])}" for line in lines if line.values[place]]
     return "&#10;".join(escape(text) for text in (when, *(values or ["nothing"])))
 
