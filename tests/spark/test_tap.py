@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TOPIC = "orders"
+TIMEOUT_S = 600
+"""They wait for several processes and for Spark, each of which is slow on a busy machine."""
+
+pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
 
 @pytest.fixture(params=WHOSE)
