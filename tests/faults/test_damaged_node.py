@@ -121,3 +121,31 @@ def test_a_file_that_cannot_be_read_does_not_stop_the_start(
     if shim.fired() and name != "clock":
         assert "cannot be read" in daemon.log
         assert path.with_name(path.name + ".bad").read_bytes() == content
+
+
+@pytest.mark.parametrize("name", ["clock", "runs", "sequence", "node.json"])
+def test_what_is_no_file_refuses_the_start_with_a_sentence(make_nsqd: Callable[..., Nsqd], name: str) -> None:
+    daemon = make_nsqd()
+    assert daemon.stop() == 0
+    path = daemon.data_path / "nsquark" / name
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StartError) as refused:
+        daemon.start()
+    assert str(path) in refused.value.log and "FATAL" in refused.value.log
+    assert "Traceback" not in refused.value.log
+    path.rmdir()
+    daemon.start()
+
+
+@pytest.mark.parametrize("name", ["7.log", "\u00b2\u00b3.log", "notes.log", "deferred/\u00b2.deferred"])
+def test_files_that_are_not_ours_are_left_alone(make_nsqd: Callable[..., Nsqd], name: str) -> None:
+    daemon = make_nsqd()
+    daemon.post("/pub", b"now", topic="t")
+    daemon.post("/pub", b"later", topic="t", defer=600_000)
+    assert daemon.stop() == 0
+    path = daemon.data_path / "nsquark" / "topics" / "t.t" / name
+    path.write_bytes(b"something else")
+    daemon.start()
+    assert daemon.topic("t")["depth"] == 1
+    assert path.read_bytes() == b"something else"

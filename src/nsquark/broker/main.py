@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         data.lock()
         validate(options)
         _run(_serve(options, logger, data))
-    except (NsqdOptionsError, DataPathError, NsqdStartError) as error:
+    except (NsqdOptionsError, DataPathError, NsqdStartError, OSError) as error:
         logger.fatal(f"failed to instantiate nsqd - {error}")
         logger.flush()
         sys.exit(1)

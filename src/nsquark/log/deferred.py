@@ -85,7 +85,7 @@ class DeferredMessages:
         for leftover in (*directory.glob("*.tmp"), *directory.glob(f"*{ANEW_SUFFIX}")):
             leftover.unlink(missing_ok=True)
         for path in sorted(directory.glob(f"*{SUFFIX}")):
-            if path.stem.isdigit():
+            if path.stem.isdecimal() and path.stem.isascii():
                 try:
                     bucket = patiently(lambda: DeferredBucket(self._shared, int(path.stem), path))  # noqa: B023  (called at once)
                     self.number = max(self.number, bucket.load(self.appends) + 1)

@@ -95,6 +95,9 @@ def read_surviving(path: Path, report: Callable[[str], None]) -> tuple[bytearray
                 break  # it got shorter meanwhile
             data += piece
             lost_bytes += missing
+    except OSError as error:
+        error.filename = str(path)  # which the system does not say of an open file
+        raise
     finally:
         os.close(fd)
     if lost_bytes:

@@ -5,6 +5,7 @@ A segment is never deleted here, whatever is wrong with it: what cannot be used 
 
 import errno
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from nsquark.wire.batch_format import StoredBatch
 
 REMOVED_SUFFIX = ".removed"
 """The suffix of segments that nobody needs, until they are deleted."""
+_SEGMENT_NAME = re.compile(rf"([0-9]{{20}}){re.escape(SEGMENT_SUFFIX)}")
+"""Any other file is not ours, and is left alone."""
 MERGED_SUFFIX = ".merged.bad"
 """The suffix of segments whose messages were written to another one."""
 LEFTOVERS = (f"*{REMOVED_SUFFIX}", f"*{ANEW_SUFFIX}", "*.tmp")
@@ -62,7 +65,8 @@ def _rename(shared: LogShared, segment: Segment, namesakes: list[Segment]) -> No
 
 
 def _open_all(shared: LogShared, directory: Path) -> list[Segment]:
-    bases = sorted(int(path.stem) for path in directory.glob(f"*{SEGMENT_SUFFIX}") if path.stem.isdigit())
+    names = (_SEGMENT_NAME.fullmatch(path.name) for path in directory.glob(f"*{SEGMENT_SUFFIX}"))
+    bases = sorted(int(name[1]) for name in names if name is not None)
     segments: list[Segment] = []
     for base in bases:
         segment = Segment(shared.syncer, directory, base)
