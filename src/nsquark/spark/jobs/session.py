@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,6 +19,7 @@ from pyspark.sql.functions import col, lit
 from nsquark.base.durations import Duration
 from nsquark.base.errors import UserError
 from nsquark.spark.java import spark_environment
+from nsquark.spark.jobs.layout import DELTA_LOG
 
 #: For a Spark of our own; a user's --conf goes before.
 LOCAL_SETTINGS = {
@@ -47,13 +49,14 @@ def add_spark_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark (repeat)")
 
 
-def add_nsq_arguments(parser: argparse.ArgumentParser) -> None:
+def add_nsq_arguments(parser: argparse.ArgumentParser, *, topics: bool = True) -> None:
     group = parser.add_argument_group("NSQ")
     group.add_argument("--nsqd-http-address", action="append", default=[], metavar="HOST:PORT", help="an nsqd (repeat)")
     group.add_argument(
         "--lookupd-http-address", action="append", default=[], metavar="HOST:PORT", help="an nsqlookupd (repeat)"
     )
-    group.add_argument("--topic", action="append", default=[], help="a topic to read (repeat)")
+    if topics:
+        group.add_argument("--topic", action="append", default=[], help="a topic to read (repeat)")
     group.add_argument("--auth-secret-file", metavar="FILE", help="file with the secret for nsqds with AUTH")
     group.add_argument(
         "--option",
@@ -64,6 +67,16 @@ def add_nsq_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_target_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--to-nsqd-http-address",
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help="an nsqd to publish to (repeat; default: those read from)",
+    )
+
+
 def add_range_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--archive", metavar="DIR", help="read what `nsquark archive` wrote there, not the logs")
     text = "a time with its zone like 2026-01-31T12:00:00Z, or how long ago, like 90m"
@@ -71,15 +84,31 @@ def add_range_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--until", type=moment, metavar="TIME", help="up to here, exclusive (default: now)")
 
 
-def moment(text: str) -> datetime:
+class Moment(datetime):
+    """A point in time, and how it was written."""
+
+    text: str
+
+
+def moment(text: str) -> Moment:
     """For argparse: a point in time, or a duration before now."""
+    point = _point(text)
+    if point is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: write a time with its zone like 2026-01-31T12:00:00Z, or 90m, or 24h"
+        )
+    found = Moment.fromisoformat(point.astimezone(UTC).isoformat())
+    found.text = text
+    return found
+
+
+def _point(text: str) -> datetime | None:
     with contextlib.suppress(ValueError):
         return datetime.now(UTC) - timedelta(microseconds=Duration.parse(text) // 1000)
     with contextlib.suppress(ValueError):
         point = datetime.fromisoformat(text)
-        if point.tzinfo is not None:
-            return point.astimezone(UTC)
-    raise argparse.ArgumentTypeError(f"{text!r}: write a time with its zone like 2026-01-31T12:00:00Z, or 90m, or 24h")
+        return point if point.tzinfo is not None else None
+    return None
 
 
 def settings_of(pairs: list[str], flag: str = "--conf") -> dict[str, str]:
@@ -154,9 +183,12 @@ def reason_of(error: Exception) -> str:
     """The connector's own sentence, wherever Spark has put it; else the last error that it wraps."""
     text = str(error)
     ours = re.findall(r"(?:^|\s)nsquark(?:\.\w+)+: (.+)$", text, re.MULTILINE)
+    # After this line Spark describes the query, in lines that look like those of errors.
+    text = text.partition("=== Streaming Query ===")[0]
     wrapped = re.findall(r"^(?:\w+\.)*(?!SQLSTATE\b)(?:\w*Error|\w*Exception|[A-Z]\w+): (.+)$", text, re.MULTILINE)
     lines = ours or [line for line in wrapped if not line.startswith("[") and " at " not in line[:40]]
     found = (lines[-1] if lines else text.strip().partition("\n")[0]).strip()
+    found = re.sub(r"^\[STREAM_FAILED\] .*? terminated with exception: ", "", found)
     return re.sub(r"\.? SQLSTATE: \w{5}$", "", found)
 
 
@@ -167,6 +199,13 @@ def nsq_options(args: argparse.Namespace) -> dict[str, str]:
     if args.nsqd_http_address:
         return {"nsqd": ",".join(args.nsqd_http_address), **access_options(args)}
     return {"lookupd": ",".join(args.lookupd_http_address), **access_options(args)}
+
+
+def target_options(args: argparse.Namespace) -> dict[str, str]:
+    """The options that say where to publish: the nsqds named for it, else those that are read from."""
+    if not args.to_nsqd_http_address:
+        return nsq_options(args)
+    return {"nsqd": ",".join(args.to_nsqd_http_address), **access_options(args)}
 
 
 def source_options(args: argparse.Namespace) -> dict[str, str]:
@@ -180,8 +219,10 @@ def source_options(args: argparse.Namespace) -> dict[str, str]:
 
 
 def access_options(args: argparse.Namespace) -> dict[str, str]:
-    """The options that say who asks."""
-    return {"authSecretFile": args.auth_secret_file} if args.auth_secret_file else {}
+    """The options that say who asks, and how; readers and writers have the same ones."""
+    given = settings_of(args.option, "--option")
+    access = {name: value for name, value in given.items() if name.lower().startswith(("auth", "tls"))}
+    return {**({"authSecretFile": args.auth_secret_file} if args.auth_secret_file else {}), **access}
 
 
 def check_source(args: argparse.Namespace) -> None:
@@ -196,7 +237,7 @@ def read_messages(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
     """The messages of the topics in the time range, from the log or from the archive."""
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     if args.archive:
-        messages = spark.read.parquet(args.archive)
+        messages = _read_archive(spark, args.archive)
         if args.topic:
             messages = messages.where(col("topic").isin(args.topic))
         # Named so that Spark opens the directories of these days only.
@@ -215,6 +256,16 @@ def read_messages(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
     if args.until:
         messages = messages.where(col("timestamp") < lit(args.until))
     return messages.select("topic", "nsqd", "seq", "timestamp", "body")
+
+
+def _read_archive(spark: SparkSession, directory: str) -> DataFrame:
+    if not Path(directory, DELTA_LOG).is_dir():
+        return spark.read.parquet(directory)
+    try:
+        from nsquark.spark.jobs.delta import read_delta
+    except ModuleNotFoundError as error:
+        raise UserError(f"{directory} is a Delta table and needs {error.name}: pip install 'nsquark[delta]'") from None
+    return read_delta(spark, str(Path(directory).resolve()))
 
 
 @contextlib.contextmanager

@@ -18,9 +18,9 @@ import hashlib
 import json
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -30,6 +30,8 @@ from nsquark.spark.endpoint import Endpoint, NsqdError, Refused, Unreachable
 from nsquark.spark.sink.options import SinkOptions
 from nsquark.spark.sink.rows import Bodies
 from nsquark.wire.record import RECORD_OVERHEAD_BYTES, SIZE_BYTES
+
+T = TypeVar("T")
 
 PIECE_LOG_BYTES_MAX = 64 << 20
 """The most bytes of one append. They decide where rows are cut, so another value would make other tokens for the same
@@ -43,6 +45,8 @@ TRY_AGAIN = frozenset({"NOT_STAGED", "INCOMPLETE", "APPENDING", "ABORTED", "TOPI
 """The codes after which everything is staged again: nsqd was restarted, or another attempt is at work, or the topic was
 just deleted.
 """
+NOT_APPENDED = frozenset({"NOT_STAGED", "INCOMPLETE", "TOPIC_NOT_FOUND"})
+"""The codes by which nsqd says for sure that nothing was appended under the token."""
 RETRY_FIRST_S, RETRY_LAST_S = 0.05, 2.0
 
 
@@ -155,16 +159,36 @@ class Appender:
         self._nsqd.close()
 
     def append(self, token: str, piece: Bodies) -> None:
+        self._insist(lambda: self._try(token, piece), piece.topic, len(piece))
+
+    def was_appended(self, token: str, topic: str, messages: int) -> bool:
+        """Whether an earlier process appended these messages, which are one part; if it only staged them, they are
+        appended now.
+        """
+
+        def ask() -> bool:
+            try:
+                self._nsqd.ask("/log/append", "POST", b"", topic=topic, token=token, parts=1)
+            except Refused as error:
+                if error.code in NOT_APPENDED:
+                    return False
+                raise
+            return True
+
+        return self._insist(ask, topic, messages)
+
+    def _insist(self, action: Callable[[], T], topic: str, messages: int) -> T:
+        """Tries again what may pass, until the time is over."""
         deadline: float | None = None
         pause_s = RETRY_FIRST_S
         while True:
             try:
-                return self._try(token, piece)
+                return action()
             except (Unreachable, Refused) as error:
                 now = time.monotonic()
                 deadline = deadline or now + self._timeout_s
                 if not _may_pass(error) or now + pause_s > deadline:
-                    raise self._explained(error, piece) from None
+                    raise self._explained(error, topic, messages) from None
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, RETRY_LAST_S)
 
@@ -177,13 +201,13 @@ class Appender:
                 return
         self._nsqd.ask("/log/append", "POST", b"", **where, parts=count)
 
-    def _explained(self, error: NsqdError, piece: Bodies) -> AppendFailed:
+    def _explained(self, error: NsqdError, topic: str, messages: int) -> AppendFailed:
         if isinstance(error, Refused) and error.status == 404 and error.code not in TRY_AGAIN:
             return AppendFailed(f"{self._nsqd.address} has no log to append to: idempotent=true needs nsquark's nsqd")
         if not _may_pass(error):
-            return AppendFailed(f"{len(piece)} messages for topic {piece.topic} were not appended: {error}")
+            return AppendFailed(f"{messages} messages for topic {topic} were not appended: {error}")
         return AppendFailed(
-            f"{len(piece)} messages for topic {piece.topic} were not appended within {self._timeout_s:g} s: {error}. "
+            f"{messages} messages for topic {topic} were not appended within {self._timeout_s:g} s: {error}. "
             "See to that nsqd: with idempotent=true no other may take its place"
         )
 

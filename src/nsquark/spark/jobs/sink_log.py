@@ -1,0 +1,135 @@
+"""The list of files of an archive that Spark's sink keeps, batch by batch, in `_spark_metadata`.
+
+A batch has a file `<number>`, and every tenth a file `<number>.compact`, which also has what all before it had. Readers
+use the last `.compact` and what came after. Each line but the first, the version, is a file of the archive.
+"""
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from nsquark.base.errors import UserError
+from nsquark.log.files import sync_directory
+from nsquark.spark.jobs.layout import CHECKPOINT, LIST_EVERY_BATCHES, SPARK_LOG
+
+VERSION: Final = "v1"
+READ_TRIES: Final = 5
+_NAME = re.compile(r"(\d+)(\.compact)?")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A line of the list: a file of the archive."""
+
+    fields: dict[str, Any]
+
+    @property
+    def path(self) -> Path:
+        return Path(unquote(urlsplit(self.fields["path"]).path))
+
+    @property
+    def size(self) -> int:
+        return int(self.fields["size"])
+
+
+@dataclass(frozen=True)
+class ListFile:
+    """A file of the list."""
+
+    path: Path
+    number: int
+    is_whole: bool
+    """It has all files up to its batch."""
+
+    def read(self) -> list[Listed]:
+        version, *lines = self.path.read_text(encoding="utf-8").splitlines()
+        if version != VERSION:
+            raise UserError(f"{self.path} has the version {version!r}, not {VERSION}: use a newer nsquark")
+        return [Listed(json.loads(line)) for line in lines if line]
+
+    def write(self, entries: list[Listed]) -> None:
+        """Replaces it as a whole, for readers and over a crash."""
+        lines = [VERSION, *(json.dumps(entry.fields, separators=(",", ":")) for entry in entries)]
+        temporary = self.path.with_name(f".{self.path.name}.nsquark.tmp")
+        with temporary.open("w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), self.path.stat().st_mode & 0o777)
+            file.write("\n".join(lines))
+            file.flush()
+            os.fsync(file.fileno())
+        # First: with the checksum of the old content beside it, Hadoop would take the new one for damaged.
+        checksum_of(self.path).unlink(missing_ok=True)
+        sync_directory(self.path.parent)
+        os.replace(temporary, self.path)
+        sync_directory(self.path.parent)
+
+
+def checksum_of(path: Path) -> Path:
+    """Where Hadoop keeps the checksum of a file, if it does."""
+    return path.with_name(f".{path.name}.crc")
+
+
+def live_lists(archive: Path) -> list[ListFile]:
+    """What a reader that starts now uses."""
+    found = _lists(archive)
+    first = max((file.number for file in found if file.is_whole), default=-1)
+    return sorted((file for file in found if file.number >= first), key=lambda file: file.number)
+
+
+def _lists(archive: Path) -> list[ListFile]:
+    matches = [(path, _NAME.fullmatch(path.name)) for path in (archive / SPARK_LOG).iterdir()]
+    return [ListFile(path, int(match[1]), match[2] is not None) for path, match in matches if match is not None]
+
+
+def live_files(archive: Path) -> set[Path]:
+    """The files of the archive, as a reader that starts now sees them."""
+    for _ in range(READ_TRIES - 1):
+        # Spark may just have removed a list that a newer one replaces.
+        with contextlib.suppress(FileNotFoundError):
+            return _named(archive)
+    return _named(archive)
+
+
+def _named(archive: Path) -> set[Path]:
+    return {entry.path for file in live_lists(archive) for entry in file.read()}
+
+
+def may_be_listing(archive: Path, checkpoint: Path | None) -> bool:
+    """Whether an archive job may be writing the next whole list at this moment, from lists that it has already read.
+
+    It does so only in the batch after the newest in the list, if that one is a tenth, and once it has begun.
+    """
+    lists = _lists(archive)
+    following = max((file.number for file in lists), default=-1) + 1
+    # A list of another rhythm was made with other settings of Spark: then any batch may be the next to list all.
+    is_tenth = all((file.number + 1) % LIST_EVERY_BATCHES == 0 for file in lists if file.is_whole)
+    may_list = not is_tenth or (following + 1) % LIST_EVERY_BATCHES == 0
+    return may_list and _has_begun(checkpoint or archive / CHECKPOINT, following)
+
+
+def _has_begun(checkpoint: Path, batch: int) -> bool:
+    """An unknown checkpoint counts as begun."""
+    if not (checkpoint / "offsets").is_dir():
+        return True
+    return (checkpoint / "offsets" / str(batch)).exists() and not (checkpoint / "commits" / str(batch)).exists()
+
+
+def with_merged(entries: list[Listed], merged: Mapping[Path, list[Path]], sizes: Mapping[Path, int]) -> list[Listed]:
+    """A list in which files give way to those that they were merged into."""
+    into = {original: path for path, originals in merged.items() for original in originals}
+    kept = [entry for entry in entries if entry.path not in into]
+    gone: dict[Path, list[Listed]] = {}
+    for entry in entries:
+        if entry.path in into:
+            gone.setdefault(into[entry.path], []).append(entry)
+    for path, parts in gone.items():
+        url = parts[0].fields["path"].rpartition("/")[0] + f"/{path.name}"
+        newest = max(part.fields["modificationTime"] for part in parts)
+        fields = {**parts[0].fields, "path": url, "size": sizes[path], "modificationTime": newest}
+        kept.append(Listed(fields))
+    return kept

@@ -1,0 +1,209 @@
+"""`nsquark compact-archive`: few files, and each message once for every reader, wherever it is killed."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness import Nsqd
+
+pytest.importorskip("pyspark", reason="Spark is not installed: pip install 'nsquark[spark]'")
+
+import pyarrow.parquet
+
+from nsquark.base.errors import UserError
+from nsquark.spark.jobs import archive, compact
+from nsquark.spark.jobs.layout import CHECKPOINT, SPARK_LOG
+from nsquark.spark.jobs.sink_log import live_files, live_lists, may_be_listing
+from spark.compact_killed import STEPS
+from spark.source_rig import address, bodies, publish
+from spark.test_jobs import arguments
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+pytestmark = pytest.mark.ours
+
+SCRIPT = Path(__file__).with_name("compact_killed.py")
+TOPIC = "compacted"
+BATCH = 20
+FIRST = 12 * BATCH
+"""Messages of the archive at first: nine batches and a whole list of ten, then two more."""
+TARGET_BYTES = 1 << 27
+
+
+def start(spark: "SparkSession", nsqd: Nsqd, output: Path) -> "StreamingQuery":
+    options = {"nsqd": address(nsqd), "topic": TOPIC, "maxMessagesPerTrigger": str(BATCH), "minPartitions": "2"}
+    return archive.start(spark, options, str(output), str(output / CHECKPOINT), None)
+
+
+@pytest.fixture(scope="module")
+def built(spark: "SparkSession", nsqd: Nsqd, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive of many small files."""
+    output = tmp_path_factory.mktemp("archive") / "lake"
+    publish(nsqd, TOPIC, bodies(0, FIRST))
+    start(spark, nsqd, output).awaitTermination()
+    assert [file.path.name for file in live_lists(output)] == ["9.compact", "10", "11"]
+    return output
+
+
+def copied(built: Path, to: Path) -> Path:
+    """An archive of its own, although the list has whole paths."""
+    shutil.copytree(built, to)
+    for path in (to / SPARK_LOG).iterdir():
+        if path.name.startswith("."):
+            path.unlink()
+        else:
+            path.write_text(path.read_text().replace(str(built), str(to)))
+    return to
+
+
+def read_by_spark(spark: "SparkSession", directory: Path) -> Counter[bytes]:
+    return Counter(bytes(row.body) for row in spark.read.parquet(str(directory)).select("body").collect())
+
+
+def read_files(paths: Iterator[Path] | set[Path]) -> Counter[bytes]:
+    found: Counter[bytes] = Counter()
+    for path in paths:
+        found.update(pyarrow.parquet.ParquetFile(path).read(["body"])["body"].to_pylist())
+    return found
+
+
+def read_without_list(directory: Path) -> Counter[bytes]:
+    """As readers do that know nothing of Spark."""
+    return read_files(path for path in directory.rglob("*.parquet") if not path.name.startswith((".", "_")))
+
+
+def compaction(directory: Path) -> compact.Compaction:
+    return compact.Compaction(directory, TARGET_BYTES, None)
+
+
+def test_few_files_and_the_same_messages(
+    spark: "SparkSession", built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake = copied(built, tmp_path / "lake")
+    before = len(live_files(lake))
+    hours = len({path.parent for path in live_files(lake)})
+    assert before >= 12 * 2
+    assert compact.run(arguments(compact, str(lake))) == 0
+    assert f"{before} files of {FIRST} messages became " in capsys.readouterr().out
+    assert len(live_files(lake)) <= 3 * hours, "one for each file of the list, in each hour"
+    assert read_by_spark(spark, lake) == Counter(bodies(0, FIRST)) == read_without_list(lake)
+    assert compact.run(arguments(compact, str(lake))) == 0
+    assert capsys.readouterr().out.startswith("0 files of 0 messages became 0: ")
+    columns = {(row.topic, row.nsqd is None, row.id is None) for row in spark.read.parquet(str(lake)).collect()}
+    assert columns == {(TOPIC, False, False)}
+
+
+class Killed(BaseException):
+    """Nothing in the job may catch it, as nothing catches a kill."""
+
+
+def test_killed_at_any_step_a_reader_sees_each_message_once(
+    spark: "SparkSession", built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = Counter(bodies(0, FIRST))
+    left = [0]
+
+    def stepping(real: Any) -> Any:
+        def step(*args: Any, **options: Any) -> Any:
+            left[0] -= 1
+            if not left[0]:
+                raise Killed
+            return real(*args, **options)
+
+        return step
+
+    killed = 0
+    while True:
+        lake = copied(built, tmp_path / str(killed))
+        with monkeypatch.context() as patched:
+            for name in STEPS:
+                patched.setattr(os, name, stepping(getattr(os, name)))
+            left[0] = killed + 1
+            try:
+                compaction(lake).run()
+                break
+            except Killed:
+                pass
+        assert read_files(live_files(lake)) == expected, f"killed at step {killed}"
+        if killed % 12 == 0:
+            assert read_by_spark(spark, lake) == expected, f"killed at step {killed}"
+        compaction(lake).run()
+        assert read_files(live_files(lake)) == expected == read_without_list(lake), f"after step {killed}"
+        assert not [path for path in lake.rglob(".*") if path.suffix == ".tmp" and "compact" in path.name]
+        shutil.rmtree(lake)
+        killed += 1
+    assert killed > 40
+
+
+def test_a_real_kill(spark: "SparkSession", built: Path, tmp_path: Path) -> None:
+    lake = copied(built, tmp_path / "lake")
+    for step in (4, 9, 14, 30):
+        process = subprocess.run([sys.executable, SCRIPT, lake, str(step)], check=False)
+        assert process.returncode == -signal.SIGKILL
+        assert read_by_spark(spark, lake) == Counter(bodies(0, FIRST)), f"killed at step {step}"
+    assert compaction(lake).run().left == 0
+    assert read_by_spark(spark, lake) == Counter(bodies(0, FIRST)) == read_without_list(lake)
+
+
+def test_beside_a_running_archive_job(spark: "SparkSession", nsqd: Nsqd, built: Path) -> None:
+    """Last of this module: the archive itself goes on, over its next whole list."""
+    more = 14 * BATCH
+    compaction(built).run()
+    publish(nsqd, TOPIC, bodies(FIRST, FIRST + more))
+    query = start(spark, nsqd, built)
+    seen = FIRST
+    merged = 0
+    while query.isActive:
+        merged += compaction(built).run().merged
+        found = read_by_spark(spark, built)
+        assert set(found.values()) == {1}
+        assert seen <= found.total()
+        seen = found.total()
+    query.awaitTermination()
+    assert merged
+    assert compaction(built).run().left == 0
+    everything = Counter(bodies(0, FIRST + more))
+    assert read_by_spark(spark, built) == everything == read_without_list(built)
+    numbers = [file.path.name for file in live_lists(built)]
+    assert numbers[0] == "19.compact" and len(numbers) == 26 - 19, numbers
+
+
+def test_files_wait_while_a_job_may_be_listing_them(tmp_path: Path) -> None:
+    log, checkpoint = tmp_path / SPARK_LOG, tmp_path / CHECKPOINT
+    for directory in (log, checkpoint / "offsets", checkpoint / "commits"):
+        directory.mkdir(parents=True)
+
+    def have(*names: str) -> None:
+        for name in names:
+            (log / name).touch()
+
+    def begun(batch: int) -> None:
+        (checkpoint / "offsets" / str(batch)).touch()
+
+    have("9.compact", "10")
+    begun(11)
+    assert not may_be_listing(tmp_path, None), "the eleventh batch lists nothing"
+    have(*map(str, range(11, 19)))
+    assert not may_be_listing(tmp_path, None), "the twentieth has not begun"
+    begun(19)
+    assert may_be_listing(tmp_path, None)
+    assert may_be_listing(tmp_path, tmp_path / "elsewhere"), "nobody knows what it does"
+    have("19.compact")
+    assert not may_be_listing(tmp_path, None)
+
+
+def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is no archive"):
+        compact.run(arguments(compact, str(tmp_path)))
+    with pytest.raises(UserError, match="--target-mib is below 1"):
+        compact.run(arguments(compact, str(tmp_path), "--target-mib", "0"))
