@@ -9,177 +9,60 @@ so a busy machine changes little. The sum is made of the flood's own work, of th
 
 import argparse
 import contextlib
-import json
 import multiprocessing
 import selectors
 import socket
 import ssl
-import struct
 import sys
 import tempfile
 import time
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 if __name__ == "__main__":  # pytest knows where the harness is, a plain Python does not
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness import Nsqd, body_of, mpub_body
-from harness.upgrades import SNAPPY_STREAM_START, make_certificate, masked_crc32c, trusting_anything
+from faults.floods import ENDED, FLOODS, Answer
+from harness import Nsqd
+from harness.upgrades import make_certificate
 
 ANSWER_TIMEOUT_S = 30.0
 PAUSE_S = 0.002
 SECONDS_DEFAULT = 5.0
-SEND_BYTES = 256 << 10
-UNKNOWN_ID = b"0123456789abcdef"
-TOPICS = 300
-LINES = 2_500_000
-IDENTIFY_BYTES = 5_000_000
-KEYS = 350_000
-
-Connect = Callable[[Nsqd], socket.socket]
-"""Opens a flood's connection, up to where the flood begins."""
-
-
-# -- floods --------------------------------------------------------------------------------------------------
-
-
-def _plain(nsqd: Nsqd) -> socket.socket:
-    wire = nsqd.connect()
-    wire.identify(heartbeat_interval=-1)
-    return wire.socket
-
-
-def _subscribed(nsqd: Nsqd) -> socket.socket:
-    return nsqd.connect().subscribe("flood", rdy=1, heartbeat_interval=60_000).socket
-
-
-def _http(nsqd: Nsqd) -> socket.socket:
-    return socket.create_connection(nsqd.http)
-
-
-def _upgraded(**fields: object) -> Connect:
-    def connect(nsqd: Nsqd) -> socket.socket:
-        wire = nsqd.connect()
-        wire.identify(heartbeat_interval=-1, **fields)
-        if fields.get("tls_v1"):
-            wire.socket = trusting_anything().wrap_socket(wire.socket)
-        wire.take_pending() or wire.receive()  # OK, in whatever form it comes
-        return wire.socket
-
-    return connect
-
-
-def _https(nsqd: Nsqd) -> socket.socket:
-    return trusting_anything().wrap_socket(socket.create_connection(nsqd.https))
-
-
-def _forever(data: bytes) -> Iterator[bytes]:
-    while True:
-        yield data
-
-
-def _repeated(piece: bytes, size: int = SEND_BYTES) -> Iterator[bytes]:
-    return _forever(piece * (size // len(piece) + 1))
-
-
-def _empty_snappy_chunks() -> Iterator[bytes]:
-    yield SNAPPY_STREAM_START
-    yield from _repeated(b"\x01\x04\0\0" + struct.pack("<I", masked_crc32c(b"")))
-
-
-def _skipped_snappy_chunks() -> Iterator[bytes]:
-    yield SNAPPY_STREAM_START
-    yield from _repeated(b"\xfe\0\0\0")
-
-
-def _deflated_nops() -> Iterator[bytes]:
-    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
-    while True:
-        yield deflate.compress(b"NOP\n" * 5_000_000) + deflate.flush(zlib.Z_SYNC_FLUSH)
-
-
-def _identify_of_many_keys() -> Iterator[bytes]:
-    fields = json.dumps({f"k{number}": 0 for number in range(KEYS)})
-    return _forever(b"IDENTIFY\n" + body_of(fields.encode()))
-
-
-def _identify_of_many_lists() -> Iterator[bytes]:
-    body = b'{"x":[' + b"[]," * (IDENTIFY_BYTES // 3) + b"[]]}"
-    return _forever(b"IDENTIFY\n" + body_of(body))
-
-
-def _identify_of_one_string() -> Iterator[bytes]:
-    return _forever(b"IDENTIFY\n" + body_of(b'{"user_agent":"' + b"x" * IDENTIFY_BYTES + b'"}'))
-
-
-def _lines() -> Iterator[bytes]:
-    body = b"x\n" * LINES
-    return _forever(b"POST /mpub?topic=lines HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
-
-
-def _tiny_chunks() -> Iterator[bytes]:
-    head = b"POST /mpub?topic=chunks HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-    return _forever(head + b"2\r\nx\n\r\n" * 200_000 + b"0\r\n\r\n")
-
-
-FLOODS: dict[str, tuple[Connect, Callable[[], Iterator[bytes]]]] = {
-    "NOP": (_plain, lambda: _repeated(b"NOP\n")),
-    "pipelined 404s": (_http, lambda: _repeated(b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")),
-    "empty snappy chunks": (_upgraded(snappy=True), _empty_snappy_chunks),
-    "skipped snappy chunks": (_upgraded(snappy=True), _skipped_snappy_chunks),
-    "IDENTIFY, 5 MB of keys": (_plain, _identify_of_many_keys),
-    "IDENTIFY, 5 MB of lists": (_plain, _identify_of_many_lists),
-    "IDENTIFY, 5 MB string": (_plain, _identify_of_one_string),
-    "/mpub of 2.5M lines": (_http, _lines),
-    "MPUB of 1M messages": (_plain, lambda: _forever(b"MPUB many\n" + mpub_body([b"x"] * 1_000_000))),
-    "MPUB of 65,536 messages": (_plain, lambda: _forever(b"MPUB many\n" + mpub_body([b"x"] * 65_536))),
-    "PUB to 300 topics": (
-        _plain,
-        lambda: _repeated(b"".join(b"PUB t%d\n" % number + body_of(b"x") for number in range(TOPICS))),
-    ),
-    "PUB to one topic": (_plain, lambda: _repeated(b"PUB t\n" + body_of(b"x"))),
-    "DPUB": (_plain, lambda: _repeated(b"DPUB later 600000\n" + body_of(b"x"))),
-    "TOUCH of unknown": (_subscribed, lambda: _repeated(b"TOUCH " + UNKNOWN_ID + b"\n")),
-    "FIN of unknown": (_subscribed, lambda: _repeated(b"FIN " + UNKNOWN_ID + b"\n")),
-    "RDY": (_subscribed, lambda: _repeated(b"RDY 1\n")),
-    "deflated NOPs": (_upgraded(deflate=True), _deflated_nops),
-    "TLS, NOPs": (_upgraded(tls_v1=True), lambda: _repeated(b"NOP\n")),
-    "TLS, a byte a record": (_upgraded(tls_v1=True), lambda: (b"NOP\n"[at : at + 1] for at in _cycle(4))),
-    "HTTPS, pipelined 404s": (_https, lambda: _repeated(b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")),
-    "/mpub in 2-byte chunks": (_http, _tiny_chunks),
-}
-
-
-def _cycle(count: int) -> Iterator[int]:
-    while True:
-        yield from range(count)
-
 
 # -- running -------------------------------------------------------------------------------------------------
 
 
 def flood(nsqd: Nsqd, name: str) -> None:
     """Sends for ever; reads whatever comes. Opens another connection when one is closed."""
-    connect, make = FLOODS[name]
+    kind = FLOODS[name]
     while True:
-        with contextlib.suppress(OSError), connect(nsqd) as connection:
-            _send_and_read(connection, make())
+        with contextlib.suppress(OSError), kind.connect(nsqd) as connection:
+            _send_and_read(connection, kind.make(), kind.answer or (lambda received: b""))
 
 
-def _send_and_read(connection: socket.socket, data: Iterator[bytes]) -> None:
+def _send_and_read(connection: socket.socket, data: Iterator[bytes], answer: Answer) -> None:
     connection.setblocking(False)
     watch = selectors.DefaultSelector()
-    watch.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE)
-    rest = memoryview(next(data))
+    watch.register(connection, selectors.EVENT_READ)
+    rest, answers = memoryview(b""), b""
     while True:
+        if not rest and answers:
+            rest, answers = memoryview(answers), b""
+        elif not rest and (piece := next(data, None)) is not None:
+            rest = memoryview(piece)
+            if piece == ENDED:
+                return
+        watch.modify(connection, selectors.EVENT_READ | (selectors.EVENT_WRITE if rest else 0))
         for _, events in watch.select():
             try:
-                if events & selectors.EVENT_READ and not connection.recv(1 << 20):
-                    return
+                if events & selectors.EVENT_READ:
+                    received = connection.recv(1 << 20)
+                    if not received:
+                        return
+                    answers += answer(received)
                 if events & selectors.EVENT_WRITE:
-                    rest = rest[connection.send(rest) :] or memoryview(next(data))
+                    rest = rest[connection.send(rest) :]
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 continue
 
@@ -211,6 +94,9 @@ def measure(nsqd: Nsqd, name: str, seconds: float, samples_min: int = 5) -> list
     with nsqd.connect(timeout_s=ANSWER_TIMEOUT_S) as other:
         other.identify(heartbeat_interval=-1)
         other.publish("other", b"x")
+        prepare = FLOODS[name].prepare
+        if prepare is not None:
+            prepare(nsqd)
         started_ms = loop_cpu_ms(nsqd)
         with flooding(nsqd, name):
             _wait_for_the_flood(nsqd, started_ms)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from faults.greedy import FLOODS, loop_cpu_ms, measure, quantile
+from faults.floods import FLOODS
+from faults.greedy import loop_cpu_ms, measure, quantile
 from harness import Nsqd, Wire
 from harness.upgrades import make_certificate
 

@@ -166,7 +166,7 @@ class Config:
     msg_timeout: Duration = _span("0", "0")
     """How long nsqd waits for an answer to a message; 0 is what nsqd has set."""
     max_msg_size: int = _whole(0, 0)
-    """The largest frame that is accepted, in bytes; 0 is no limit."""
+    """The largest frame that is accepted, in bytes; 0 stands for 64 MiB."""
     auth_secret: str = _option(Secret(), "", is_secret=True)
     """For an nsqd that asks for one."""
     topology_region: str = _text()

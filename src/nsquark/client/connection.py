@@ -7,7 +7,9 @@ call. Heartbeats are answered here.
 from __future__ import annotations
 
 import asyncio
+import mmap
 import ssl
+import time
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
@@ -21,12 +23,14 @@ from nsquark.wire.frames import FrameType
 
 RECEIVE_BYTES: Final = 128 << 10
 """The size of the receive buffer; it grows for a frame that does not fit and shrinks again after it."""
+MAPPED_FROM_BYTES: Final = 4 << 20
+"""A larger buffer is mapped: it takes memory and time as its frame comes, not because somebody announced one."""
 DECODED_BYTES_MAX: Final = 128 << 10
 """Compressed input becomes frames in pieces of this size, however much it grows."""
 WRITE_BUFFER_BYTES: Final = 256 << 10
 """Above this a write that does not move counts against write_timeout."""
-TURN_S: Final = 0.01
-"""What comes is taken for so long before others have their turn."""
+TURN_S: Final = 0.005
+"""What comes is taken for so long before others have their turn. Event loops read a busy socket again and again."""
 BREAK_S: Final = 0.001
 """Reads that are further apart had others between them."""
 FRAME_PREFIX_BYTES: Final = 8
@@ -52,6 +56,7 @@ class NsqdConnection(asyncio.BufferedProtocol):
     """Is one connection. Invariants:
 
     * Bytes `_start.._end` of the buffer were received, are decoded and are not yet frames.
+    * While `_is_giving_way` nothing is read: `_go_on` comes in the next turn, and the decoder may have more until then.
     * Until `begin` the set-up takes frames one by one: what follows the answer to IDENTIFY may be compressed already.
     * Once `_reason` is set nothing more is sent or handed on.
     """
@@ -63,7 +68,7 @@ class NsqdConnection(asyncio.BufferedProtocol):
         self._receiver: Receiver | None = None
         self._transport: asyncio.Transport | None = None
         self._scanner = FrameScanner(config.max_msg_size or FRAME_SIZE_MAX_BYTES)
-        self._buffer = bytearray(RECEIVE_BYTES)
+        self._buffer: bytearray | mmap.mmap = bytearray()  # until it is connected: it may never be
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
         self._decoder: Decoder | None = None
@@ -76,7 +81,8 @@ class NsqdConnection(asyncio.BufferedProtocol):
         self._lost: asyncio.Future[None] = self._loop.create_future()
         self._last_read_s = self._loop.time()
         self._busy_since_s = self._busy_until_s = 0.0
-        self._is_paused = False
+        """These times are of the reads that followed each other without a break."""
+        self._is_giving_way = False
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self.round_trip_s = 0.0
@@ -112,6 +118,7 @@ class NsqdConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its type
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self._resize(RECEIVE_BYTES)
         self._read_timer = self._loop.call_later(self._config.read_timeout.seconds, self._check_reading)
 
     async def start_tls(self, context: ssl.SSLContext) -> None:
@@ -135,10 +142,10 @@ class NsqdConnection(asyncio.BufferedProtocol):
         decoder.feed(bytes(self._view[self._start : self._end]))
         self._start = self._end = 0
         self._decoder, self._encoder = decoder, encoder
-        try:
-            self._decode()
-        except (FrameError, CorruptStream) as error:
-            raise NotConnected(f"{self.address}: {error}") from None
+        self._busy_since_s = time.monotonic()
+        self._take()
+        if self._reason is not None:
+            raise self._reason
 
     async def next_frame(self) -> tuple[int, bytes]:
         """Returns type and data of a frame, for the set-up."""
@@ -230,18 +237,34 @@ class NsqdConnection(asyncio.BufferedProtocol):
         self._last_read_s = self._loop.time()
         if self._reason is not None:
             return
+        started_s = time.monotonic()
+        if started_s - self._busy_until_s > BREAK_S:
+            self._busy_since_s = started_s
+        if self._decoder is None:
+            self._end += nbytes
+        else:
+            self._decoder.feed(_encoded[:nbytes])
+        self._take()
+
+    def _take(self) -> None:
+        """Hands on what was received, and gives way to others when it took long."""
         try:
             if self._decoder is None:
-                self._end += nbytes
                 self._plain_received()
             else:
-                self._decoder.feed(_encoded[:nbytes])
                 self._decode()
         except (FrameError, CorruptStream) as error:
             self.abort(NotConnected(f"{self.address}: {self._explain(str(error))}"))
+        self._busy_until_s = time.monotonic()
+        if self._is_turn_over:
+            self._give_way()
+
+    @property
+    def _is_turn_over(self) -> bool:
+        return time.monotonic() - self._busy_since_s > TURN_S
 
     def _decode(self) -> None:
-        """Decodes plain bytes into the buffer and on, until the decoder needs more input."""
+        """Decodes plain bytes into the buffer and on, until the decoder needs more input or the turn is over."""
         assert self._decoder is not None
         while self._reason is None and ((plain := self._decoder.read(DECODED_BYTES_MAX)) or self._decoder.has_more):
             if self._end + len(plain) > len(self._buffer):
@@ -249,6 +272,24 @@ class NsqdConnection(asyncio.BufferedProtocol):
             self._view[self._end : self._end + len(plain)] = plain
             self._end += len(plain)
             self._plain_received()
+            if self._is_turn_over:
+                return
+
+    def _give_way(self) -> None:
+        if self._reason is None and not self._is_giving_way and self._transport is not None:
+            self._is_giving_way = True
+            self._transport.pause_reading()
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._is_giving_way = False
+        if self._reason is not None or self._transport is None or self._transport.is_closing():
+            return
+        self._busy_since_s = time.monotonic()
+        if self._decoder is not None:
+            self._take()
+        if not self._is_giving_way and self._reason is None:
+            self._transport.resume_reading()
 
     def _take_early_frames(self) -> None:
         """Takes what came together with the end of the set-up."""
@@ -301,7 +342,7 @@ class NsqdConnection(asyncio.BufferedProtocol):
 
     def _resize(self, size: int) -> None:
         left = self._end - self._start
-        buffer = bytearray(size)
+        buffer = bytearray(size) if size <= MAPPED_FROM_BYTES else mmap.mmap(-1, size)
         buffer[:left] = self._view[self._start : self._end]
         self._buffer, self._view = buffer, memoryview(buffer)
         self._start, self._end = 0, left

@@ -20,6 +20,8 @@ RETRY_S_MIN: Final = 1.0
 RETRY_S_MAX: Final = 60.0
 STEADY_S: Final = 10.0
 """A connection that lasted so long was a good one: its loss is the first failure."""
+DIALS_PER_TURN: Final = 16
+"""So many connections are begun in a turn of the event loop: a thousand nsqds found at once must not hold it."""
 NSQDS_MAX: Final = 1000
 """The most nsqds of a consumer: more than any cluster has, and fewer than a hostile nsqlookupd would like to name."""
 FAILURES_MAX: Final = 10_000
@@ -81,8 +83,10 @@ class Members:
         for timer in self._retries.values():
             timer.cancel()
         connecting = list(self._connecting.values())
-        for task in connecting:
+        for number, task in enumerate(connecting):
             task.cancel()
+            if number % DIALS_PER_TURN == 0:
+                await asyncio.sleep(0)
         await self._discovery.close()
         await asyncio.gather(*connecting, return_exceptions=True)
 
@@ -163,6 +167,7 @@ class Members:
 
     def _found(self, addresses: list[str]) -> None:
         """Connects to nsqds that were found; those that failed are left alone until their time has come."""
+        begun = 0
         for address in addresses:
             is_known = address in self.subscriptions or address in self._connecting or address in self._retries
             if is_known or self._is_closing:
@@ -170,7 +175,8 @@ class Members:
             if len(self.subscriptions) + len(self._connecting) >= NSQDS_MAX:
                 self._log.error("more than %d nsqds were found: %s and others are not used", NSQDS_MAX, address)
                 return
-            self._run(address, self._try(address))
+            self._run(address, self._try(address, begun // DIALS_PER_TURN))
+            begun += 1
 
     def _run(self, address: str, connecting: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         def ended(_: asyncio.Task[None]) -> None:
@@ -181,8 +187,11 @@ class Members:
         task.add_done_callback(ended)
         return task
 
-    async def _try(self, address: str) -> None:
+    async def _try(self, address: str, turns: int) -> None:
+        """Connects after so many turns of the loop."""
         try:
+            for _ in range(turns):
+                await asyncio.sleep(0)
             await self._connect(address)
         except NsqError as error:
             self._log.warning("%s", error)

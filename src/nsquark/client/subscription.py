@@ -24,6 +24,8 @@ STARVED_SHARE: Final = 0.85
 OVERFLOW_TIMES: Final = 4
 OVERFLOW_MIN: Final = 100
 """No honest nsqd sends more than so many times its window, and so many messages, even to one that was long blocked."""
+OVERFLOW_BYTES_MAX: Final = 64 << 20
+"""When more messages came than twice its window, they have at most so many bytes together."""
 ERRORS_LOGGED_MAX: Final = 20
 """So many errors are logged in a second."""
 ERROR_LENGTH_MAX: Final = 1000
@@ -96,12 +98,17 @@ class Subscription:
             for message in received:
                 message.key, message.headers, message.body = unwrap(message.body)
         self.in_flight.update(received)
-        if len(self.in_flight) > OVERFLOW_MIN + OVERFLOW_TIMES * self._rdy_peak:
+        if len(self.in_flight) > 2 * self._rdy_peak and self._is_too_much():
             assert self._connection is not None
             reason = f"nsqd sent {len(self.in_flight)} messages, RDY was {self._rdy_peak} at most"
             self._connection.abort(NotConnected(f"{self.address}: {reason}"))
             return
         self._consumer.messages_received(received)
+
+    def _is_too_much(self) -> bool:
+        if len(self.in_flight) > OVERFLOW_MIN + OVERFLOW_TIMES * self._rdy_peak:
+            return True
+        return sum(len(message.body) for message in self.in_flight) > OVERFLOW_BYTES_MAX
 
     def finish(self, message: Message) -> None:
         if threading.get_ident() != self._thread:

@@ -11,11 +11,12 @@ from nsquark.base.addresses import join_address
 from nsquark.wire.documents import decode_json
 
 PRODUCERS_MAX: Final = 10_000
+CHANNELS_MAX: Final = 10_000
 ERROR_CHARS_MAX: Final = 200
 
 
 class Found(msgspec.Struct, frozen=True):
-    """An nsqd as a nsqlookupd knows it. Only the answer to /nodes names topics."""
+    """An nsqd as a nsqlookupd knows it. Its topics are not asked for: of thousands, reading them would take long."""
 
     broadcast_address: str
     tcp_port: int
@@ -25,8 +26,6 @@ class Found(msgspec.Struct, frozen=True):
     version: str = ""
     topology_region: str = ""
     topology_zone: str = ""
-    topics: list[str] | None = None
-    tombstones: list[bool] | None = None
 
     @property
     def address(self) -> str:
@@ -74,7 +73,10 @@ def read_producers(body: bytes) -> list[Found]:
 
 def read_channels(body: bytes) -> list[str]:
     """Reads the names in an answer to /channels; ValueError says what is wrong with it."""
-    return decode_json(body, _ChannelNames).channels
+    channels = decode_json(body, _ChannelNames).channels
+    if len(channels) > CHANNELS_MAX:
+        raise ValueError(f"{len(channels)} channels, more than {CHANNELS_MAX}")
+    return channels
 
 
 def read_refusal(body: bytes) -> str:

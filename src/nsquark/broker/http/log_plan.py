@@ -4,7 +4,6 @@ many in a document.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Container
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -16,6 +15,7 @@ from nsquark.broker.topic import Topic
 from nsquark.log.range_plan import PARTS_MAX, Part, plan
 from nsquark.log.segments import Segments
 from nsquark.web.arguments import INT64_MAX, Refusal, invalid
+from nsquark.web.fairness import TurnPace
 from nsquark.web.messages import Request
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ T = TypeVar("T")
 
 RANGES_MAX = 4096
 """The most ranges in one request."""
-RANGES_PER_TURN = 64
-"""So many ranges are planned before others get their turn."""
 TOPIC_ID_CHARS_MAX = 64
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
@@ -110,9 +108,9 @@ class PlanApi:
         ranges = decoded(request, _PlannedRanges).ranges
         allowed = await self._api.auth.among({wanted.topic for wanted in ranges}, request, READ)
         plans: list[dict[str, Any]] = []
-        for number, wanted in enumerate(ranges):
-            if number % RANGES_PER_TURN == RANGES_PER_TURN - 1:
-                await asyncio.sleep(0)
+        pace = TurnPace()
+        for wanted in ranges:
+            await pace.step()
             try:
                 require_allowed(wanted.topic, allowed)
                 plans.append(self._planned(wanted))
