@@ -191,7 +191,7 @@ def test_errors_of_the_connector_are_found_in_those_of_spark(spark: "SparkSessio
 def test_what_ended_a_stream_is_told_and_not_its_name() -> None:
     text = (
         "[STREAM_FAILED] Query [id = 1ce9, runId = c0ed] terminated with exception: Python worker failed to connect"
-        " back. SQLSTATE: XXKST\n=== Streaming Query ===\nIdentifier: rollup [id = 1ce9, runId = c0ed]\nCurrent State: ACTIVE"
+        " back. SQLSTATE: XXKST\n=== Streaming Query ===\nIdentifier: rollup [id = 1ce9]\nCurrent State: ACTIVE"
     )
     assert reason_of(Exception(text)) == "Python worker failed to connect back"
 
