@@ -285,3 +285,18 @@ def test_strings_are_cut_off_at_1024_characters(nsqd: Nsqd, client: Wire, topic:
     client.subscribe(topic, **long)
     shown = nsqd.channel(topic)["clients"][0]
     assert [len(shown[name]) for name in names] == [1024, 1024, 1024]
+
+
+@pytest.mark.parametrize("filling", [10, 16 << 10, 200_000])
+def test_names_count_in_any_case_however_long_the_body_is(nsqd: Nsqd, client: Wire, topic: str, filling: int) -> None:
+    """As in NSQ; a name within a string is none, and the last of several wins."""
+    body = (
+        '{"Client_ID" : "first", "x": "' + "y" * filling + '", "HOSTNAME":"\\"Client_Id\\":", '
+        '"USER_AGENT":"Client_ID","CLIENT_ID":"me","Feature_Negotiation":true}'
+    )
+    client.send(b"IDENTIFY\n" + body_of(body.encode()))
+    assert client.read_frame() == Frame(RESPONSE, DEFAULTS)
+    client.SUB(topic, "ch")
+    client.expect_ok()
+    shown = nsqd.channel(topic)["clients"][0]
+    assert (shown["client_id"], shown["hostname"], shown["user_agent"]) == ("me", '"Client_Id":', "Client_ID")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,12 @@ SHORT_BYTES_MAX = 16 << 10
 LOGGED_BYTES_MAX = 4_096
 """So much of a body is logged."""
 
+SEARCHED_CHARS = 64 << 10
+SPACE_CHARS_MAX = 64
+"""More space than this between a name and its colon is not looked for in a long body."""
+NAME_CHARS_MAX = 32 + SPACE_CHARS_MAX
+"""A name with its quotes, space and colon has at most so many characters."""
+
 _STRINGS = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone")
 _BOOLEANS = ("feature_negotiation", "tls_v1", "snappy", "deflate", "show_limits", "requeue_uncounted")
 _INTEGERS = (
@@ -53,6 +60,9 @@ _ZEROS: dict[str, Any] = {
 }
 _Values = msgspec.defstruct("_Values", [(name, msgspec.Raw, msgspec.Raw(b"null")) for name in _ZEROS])
 """The values of the known fields, undecoded."""
+
+
+_KNOWN_NAME = re.compile(f'"(?:{"|".join(_ZEROS)})"[ \\t\\r\\n]{{0,{SPACE_CHARS_MAX}}}:', re.IGNORECASE | re.ASCII)
 
 
 @dataclass(slots=True)
@@ -205,9 +215,25 @@ def read_fields(body: bytes) -> dict[str, Any]:
 
 
 def _known_values(text: str) -> dict[str, Any]:
-    """Reads the known fields of a long body, where only names in lower case count."""
-    values = msgspec.json.decode(text, type=_Values)
+    """Reads the same of a long body, with no objects for what is not asked for."""
+    values = msgspec.json.decode(_with_names_in_lower_case(text), type=_Values)
     return {name: _scalar(memoryview(getattr(values, name))) for name in _ZEROS}
+
+
+def _with_names_in_lower_case(text: str) -> str:
+    """Spells known names in lower case: NSQ takes any. A quote within a string is escaped, so what is found is a name.
+
+    Looks at a piece at a time, between which the event loop may run: a search lets nobody else have the interpreter.
+    """
+    pieces, pos, done = [], 0, 0
+    while pos < len(text):
+        found = _KNOWN_NAME.search(text, pos, pos + SEARCHED_CHARS)
+        if found is None:
+            pos += SEARCHED_CHARS - NAME_CHARS_MAX
+            continue
+        pieces += (text[done : found.start()], found.group().lower())
+        pos = done = found.end()
+    return "".join((*pieces, text[done:]))
 
 
 def _scalar(value: memoryview) -> Any:
