@@ -225,7 +225,8 @@ def _with_names_in_lower_case(text: str) -> str:
 
     Looks at a piece at a time, between which the event loop may run: a search lets nobody else have the interpreter.
     """
-    pieces, pos, done = [], 0, 0
+    pieces: list[str] = []
+    pos = done = 0
     while pos < len(text):
         found = _KNOWN_NAME.search(text, pos, pos + SEARCHED_CHARS)
         if found is None:
