@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nsquark.client.dedupe import Claim, Dedupe, DedupeStore, settled
+from nsquark.client.dedupe import Claim, Dedupe, DedupeStore, outcome_of
 from nsquark.client.errors import ConfigError
 
 A, B, C = b"a", b"b", b"c"
@@ -95,8 +95,8 @@ class _AsyncStore:
 @pytest.mark.parametrize("make", [Dedupe, _AsyncStore])
 async def test_a_store_may_be_written_either_way(make: type[DedupeStore]) -> None:
     store = make()
-    assert await settled(store.claim(A)) == "new"
-    await settled(store.release(A))
-    assert await settled(store.claim(A)) == "new"
-    await settled(store.done(A))
-    assert await settled(store.claim(A)) == "seen"
+    assert await outcome_of(store.claim(A)) == "new"
+    await outcome_of(store.release(A))
+    assert await outcome_of(store.claim(A)) == "new"
+    await outcome_of(store.done(A))
+    assert await outcome_of(store.claim(A)) == "seen"

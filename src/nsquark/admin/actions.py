@@ -73,14 +73,14 @@ class Actions:
         if channel:
             await self._post(outcome, makers, "channel/create", topic, channel)
             if self._lookupds:
-                producers = _noted(outcome, await self._survey.producers_of(topic))
+                producers = _without_errors(outcome, await self._survey.producers_of(topic))
                 await self._post(outcome, _addresses(producers), "channel/create", topic, channel)
         return outcome
 
     async def delete(self, topic: str, channel: str = "") -> Outcome:
         outcome = Outcome()
         # First, since afterwards nsqlookupds do not know any more who has it.
-        producers = _noted(outcome, await self._survey.producers_of(topic))
+        producers = _without_errors(outcome, await self._survey.producers_of(topic))
         verb = "channel/delete" if channel else "topic/delete"
         await self._post(outcome, self._lookupds, verb, topic, channel)
         await self._post(outcome, _addresses(producers), verb, topic, channel)
@@ -90,7 +90,7 @@ class Actions:
         if action not in PLAIN_ACTIONS:
             raise ActionRefused("INVALID_ACTION")
         outcome = Outcome()
-        producers = _noted(outcome, await self._survey.producers_of(topic))
+        producers = _without_errors(outcome, await self._survey.producers_of(topic))
         await self._post(
             outcome, _addresses(producers), f"{'channel' if channel else 'topic'}/{action}", topic, channel
         )
@@ -113,7 +113,7 @@ class Actions:
         _record(outcome, told, await self._survey.post_each(told, target))
 
 
-def _noted(outcome: Outcome, answers: Answers[list[ApiNode]]) -> list[ApiNode]:
+def _without_errors(outcome: Outcome, answers: Answers[list[ApiNode]]) -> list[ApiNode]:
     outcome.errors += answers.errors
     return answers.value
 

@@ -263,7 +263,7 @@ class Poller:
     def _sources(self) -> list[Source[Any]]:
         return [*self._lookupds.values(), *self._nsqds.values()]
 
-    async def _settle(self, sources: list[Source[Any]], wait_s: float) -> None:
+    async def _refresh_all(self, sources: list[Source[Any]], wait_s: float) -> None:
         tasks = [source.refresh() for source in sources]
         if tasks:
             await asyncio.wait(tasks, timeout=wait_s)
@@ -274,7 +274,7 @@ class Poller:
 
     async def _producers(self) -> dict[str, DescribedNsqd]:
         _keep(self._lookupds, self._cluster.lookupds, self._lookupd_source)
-        await self._settle(list(self._lookupds.values()), LOOKUPD_WAIT_S)
+        await self._refresh_all(list(self._lookupds.values()), LOOKUPD_WAIT_S)
         found: dict[str, DescribedNsqd] = {}
         for source in self._lookupds.values():
             for node in (source.value.producers or ()) if source.value is not None else ():
@@ -291,7 +291,7 @@ class Poller:
     async def _answers(self, producers: dict[str, DescribedNsqd]) -> list[NodeAnswer]:
         addresses = list(producers) or self._cluster.nsqds
         _keep(self._nsqds, addresses, self._nsqd_source)
-        await self._settle(list(self._nsqds.values()), NSQD_WAIT_S)
+        await self._refresh_all(list(self._nsqds.values()), NSQD_WAIT_S)
         answers = []
         for address, source in self._nsqds.items():
             value = source.value

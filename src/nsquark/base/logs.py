@@ -104,11 +104,11 @@ class LineWriter:
                 self._writing = False
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._lines)
-                data = self._take()
+                data = self._next_write()
                 self._writing = True
             self._write(data)
 
-    def _take(self) -> bytes:
+    def _next_write(self) -> bytes:
         taken = [self._lines.popleft()]
         size = len(taken[0])
         while self._lines and size + len(self._lines[0]) <= WRITE_BYTES_MAX:

@@ -53,7 +53,7 @@ class Places:
             if time.monotonic() - slowest.used_s < self._patience_s:
                 raise NoPlace(f"there are {self._total} at once already")
 
-    def take(self, peer: str, leave: Callable[[], object]) -> Place:
+    def occupy(self, peer: str, leave: Callable[[], object]) -> Place:
         """Takes a place; `leave` is called when it is needed for another."""
         self.check(peer)
         if len(self._taken) >= self._total:

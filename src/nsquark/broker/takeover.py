@@ -248,7 +248,7 @@ class TakeOver:
         sync_directory(self.nsqd.topics_path)
         ready = stage.rename(self.staging / f"{READY_PREFIX}{name}")
         sync_directory(self.staging)
-        self._settle(ready, name)
+        self._move_in(ready, name)
 
     def _write_log(self, stage: Path, directory: Path, found: NsqLeftovers, log_end: int) -> Placed:
         log = LogImport(stage, self.nsqd.logs)
@@ -316,10 +316,10 @@ class TakeOver:
                 continue
             self.logger.info(f"TAKEOVER: topic {name}: finishing what an earlier start began")
             self._close(self.nsqd.topic(name))
-            self._settle(stage, name)
+            self._move_in(stage, name)
         self.staging.rmdir()
 
-    def _settle(self, ready: Path, name: str) -> None:
+    def _move_in(self, ready: Path, name: str) -> None:
         """Moves what is ready into the closed topic and NSQ's files aside, then opens the topic."""
         directory = self._directory(name)
         plan_file = ready / PLAN_FILE

@@ -73,14 +73,14 @@ class Batch(Sequence[Message]):
         """Serves `async with batch.or_raise():`, which answers as `async with batch:` does and lets exceptions out."""
         return OrRaise(self)
 
-    def settle(self, error: BaseException | None) -> bool:
+    def conclude(self, error: BaseException | None) -> bool:
         """Answers what is unanswered for how its handling ended. Returns True if the error is dealt with."""
         if isinstance(error, Exception):
             self._messages[0].subscription.log.error("a batch of %d messages failed", len(self), exc_info=error)
         return self.answer_for(error)
 
     def answer_for(self, error: BaseException | None) -> bool:
-        """Answers as `settle` does, without a line in the log."""
+        """Answers as `conclude` does, without a line in the log."""
         for message in self.unanswered:
             message.answer_for(error)
         return error is None or isinstance(error, Exception)
@@ -91,7 +91,7 @@ class Batch(Sequence[Message]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        return self.settle(error)
+        return self.conclude(error)
 
     def __enter__(self) -> Self:
         return self
@@ -99,7 +99,7 @@ class Batch(Sequence[Message]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        return self.settle(error)
+        return self.conclude(error)
 
     def __repr__(self) -> str:
         return f"<Batch of {len(self)} messages, {len(self.unanswered)} unanswered>"

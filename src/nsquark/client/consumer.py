@@ -274,7 +274,7 @@ class Consumer:
             elif message.attempts < self._giving_up.attempts_max or not self._giving_up.is_due(message):
                 return message
             else:
-                await self._giving_up.settle(message, executor, executor is not None or self.calls_hook_off_loop)
+                await self._giving_up.conclude(message, executor, executor is not None or self.calls_hook_off_loop)
 
     async def run(
         self, handler: Handler, concurrency: int = 1, threads: int = 0, *, stop_on_signals: bool = False

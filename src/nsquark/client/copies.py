@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Final
 
-from nsquark.client.dedupe import DedupeStore, settled
+from nsquark.client.dedupe import DedupeStore, outcome_of
 from nsquark.client.logs import Log
 from nsquark.client.message import Message
 
@@ -32,9 +32,9 @@ class Copies:
         key = message.key or f"{message.nsqd_address}/".encode() + message.id
         message.key = None
         try:
-            claim = await settled(self._store.claim(self._prefix + key))
+            claim = await outcome_of(self._store.claim(self._prefix + key))
         except BaseException as error:
-            if not message.settle(error):
+            if not message.conclude(error):
                 raise
             return False
         if claim == "new":
@@ -65,9 +65,9 @@ class Copies:
         if outcome is not None:
             noting: asyncio.Future[None] = asyncio.ensure_future(outcome)
             self._noting.add(noting)
-            noting.add_done_callback(self._noted)
+            noting.add_done_callback(self._is_written)
 
-    def _noted(self, noting: asyncio.Future[None]) -> None:
+    def _is_written(self, noting: asyncio.Future[None]) -> None:
         self._noting.discard(noting)
         if not noting.cancelled() and (error := noting.exception()) is not None:
             self._log.error("the store of keys failed: a copy may be handled again", exc_info=error)

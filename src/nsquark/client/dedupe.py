@@ -115,7 +115,7 @@ class Dedupe:
             keys.popitem(last=False)
 
 
-async def settled(outcome: T | Awaitable[T]) -> T:
+async def outcome_of(outcome: T | Awaitable[T]) -> T:
     """Returns the outcome of a store's method, whichever way the store is written."""
     if inspect.isawaitable(outcome):
         return await cast("Awaitable[T]", outcome)

@@ -53,7 +53,7 @@ class GivingUp:
         """Is told that a message was handed out and goes back all the same: its handler was cancelled."""
         self._tried.pop((message.nsqd_address, message.id), None)
 
-    async def settle(self, message: Message, executor: Executor | None, is_off_loop: bool) -> None:
+    async def conclude(self, message: Message, executor: Executor | None, is_off_loop: bool) -> None:
         """Finishes the message if the hook succeeds, else requeues it, to be given up again later."""
         message.give_up_reason = message.give_up_reason or f"attempted {message.attempts - 1} times"
         try:
@@ -80,7 +80,7 @@ class GivingUp:
     def begin(self, message: Message, reason: str, is_off_loop: bool) -> None:
         """Gives up a message that another attempt would not help, whatever its attempts."""
         message.give_up_reason = reason
-        task = asyncio.get_running_loop().create_task(self.settle(message, None, is_off_loop), name="nsquark give up")
+        task = asyncio.get_running_loop().create_task(self.conclude(message, None, is_off_loop), name="nsquark give up")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -101,11 +101,11 @@ class Handlers:
                 raise
             except asyncio.CancelledError as error:
                 if _is_cancelled():
-                    message.settle(error)
+                    message.conclude(error)
                     raise
                 message.fail(error)  # something inside the handler was cancelled, not the handler
             except BaseException as error:
-                if not message.settle(error):
+                if not message.conclude(error):
                     raise
             else:
                 if message.auto_response:

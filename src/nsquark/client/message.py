@@ -146,7 +146,7 @@ class Message:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        return self.settle(error)
+        return self.conclude(error)
 
     def __enter__(self) -> Self:
         return self
@@ -154,9 +154,9 @@ class Message:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        return self.settle(error)
+        return self.conclude(error)
 
-    def settle(self, error: BaseException | None) -> bool:
+    def conclude(self, error: BaseException | None) -> bool:
         """Answers the message for how its handler ended. Returns True if the error is dealt with."""
         if isinstance(error, Exception) and not self._is_hopeless(error):
             self.fail(error)
@@ -180,7 +180,7 @@ class Message:
             self.requeue()
 
     def answer_for(self, error: BaseException | None) -> bool:
-        """Answers as `settle` does, without a line in the log."""
+        """Answers as `conclude` does, without a line in the log."""
         if error is None:
             if self.auto_response:
                 self.finish()

@@ -17,7 +17,7 @@ from nsquark.client.config import Config
 from nsquark.client.logs import Log, client_log
 
 SETTLE_S_MIN: Final = 0.1
-SETTLE_ROUND_TRIPS: Final = 2
+LOWERED_ROUND_TRIPS: Final = 2
 """So long after its RDY was lowered a connection may still bring what nsqd had sent before it knew."""
 CLOCK_S: Final = 0.001
 """Timers may go off so much early."""
@@ -56,7 +56,7 @@ class Flow:
         self._backoff = Backoff(config)
         self._loop = asyncio.get_running_loop()
         self._wait: asyncio.TimerHandle | None = None
-        self._settling: asyncio.TimerHandle | None = None
+        self._forgetting: asyncio.TimerHandle | None = None
         self._is_share_due = self._is_closed = False
         self.is_owing = False
         """Some connection has less than its share until something is answered."""
@@ -137,7 +137,7 @@ class Flow:
         self._is_closed = True
         self.is_owing = False
         self._tick.cancel()
-        for timer in (self._wait, self._settling):
+        for timer in (self._wait, self._forgetting):
             if timer is not None:
                 timer.cancel()
         self.windows.clear()
@@ -181,7 +181,7 @@ class Flow:
             wanted = min(share, window.rdy_max, window.rdy + unasked)
             if window.rdy >= wanted:
                 continue
-            held = self._held(window)
+            held = self._may_hold(window)
             count = max(window.rdy, min(wanted, held + left))
             if count == wanted or not window.rdy or count - window.rdy > wanted // RAISE_SHARE:
                 left -= max(0, count - held)
@@ -194,10 +194,10 @@ class Flow:
     def _left(self) -> int:
         """Returns how many more messages may be in flight."""
         self._left_behind = [window for window in self._left_behind if window.in_flight_count]
-        held = sum(map(self._held, self.windows)) + sum(window.in_flight_count for window in self._left_behind)
+        held = sum(map(self._may_hold, self.windows)) + sum(window.in_flight_count for window in self._left_behind)
         return max(0, self.max_in_flight - held)
 
-    def _held(self, window: Window) -> int:
+    def _may_hold(self, window: Window) -> int:
         """Returns what a connection has in flight, or may have soon."""
         count, _ = self._lowered.get(window, (0, 0.0))
         return max(window.rdy, window.in_flight_count, count)
@@ -210,19 +210,19 @@ class Flow:
             window.set_rdy(count)
 
     def _lower(self, window: Window) -> None:
-        settle_s = max(SETTLE_S_MIN, SETTLE_ROUND_TRIPS * window.round_trip_s)
-        self._lowered[window] = (self._held(window), self._loop.time() + settle_s)
-        if self._settling is None:
-            self._settling = self._loop.call_later(settle_s, self._settle)
+        settle_s = max(SETTLE_S_MIN, LOWERED_ROUND_TRIPS * window.round_trip_s)
+        self._lowered[window] = (self._may_hold(window), self._loop.time() + settle_s)
+        if self._forgetting is None:
+            self._forgetting = self._loop.call_later(settle_s, self._forget_lowered)
 
-    def _settle(self) -> None:
+    def _forget_lowered(self) -> None:
         """Forgets what was on its way: by now it has come, and counts by itself."""
         now_s = self._loop.time() + CLOCK_S
         self._lowered = {window: entry for window, entry in self._lowered.items() if entry[1] > now_s}
-        self._settling = None
+        self._forgetting = None
         if self._lowered:
             next_s = min(until_s for _, until_s in self._lowered.values())
-            self._settling = self._loop.call_at(next_s, self._settle)
+            self._forgetting = self._loop.call_at(next_s, self._forget_lowered)
         if self.is_owing:
             self._share()
 

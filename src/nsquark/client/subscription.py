@@ -114,7 +114,7 @@ class Subscription:
         if threading.get_ident() != self._thread:
             self._loop.call_soon_threadsafe(self.finish, message)
             return
-        is_sent = self._settle(message)
+        is_sent = self._is_over(message)
         if is_sent:
             self._fins.append(message.id)
             self._connection.flush_soon()  # type: ignore[union-attr]
@@ -124,7 +124,7 @@ class Subscription:
         if threading.get_ident() != self._thread:
             self._loop.call_soon_threadsafe(self.requeue, message, delay_s, backoff, is_counted)
             return
-        is_sent = self._settle(message)
+        is_sent = self._is_over(message)
         if is_sent:
             if delay_s is None:
                 delay_s = self._consumer.requeue_delay_s(message.attempts)
@@ -144,7 +144,7 @@ class Subscription:
         """Forgets a message that is past its deadline: nsqd has taken it back. An answer that comes all the same is
         still sent.
         """
-        self._settle(message)
+        self._is_over(message)
         self._consumer.message_forgotten()
 
     def give_up(self, message: Message, reason: str) -> None:
@@ -160,7 +160,7 @@ class Subscription:
         if self._connection is not None:
             self._connection.flush()
 
-    def _settle(self, message: Message) -> bool:
+    def _is_over(self, message: Message) -> bool:
         """Answers a message; False when nobody is there to be told: nsqd gives the message to another."""
         self.in_flight.discard(message)
         if not self.in_flight and self._is_draining and not self._drained.done():

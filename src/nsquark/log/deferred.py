@@ -191,7 +191,7 @@ class DeferredMessages:
             if bucket.count == 0 and bucket.ends_ms <= now_ms:
                 self._remove_when_safe(bucket)
             elif bucket.waiting and bucket.waiting[0][0] <= now_ms:
-                return self._take(bucket, now_ms)
+                return self._due_of(bucket, now_ms)
         return None
 
     def _remove_when_safe(self, bucket: DeferredBucket) -> None:
@@ -209,7 +209,7 @@ class DeferredMessages:
             bucket.is_leaving = True
             self.when_log_synced(remove)
 
-    def _take(self, bucket: DeferredBucket, now_ms: int) -> Due | None:
+    def _due_of(self, bucket: DeferredBucket, now_ms: int) -> Due | None:
         entries = bucket.pop_due(now_ms, self._due_messages_max)
         due = Due(bucket, self.appends.last + 1, entries)
         if due.unreadable:

@@ -236,7 +236,7 @@ class LookupdSession(asyncio.Protocol):
     def _read_magic(self) -> bool:
         if len(self._buffer) < len(MAGIC_V1):
             return False
-        magic = self._take(len(MAGIC_V1))
+        magic = self._cut(len(MAGIC_V1))
         shown = magic.decode("utf-8", "surrogateescape")
         self._logger.info(f"CLIENT({self.name}): desired protocol magic '{shown}'")
         if magic != MAGIC_V1:
@@ -251,7 +251,7 @@ class LookupdSession(asyncio.Protocol):
             if len(self._buffer) >= LINE_BYTES_MAX:
                 raise FatalClientError("E_INVALID", f"line longer than {LINE_BYTES_MAX} bytes")
             return False
-        words = self._take(end + 1).decode("utf-8", "surrogateescape").strip(WHITE_SPACE).split(" ")
+        words = self._cut(end + 1).decode("utf-8", "surrogateescape").strip(WHITE_SPACE).split(" ")
         command = _COMMANDS.get(words[0])
         if command is None:
             raise FatalClientError("E_INVALID", f"invalid command {words[0]}")
@@ -271,7 +271,7 @@ class LookupdSession(asyncio.Protocol):
             raise FatalClientError("E_BAD_BODY", f"IDENTIFY body too big {size} > {IDENTIFY_BODY_BYTES_MAX}")
         if len(self._buffer) < SIZE_BYTES + size:
             return False
-        body = self._take(SIZE_BYTES + size)[SIZE_BYTES:]
+        body = self._cut(SIZE_BYTES + size)[SIZE_BYTES:]
         self._read_next = self._read_line
         self._identify(body)
         return True
@@ -282,7 +282,7 @@ class LookupdSession(asyncio.Protocol):
             what = "body size" if len(self._buffer) < SIZE_BYTES else "body"
             raise FatalClientError("E_BAD_BODY", f"IDENTIFY failed to read {what}")
 
-    def _take(self, size: int) -> bytes:
+    def _cut(self, size: int) -> bytes:
         taken = bytes(self._buffer[:size])
         del self._buffer[:size]
         return taken

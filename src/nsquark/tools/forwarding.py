@@ -36,7 +36,7 @@ class Failures:
         is_asked_for = any(name.replace("-", "_") == "max_attempts" for name, _ in options.consumer_opt)
         self._refusals_max = 0 if is_asked_for else REFUSALS_MAX
 
-    def settle(self, messages: Sequence[Message], error: NotTaken) -> None:
+    def conclude(self, messages: Sequence[Message], error: NotTaken) -> None:
         """Answers messages that failed together; for the consumer's backoff they are one failure."""
         first = messages[0]
         others = f" and {len(messages) - 1} others" if len(messages) > 1 else ""

@@ -110,7 +110,7 @@ class HttpForwarder:
             for address in self._addresses if self._sends_to_all else (self._pool.choose(),):
                 await self._send(address, message.body)
         except NotTaken as error:
-            self._failures.settle([message], error)
+            self._failures.conclude([message], error)
         else:
             self._status.took_in_all(time.monotonic() - began_s)
 

@@ -147,7 +147,7 @@ class NsqForwarder:
                 say(f"ERROR: Unable to decode json: {message.body[:SHOWN_BODY_BYTES_MAX].decode(errors='replace')}")
                 message.finish()
             except FieldMissing as error:
-                self._failures.settle([message], NotTaken(str(error), is_refused=True))
+                self._failures.conclude([message], NotTaken(str(error), is_refused=True))
             else:
                 if body is None:
                     message.finish()
@@ -179,7 +179,7 @@ class NsqForwarder:
                 message.finish()
         else:
             reason = NotTaken(f"{address}: {str(error).removeprefix(f'{address}: ')}", is_refused=is_refused)
-            self._failures.settle([message for message, _ in part], reason)
+            self._failures.conclude([message for message, _ in part], reason)
         self._status.took(address, took_s, len(part))
         self._status.took_in_all(took_s, len(part))
 

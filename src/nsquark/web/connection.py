@@ -119,7 +119,7 @@ class HttpConnection(asyncio.Protocol):
             self._remote,
             self._https,
             common_name(transport.get_extra_info("peercert")),
-            self._take,
+            self._accept,
             self._send_continue,
         )
         if not self._server.admit(self):
@@ -199,7 +199,7 @@ class HttpConnection(asyncio.Protocol):
         if self._held:
             self._set_reading()
 
-    def _take(self, request: Request, persistence: Persistence) -> None:
+    def _accept(self, request: Request, persistence: Persistence) -> None:
         self._request_tick = 0
         if self._held or (
             (self._slots or self._out.gathered_bytes or self._out.is_paused or self._lane.open is not None)
@@ -307,15 +307,15 @@ class HttpConnection(asyncio.Protocol):
         slot = AnswerSlot(request, persistence, started_ns)
         self._slots.append(slot)
         if isinstance(result, Pending):
-            result.when_resolved(partial(self._settle, slot))
+            result.when_resolved(partial(self._answer_came, slot))
         elif isinstance(result, (Response, StreamResponse)):
-            self._settle(slot, result)
+            self._answer_came(slot, result)
         else:
             slot.share = 1 if request.method == "GET" else self._limits.waiting_handlers
             self._shares += slot.share
-            slot.task = self._server.run(result, partial(self._settle, slot), request)
+            slot.task = self._server.run(result, partial(self._answer_came, slot), request)
 
-    def _settle(self, slot: AnswerSlot, answer: Answer) -> None:
+    def _answer_came(self, slot: AnswerSlot, answer: Answer) -> None:
         self._shares -= slot.share
         if self._ended:
             return
@@ -394,7 +394,7 @@ class HttpConnection(asyncio.Protocol):
         self._reader.stopped = self._refused = True
         self._unread = b""
         target = dataclasses.replace(self._reader.target or UNREADABLE, handler=lambda request: response)
-        self._take(Request(target, {}, False, b"", {}, self._remote, self._https), Persistence.CLOSE)
+        self._accept(Request(target, {}, False, b"", {}, self._remote, self._https), Persistence.CLOSE)
         if not self._busy:
             self._flush()
 

@@ -104,7 +104,7 @@ class HttpAuth:
             await asyncio.to_thread(_check, grant, rule, request)
         except Refusal as refusal:
             return refused(refusal)
-        return await _settled(handler(request))
+        return await _awaited(handler(request))
 
     async def _grant_of(self, asker: Asker) -> Grant:
         grant = self._grants.get(asker)
@@ -172,7 +172,7 @@ def _check(grant: Grant, rule: Rule, request: Request) -> None:
 _VERBS: Final = {"publish": "publish to", "subscribe": "read from", "admin": "administer"}
 
 
-async def _settled(answer: Answer | Pending | Coroutine[Any, Any, Answer]) -> Answer:
+async def _awaited(answer: Answer | Pending | Coroutine[Any, Any, Answer]) -> Answer:
     if isinstance(answer, Coroutine):
         return await answer
     if not isinstance(answer, Pending):

@@ -188,7 +188,7 @@ class LogApi:
     async def _wait_beyond(self, topic: Topic, after: int, wait_s: float, request: Request) -> None:
         ended = asyncio.Event()
         try:
-            place = self._waiters.take(request.peer, ended.set)
+            place = self._waiters.occupy(request.peer, ended.set)
         except NoPlace as full:
             raise Refusal(503, "TOO_MANY_WAITERS", reason=f"{full}; try again later") from None
         request.on_left = ended.set
@@ -274,7 +274,7 @@ class LogApi:
     async def _pieces_of_many(self, asked: LogRanges, allowed: set[str], peer: str) -> AsyncIterator[bytes]:
         sending = asyncio.current_task()
         assert sending is not None
-        place = self._reads.take(peer, sending.cancel)
+        place = self._reads.occupy(peer, sending.cancel)
         group = RangeGroup()
         try:
             for number, wanted in enumerate(asked.ranges):
@@ -307,7 +307,7 @@ class LogApi:
         """Yields the pieces of a range; the next one is read while the last one is being sent."""
         sending = asyncio.current_task()
         assert sending is not None
-        place = self._reads.take(peer, sending.cancel)
+        place = self._reads.occupy(peer, sending.cancel)
         following: asyncio.Future[bytes] | None = None
         try:
             reader.open()

@@ -95,13 +95,13 @@ class Publisher:
         self._outstanding.append((asyncio.run_coroutine_threadsafe(work, self._loop), size, rows))
         self._outstanding_bytes += size
         while self._outstanding_bytes > OUTSTANDING_BYTES_MAX:
-            self._settle_oldest()
+            self._await_oldest()
 
     def flush(self) -> None:
         while self._outstanding:
-            self._settle_oldest()
+            self._await_oldest()
 
-    def _settle_oldest(self) -> None:
+    def _await_oldest(self) -> None:
         future, size, rows = self._outstanding.popleft()
         self._outstanding_bytes -= size
         try:

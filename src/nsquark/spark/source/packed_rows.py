@@ -63,7 +63,7 @@ class PackedReader:
         except (NsqdError, OSError, http.client.HTTPException) as error:
             log.warning("nsqd %s: %s; trying again", self._partition.ranges[0].key.nsqd_id, error)
         if self._builder.rows:
-            yield self._take()
+            yield self._full_batch()
         for part in unread.values():
             yield from RangeRowReader(self._options, self._schema, part).batches()
 
@@ -102,9 +102,9 @@ class PackedReader:
                 self._topics += [part.key.topic] * (self._builder.rows - before)
                 if pos == batch.end:
                     break
-                yield self._take()
+                yield self._full_batch()
 
-    def _take(self) -> pa.RecordBatch:
+    def _full_batch(self) -> pa.RecordBatch:
         topics, self._topics = self._topics, []
         return self._columns.batch(self._builder.hand_over(), topics)
 

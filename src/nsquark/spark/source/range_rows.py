@@ -128,7 +128,7 @@ class RangeRowReader:
                 else:
                     self._pause_or_fail(refused)
         if self._builder.rows:
-            yield self._take()
+            yield self._full_batch()
         self._check_count()
 
     # -- one connection ----------------------------------------------------------------------------------
@@ -199,12 +199,12 @@ class RangeRowReader:
                 self._progress_at = time.monotonic()
             if pos == batch.end:
                 break
-            yield self._take()
+            yield self._full_batch()
         if seq != batch.next_seq:
             raise self._no_log(f"a batch of {batch.messages} messages has {seq - batch.first_seq}")
         self._check_not_more(self._rows + self._builder.rows)
 
-    def _take(self) -> pa.RecordBatch:
+    def _full_batch(self) -> pa.RecordBatch:
         self._rows += self._builder.rows
         return self._columns.batch(self._builder.hand_over())
 

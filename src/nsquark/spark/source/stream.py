@@ -125,7 +125,7 @@ class Query:
         spans = {
             **start.spans,
             **self._history.begun_anew(start, heads, self._cluster.nsqds()),
-            **self._held(start),
+            **self._commit_channel(start),
             **self._entering(start, heads),
         }
         self._end = self._with_nsqds(base.with_spans(spans), start, heads)
@@ -157,7 +157,7 @@ class Query:
             }
         )
 
-    def _held(self, start: Offset) -> dict[Key, ReadSpan]:
+    def _commit_channel(self, start: Offset) -> dict[Key, ReadSpan]:
         """Commits the channel. What retention took before the channel held it is not this query's to lose: with
         `earliest` it begins behind that.
         """
