@@ -1,4 +1,4 @@
-"""What nsq_stat asks nsqlookupds and nsqds by HTTP."""
+"""Asks nsqlookupds and nsqds by HTTP for nsq_stat."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHOWN_ANSWER_BYTES_MAX: Final = 200
 
 
 class Unanswered(Exception):
-    """A question that got no answer, or none of use; `reason` is the part of the text that says why."""
+    """Says that a question got no answer, or none of use; `reason` is the part of the text that says why."""
 
     def __init__(self, text: str, reason: str = "") -> None:
         super().__init__(text)
@@ -28,7 +28,7 @@ class Unanswered(Exception):
 
 
 class ChannelCounters(msgspec.Struct):
-    """Counters of a channel, on one nsqd or on all."""
+    """The counters of a channel, on one nsqd or on all."""
 
     channel_name: str = ""
     depth: int = 0
@@ -76,7 +76,7 @@ class _Producers(msgspec.Struct):
 
 
 class StatCluster:
-    """nsqds that are given, or that nsqlookupds know, by their HTTP addresses."""
+    """Knows nsqds that are given, or that nsqlookupds know, by their HTTP addresses."""
 
     def __init__(
         self, nsqds: Sequence[str], lookupds: Sequence[str], connect_timeout: Duration, request_timeout: Duration
@@ -87,15 +87,17 @@ class StatCluster:
         self._request_timeout_s = request_timeout.seconds
 
     async def nsqds(self) -> list[str]:
-        """All of them."""
+        """Returns all nsqds."""
         return await self._found("/nodes") if self._lookupds else list(self._nsqds)
 
     async def nsqds_of(self, topic: str) -> list[str]:
-        """Those that may have a topic: without nsqlookupds all of them, which say themselves whether they do."""
+        """Returns the nsqds that may have a topic: without nsqlookupds all of them, which say themselves whether they
+        do.
+        """
         return await self._found(f"/lookup?{urlencode({'topic': topic})}") if self._lookupds else list(self._nsqds)
 
     async def stats(self, nsqd: str, topic: str = "") -> list[TopicCounters]:
-        """Of all topics, or of one with its channels."""
+        """Asks for the counters of all topics, or of one with its channels."""
         wanted = {"format": "json", "topic": topic, "include_clients": "false", "include_mem": "false"}
         query = urlencode({name: value for name, value in wanted.items() if value})
         return (await self._get(f"http://{nsqd}/stats?{query}", _Stats)).topics or []
@@ -124,7 +126,7 @@ class StatCluster:
 
 
 async def together(who: str, questions: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All answers; a single one that is missing is an error."""
+    """Returns all answers; a single one that is missing is an error."""
     answers = await asyncio.gather(*questions, return_exceptions=True)
     failed = [answer for answer in answers if isinstance(answer, BaseException)]
     for error in failed:

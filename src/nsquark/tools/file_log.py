@@ -1,4 +1,4 @@
-"""The files of nsq_to_file: their names, when a new one is begun, and how what is written becomes durable.
+"""Writes the files of nsq_to_file: their names, when a new one is begun, and how what is written becomes durable.
 
 Everything here blocks; nsq_to_file calls it in threads, one call at a time for each log.
 """
@@ -22,7 +22,7 @@ from nsquark.log.files import sync_directory, write_all
 DIRECTORY_MODE: Final = 0o770
 FILE_MODE: Final = 0o666
 GZIP_WINDOW_BITS: Final = 31
-"""A window of 32 KiB, and gzip's header and trailer around it."""
+"""The setting for a window of 32 KiB, and gzip's header and trailer around it."""
 REV: Final = "<REV>"
 DATETIME: Final = "<DATETIME>"
 _DIRECTIVE: Final = re.compile("%(.)", re.DOTALL)
@@ -30,17 +30,17 @@ _LETTERS: Final = frozenset("aAbBdHImMpSyYzZ%")
 
 
 class FileFailed(Exception):
-    """A file cannot be opened, written, synced or moved: nothing more may be acknowledged."""
+    """Says that a file cannot be opened, written, synced or moved: nothing more may be acknowledged."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the flags say about the files of one topic."""
+    """The flags about the files of one topic."""
 
     label: str
-    """`[topic/channel]`, for log lines."""
+    """The label `[topic/channel]` of log lines."""
     filename_format: str
-    """With `<REV>` and `<DATETIME>` still in it."""
+    """The name with `<REV>` and `<DATETIME>` still in it."""
     datetime_format: str
     output_dir: str
     work_dir: str
@@ -55,17 +55,17 @@ class Settings:
 
     @property
     def wants_new_files(self) -> bool:
-        """Never to go on with a file that is there already."""
+        """Tells whether never to go on with a file that is there already."""
         return self.gzip or self.rotate_interval_s > 0
 
 
 def format_time(form: str, at: time.struct_time) -> str:
-    """strftime with NSQ's letters; others are copied as they are."""
+    """Formats a time as strftime with NSQ's letters; others are copied as they are."""
     return _DIRECTIVE.sub(lambda found: time.strftime(found[0], at) if found[1] in _LETTERS else found[0], form)
 
 
 class FileLog:
-    """Messages as lines of files. FileFailed ends it: what was not synced is delivered again.
+    """Writes messages as lines of files. FileFailed ends it: what was not synced is delivered again.
 
     * A line that `sync` has returned for is on the disk, in a file that has its name there too.
     * No file is overwritten, or shortened below what was synced: a name that is taken is appended to or passed over.
@@ -82,9 +82,11 @@ class FileLog:
         self._rev = 0
         self._opened_s = 0.0
         self._size = 0
-        """As rotate-size counts: what the file had when it was opened, and what was written, before compression."""
+        """The size as rotate-size counts: what the file had when it was opened, and what was written, before
+        compression.
+        """
         self._unsynced: list[bytes] = []
-        """Lines of the gzip member that the next sync writes."""
+        """The lines of the gzip member that the next sync writes."""
         self._is_dirty = False
 
     # -- what nsq_to_file asks for -------------------------------------------------------------------------
@@ -161,7 +163,7 @@ class FileLog:
         return True
 
     def _count_for_this_file(self, bodies: Sequence[bytes]) -> int:
-        """How many until the file is over its limit, the one that brings it there included."""
+        """Returns how many lines the file takes until it is over its limit, the one that brings it there included."""
         limit = self._settings.rotate_size
         if limit <= 0:
             return len(bodies)
@@ -182,7 +184,7 @@ class FileLog:
         self._opened_s = time.monotonic()
 
     def _open(self, name: str) -> bool:
-        """False if the name is taken by a file that must not be gone on with."""
+        """Opens a file; False if the name is taken by one that must not be gone on with."""
         settings = self._settings
         path = Path(settings.work_dir, name)
         with _explained(f"{settings.label} unable to create dir"):
@@ -216,7 +218,7 @@ class FileLog:
         return True
 
     def _end_broken_line(self) -> None:
-        """A process that was killed may have left half a line; the next one must not be joined to it."""
+        """Ends a line that a killed process may have left half written; the next one must not be joined to it."""
         if self._size and os.pread(self._fd, 1, self._size - 1) != b"\n":
             self._logger.warning(f"{self._settings.label} {self._path} ends in the middle of a line")
             self._write_all(b"\n")
@@ -225,7 +227,7 @@ class FileLog:
     # -- writing -------------------------------------------------------------------------------------------
 
     def _write(self, lines: bytes) -> None:
-        """A plain file has the lines at once, for who looks at it; a gzip file when their member is whole."""
+        """Writes lines. A plain file has them at once, for who looks at it; a gzip file when their member is whole."""
         if self._settings.gzip:
             self._unsynced.append(lines)
         else:

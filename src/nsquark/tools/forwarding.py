@@ -1,4 +1,6 @@
-"""What nsq_to_http and nsq_to_nsq share: how long requests took, and what becomes of a message that was not taken."""
+"""Holds what nsq_to_http and nsq_to_nsq share: how long requests took, and what becomes of a message that was not
+taken.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,15 @@ from nsquark.tools.sources import ConsumeOptions
 from nsquark.tools.timings import Timings
 
 REFUSALS_MAX: Final = 5
-"""go-nsq's default for max_attempts."""
+"""The most refusals of a message, go-nsq's default for max_attempts."""
 KEEP_TRYING: Final = "0"
 """The default for max_attempts of a consumer whose failures are settled here."""
 
 
 class NotTaken(Exception):
-    """The destination did not take a message. `is_refused` says that it answered, and found fault with the message."""
+    """Says that the destination did not take a message. `is_refused` says that it answered, and found fault with the
+    message.
+    """
 
     def __init__(self, text: str, *, is_refused: bool = False) -> None:
         super().__init__(text)
@@ -50,7 +54,7 @@ class Failures:
 
 
 class StatusLines:
-    """The status lines of all destinations together and, where there are several, of each."""
+    """Says the status lines of all destinations together and, where there are several, of each."""
 
     def __init__(self, every: int, addresses: Sequence[str]) -> None:
         several = addresses if len(addresses) > 1 else ()
@@ -58,10 +62,10 @@ class StatusLines:
         self._all = Timings(every, "[aggregate]:", say)
 
     def took(self, address: str, seconds: float, count: int = 1) -> None:
-        """So many requests to this address took this long."""
+        """Is told that so many requests to this address took this long."""
         if address in self._each:
             self._each[address].took(seconds, count)
 
     def took_in_all(self, seconds: float, count: int = 1) -> None:
-        """So many messages took this long."""
+        """Is told that so many messages took this long."""
         self._all.took(seconds, count)

@@ -1,4 +1,4 @@
-"""Which of several destinations is the next one: nsq_to_http and nsq_to_nsq choose as NSQ's do.
+"""Chooses which of several destinations is the next one: nsq_to_http and nsq_to_nsq choose as NSQ's do.
 
 A pool is asked by `choose`, and told by `mark` how it went. Time and chance are given to it, so that tests have theirs.
 """
@@ -28,7 +28,7 @@ class Pool(Protocol):
 
 
 def make_pool(mode: str, hosts: Sequence[str]) -> Pool:
-    """The pool of a `--mode`; words it does not know mean strict rotation."""
+    """Makes the pool of a `--mode`; words it does not know mean strict rotation."""
     if mode == "hostpool":
         return HostPool(hosts)
     if mode == "epsilon-greedy":
@@ -37,7 +37,7 @@ def make_pool(mode: str, hosts: Sequence[str]) -> Pool:
 
 
 class RoundRobin:
-    """One after the other, failing ones included. As NSQ's, it begins with the second."""
+    """Chooses one after the other, failing ones included. As NSQ's, it begins with the second."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self._hosts = list(hosts)
@@ -52,7 +52,7 @@ class RoundRobin:
 
 
 class _Host:
-    """A destination: `is_dead` from a failure until a success, and not tried before `retry_at_s`."""
+    """A destination, which `is_dead` from a failure until a success, and not tried before `retry_at_s`."""
 
     __slots__ = ("bucket", "counts", "is_dead", "name", "retry_at_s", "retry_s", "sums_s")
 
@@ -69,7 +69,7 @@ class _Host:
         return not self.is_dead or self.retry_at_s < now_s
 
     def fail(self, now_s: float) -> None:
-        """The failure of a retry changes nothing: its pause began with it."""
+        """Notes a failure; that of a retry changes nothing: its pause began with it."""
         if not self.is_dead:
             self.is_dead = True
             self.retry_s = RETRY_S_MIN
@@ -91,7 +91,7 @@ class _Host:
             self.sums_s[self.bucket] = 0.0
 
     def weighted_response_s(self) -> float:
-        """The sum over all buckets of their average, weighted by age; an empty one is as the one before it."""
+        """Returns the sum over all buckets of their average, weighted by age; an empty one is as the one before it."""
         total_s = average_s = 0.0
         for age in range(1, BUCKETS + 1):
             place = (self.bucket + age) % BUCKETS
@@ -148,7 +148,7 @@ class EpsilonGreedy(HostPool):
         self._exploring = EXPLORING_AT_FIRST
         self._bucket_began_s = clock()
         self._weights: list[tuple[_Host, float]] | None = None
-        """Of all that were measured; None when there is something new to be reckoned."""
+        """The weights of all that were measured; None when there is something new to be reckoned."""
 
     def choose(self) -> str:
         if self._chance() < self._exploring:

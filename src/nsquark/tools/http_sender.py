@@ -1,4 +1,4 @@
-"""The requests of nsq_to_http, on connections that are kept."""
+"""Sends the requests of nsq_to_http, on connections that are kept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nsquark.tools.program import Fatal
 USER_AGENT: Final = f"nsq_to_http v{NSQ_VERSION}"
 REFUSED: Final = range(400, 500)
 NOT_THE_MESSAGE: Final = frozenset((401, 403, 404, 408, 421, 425, 429))
-"""Answers in that range which say something about the endpoint, or about the moment."""
+"""The answers in that range which say something about the endpoint, or about the moment."""
 ASCII: Final = bytes(range(33, 127)).decode()
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -76,18 +76,18 @@ class HttpSender:
 
 
 def filled_in(address: str, body: bytes) -> str:
-    """The address of a GET with the body in the place of %s; as in NSQ's, which formats it, %% is a percent sign."""
+    """Puts the body in the place of %s in the address of a GET; as in NSQ's, which formats it, %% is a percent sign."""
     before, _, after = address.partition("%s")
     return before.replace("%%", "%") + quote_plus(body) + after.replace("%%", "%")
 
 
 def _url(text: str) -> URL:
-    """What is ASCII stays as it was given."""
+    """Makes a URL in which what is ASCII stays as it was given."""
     return URL(quote(text, safe=ASCII), encoded=True)
 
 
 def check_urls(flag: str, addresses: Sequence[str]) -> None:
-    """A URL that cannot work would cost every message its attempts."""
+    """Refuses a URL that cannot work: it would cost every message its attempts."""
     for address in addresses:
         try:
             url = _url(address.replace("%s", ""))
@@ -99,7 +99,7 @@ def check_urls(flag: str, addresses: Sequence[str]) -> None:
 
 
 def parse_headers(given: Sequence[str]) -> dict[str, str]:
-    """`Name: value`, the name written as Go writes it."""
+    """Reads `Name: value`, the name written as Go writes it."""
     headers = {}
     for text in given:
         name, _, value = (part.strip() for part in text.partition(":"))

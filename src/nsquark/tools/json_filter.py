@@ -1,4 +1,4 @@
-"""nsq_to_nsq's look into bodies: which messages go on, and what of them. JSON is written as NSQ's tool writes it."""
+"""Looks into bodies for nsq_to_nsq: which messages go on, and what of them. JSON is written as NSQ's tool writes it."""
 
 import contextlib
 import json
@@ -11,22 +11,22 @@ from typing import Any, Final, NoReturn
 WHOLE_MAX: Final = 2.0**63
 """Larger floats are not written as whole numbers."""
 PLAIN_MIN, PLAIN_MAX = 1e-6, 1e21
-"""Between these a float is written without an exponent."""
+"""A float between these is written without an exponent."""
 _ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _ESCAPED: Final = re.compile('["\\\\<>&\u2028\u2029\x00-\x1f]')
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 class NotJson(ValueError):
-    """The body is no JSON object."""
+    """Says that the body is no JSON object."""
 
 
 class FieldMissing(Exception):
-    """There is no field to compare with the required value."""
+    """Says that there is no field to compare with the required value."""
 
 
 class JsonFilter:
-    """The flags `--require-json-field`, `--require-json-value` and `--whitelist-json-field`."""
+    """Applies the flags `--require-json-field`, `--require-json-value` and `--whitelist-json-field`."""
 
     def __init__(self, field: str, value: str, whitelist: Sequence[str]) -> None:
         self._field = field
@@ -41,7 +41,7 @@ class JsonFilter:
         return bool(self._field or self._whitelist)
 
     def apply(self, body: bytes) -> bytes | None:
-        """The body to be sent on, or None if the message is not wanted."""
+        """Returns the body to be sent on, or None if the message is not wanted."""
         document = read_object(body)
         if self._field and not self._is_wanted(document):
             return None
@@ -98,13 +98,13 @@ def _refuse(word: str) -> NoReturn:
 
 
 def _as_whole(value: Any) -> Any:
-    """A float without a fraction as a whole number: at the top of an object NSQ's tool writes it so."""
+    """Turns a float without a fraction into a whole number: at the top of an object NSQ's tool writes it so."""
     is_whole = isinstance(value, float) and value.is_integer() and abs(value) < WHOLE_MAX
     return int(value) if is_whole else value
 
 
 def _written(value: Any) -> str:
-    """As Go writes it: keys in order, no spaces, and nothing that a web page could take for markup."""
+    """Writes JSON as Go does: keys in order, no spaces, and nothing that a web page could take for markup."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{_text(key)}:{_written(value[key])}" for key in sorted(value)) + "}"
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Reading topics from our nsqds' logs, without a channel: from somewhere in the past to the end, and on from there."""
+"""Reads topics from our nsqds' logs, without a channel: from somewhere in the past to the end, and on from there."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from nsquark.wire.batch_format import HEADER_BYTES, Damage, scan
 from nsquark.wire.documents import decode_json
 
 READ_BYTES_MAX: Final = 4 << 20
-"""Of one question, about; one message may be larger."""
+"""The size of one question's answer, about; one message may be larger."""
 ANSWER_BYTES_MAX: Final = 256 << 20
 FOLLOW_S: Final = 30.0
-"""So long nsqd waits for the next message before it answers that there is none."""
+"""nsqd waits so long for the next message before it answers that there is none."""
 CONNECT_S_MAX: Final = 5.0
 REQUEST_S_MAX: Final = 60.0
 RETRY_S: Final = 1.0
@@ -32,11 +32,11 @@ OLDEST: Final = "oldest"
 
 T = TypeVar("T")
 Record = tuple[int, int, int, bytes, bytes]
-"""Sequence number, timestamp in ns, attempts, id, body."""
+"""Sequence number, timestamp in ns, attempts, id and body of a message."""
 
 
 class LogRefused(NsqError):
-    """An nsqd does not give its log; asking again will not help."""
+    """Says that an nsqd does not give its log; asking again will not help."""
 
 
 class _Refusal(msgspec.Struct):
@@ -65,7 +65,7 @@ class _Plan(msgspec.Struct):
 
 
 class Start:
-    """Where to begin, as `--from` says: `oldest`, a sequence number, a time, or how long ago (`-10m`)."""
+    """Says where to begin, as `--from` does: `oldest`, a sequence number, a time, or how long ago (`-10m`)."""
 
     def __init__(self, text: str) -> None:
         self.seq: int | None = None
@@ -81,7 +81,7 @@ class Start:
 
     @classmethod
     def parse(cls, text: str) -> Start:
-        """Fatal for what is none of these."""
+        """Reads a start; Fatal for what is none of these."""
         try:
             return cls(text)
         except ValueError as error:
@@ -95,7 +95,7 @@ def _time_ns(text: str) -> int:
 
 
 class LogTail:
-    """One topic of one nsqd, given by its HTTP address. What is read is the next record after `position`, for ever."""
+    """Reads one topic of one nsqd, given by its HTTP address: the next record after `position`, for ever."""
 
     def __init__(self, address: str, topic: str, start: Start, config: Config) -> None:
         self.address = address
@@ -105,7 +105,7 @@ class LogTail:
         self._position: int | None = None
 
     async def records(self) -> AsyncIterator[list[Record]]:
-        """What is there, in pieces, and then what comes. An nsqd that goes away is waited for."""
+        """Yields what is there, in pieces, and then what comes. An nsqd that goes away is waited for."""
         said = ""
         while True:
             try:
@@ -130,7 +130,7 @@ class LogTail:
         return (await self._ask("/log/info", _Info)).first
 
     async def _read(self, head: int) -> list[Record]:
-        """The next records, and the position behind them."""
+        """Reads the next records, and moves the position behind them."""
         assert self._position is not None
         question = {"from": self._position, "to": head}
         plan = await self._ask("/log/plan", _Plan, **question, max_bytes=READ_BYTES_MAX)
@@ -172,7 +172,7 @@ class LogTail:
 
 
 def _parse(data: bytes, low: int, high: int) -> list[Record]:
-    """The records of a range; batches at its ends may have more."""
+    """Reads the records of a range; batches at its ends may have more."""
     scanner = FrameScanner(FRAME_SIZE_MAX_BYTES)
     view = memoryview(data)
     found: list[Record] = []

@@ -1,4 +1,6 @@
-"""The program nsq_stat: prints the counters of a channel again and again, or shows those of all in a live table."""
+"""Is the program nsq_stat: it prints the counters of a channel again and again, or shows those of
+all in a live table.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,7 @@ async def _stat(options: NsqStatOptions) -> None:
 
 
 def check(options: NsqStatOptions) -> None:
-    """Whether the options fit together; they are looked at in NSQ's order."""
+    """Checks whether the options fit together; they are looked at in NSQ's order."""
     if not options.watch and (not options.topic or not options.channel):
         raise Fatal("--topic and --channel are required")
     if options.interval <= 0:
@@ -109,7 +111,7 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _report(cluster: StatCluster, options: NsqStatOptions) -> None:
-    """A line for each interval. The first poll is only what the next one is compared with, as in NSQ's."""
+    """Prints a line for each interval. The first poll is only what the next one is compared with, as in NSQ's."""
     output = Output()
     before: ChannelCounters | None = None
     polls = 0
@@ -125,7 +127,7 @@ async def _report(cluster: StatCluster, options: NsqStatOptions) -> None:
 
 
 async def _channel(cluster: StatCluster, options: NsqStatOptions) -> ChannelCounters:
-    """What all nsqds say of the channel, added up."""
+    """Adds up what all nsqds say of the channel."""
     topic, channel = options.topic, options.channel
     try:
         nsqds = await cluster.nsqds_of(topic)
@@ -150,7 +152,7 @@ async def _channel(cluster: StatCluster, options: NsqStatOptions) -> ChannelCoun
 
 
 def line(before: ChannelCounters, now: ChannelCounters, interval_s: float) -> str:
-    """NSQ's row: rates by the nominal interval, without fractions."""
+    """Writes NSQ's row: rates by the nominal interval, without fractions."""
     came = now.message_count - before.message_count
     went = came - (now.depth - before.depth)
     memory = now.depth - now.backend_depth

@@ -1,4 +1,6 @@
-"""The program nsq_tail: prints the messages of topics as they come or, of our nsqds, from a point of their logs on."""
+"""Is the program nsq_tail: it prints the messages of topics as they come or, of our nsqds, from a point of their logs
+on.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 class Printer:
-    """The messages of one topic on stdout, at most `-n` of them."""
+    """Prints the messages of one topic to stdout, at most `-n` of them."""
 
     def __init__(self, topic: str, options: NsqTailOptions, output: Output) -> None:
         self._topic = topic
@@ -62,7 +64,7 @@ class Printer:
         self._is_json = options.json
         self._output = output
         self.left = options.n if options.n > 0 else None
-        """How many are still to be printed; None for all that come."""
+        """The number of messages still to be printed; None for all that come."""
         self._printing = asyncio.Lock()
 
     @property
@@ -70,7 +72,7 @@ class Printer:
         return self.left == 0
 
     async def print_messages(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Those that were printed; the others are given back when the consumer closes."""
+        """Returns the messages that were printed; the others are given back when the consumer closes."""
         async with self._printing:
             shown: Sequence[Message] = self._take(messages)
             if self._is_json:
@@ -101,7 +103,7 @@ class Printer:
             await self._output.write(data)
 
     def _object(self, timestamp: int, attempts: int, message_id: bytes, body: bytes, **more: int) -> bytes:
-        """The body is text if it is UTF-8, else `body_base64`."""
+        """Writes a message as a JSON object, whose body is text if it is UTF-8, else `body_base64`."""
         fields: dict[str, object] = {"topic": self._topic, "timestamp": timestamp, **more}
         fields |= {"id": message_id.decode("ascii", "backslashreplace"), "attempts": attempts}
         try:
@@ -141,7 +143,7 @@ async def _tail_channels(options: NsqTailOptions) -> None:
 
 
 async def _print_channel(consumer: Consumer, printer: Printer, in_flight: int) -> bool:
-    """True when -n messages are printed; False when the consumer was stopped."""
+    """Prints a channel; True when -n messages are printed, False when the consumer was stopped."""
     async for batch in consumer.batches(max(in_flight, 1), GATHER_S):
         shown = await printer.print_messages(batch)
         if printer.left is not None and printer.left < in_flight:
@@ -187,7 +189,9 @@ async def _tail_logs(options: NsqTailOptions) -> None:
 
 
 class LogTopic:
-    """A topic on all its nsqds: those given, and those that nsqlookupds know, which are asked again and again."""
+    """Prints a topic of all its nsqds: those given, and those that nsqlookupds know, which are
+    asked again and again.
+    """
 
     def __init__(self, topic: str, start: Start, options: NsqTailOptions, printer: Printer) -> None:
         self._topic = topic
@@ -198,7 +202,7 @@ class LogTopic:
         self._tasks: dict[str, asyncio.Task[bool]] = {}
 
     async def run(self) -> bool:
-        """True when -n messages are printed."""
+        """Prints until the end; True when -n messages are printed."""
         try:
             while True:
                 for address in await self._addresses():

@@ -1,4 +1,4 @@
-"""The program nsq_to_file: writes the messages of topics to files, a line for each."""
+"""Is the program nsq_to_file: it writes the messages of topics to files, a line for each."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from nsquark.tools.topics import fetch_topics
 EXAMPLE = "nsq_to_file --topic=orders --lookupd-http-address=127.0.0.1:4161 --output-dir=/var/log/orders --gzip"
 
 THREADS_MAX: Final = 8
-"""For files, however many topics there are: they mostly wait for the same disk."""
+"""The most threads for files, however many topics there are: they mostly wait for the same disk."""
 GIVE_BACK_S_MAX: Final = 5.0
-"""After a failure nothing keeps the program for longer."""
+"""The time to give messages back: after a failure nothing keeps the program for longer."""
 
 
 def _lenient(text: str) -> list[ClientOption]:
@@ -95,7 +95,7 @@ async def _write_files(options: NsqToFileOptions, rest: list[str]) -> int:
 
 
 def _check(options: NsqToFileOptions) -> Level:
-    """Raises Fatal, with NSQ's words where it has some; the log level."""
+    """Raises Fatal, with NSQ's words where it has some; returns the log level."""
     try:
         level = Level.parse(options.log_level)
     except ValueError:
@@ -128,7 +128,7 @@ def _check(options: NsqToFileOptions) -> Level:
 
 
 def _settings(options: NsqToFileOptions, topic: str) -> Settings:
-    """What the flags mean for the files of a topic."""
+    """Makes the settings that the flags mean for the files of a topic."""
     form = options.filename_format
     is_rotated = options.rotate_size > 0 or options.rotate_interval > 0
     if options.gzip or is_rotated or options.work_dir != options.output_dir:
@@ -155,7 +155,7 @@ def _settings(options: NsqToFileOptions, topic: str) -> Settings:
 
 
 class Archive:
-    """All topics that are written. Those that are found, or could not be begun before, are begun in the next round."""
+    """Writes all topics. Those that are found, or could not be begun before, are begun in the next round."""
 
     def __init__(self, options: NsqToFileOptions, logger: Logger) -> None:
         self._options = options
@@ -164,7 +164,7 @@ class Archive:
         self._topics: dict[str, TopicWriter] = {}
         self._skipped: set[str] = set()
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Set by a signal, or by the first failure."""
+        """Is set by a signal, or by the first failure."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -184,7 +184,7 @@ class Archive:
         await asyncio.gather(*self._tasks)
 
     async def _give_back(self) -> None:
-        """So that messages are delivered again now, not when they time out."""
+        """Gives messages back, so that they are delivered again now, not when they time out."""
         await asyncio.gather(*(topic.give_back() for topic in self._topics.values()))
 
     def _stop(self) -> None:
@@ -247,7 +247,7 @@ class Archive:
 
 
 class TopicWriter:
-    """One topic: its consumer, its files, and the messages between them.
+    """Writes one topic: it has its consumer, its files, and the messages between them.
 
     `_unsynced` has the messages that were written and not synced, at most max-in-flight; a message is finished when the
     sync after its write has returned, never before.
@@ -278,7 +278,7 @@ class TopicWriter:
         await self._consumer.start()
 
     async def run(self) -> None:
-        """Until `stop`, and then until all that was written is synced, finished and closed."""
+        """Writes until `stop`, and then until all that was written is synced, finished and closed."""
         ticking = asyncio.create_task(self._tick())
         consuming = asyncio.create_task(self._consume())
         done, _ = await asyncio.wait([ticking, consuming], return_when=asyncio.FIRST_COMPLETED)
@@ -335,7 +335,9 @@ class TopicWriter:
         self._unsynced.clear()
 
     async def _in_thread(self, work: Callable[..., None], *args: Any) -> None:
-        """After a failure nothing is done any more: a second sync succeeds though the first one has lost something."""
+        """Runs work in a thread. After a failure nothing is done any more: a second sync succeeds though the first one
+        has lost something.
+        """
         if self._failure is not None:
             raise self._failure
         try:

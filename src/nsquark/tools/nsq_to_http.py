@@ -1,4 +1,4 @@
-"""The program nsq_to_http: sends the messages of a topic to HTTP endpoints."""
+"""Is the program nsq_to_http: it sends the messages of a topic to HTTP endpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EXAMPLE: Final = "nsq_to_http --topic=orders --lookupd-http-address=127.0.0.1:4161 --post=http://127.0.0.1:8080/orders"
 CONTENT_TYPE: Final = "application/octet-stream"
 ONE_OF_THEM: Final = ("hostpool", "round-robin", "epsilon-greedy")
-"""Modes in which one endpoint gets a message; with any other word each of them does."""
+"""The modes in which one endpoint gets a message; with any other word each of them does."""
 
 
 @option_table
@@ -58,7 +58,7 @@ async def _forward(options: NsqToHttpOptions) -> None:
 
 
 def checked(options: NsqToHttpOptions) -> HttpSender:
-    """The sender of options that fit together; they are looked at in NSQ's order."""
+    """Makes the sender of options that fit together; they are looked at in NSQ's order."""
     try:
         from nsquark.tools.http_sender import HttpSender, check_urls, parse_headers
     except ImportError as error:

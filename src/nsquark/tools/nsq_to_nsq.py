@@ -1,4 +1,4 @@
-"""The program nsq_to_nsq: publishes the messages of topics again, to other nsqds."""
+"""Is the program nsq_to_nsq: it publishes the messages of topics again, to other nsqds."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ EXAMPLE: Final = (
 )
 BATCH_MESSAGES_MAX: Final = 1000
 MPUB_BYTES_MAX: Final = 1 << 20
-"""Far below what an nsqd takes in one command; a larger message goes alone."""
+"""The most bytes of an MPUB, far below what an nsqd takes in one command; a larger message goes alone."""
 REFUSED: Final = frozenset(("E_BAD_MESSAGE", "E_BAD_BODY"))
-"""What nsqd says of messages that it will not take at another time either."""
+"""The codes of messages that nsqd will not take at another time either."""
 SHOWN_BODY_BYTES_MAX: Final = 1000
 
 Outgoing = tuple[Message, bytes]
@@ -83,7 +83,7 @@ async def _forward(options: NsqToNsqOptions) -> None:
 
 
 def check(options: NsqToNsqOptions) -> None:
-    """Whether the options fit together; they are looked at in NSQ's order."""
+    """Checks whether the options fit together; they are looked at in NSQ's order."""
     if not options.topic or not options.channel:
         raise Fatal("--topic and --channel are required")
     if not all(map(is_valid_name, options.topic)):
@@ -118,7 +118,7 @@ class NsqForwarder:
         self._publishing: set[asyncio.Task[None]] = set()
 
     async def run(self, consumer: Consumer) -> None:
-        """Until the consumer is stopped."""
+        """Forwards until the consumer is stopped."""
         topic = self._topic or consumer.topic
         async for batch in consumer.batches(BATCH_MESSAGES_MAX, 0):
             for address, messages in self._dealt(self._wanted(batch)):
@@ -136,7 +136,7 @@ class NsqForwarder:
         await asyncio.gather(*(producer.close() for producer in self._producers.values()))
 
     def _wanted(self, batch: Batch) -> list[Outgoing]:
-        """What the filter lets through; the rest is answered."""
+        """Returns what the filter lets through; the rest is answered."""
         if not self._filter.is_used:
             return [(message, message.body) for message in batch]
         wanted = []
@@ -156,7 +156,7 @@ class NsqForwarder:
         return wanted
 
     def _dealt(self, outgoing: list[Outgoing]) -> Iterable[tuple[str, list[Outgoing]]]:
-        """The messages of each destination; one is chosen for each message."""
+        """Deals messages to destinations; one is chosen for each message."""
         if len(self._producers) == 1:
             return [(next(iter(self._producers)), outgoing)]
         dealt: dict[str, list[Outgoing]] = {}
@@ -185,7 +185,7 @@ class NsqForwarder:
 
     @staticmethod
     async def _send(producer: Producer, topic: str, bodies: list[bytes]) -> NsqError | None:
-        """What went wrong, if anything did.
+        """Publishes; returns what went wrong, if anything did.
 
         A lost connection is tried a second time: nsqd closes it when it refuses a message, on all that were sent after.
         """
@@ -209,7 +209,7 @@ def _is_refused(error: NsqError | None) -> bool:
 
 
 def _parts(outgoing: Sequence[Outgoing]) -> Iterator[list[Outgoing]]:
-    """Pieces that fit into one MPUB."""
+    """Yields pieces that fit into one MPUB."""
     part: list[Outgoing] = []
     size = 0
     for each in outgoing:

@@ -1,4 +1,4 @@
-"""A tool's stdout, written by a thread: a reader who pauses must not keep the event loop from answering heartbeats."""
+"""Writes a tool's stdout in a thread: a reader who pauses must not keep the event loop from answering heartbeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes a tool a program: its flags, its lines on stderr, its signals, and how it ends.
+"""Makes a tool a program: its flags, its lines on stderr, its signals, and how it ends.
 
     @option_table
     class Options(SourceOptions):
@@ -47,33 +47,33 @@ class Fatal(Exception):
 
 
 def parse_options(program: str, options: type[OptionsT], argv: Sequence[str] | None, example: str) -> OptionsT:
-    """The options of a tool. As in NSQ, arguments behind the flags are ignored."""
+    """Reads the options of a tool. As in NSQ, arguments behind the flags are ignored."""
     return parse_options_and_rest(program, options, argv, example)[0]
 
 
 def parse_options_and_rest(
     program: str, options: type[OptionsT], argv: Sequence[str] | None, example: str
 ) -> tuple[OptionsT, list[str]]:
-    """As `parse_options`, for a tool that minds arguments behind the flags."""
+    """Reads options as `parse_options` does, for a tool that minds arguments behind the flags."""
     version = f"{program} v{NSQ_VERSION}"
     return parse_with_rest(program, options, sys.argv[1:] if argv is None else argv, version, example)
 
 
 def say(text: str) -> None:
-    """A line on stderr as Go's log package writes it."""
+    """Writes a line to stderr as Go's log package does."""
     now = time.strftime("%Y/%m/%d %H:%M:%S")
     logs.stderr.put(f"{now} {printable(text)}\n".encode("utf-8", "backslashreplace"))
 
 
 class _ClientLines(logging.Handler):
-    """The client's lines, with the words for levels that go-nsq uses."""
+    """Writes the client's lines, with the words for levels that go-nsq uses."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(f"{_LEVEL_WORDS.get(record.levelno, record.levelname)} {record.getMessage()}")
 
 
 def show_client_lines(level: int = logging.INFO) -> None:
-    """From now on the client's lines from this level up are on stderr."""
+    """Shows the client's lines from this level up on stderr, from now on."""
     client_log.setLevel(level)
     client_log.propagate = False
     client_log.handlers[:] = [_ClientLines()]
@@ -119,7 +119,7 @@ def _end_by(number: signal.Signals) -> NoReturn:
 
 
 def on_stop(stop: Callable[[], None]) -> None:
-    """SIGINT and SIGTERM call `stop` in the event loop; a second one ends the program as without a handler."""
+    """Lets SIGINT and SIGTERM call `stop` in the event loop; a second one ends the program as without a handler."""
     loop = asyncio.get_running_loop()
 
     def first(number: signal.Signals) -> None:

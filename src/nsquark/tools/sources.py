@@ -1,4 +1,4 @@
-"""Where a tool consumes from: nsqds or nsqlookupds, and options for the client."""
+"""Knows where a tool consumes from: nsqds or nsqlookupds, and options for the client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nsquark.client.consumer import Consumer
 from nsquark.tools.program import Fatal, on_stop
 
 GATHER_S: Final = 0.001
-"""So long messages wait for others that are handled together with them, while more may come."""
+"""Messages wait so long for others that are handled together with them, while more may come."""
 
 ClientOption = tuple[str, str | bool]
 
@@ -25,12 +25,12 @@ def _never_in_a_file(value: object) -> Any:
 CLIENT_OPTIONS: Final[Kind[list[ClientOption]]] = Kind(
     "value", lambda text: [parse_option(text)], _never_in_a_file, lambda value: "", repeated=True
 )
-"""`key,value` or `key`, as go-nsq names them. A mistake in one is a mistake in the flag: exit code 2."""
+"""Reads `key,value` or `key`, as go-nsq names them. A mistake in one is a mistake in the flag: exit code 2."""
 
 
 @option_table
 class ConsumeOptions:
-    """The flags of every tool that consumes."""
+    """Declares the flags of every tool that consumes."""
 
     version: bool = option(BOOLEAN, False, "print the version and exit")
     nsqd_tcp_address: list[str] = option(STRINGS, [], "nsqd TCP address, repeatable")
@@ -50,7 +50,7 @@ def check_sources(options: ConsumeOptions, end: str = "") -> None:
 
 
 def client_config(program: str, given: Sequence[ClientOption]) -> Config:
-    """The client's options of a command line; the tool names itself to nsqd."""
+    """Makes the client's options of a command line; the tool names itself to nsqd."""
     return Config.from_options(dict(given)).replace(user_agent=f"{program}/{NSQ_VERSION} nsquark/{__version__}")
 
 
@@ -64,7 +64,7 @@ def make_consumer(
     auto_touch: bool = False,
     **defaults: str,
 ) -> Consumer:
-    """A consumer of the tool's sources, not started yet.
+    """Makes a consumer of the tool's sources, not started yet.
 
     Its flag max-in-flight wins over the option for the client, and that over the tool's own defaults.
     """
@@ -80,7 +80,7 @@ def make_consumer(
 
 
 def stop_on_signals(consumers: Sequence[Consumer]) -> None:
-    """SIGINT and SIGTERM let the consumers' iterations and handlers end when they have dealt with what they have."""
+    """Lets SIGINT and SIGTERM end the consumers' iterations and handlers when they have dealt with what they have."""
 
     def stop() -> None:
         for consumer in consumers:

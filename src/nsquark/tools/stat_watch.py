@@ -1,4 +1,4 @@
-"""`nsq_stat --watch`: all topics and channels in a table that is drawn again at each interval."""
+"""Is `nsq_stat --watch`: all topics and channels in a table that is drawn again at each interval."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from nsquark.tools.cluster import ChannelCounters, StatCluster, TopicCounters, U
 
 KEYS: Final = {"r": "rate", "d": "depth", "n": "name"}
 LINES_AROUND: Final = 4
-"""Of the screen, above and below the rows of the table."""
+"""The lines of the screen above and below the rows of the table."""
 ERRORS_SHOWN_MAX: Final = 3
 NUMBERS: Final = ("IN/S", "OUT/S", "DEPTH", "INFLT", "DEF", "REQ", "T-O", "MSGS", "CLIENTS")
-"""In the words of nsq_stat's lines."""
+"""The columns of numbers, in the words of nsq_stat's lines."""
 
 Key = tuple[str, str]
 """A topic and a channel; the topic itself has an empty one."""
@@ -39,11 +39,11 @@ class Row:
     now: ChannelCounters
     came_per_s: float | None
     went_per_s: float | None
-    """None where there was no poll before."""
+    """The rate of messages that went; None where there was no poll before."""
 
 
 class Totals:
-    """The counters of each topic and channel over all nsqds, and what they were at the poll before."""
+    """Keeps the counters of each topic and channel over all nsqds, and what they were at the poll before."""
 
     def __init__(self, topic: str = "", channel: str = "") -> None:
         self._topic = topic
@@ -68,7 +68,7 @@ class Totals:
         self._now.setdefault(key, ChannelCounters()).add(stats)
 
     def rows(self, order: str) -> list[Row]:
-        """By name, or the largest first."""
+        """Sorts rows by name, or the largest first."""
         rows = [self._row(key) for key in sorted(self._now)]
         if order == "rate":
             rows.sort(key=lambda row: (row.came_per_s or 0) + (row.went_per_s or 0), reverse=True)
@@ -93,7 +93,7 @@ def _as_channel(topic: TopicCounters) -> ChannelCounters:
 
 
 async def watch(cluster: StatCluster, topic: str, channel: str, interval_s: float, count: int | None) -> None:
-    """Until q is pressed, or `count` tables with rates were shown."""
+    """Shows tables until q is pressed, or `count` of them with rates were shown."""
     totals = Totals(topic, channel)
     screen = _Screen(totals, interval_s)
     with _keys(screen.press), Live(console=screen.console, screen=True, auto_refresh=False) as live:
@@ -112,7 +112,7 @@ async def watch(cluster: StatCluster, topic: str, channel: str, interval_s: floa
 
 
 async def _poll(cluster: StatCluster, topic: str) -> tuple[list[list[TopicCounters]], list[str]]:
-    """What the nsqds said that can be reached, and why the others said nothing."""
+    """Returns what the nsqds said that can be reached, and why the others said nothing."""
     try:
         nsqds = await cluster.nsqds()
     except Unanswered as error:
@@ -128,7 +128,7 @@ async def _poll(cluster: StatCluster, topic: str) -> tuple[list[list[TopicCounte
 
 
 class _Screen:
-    """The table as it was last polled, in the order that was last asked for."""
+    """Draws the table as it was last polled, in the order that was last asked for."""
 
     def __init__(self, totals: Totals, interval_s: float) -> None:
         self.console = Console(highlight=False, markup=False)
@@ -169,7 +169,7 @@ class _Screen:
 
 
 def _table(rows: list[Row]) -> Table:
-    """Names make room for numbers where the terminal is narrow."""
+    """Makes the table; names make room for numbers where the terminal is narrow."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("TOPIC", no_wrap=True)
     table.add_column("CHANNEL", no_wrap=True)

@@ -1,4 +1,4 @@
-"""The status lines of nsq_to_http and nsq_to_nsq: how long the last N requests took, in NSQ's words."""
+"""Says the status lines of nsq_to_http and nsq_to_nsq: how long the last N requests took, in NSQ's words."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ class Timings:
             say(f"Warning: percentiles of fewer than {ACCURATE_COUNT_MIN} values are rough (status-every is {every})")
 
     def took(self, seconds: float, count: int = 1) -> None:
-        """So many requests took this long each."""
+        """Is told that so many requests took this long each."""
         while self._every > 0 and count > 0:
             if self._place == self._every:
                 # As NSQ's: the line comes with the first value of the next round, which has replaced the oldest.
@@ -44,7 +44,7 @@ class Timings:
 
 
 def percentile(percent: float, ordered: Sequence[float]) -> float:
-    """By the place that NSQ's tools take for it."""
+    """Returns a percentile by the place that NSQ's tools take for it."""
     if not ordered:
         return 0.0
     return ordered[min(math.ceil(percent / 100 * len(ordered) + 0.5), len(ordered) - 1)]

@@ -1,4 +1,4 @@
-"""The program to_nsq: publishes what it reads on stdin, a message for each line."""
+"""Is the program to_nsq: it publishes what it reads on stdin, a message for each line."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ EXAMPLE = "tail -F access.log | to_nsq --topic=hits --nsqd-tcp-address=127.0.0.1
 
 STDIN_FD: Final = 0
 READ_BYTES_MAX: Final = 1 << 20
-"""Of one look at stdin; so much a MPUB has at most, unless one line is longer."""
+"""The most bytes of one look at stdin; so much a MPUB has at most, unless one line is longer."""
 LINE_BYTES_MAX: Final = 256 << 20
 PIPELINE_MESSAGES_MAX: Final = 1000
-"""Of single publishes that are sent together."""
+"""The most single publishes that are sent together."""
 OUTSTANDING_RUNS_MAX: Final = 8
-"""More without an answer, and reading waits."""
+"""So many runs may be without an answer; with more, reading waits."""
 PROGRESS_S: Final = 0.25
 
 
@@ -94,12 +94,14 @@ async def _publish(destinations: Sequence[Destination], messages: list[bytes], t
 
 
 def _published(destinations: Sequence[Destination]) -> int:
-    """How many messages every nsqd has."""
+    """Returns how many messages every nsqd has."""
     return min(destination.published for destination in destinations)
 
 
 def _runs(messages: list[bytes], count_max: int) -> Iterator[list[bytes]]:
-    """Messages in runs of at most so many; one that is longer than all that is usually read has a run of its own."""
+    """Yields messages in runs of at most so many; one that is longer than all that is usually read has a run of its
+    own.
+    """
     start = 0
     if messages and len(messages[0]) > READ_BYTES_MAX:
         yield messages[:1]
@@ -109,7 +111,7 @@ def _runs(messages: list[bytes], count_max: int) -> Iterator[list[bytes]]:
 
 
 class Destination:
-    """An nsqd that gets every message, in the order of stdin: one connection, on which nsqd answers in order.
+    """Sends every message to an nsqd, in the order of stdin: one connection, on which nsqd answers in order.
 
     Always: `published` counts messages whose publish nsqd has acknowledged, and they are the first of stdin.
     """
@@ -120,7 +122,7 @@ class Destination:
         self._topic = options.topic
         self._is_batched = options.batch > 0
         self._unanswered: asyncio.Queue[tuple[list[asyncio.Future[None]], int]] = asyncio.Queue(OUTSTANDING_RUNS_MAX)
-        """Of each run, the answers to come and how many messages they are for."""
+        """The answers to come for each run, and how many messages they are for."""
         self._has_connected = False
         self.published = 0
 
@@ -148,7 +150,9 @@ class Destination:
         await self._unanswered.put((answers, len(answers)))
 
     async def _send_batch(self, messages: list[bytes]) -> None:
-        """What is too much for one MPUB is halved, so that all before a message that is too big alone is published."""
+        """Sends a batch. What is too much for one MPUB is halved, so that all before a message that is too big alone is
+        published.
+        """
         try:
             answer = self._producer.multi_publish_nowait(self._topic, messages)
         except MessageTooBig:
@@ -185,7 +189,7 @@ class Destination:
 
 
 class Stdin:
-    """Messages of stdin, as many at a time as there are to be had, until its end or `stop`.
+    """Reads messages of stdin, as many at a time as there are to be had, until its end or `stop`.
 
     The next piece is read, in a thread, while the last one is being published. What follows the last delimiter is a
     message too.
@@ -202,7 +206,7 @@ class Stdin:
         self._is_at_end = False
 
     def stop(self) -> None:
-        """Whole messages that were read are still to be had; a piece of one is not."""
+        """Stops reading. Whole messages that were read are still to be had; a piece of one is not."""
         if not self._stopped.done():
             self._stopped.set_result(None)
 
@@ -217,7 +221,7 @@ class Stdin:
         raise StopAsyncIteration
 
     async def _piece(self) -> bytes:
-        """Of stdin; at its end nothing, and at a stop nothing more than was read."""
+        """Reads a piece of stdin; at its end nothing, and at a stop nothing more than was read."""
         loop = asyncio.get_running_loop()
         reading = self._reading or loop.run_in_executor(self._thread, self._read)
         self._reading = None
@@ -251,7 +255,9 @@ class Stdin:
         return b"".join(pieces)
 
     def _split(self, piece: bytes) -> list[bytes]:
-        """The messages that end in this piece; at the end of stdin, what is left. Empty ones are skipped, as in NSQ."""
+        """Returns the messages that end in this piece; at the end of stdin, what is left. Empty ones are skipped, as in
+        NSQ.
+        """
         if self._delimiter not in piece and not self._is_at_end:
             self._rest.append(piece)
             self._rest_bytes += len(piece)
@@ -265,7 +271,7 @@ class Stdin:
 
 
 class Throttle:
-    """NSQ's token bucket: a token each 1/rate seconds, one at the start, at most `rate` saved."""
+    """Is NSQ's token bucket: a token each 1/rate seconds, one at the start, at most `rate` saved."""
 
     def __init__(self, rate: int) -> None:
         self._rate = rate
@@ -273,7 +279,7 @@ class Throttle:
         self._at_s = time.monotonic()
 
     async def take(self, wanted: int) -> int:
-        """How many may go now: at least one, after waiting for it, and at most those wanted."""
+        """Tells how many may go now: at least one, after waiting for it, and at most those wanted."""
         if self._rate < 1:
             return wanted
         while True:
@@ -288,7 +294,7 @@ class Throttle:
 
 
 def _is_watched() -> bool:
-    """Whether progress is of use: somebody sees stderr, and does not type the messages there."""
+    """Tells whether progress is of use: somebody sees stderr, and does not type the messages there."""
     return os.isatty(2) and not os.isatty(STDIN_FD)
 
 

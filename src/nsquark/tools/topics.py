@@ -1,4 +1,4 @@
-"""The topics that nsqlookupds know."""
+"""Finds the topics that nsqlookupds know."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nsquark.web.fetch import FetchError, fetch
 from nsquark.wire.documents import decode_json
 
 ANSWER_BYTES_MAX: Final = 16 << 20
-"""A hundred thousand topics with long names."""
+"""The longest answer: a hundred thousand topics with long names."""
 
 
 class _Topics(msgspec.Struct):
@@ -22,7 +22,7 @@ class _Topics(msgspec.Struct):
 
 
 async def fetch_topics(lookupds: Sequence[str], connect_timeout_s: float, request_timeout_s: float) -> list[str]:
-    """The names that any of the nsqlookupds knows, in order; LookupFailed if none of them answers."""
+    """Returns the names that any of the nsqlookupds knows, in order; LookupFailed if none of them answers."""
 
     async def ask(address: str) -> list[str] | LookupFailed:
         url = topics_url(address)

@@ -81,7 +81,7 @@ def start(
     every_ms: int | None,
     format_name: str = "parquet",
 ) -> StreamingQuery:
-    """The query itself. `every_ms=None`: up to what is there now."""
+    """Starts the query itself; `every_ms=None` reads up to what is there now."""
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     # Spark's default is a form of its own that other readers take for times without a zone.
     spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")

@@ -1,4 +1,4 @@
-"""The directory that a pipeline lives in: checkpoints, tables and the catalog that knows them in the next run."""
+"""Keeps the directory that a pipeline lives in: checkpoints, tables and the catalog that knows them in the next run."""
 
 import contextlib
 import fcntl
@@ -31,7 +31,9 @@ logger.connect.level = off
 
 
 class PipelineHome:
-    """Always: one Spark at a time uses it. The metastore sees to that too, with an error that nobody understands."""
+    """Is the directory of a pipeline. Always: one Spark at a time uses it. The metastore sees to that too, with an
+    error that nobody understands.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.resolve()
@@ -42,7 +44,9 @@ class PipelineHome:
         self._log_settings.write_text(LOG_SETTINGS, encoding="utf-8")
 
     def settings(self, of_user: Mapping[str, str]) -> dict[str, str]:
-        """For Spark's command line. Spark's default catalog is in memory: the second run would not know the tables."""
+        """Returns settings for Spark's command line. Spark's default catalog is in memory: the second run would not
+        know the tables.
+        """
         java_options = (
             f"-Dlog4j2.configurationFile={self._log_settings.as_uri()} -Dderby.stream.error.file={os.devnull}"
             f" {of_user.get(JAVA_OPTIONS, '')}"
@@ -76,6 +80,6 @@ class PipelineHome:
 
 
 def spark_program(name: str) -> str:
-    """A program of the Spark in use: SPARK_HOME's, else that of the installed pyspark."""
+    """Finds a program of the Spark in use: SPARK_HOME's, else that of the installed pyspark."""
     home = os.environ.get("SPARK_HOME") or str(Path(pyspark.__file__).parent)
     return str(Path(home) / "bin" / name)

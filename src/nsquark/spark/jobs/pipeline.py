@@ -1,4 +1,6 @@
-"""`nsquark pipeline`: one update of a Spark Declarative Pipeline, with the settings that make a second one possible."""
+"""Is `nsquark pipeline`: one update of a Spark Declarative Pipeline, with the settings that make a
+second one possible.
+"""
 
 import argparse
 import contextlib
@@ -83,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does, and does not leave a Spark behind."""
+    """Lets SIGTERM end a run as Ctrl-C does, and not leave a Spark behind."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -111,7 +113,7 @@ def _find_spec(place: Path) -> Path:
 
 @contextlib.contextmanager
 def _effective_spec(path: Path, storage: str | None, settings: Mapping[str, str]) -> Iterator[Path]:
-    """The user's spec with our storage and their --conf, in a directory that otherwise looks like theirs.
+    """Writes the user's spec with our storage and their --conf, in a directory that otherwise looks like theirs.
 
     Spark takes neither from its command line, and looks for definitions beside the spec it is given.
     """
@@ -140,7 +142,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _command(args: argparse.Namespace, spec: Path) -> list[str]:
-    """What the program `spark-pipelines` runs, without the Java that it starts only to start this Python."""
+    """Returns what the program `spark-pipelines` runs, without the Java that it starts only to start this Python."""
     command = [sys.executable, "-m", "pyspark.pipelines.cli", args.action, "--spec", str(spec)]
     if args.action == "run":
         command += ["--refresh", args.refresh] if args.refresh else []
@@ -150,7 +152,7 @@ def _command(args: argparse.Namespace, spec: Path) -> list[str]:
 
 
 class _Update:
-    """One process of Spark's pipeline client, its output read to the end."""
+    """Runs one process of Spark's pipeline client, its output read to the end."""
 
     def __init__(
         self, command: list[str], url: str, server_log: Path | None, terminal: Terminal, verbose: bool
@@ -198,7 +200,9 @@ class _Update:
                 self._terminal.say(line.partition(": ")[2].rstrip().replace("spark_catalog.default.", ""))
 
     def _follow_server_log(self) -> threading.Thread | None:
-        """The client says nothing of rates: they are in the server's log, in what is added to it from now on."""
+        """Follows what is added to the server's log from now on: there are the rates, of which the
+        client says nothing.
+        """
         if self._server_log is None or not self._terminal.is_shown:
             return None
         try:
@@ -229,7 +233,7 @@ class _Update:
                     time.sleep(LOG_POLL_S)
 
     def _stop(self, process: "subprocess.Popen[str]") -> None:
-        """Ctrl-C reaches a whole terminal group; sent again here for who sends it to this process alone."""
+        """Sends Ctrl-C again: it reaches a whole terminal group, but not who sends it to this process alone."""
         process.send_signal(signal.SIGINT)
         try:
             process.wait(STOP_TIMEOUT_S)
@@ -238,7 +242,7 @@ class _Update:
             process.wait()
 
     def _what_went_wrong(self) -> str:
-        """Spark's output from the first sign of an error on; all of what is kept if there is no sign."""
+        """Returns Spark's output from the first sign of an error on; all of what is kept if there is no sign."""
         lines = list(self._kept)
         marked = [place for place, line in enumerate(lines) if any(mark in line for mark in ERROR_MARKS)]
         return "".join(lines[marked[0] if marked else 0 :]).rstrip()

@@ -1,4 +1,4 @@
-"""How fast a streaming query goes, from the progress that Spark reports: on a terminal, and nothing in a pipe."""
+"""Tells how fast a streaming query goes, from the progress that Spark reports: on a terminal, and nothing in a pipe."""
 
 import json
 import sys
@@ -21,11 +21,11 @@ class Progress:
     rows_per_s: float
     duration_ms: int
     lag: int | None
-    """Messages that the source knew of and that no batch had taken yet; None if the source does not tell."""
+    """The messages that the source knew of and that no batch had taken yet; None if the source does not tell."""
 
     @classmethod
     def from_report(cls, report: dict[str, Any]) -> "Progress":
-        """From Spark's JSON, as in the server's log and in `StreamingQuery.lastProgress`."""
+        """Reads Spark's JSON, as in the server's log and in `StreamingQuery.lastProgress`."""
         lags = [_lag(source) for source in report.get("sources", ())]
         known = [lag for lag in lags if lag is not None]
         return cls(
@@ -46,7 +46,9 @@ class Progress:
 
 
 def _lag(source: dict[str, Any]) -> int | None:
-    """Our source reports, as its latest offset, how far behind each log the query is; others report other things."""
+    """Returns how far behind the logs the query is, which our source reports as its latest offset; others report other
+    things.
+    """
     latest = source.get("latestOffset")
     if isinstance(latest, str):
         latest = json.loads(latest) if latest.startswith("{") else None
@@ -57,7 +59,7 @@ def _lag(source: dict[str, Any]) -> int | None:
 
 
 def reports_in(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The progress reports in a log of Spark's, whose JSON goes over many lines; all else is passed over."""
+    """Yields the progress reports in a log of Spark's, whose JSON goes over many lines; all else is passed over."""
     collected: list[str] = []
     for line in lines:
         if MARKER in line:

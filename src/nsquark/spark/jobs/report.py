@@ -138,7 +138,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def draw(points: Sequence[Bucket], width_us: int, path: Path) -> None:
-    """Messages and bytes per second, a line for each topic."""
+    """Draws messages and bytes per second, a line for each topic."""
     # Only a picture needs it, and it takes half a second to load.
     from matplotlib.figure import Figure
 

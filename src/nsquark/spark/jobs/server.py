@@ -1,4 +1,6 @@
-"""A Spark Connect server on this machine, for several updates of a pipeline: only the first pays for Spark's start."""
+"""Runs a Spark Connect server on this machine, for several updates of a pipeline: only the first pays for Spark's
+start.
+"""
 
 import contextlib
 import os
@@ -102,7 +104,7 @@ class ConnectServer:
 
 
 def free_port() -> int:
-    """Spark does not tell which port it took for 0, so one is chosen before; another process rarely takes it first."""
+    """Chooses a port: Spark does not tell which one it took for 0. Another process rarely takes it first."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

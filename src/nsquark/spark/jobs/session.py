@@ -1,4 +1,4 @@
-"""What the jobs share: their Spark, the messages they read, and how they are stopped."""
+"""Holds what the jobs share: their Spark, the messages they read, and how they are stopped."""
 
 import argparse
 import contextlib
@@ -91,7 +91,7 @@ class Moment(datetime):
 
 
 def moment(text: str) -> Moment:
-    """For argparse: a point in time, or a duration before now."""
+    """Reads a point in time, or a duration before now, for argparse."""
     point = _point(text)
     if point is None:
         raise argparse.ArgumentTypeError(
@@ -112,7 +112,7 @@ def _point(text: str) -> datetime | None:
 
 
 def settings_of(pairs: list[str], flag: str = "--conf") -> dict[str, str]:
-    """The NAME=VALUE pairs of a flag that is given several times."""
+    """Returns the NAME=VALUE pairs of a flag that is given several times."""
     settings = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -124,7 +124,7 @@ def settings_of(pairs: list[str], flag: str = "--conf") -> dict[str, str]:
 
 @contextlib.contextmanager
 def spark_session(args: argparse.Namespace, name: str) -> Iterator[SparkSession]:
-    """The Spark that the arguments name, else one of our own; stopped at the end."""
+    """Gives the Spark that the arguments name, else one of our own; it is stopped at the end."""
     builder: SparkSession.Builder = SparkSession.builder
     if args.remote:
         builder = builder.remote(args.remote)
@@ -150,7 +150,7 @@ def spark_session(args: argparse.Namespace, name: str) -> Iterator[SparkSession]
 
 @contextlib.contextmanager
 def _without_noise() -> Iterator[None]:
-    """A Java started here writes to our stderr what it and its Python workers say, but for the greetings."""
+    """Passes on what a Java started here and its Python workers write to stderr, but for the greetings."""
     reading, writing = os.pipe()
     ours = os.dup(2)
     os.dup2(writing, 2)
@@ -163,7 +163,7 @@ def _without_noise() -> Iterator[None]:
 
 
 def _pass_on(reading: int, ours: int) -> None:
-    """Until Java, and whatever it started, has ended."""
+    """Passes lines on until Java, and whatever it started, has ended."""
     with os.fdopen(reading, "rb") as said, os.fdopen(ours, "wb", buffering=0) as stderr:
         for line in said:
             if not any(noise in line for noise in NOISE):
@@ -172,7 +172,9 @@ def _pass_on(reading: int, ours: int) -> None:
 
 @contextlib.contextmanager
 def _short_errors() -> Iterator[None]:
-    """Spark's errors carry two stack traces; what helps is the sentence of the connector inside, if there is one."""
+    """Shortens Spark's errors, which carry two stack traces: what helps is the sentence of the connector inside, if
+    there is one.
+    """
     try:
         yield
     except PySparkException as error:
@@ -180,7 +182,7 @@ def _short_errors() -> Iterator[None]:
 
 
 def reason_of(error: Exception) -> str:
-    """The connector's own sentence, wherever Spark has put it; else the last error that it wraps."""
+    """Finds the connector's own sentence, wherever Spark has put it; else the last error that it wraps."""
     text = str(error)
     ours = re.findall(r"(?:^|\s)nsquark(?:\.\w+)+: (.+)$", text, re.MULTILINE)
     # After this line Spark describes the query, in lines that look like those of errors.
@@ -193,7 +195,7 @@ def reason_of(error: Exception) -> str:
 
 
 def nsq_options(args: argparse.Namespace) -> dict[str, str]:
-    """The options that say where NSQ is."""
+    """Returns the options that say where NSQ is."""
     if bool(args.nsqd_http_address) == bool(args.lookupd_http_address):
         raise UserError("say where NSQ is: either --nsqd-http-address or --lookupd-http-address")
     if args.nsqd_http_address:
@@ -209,7 +211,7 @@ def target_options(args: argparse.Namespace) -> dict[str, str]:
 
 
 def source_options(args: argparse.Namespace) -> dict[str, str]:
-    """All that the source is told: where NSQ is, what to read, and what --option adds or says otherwise."""
+    """Returns all that the source is told: where NSQ is, what to read, and what --option adds or says otherwise."""
     given = settings_of(args.option, "--option")
     has_pattern = any(name.lower() == "topicpattern" for name in given)
     if bool(args.topic) == has_pattern:
@@ -226,7 +228,7 @@ def access_options(args: argparse.Namespace) -> dict[str, str]:
 
 
 def check_source(args: argparse.Namespace) -> None:
-    """What is missing is said before Spark is started, which takes seconds."""
+    """Says what is missing before Spark is started, which takes seconds."""
     if not args.archive:
         if not args.topic and not args.option:
             raise UserError("say what to read: --topic, or --archive for all topics of an archive")
@@ -234,7 +236,7 @@ def check_source(args: argparse.Namespace) -> None:
 
 
 def read_messages(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
-    """The messages of the topics in the time range, from the log or from the archive."""
+    """Reads the messages of the topics in the time range, from the log or from the archive."""
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     if args.archive:
         messages = _read_archive(spark, args.archive)
@@ -270,8 +272,9 @@ def _read_archive(spark: SparkSession, directory: str) -> DataFrame:
 
 @contextlib.contextmanager
 def stop_requested() -> Iterator[threading.Event]:
-    """Set by Ctrl-C and SIGTERM instead of an exception: an exception in the middle of a call leaves Spark's client in
-    a state that cannot be stopped cleanly. To be entered after Spark was started, which sets a handler of its own.
+    """Gives an event that Ctrl-C and SIGTERM set instead of an exception: an exception in the middle of a call leaves
+    Spark's client in a state that cannot be stopped cleanly. To be entered after Spark was started, which sets a
+    handler of its own.
     """
     event = threading.Event()
 
