@@ -50,6 +50,8 @@ class Recording:
     """By how much syncs may be late for no fault of nsqd's: the slowest of them, and the slowest answer."""
     clock_s: float
     """How far nsqd's clock was ahead."""
+    down: tuple[float, float] = (0.0, 0.0)
+    """From when to when it was restarted: nobody synced meanwhile."""
 
     def accident(self, cut: int, model: str) -> Accident:
         """What a power cut after this many calls may cost."""
@@ -57,6 +59,9 @@ class Recording:
         if model == "journal":
             return Accident(at_s)
         unsynced_s = UNSYNCED_S + self.lag_s
+        began_s, ended_s = self.down
+        if began_s <= at_s <= ended_s + unsynced_s:
+            unsynced_s += ended_s - began_s
         grace_s = 0.0 if self.mode == "sync-every=1" else unsynced_s
         return Accident(at_s, grace_s, unsynced_s, may_double_deferred=True)
 
@@ -83,20 +88,24 @@ def record(directory: Path, mode: str, seed: int, *flags: str, takeover: bool = 
     shim.set_clock(clock_s)
     flags = (*FLAGS, *MODES[mode], *flags)
     daemon = Nsqd(data_path, *flags, environment=shim.environment)
+    down = (0.0, 0.0)
     with daemon:
         script = Script(daemon, book, seed)
         script.set_up()
         script.run(steps, STEP_S)
         script.close()
         if rng.random() < 0.5:
+            began_s = time.time()
             daemon.restart(crash=rng.random() < 0.7)
+            down = (began_s, time.time())
             again = Script(daemon, book, seed + 1)
             again.run(steps // 2, STEP_S)
             again.close()
         daemon.stop()
     assert not script.refusals, script.refusals[:3]
     calls = list(shim.trace())
-    return Recording(book, before, calls, mode, flags, _slowest_sync_s(calls) + script.slowest_answer_s, clock_s)
+    lag_s = _slowest_sync_s(calls) + script.slowest_answer_s
+    return Recording(book, before, calls, mode, flags, lag_s, clock_s, down)
 
 
 def _leave_nsq_files(data_path: Path, book: Book) -> None:

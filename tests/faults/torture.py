@@ -52,7 +52,7 @@ KINDS = (
     Kind("power", rebuilt_disks.rounds, 4, "power cuts at recorded calls, three models, both sync modes"),
     Kind("ext4", real_disks.ext4_rounds, 1, "a real ext4 shut down without flushing"),
     Kind("xfs", real_disks.xfs_rounds, 1, "a real xfs shut down without flushing"),
-    Kind("damage", damage.rounds, 2, "a flipped bit, a page of zeros, an unreadable file, in every kind of file"),
+    Kind("damage", damage.rounds, 2, "a flipped bit, a page of zeros, a cut or unreadable file, in every kind of file"),
     Kind("calls", failing_calls.rounds, 4, "calls that fail by number, then SIGTERM, kill -9 or a power cut"),
     Kind("full", real_disks.full_rounds, 1, "a file system filled to the last byte"),
     Kind("descriptors", failing_calls.descriptor_rounds, 1, "no file descriptor left"),
