@@ -179,11 +179,11 @@ def test_a_file_goes_only_after_a_sync_of_the_log_that_has_its_messages(
     data_path = tmp_path / "data"
     data_path.mkdir()
     shim = Shim(tmp_path, data_path, record=True)
-    shim.set_clock(57 - time.time() % 60)  # the minute ends before the log is synced
     shim.set_rules(Rule("sync", "*.log", DELAY, delay_s=SLOW_SYNC_S))
     daemon = Nsqd(data_path, "--sync-timeout=2s", environment=shim.environment).start()
     try:
         consumer = connect(daemon).subscribe("t", rdy=COUNT)
+        shim.set_slept((57 - time.time()) % 60)  # the minute ends before the log is synced
         _defer(daemon, connect, _bodies(), 1000)
         assert len(consumer.read_messages(COUNT)) == COUNT
         eventually(lambda: any(_removes_bucket(call) for call in shim.trace()), 90, 0.2)
