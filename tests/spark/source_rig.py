@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 QUERY_TIMEOUT_S = 90
+WORKER_WAS_LATE = "Python worker failed to connect back"
+"""Spark gives a Python ten seconds to start, whatever else the machine has to do."""
+STARTS_MAX = 3
 SMALL_FILES = ("--max-bytes-per-file=20000",)
 
 
@@ -84,8 +87,14 @@ class Stream:
 
     def run(self, builder: Any) -> "StreamingQuery":
         """All that is there now."""
-        query = self.start(builder, availableNow=True)
-        assert query.awaitTermination(QUERY_TIMEOUT_S), query.status
+        for start in range(1, STARTS_MAX + 1):
+            query = self.start(builder, availableNow=True)
+            try:
+                assert query.awaitTermination(QUERY_TIMEOUT_S), query.status
+                break
+            except Exception as error:
+                if WORKER_WAS_LATE not in str(error) or start == STARTS_MAX:
+                    raise
         return query
 
     def bodies(self) -> list[bytes]:

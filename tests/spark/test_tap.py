@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness import FaultProxy, Nsqd, eventually
-from spark.source_rig import QUERY_TIMEOUT_S, Stream, reader, stream_reader
+from spark.source_rig import QUERY_TIMEOUT_S, WORKER_WAS_LATE, Stream, reader, stream_reader
 from tap.rig import (
     CHANNEL,
     DRAIN_TIMEOUT_S,
@@ -192,7 +192,8 @@ def test_a_full_disk_stops_the_tap_and_a_query_that_reads_lets_it_go_on(
 
     def is_all_read() -> bool:
         nonlocal query
-        if not query.isActive:  # on a busy machine Spark gives up waiting for its Python
+        if not query.isActive:
+            assert WORKER_WAS_LATE in str(query.exception())
             query = stream.start(builder)
         return stream.bodies() == sorted(bodies)
 

@@ -16,7 +16,7 @@ from nsquark import sync, testing
 CHANNEL = "nsquark_tap"
 WITNESS = "witness"
 """A channel that nobody taps: it tells which messages an nsqd delivers, with their ids and times."""
-SOON = ("--topic-refresh=100ms", "--consumer-opt=msg_timeout,2s")
+SOON = ("--topic-refresh=100ms", "--consumer-opt=msg_timeout,2s", "--consumer-opt=lookupd_poll_interval,1s")
 DRAIN_TIMEOUT_S = 60.0
 
 WHOSE = [
@@ -72,7 +72,7 @@ class Tap(testing.daemons.Daemon):
         return total
 
     def wait_until_connected(self, count: int = 1) -> None:
-        eventually(lambda: self.metric("connected") == count)
+        eventually(lambda: self.metric("connected") == count, DRAIN_TIMEOUT_S)
 
 
 @contextlib.contextmanager

@@ -28,6 +28,8 @@ CONSUMER_DEFAULTS: Final = (
     ("max_attempts", "0"),
     # What a tap that was killed had in flight comes again so soon that the window still has it.
     ("msg_timeout", "5s"),
+    # An nsqd that was lost is tried again so often at least; nsqlookupd is not asked here.
+    ("lookupd_poll_interval", "15s"),
 )
 
 
