@@ -47,7 +47,10 @@ def figures() -> Figures:
         sizes={name: [place % 9 for place in range(len(SIZE_EDGES) + 1)] for name in NAMES},
         gaps={name: [place % 7 for place in range(len(GAP_EDGES) + 1)] for name in NAMES},
         peak_per_s=33,
-        backlog=Backlog([ChannelBacklog("orders", HOSTILE, 5, 6, 7, 8)], {HOSTILE: "10.0.0.1:4151"}),
+        backlog=Backlog(
+            [ChannelBacklog("orders", HOSTILE, 5, 6, 7, 8), ChannelBacklog("orders", "idle", 0, 0, 0, 0)],
+            {HOSTILE: "10.0.0.1:4151"},
+        ),
         source="the logs of nsqd",
         made=datetime(2026, 1, 31, tzinfo=UTC),
     )
@@ -79,6 +82,8 @@ def test_the_page_is_read_anywhere_and_asks_for_nothing(tabs: Tabs, tmp_path: Pa
         assert box is not None and 100 < box["width"] <= width and box["height"] >= 100
         assert plots.nth(number).get_attribute("aria-label")
     assert shown.locator(".tick").first.evaluate("text => getComputedStyle(text).fontSize") == "11.5px"
+    behind = shown.get_by_role("region", name="Backlog").locator("tbody td:last-child").all_inner_texts()
+    assert behind == ["3.6 s", "-"], "18 messages at 999 in 199 s; and nothing"
     numbers = shown.locator("details").first
     assert not numbers.locator("table").is_visible()
     numbers.locator("summary").click()

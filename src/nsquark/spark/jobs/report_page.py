@@ -169,7 +169,7 @@ def _sentences(figures: Figures) -> Iterable[str]:
 def _time_behind(figures: Figures, name: str, waiting: int) -> str:
     """How long it took to publish so many messages, on average."""
     rate = next((topic.rate_per_s for topic in figures.topics if topic.topic == name), None)
-    return duration_text(waiting / rate * SECOND_US) if rate else "-"
+    return duration_text(waiting / rate * SECOND_US) if rate and waiting else "-"
 
 
 # -- tables ------------------------------------------------------------------------------------------------
