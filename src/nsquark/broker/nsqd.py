@@ -53,7 +53,7 @@ class Nsqd:
     """Is one broker. All of it but the log's threads runs in one event loop."""
 
     def __init__(self, options: NsqdOptions, logger: Logger, data: DataPath, router: Router | None = None) -> None:
-        """`router` is an empty one, which may refuse routes that are added to it."""
+        """Makes an nsqd that is not started; `router` is an empty one, which may refuse routes that are added to it."""
         self.options = options
         self.logger = logger
         self.data = data
@@ -93,33 +93,12 @@ class Nsqd:
         """A port is 0 while nothing listens, -1 with a unix socket."""
         self.tls_context = server_context(options)
         self.auth = AuthServers(options, logger) if options.auth_http_address else None
-        self.logs = LogShared(
-            LogSettings(
-                options.max_bytes_per_file,
-                options.sync_every,
-                int(options.retention_time),
-                options.retention_bytes,
-                options.max_disk_bytes,
-                options.sync_timeout.seconds,
-            ),
-            options.node_id,
-            ChunkCache(options.cache_bytes),
-            self.loop.call_soon_threadsafe,
-            self.loop.call_later,
-            logger.warning,
-        )
+        self.logs = self._shared_by_logs()
         self.upkeep = Upkeep(self)
         self.logs.make_room = self.upkeep.make_room
         self.logs.syncer.on_behind = self._choose_ways
         self.turn.jobs = self.logs.running
-        self.lookup = LookupPeers(
-            logger,
-            self._identity,
-            self._registrations,
-            connect_timeout=options.http_client_connect_timeout.seconds,
-            request_timeout=options.http_client_request_timeout.seconds,
-            max_body_bytes=options.max_body_size,
-        )
+        self.lookup = self._lookup_peers()
         router, limits = router or Router(), HttpLimits(connections=options.max_connections)
         NsqdApi(self).add_routes(router)
         browsers = BrowserGuard("nsqd", (options.broadcast_address, *options.http_allowed_hosts))
@@ -130,6 +109,31 @@ class Nsqd:
         self._tcp: asyncio.AbstractServer | None = None
         self._metadata_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def _shared_by_logs(self) -> LogShared:
+        options = self.options
+        settings = LogSettings(
+            options.max_bytes_per_file,
+            options.sync_every,
+            int(options.retention_time),
+            options.retention_bytes,
+            options.max_disk_bytes,
+            options.sync_timeout.seconds,
+        )
+        cache, loop = ChunkCache(options.cache_bytes), self.loop
+        post, later = loop.call_soon_threadsafe, loop.call_later
+        return LogShared(settings, options.node_id, cache, post, later, self.logger.warning)
+
+    def _lookup_peers(self) -> LookupPeers:
+        options = self.options
+        return LookupPeers(
+            self.logger,
+            self._identity,
+            self._registrations,
+            connect_timeout=options.http_client_connect_timeout.seconds,
+            request_timeout=options.http_client_request_timeout.seconds,
+            max_body_bytes=options.max_body_size,
+        )
 
     # -- start and stop ----------------------------------------------------------------------------------
 
