@@ -24,7 +24,7 @@ from pyspark.sql import Row
 
 from nsquark.base.errors import UserError
 from nsquark.spark.jobs import replay
-from nsquark.spark.jobs.replay_state import Key, Pending, ReplayState
+from nsquark.spark.jobs.replay_state import PendingReplay, ReplayKey, ReplayState
 from nsquark.spark.jobs.session import read_messages
 from nsquark.spark.sink.options import SinkOptions
 from spark.jobs_driver import replay_arguments, start_delta, start_rollup
@@ -141,14 +141,14 @@ def test_a_piece_that_was_noted_and_not_appended_is_published(nsqd: Nsqd, topic:
 
     with opened() as state, replay._Appending(options, state) as writer:
         writer.write(rows[:2])
-        state.intend(Pending(state.next_token(), address(nsqd), Key(3, "n", "t", 3), 2))
+        state.intend(PendingReplay(state.next_token(), address(nsqd), ReplayKey(3, "n", "t", 3), 2))
     with opened() as state, replay._Appending(options, state) as writer:
-        assert (state.messages, state.position) == (2, Key(1, "n", "t", 1))
+        assert (state.messages, state.position) == (2, ReplayKey(1, "n", "t", 1))
         writer.write(rows[2:5])
     with opened() as state:
         assert state.pending is not None and state.messages == 2, "what is written last is known by nsqd"
         with replay._Appending(options, state) as writer:
-            assert (state.messages, state.position) == (5, Key(4, "n", "t", 4))
+            assert (state.messages, state.position) == (5, ReplayKey(4, "n", "t", 4))
             writer.write(rows[5:])
     assert [record.body for record in read_all(nsqd, topic)] == [row.body for row in rows]
     with opened(), pytest.raises(UserError, match="another replay uses"), opened():

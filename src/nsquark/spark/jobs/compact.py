@@ -89,7 +89,7 @@ class Merge(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class Done:
+class CompactDone:
     files: int = 0
     merged: int = 0
     messages: int = 0
@@ -107,9 +107,9 @@ class Compaction:
         self._journal = archive / COMPACTION / JOURNAL
         self._terminal = Terminal()
 
-    def run(self) -> Done:
+    def run(self) -> CompactDone:
         with _locked(self._archive):
-            done = Done(left=self._clear_up())
+            done = CompactDone(left=self._clear_up())
             # Merged once more, files would wait for the removal of others that nothing names.
             if not done.left:
                 for file in live_lists(self._archive):
@@ -117,7 +117,7 @@ class Compaction:
                 done.left = self._clear_up()
             return done
 
-    def _compact(self, file: ListFile, done: Done) -> None:
+    def _compact(self, file: ListFile, done: CompactDone) -> None:
         try:
             entries = file.read()
         except FileNotFoundError:

@@ -21,7 +21,7 @@ from pyspark.sql import functions as f
 from nsquark.base.errors import UserError
 from nsquark.spark.endpoint import NsqdError
 from nsquark.spark.jobs.progress import Terminal
-from nsquark.spark.jobs.replay_state import Key, Pending, ReplayState
+from nsquark.spark.jobs.replay_state import PendingReplay, ReplayKey, ReplayState
 from nsquark.spark.jobs.session import (
     add_nsq_arguments,
     add_range_arguments,
@@ -137,7 +137,7 @@ def _range(args: argparse.Namespace) -> tuple[datetime | None, datetime]:
 
 
 @dataclass
-class Done:
+class ReplayDone:
     messages: int = 0
     before: int = 0
     """Messages that earlier runs published."""
@@ -151,10 +151,10 @@ def publish(
     rate: int,
     state: ReplayState | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
-) -> Done:
+) -> ReplayDone:
     """Publishes oldest first, from where the state is on."""
     terminal, began = Terminal(), time.monotonic()
-    done = Done()
+    done = ReplayDone()
     with _Publishing(options) if state is None else _Appending(options, state) as writer:
         rows, total = ordered(messages, state.position if state is not None else None)
         done.before = state.messages if state is not None else 0
@@ -175,7 +175,7 @@ def publish(
     return done
 
 
-def ordered(messages: DataFrame, position: Key | None) -> tuple[Iterator[Row], int]:
+def ordered(messages: DataFrame, position: ReplayKey | None) -> tuple[Iterator[Row], int]:
     """The messages after a position, oldest first, and how many they are."""
     keyed = messages.withColumn("at_us", f.unix_micros("timestamp"))
     if position is not None:
@@ -270,7 +270,7 @@ class _Appending:
         last = piece[-1]
         token = self._state.next_token()
         address = choose_nsqd(self._options.nsqd, token, bodies.topic)
-        self._state.intend(Pending(token, address, Key(*(last[name] for name in ORDER)), len(piece)))
+        self._state.intend(PendingReplay(token, address, ReplayKey(*(last[name] for name in ORDER)), len(piece)))
         self._appender(address).append(token, bodies)
         self._state.settle()
 

@@ -23,7 +23,7 @@ STATE = "replay.json"
 LOCK = "lock"
 
 
-class Key(NamedTuple):
+class ReplayKey(NamedTuple):
     """The place of a message in the order of a replay."""
 
     at_us: int
@@ -32,12 +32,12 @@ class Key(NamedTuple):
     seq: int
 
 
-class Pending(msgspec.Struct, frozen=True):
+class PendingReplay(msgspec.Struct, frozen=True):
     """A piece that is being appended."""
 
     token: str
     nsqd: str
-    last: Key
+    last: ReplayKey
     messages: int
 
 
@@ -51,8 +51,8 @@ class _Noted(msgspec.Struct):
     until_us: int
     pieces: int = 0
     messages: int = 0
-    position: Key | None = None
-    pending: Pending | None = None
+    position: ReplayKey | None = None
+    pending: PendingReplay | None = None
     is_done: bool = False
 
 
@@ -98,7 +98,7 @@ class ReplayState:
         return EPOCH + self._noted.until_us * MICROSECOND
 
     @property
-    def position(self) -> Key | None:
+    def position(self) -> ReplayKey | None:
         return self._noted.position
 
     @property
@@ -107,7 +107,7 @@ class ReplayState:
         return self._noted.messages
 
     @property
-    def pending(self) -> Pending | None:
+    def pending(self) -> PendingReplay | None:
         return self._noted.pending
 
     @property
@@ -121,7 +121,7 @@ class ReplayState:
         self._noted.pieces += 1
         return f"replay-{self._noted.id}-{self._noted.pieces}"
 
-    def intend(self, piece: Pending) -> None:
+    def intend(self, piece: PendingReplay) -> None:
         self._noted.pending = piece
         self._write()
 
