@@ -1,4 +1,4 @@
-"""Publishing to many nsqds: balanced, and past those that fail.
+"""Publishes to many nsqds: balanced, and past those that fail.
 
 What a publish that returned without an error means: with `copies=1` one nsqd has the message, with `copies=N` N
 different nsqds have it. A publish that failed may have left the message on some of them all the same. A message may
@@ -46,11 +46,11 @@ STALL_S_MAX: Final = 10.0
 """An nsqd that owes answers and gives none for so long is taken for dead, long before read_timeout says so."""
 SLOW_TIMES: Final = 2
 SLOW_S_MIN: Final = 0.01
-"""An nsqd is slow that takes so many times as long as the fastest, and so much longer."""
+"""An nsqd is slow if it takes so many times as long as the fastest, and so much longer."""
 SLOW_BYTES: Final = 1
 """A slow nsqd is chosen only where all others have publishes to answer."""
 SWEEP_INTERVAL_S: Final = 0.1
-"""How exactly deadlines are kept."""
+"""Deadlines are kept so exactly."""
 
 Send = Callable[[Producer], "asyncio.Future[None]"]
 
@@ -59,15 +59,15 @@ class NsqdStatus(NamedTuple):
     """An nsqd of a pool as it is now."""
 
     address: str
-    """Where it is."""
+    """The address of its TCP port."""
     state: str
     """`"up"`, `"down"`, `"trial"` when it just came back, or `"silent"` when it owes answers for too long."""
     failures: int
-    """How often it failed since it was last up."""
+    """The number of failures since it was last up."""
     outstanding: int
-    """How many publishes it has not answered yet."""
+    """The number of publishes it has not answered yet."""
     outstanding_bytes: int
-    """How many bytes these are."""
+    """The number of bytes it has not answered yet."""
 
 
 class _Publish:
@@ -81,11 +81,11 @@ class _Publish:
         self.deadline_s = deadline_s
         self.future = future
         self.pending = copies
-        """Copies that no nsqd has said OK to."""
+        """The number of copies that no nsqd has said OK to."""
         self.in_air = 0
-        """Copies that were sent and have no answer."""
+        """The number of copies that were sent and have no answer."""
         self.takers: list[Member] = []
-        """Where a copy is or may soon be: the next one goes elsewhere."""
+        """The nsqds where a copy is or may soon be: the next one goes elsewhere."""
         self.error: BaseException | None = None
         self.is_admitted = False
 
@@ -183,7 +183,7 @@ class ProducerPool:
         return self._bytes
 
     def nsqds(self) -> list[NsqdStatus]:
-        """The nsqds that are known, and how each of them is."""
+        """Returns the nsqds that are known, and how each of them is."""
         return [
             NsqdStatus(
                 member.address,
@@ -261,7 +261,7 @@ class ProducerPool:
         return lambda producer: producer.deferred_publish_nowait(topic, delay, ready), len(ready)
 
     def _packed(self, body: Any, packing: Packing) -> bytes:
-        """As it goes to nsqd: the same bytes in every copy and every attempt."""
+        """Makes the bytes that go to nsqd: the same in every copy and every attempt."""
         if packing or self.envelope:
             body = packed(self.envelope, body, **packing)
         return checked_body(body)
@@ -314,7 +314,7 @@ class ProducerPool:
         return loop
 
     def _has_room(self, size: int, count: int = 1) -> bool:
-        """One publish is always let through, however big."""
+        """Tells whether there is room; one publish is always let through, however big."""
         waiting = self._count + count
         return waiting == 1 or (self._bytes + size <= self._bytes_max and waiting <= self._count_max)
 
@@ -326,7 +326,7 @@ class ProducerPool:
             self._place(publish)
 
     def _place(self, publish: _Publish) -> None:
-        """One copy to the best nsqd; it waits if none can be used now."""
+        """Sends one copy to the best nsqd; it waits if none can be used now."""
         if publish.future.done():
             return
         member = self._best(publish.takers)
@@ -352,8 +352,9 @@ class ProducerPool:
         answer.add_done_callback(lambda answer: self._answered(publish, member, sent_s, answer.exception()))
 
     def _best(self, takers: list[Member]) -> Member | None:
-        """The fewest unanswered bytes; equals take turns, or those who await each publish would use one nsqd only. One
-        that is much slower than others has no turn, but for one publish now and then that measures it anew.
+        """Finds the nsqd with the fewest unanswered bytes; equals take turns, or those who await each publish would use
+        one nsqd only. One that is much slower than others has no turn, but for one publish now and then that measures
+        it anew.
         """
         best: Member | None = None
         best_bytes = 0
@@ -388,13 +389,15 @@ class ProducerPool:
             self._settled(publish)
 
     def _fail(self, publish: _Publish, error: BaseException) -> None:
-        """Unless its future was cancelled."""
+        """Fails a publish, unless its future was cancelled."""
         if not publish.future.done():
             publish.future.set_exception(error)
         self._settled(publish)
 
     def _settled(self, publish: _Publish) -> None:
-        """Copies still in the air take up room even if nobody waits for them."""
+        """Is told that a publish has its outcome; copies still in the air take up room even if
+        nobody waits for them.
+        """
         self._unsettled.pop(publish, None)
         if publish.is_admitted and not publish.in_air:
             publish.is_admitted = False
@@ -411,7 +414,9 @@ class ProducerPool:
             self._place(publish)
 
     def _refusal(self) -> BaseException | None:
-        """Where every nsqd refuses the connection itself, waiting for the deadline would only hide the mistake."""
+        """Returns the error where every nsqd refuses the connection itself: waiting for the deadline would only hide
+        the mistake.
+        """
         if not self._members and self._discovery is not None:
             return self._discovery.wrong
         errors = [member.error for member in self._in_turn]
@@ -438,7 +443,7 @@ class ProducerPool:
             self._sweep = asyncio.get_running_loop().call_later(SWEEP_INTERVAL_S, self._sweep_up)
 
     def _send_elsewhere(self, silent: Member) -> None:
-        """What this nsqd owes goes to another too, if there is one; whichever answers first counts."""
+        """Sends what this nsqd owes to another too, if there is one; whichever answers first counts."""
         for publish in list(self._unsettled):
             if silent in publish.takers and not publish.future.done():
                 other = self._best(publish.takers)
