@@ -1,6 +1,11 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False
 # The C form of bytes.py: each module that uses a function has it inline. Decorators for the above have no effect here.
+from cpython.bytearray cimport PyByteArray_FromStringAndSize
 from libc.string cimport memcpy
+
+
+cdef inline bytearray room(Py_ssize_t size):
+    return PyByteArray_FromStringAndSize(NULL, size)
 
 
 cdef inline long long u32(const unsigned char[::1] data, long long pos) noexcept:

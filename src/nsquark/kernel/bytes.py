@@ -4,6 +4,11 @@ The module itself is not compiled: other modules take the functions of bytes.pxd
 """
 
 
+def room(size):
+    """Makes a bytearray whose bytes are not set yet when compiled: clearing them costs as much as a copy."""
+    return bytearray(size)
+
+
 def u32(data, pos):
     """Reads an unsigned number of 4 bytes, big endian."""
     return int.from_bytes(data[pos : pos + 4], "big")

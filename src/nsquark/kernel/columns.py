@@ -11,9 +11,9 @@ from nsquark.wire import record
 from nsquark.wire.frames import FrameType
 
 if cython.compiled:
-    from cython.cimports.nsquark.kernel.bytes import copy, i64, put, u32
+    from cython.cimports.nsquark.kernel.bytes import copy, i64, put, room, u32
 else:
-    from nsquark.kernel.bytes import copy, i64, put, u32
+    from nsquark.kernel.bytes import copy, i64, put, room, u32
 
 # Declared, not annotated: an annotated global stays a Python object in the compiled form.
 _SIZE_BYTES = cython.declare(cython.longlong, record.SIZE_BYTES)
@@ -53,7 +53,7 @@ def without_bodies(data: cython.const[cython.uchar][::1], start: cython.longlong
             raise RecordError(f"record {count} is no record of a message")
         pos += _SIZE_BYTES + u32(data, pos)
         count += 1
-    heads: bytearray = bytearray(count * _BODY_AT)
+    heads: bytearray = room(count * _BODY_AT)
     view: cython.uchar[::1] = memoryview(heads)
     pos = start
     while pos < end:
@@ -112,20 +112,21 @@ class ColumnBuilder:
     def _renew(self) -> object:
         self.rows = 0
         self.body_bytes = 0
-        self._seqs_buffer = bytearray(self.rows_max * 8)
-        self._times_buffer = bytearray(self.rows_max * 8)
-        self._ids_buffer = bytearray(self.rows_max * 16)
-        self._offsets_buffer = bytearray((self.rows_max + 1) * 4)
+        self._seqs_buffer = room(self.rows_max * 8)
+        self._times_buffer = room(self.rows_max * 8)
+        self._ids_buffer = room(self.rows_max * 16)
+        self._offsets_buffer = room((self.rows_max + 1) * 4)
         self._seqs = memoryview(self._seqs_buffer).cast("q")
         self._times = memoryview(self._times_buffer).cast("q")
         self._ids = memoryview(self._ids_buffer)
         self._offsets = memoryview(self._offsets_buffer).cast("i")
+        self._offsets[0] = 0
         self._room_for_bodies(self.body_bytes_max if self.with_bodies else 1)
         return None
 
     @cython.cfunc
     def _room_for_bodies(self, size: cython.longlong) -> object:
-        self._bodies_buffer = bytearray(size)
+        self._bodies_buffer = room(size)
         self._bodies = memoryview(self._bodies_buffer)
         return None
 

@@ -13,9 +13,9 @@ from nsquark.wire import record
 
 if cython.compiled:
     from cython.cimports.libc.string import memcpy
-    from cython.cimports.nsquark.kernel.bytes import copy, put
+    from cython.cimports.nsquark.kernel.bytes import copy, put, room
 else:
-    from nsquark.kernel.bytes import copy, put
+    from nsquark.kernel.bytes import copy, put, room
 
 _COUNT_BYTES = cython.declare(cython.longlong, 4)
 _SIZE_BYTES = cython.declare(cython.longlong, record.SIZE_BYTES)
@@ -50,7 +50,7 @@ def pack(
     last: cython.longlong,
     bytes_max: cython.longlong,
     count_max: cython.longlong,
-) -> tuple[bytes, int]:
+) -> tuple[bytearray, int]:
     """Makes an MPUB body of rows from `first` on; returns the row after them too.
 
     It takes as many rows before `last` as both limits allow, but always one: what to do with a message that is too
@@ -65,12 +65,12 @@ def pack(
             size -= _SIZE_BYTES + offsets[end + 1] - offsets[end]
             break
         end += 1
-    body = bytearray(size)
+    body = room(size)
     _fill(body, data, offsets, first, end)
-    return bytes(body), end
+    return body, end
 
 
-def pack_bodies(bodies: list) -> bytes:
+def pack_bodies(bodies: list) -> bytearray:
     """Makes an MPUB body of these messages, each `bytes`; nsqd refuses an empty one."""
     size: cython.longlong = _COUNT_BYTES
     length: cython.longlong
@@ -82,7 +82,7 @@ def pack_bodies(bodies: list) -> bytes:
         if length == 0:
             raise ValueError("a message body must not be empty: nsqd refuses it")
         size += _SIZE_BYTES + length
-    packed = bytearray(size)
+    packed = room(size)
     out = packed
     put(out, 0, len(bodies), 4)
     for body in bodies:
@@ -94,7 +94,7 @@ def pack_bodies(bodies: list) -> bytes:
         else:
             out[pos : pos + length] = body
         pos += length
-    return bytes(packed)
+    return packed
 
 
 @cython.cfunc
@@ -218,7 +218,7 @@ def size_lines(
             start = at + 1
         at += 1
     rest: cython.longlong = start if start < end else end
-    sized: bytearray = bytearray(size)
+    sized: bytearray = room(size)
     out: cython.uchar[::1] = sized
     used: cython.longlong = 0
     start = at = first

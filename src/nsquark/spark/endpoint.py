@@ -29,6 +29,9 @@ TEXT_CHARS_MAX = 500
 _TCP_PORT_ANSWER = "E_BAD_PROTOCOL"
 _FAILURES = (OSError, http.client.HTTPException)
 
+Body = bytes | bytearray
+"""What a request may carry."""
+
 
 class NsqdError(RuntimeError):
     """Says that reading cannot go on; the text says why and what to do."""
@@ -139,7 +142,7 @@ class Endpoint:
             self._connection.close()
             self._connection = None
 
-    def ask(self, path: str, method: str = "GET", body: bytes | None = None, /, **query: Any) -> dict[str, Any]:
+    def ask(self, path: str, method: str = "GET", body: Body | None = None, /, **query: Any) -> dict[str, Any]:
         """Returns the JSON of an answer. A connection that was kept may be stale, so the first
         failure is tried again.
         """
@@ -158,7 +161,7 @@ class Endpoint:
             return self.ask(path, method, body, **query)
         raise self._refusal(path, response.status, answer)
 
-    def stream(self, path: str, body: bytes | None = None, /, **query: Any) -> http.client.HTTPResponse:
+    def stream(self, path: str, body: Body | None = None, /, **query: Any) -> http.client.HTTPResponse:
         """Returns an answer whose body is still to be read; with a body of its own the request is a POST."""
         try:
             response = self._send("GET" if body is None else "POST", path, query, body)
@@ -186,7 +189,7 @@ class Endpoint:
         except msgspec.ValidationError as error:
             raise self.wrong(f": {error}") from None
 
-    def _send(self, method: str, path: str, query: dict[str, Any], body: bytes | None) -> http.client.HTTPResponse:
+    def _send(self, method: str, path: str, query: dict[str, Any], body: Body | None) -> http.client.HTTPResponse:
         self.deadline.set(self._timeout_s)
         if self._connection is None:
             self._connection = _open_connection(self.address, self._access.tls, self._timeout_s)

@@ -9,6 +9,7 @@ import msgspec
 from nsquark.spark.endpoint import (
     PORT_MAX,
     REQUEST_TIMEOUT_S,
+    Body,
     Endpoint,
     ForeignNsqd,
     NsqdError,
@@ -84,7 +85,7 @@ class RangeNsqd(Endpoint):
         self.run = run
         """The start that the last answer came from."""
 
-    def ask(self, path: str, method: str = "GET", body: bytes | None = None, /, **query: Any) -> dict[str, Any]:
+    def ask(self, path: str, method: str = "GET", body: Body | None = None, /, **query: Any) -> dict[str, Any]:
         fields = super().ask(path, method, body, **query)
         self.check_id(fields.get("nsqd_id"))
         self.run = str(fields.get("nsqd_run", ""))
@@ -114,7 +115,7 @@ class RangeNsqd(Endpoint):
         status = fields.get("status")
         return Refused(self.address, path, status if isinstance(status, int) else 400, fields)
 
-    def stream(self, path: str, body: bytes | None = None, /, **query: Any) -> http.client.HTTPResponse:
+    def stream(self, path: str, body: Body | None = None, /, **query: Any) -> http.client.HTTPResponse:
         response = super().stream(path, body, **query)
         self.check_id(response.headers.get(ID_HEADER))
         return response

@@ -15,7 +15,7 @@ _size = _SIZE.pack
 class MpubBody(msgspec.Struct, frozen=True):
     """Lays messages out as MPUB wants them: int32 count, then int32 size and bytes of each."""
 
-    data: bytes
+    data: bytes | bytearray
     count: int
 
 
@@ -40,7 +40,7 @@ def dpub(topic: bytes, delay_ms: int, body: bytes) -> bytes:
 
 
 def mpub(topic: bytes, body: MpubBody) -> bytes:
-    return b"MPUB %b\n%b%b" % (topic, _size(len(body.data)), body.data)
+    return b"".join((b"MPUB ", topic, b"\n", _size(len(body.data)), body.data))
 
 
 def rdy(count: int) -> bytes:
