@@ -66,7 +66,7 @@ def main() -> int:
     print(f"\n{report.machine()}\n")
     tables = report.tables(results) + ([lookupd.table(discovery)] if discovery else [])
     tables += [clients.table(f"Client libraries on {who}", rates) for who, rates in libraries.items()]
-    tables += [spark.table(sparks)] if sparks else []
+    tables += spark.tables(sparks) if sparks else []
     for table in tables:
         print(table.markdown() if options.markdown else table.plain(), end="\n\n")
     if options.json:

@@ -1,314 +1,257 @@
-"""`python -m benchmarks.spark`: how fast Spark reads and writes topics, beside a source that is only memory.
+"""`python -m benchmarks.spark`: how fast Spark reads and writes topics, beside sources and sinks that are only memory.
 
-The source in memory gives the same columns in Arrow batches of the same size, made once: what it takes is what Spark
-itself takes. Everything runs on local[2] in one session, so both sides see the machine in the same mood.
+What a source in memory takes is what Spark itself takes, for a batch and for a stream. Everything runs on local[2] in
+one session, ours and the other in turn, so that all see the machine in the same mood. CPU time is that of nsqd, of
+Spark's Python workers and of its JVM, which share the machine.
 """
 
 import argparse
-import http.client
-import json
-import os
-import statistics
-import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from benchmarks import spark_batches
 from benchmarks.broker import Broker
 from benchmarks.report import Table, machine
+from benchmarks.spark_cpu import Cpu, CpuMeter
+from benchmarks.spark_memory import BODY_BYTES, TOPIC
+from benchmarks.spark_session import fill, make_session
 from benchmarks.wire import LoadError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 MESSAGES_DEFAULT = 2_000_000
-BODY_BYTES = 200
-MPUB_MESSAGES = 2000
-ROWS_PER_BATCH = 8192
-PARTITIONS = 14
-"""As many as 2 million messages are split into."""
 ROUNDS = 3
 """The best counts: the others paid for compiling, or for what else the machine did."""
-TOPIC = "bench"
-READ_TARGET = 0.6
-WRITE_TARGET = 0.5
-OVERHEAD_TARGET_MS = 50
-OVERHEAD_BATCHES = 50
-COLUMNS = "topic string, nsqd string, seq bigint, id string, timestamp timestamp, body binary"
 EVENT = "id bigint, user string, amount bigint"
+READ, PARQUET, STREAM, WINDOWS, WRITE, BATCHES = "read", "parquet", "stream", "windows", "write", "batches"
+PARTS = (READ, PARQUET, STREAM, WINDOWS, WRITE, BATCHES)
+
+
+class Taken(NamedTuple):
+    """What one run took."""
+
+    seconds: float
+    cpu: Cpu
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was done with how many messages in which time; `memory_seconds` for the same from memory."""
+    """What was done with how many messages; `beside` is the same with a source or sink that is only memory."""
 
     name: str
     title: str
     messages: int
-    seconds: float
-    memory_seconds: float | None = None
+    ours: Taken
+    beside: Taken | None = None
     target: float | None = None
 
     @property
     def rate(self) -> float:
-        return self.messages / self.seconds
+        return self.messages / self.ours.seconds
 
     @property
     def ratio(self) -> float | None:
-        return self.memory_seconds / self.seconds if self.memory_seconds else None
+        return self.beside.seconds / self.ours.seconds if self.beside else None
+
+    def us_per_row(self, taken: Taken) -> Cpu:
+        return Cpu(*(seconds * 1e6 / self.messages for seconds in taken.cpu))
 
 
 @dataclass(frozen=True)
 class Measurement:
     rows: list[Row]
-    overhead_ms: float
-    """Of the source in a micro-batch: offsets, planning and report together, the median."""
+    batches: spark_batches.Measurement | None
 
 
-def body(number: int) -> bytes:
-    event = b'{"id":%d,"user":"u%d","amount":%d,"pad":"' % (number, number % 100, number % 1000)
-    return event.ljust(BODY_BYTES - 2, b"x") + b'"}'
+class Jobs:
+    """What is done with messages, from a topic and from memory."""
 
-
-def memory_source(messages: int) -> type:
-    """The same rows, from memory. A function, because pyspark is only there if Spark is."""
-    from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-
-    class MemoryReader(DataSourceReader):
-        def partitions(self) -> list[InputPartition]:
-            return [InputPartition(number) for number in range(PARTITIONS)]
-
-        def read(self, partition: InputPartition) -> Iterator[Any]:
-            import pyarrow as pa
-
-            rows = ROWS_PER_BATCH
-            times = pa.array(range(rows), pa.int64()).cast(pa.timestamp("us", "UTC"))
-            columns = [
-                pa.array([TOPIC] * rows),
-                pa.array(["d0aa3256-ae2c-4018-8bb5-f07743d0d5b2"] * rows),
-                pa.array(range(rows), pa.int64()),
-                pa.array(["4d219dcc98801000"] * rows),
-                times,
-                pa.array([body(number) for number in range(rows)]),
-            ]
-            batch = pa.record_batch(columns, names=[column.split()[0] for column in COLUMNS.split(", ")])
-            left = messages // PARTITIONS + (partition.value < messages % PARTITIONS)
-            while left > 0:
-                yield batch.slice(0, left)
-                left -= rows
-
-    class MemorySource(DataSource):
-        @classmethod
-        def name(cls) -> str:
-            return "memory_arrow"
-
-        def schema(self) -> str:
-            return COLUMNS
-
-        def reader(self, schema: Any) -> MemoryReader:
-            return MemoryReader()
-
-    return MemorySource
-
-
-def dropping_sink() -> type:
-    """Takes Arrow batches and drops them: what Spark itself takes to hand rows to any Arrow sink in Python."""
-    from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
-
-    class DroppingWriter(DataSourceArrowWriter):
-        def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-            for _ in iterator:
-                pass
-            return WriterCommitMessage()
-
-    class DroppingSink(DataSource):
-        @classmethod
-        def name(cls) -> str:
-            return "dropping_arrow"
-
-        def writer(self, schema: Any, overwrite: bool) -> DroppingWriter:
-            return DroppingWriter()
-
-    return DroppingSink
-
-
-def fill(address: str, topic: str, messages: int) -> None:
-    connection = http.client.HTTPConnection(address)
-    for low in range(0, messages, MPUB_MESSAGES):
-        bodies = [body(number) for number in range(low, min(low + MPUB_MESSAGES, messages))]
-        data = struct.pack(">i", len(bodies)) + b"".join(struct.pack(">i", len(one)) + one for one in bodies)
-        connection.request("POST", f"/mpub?topic={topic}&binary=true", data)
-        answer = connection.getresponse()
-        said = answer.read()
-        if answer.status != 200:
-            raise LoadError(f"nsqd refused /mpub: {said.decode(errors='replace')}")
-    connection.close()
-
-
-class Spark:
-    """A session and what is done with it."""
-
-    def __init__(self, nsqd: str, messages: int, directory: Path):
-        from pyspark.sql import SparkSession
-
-        from nsquark.spark.java import spark_environment
-
-        os.environ.update(spark_environment())
-        builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-        builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.sql.shuffle.partitions", "2")
-        self.session: SparkSession = builder.config("spark.driver.memory", "2g").getOrCreate()
-        self.session.sparkContext.setLogLevel("ERROR")
-        self.session.dataSource.register(memory_source(messages))
-        self.session.dataSource.register(dropping_sink())
-        self.nsqd = nsqd
-        self.messages = messages
+    def __init__(self, session: "SparkSession", nsqd: str, messages: int, directory: Path):
+        self._session = session
+        self._nsqd = nsqd
+        self._messages = messages
         self._directory = directory
         self._serial = 0
 
     def topic(self) -> "DataFrame":
-        return self.session.read.format("nsq").options(nsqd=self.nsqd, topic=TOPIC).load()
+        return self._session.read.format("nsq").options(nsqd=self._nsqd, topic=TOPIC).load()
 
     def memory(self) -> "DataFrame":
-        return self.session.read.format("memory_arrow").load()
+        return self._session.read.format("memory_arrow").options(messages=self._messages).load()
 
-    def path(self) -> str:
-        self._serial += 1
-        return str(self._directory / str(self._serial))
+    def topic_stream(self) -> "DataFrame":
+        reader = self._session.readStream.format("nsq").options(nsqd=self._nsqd, topic=TOPIC)
+        return reader.option("startingOffsets", "earliest").load()
 
-    def to_noop(self, frame: "DataFrame") -> None:
-        frame.write.format("noop").mode("overwrite").save()
-
-    def to_parquet(self, frame: "DataFrame") -> None:
-        frame.write.parquet(self.path())
+    def memory_stream(self) -> "DataFrame":
+        return self._session.readStream.format("memory_arrow").options(messages=self._messages).load()
 
     def bodies(self) -> "DataFrame":
         """What is written, from memory."""
         return self.memory().select("body")
 
+    def to_noop(self, frame: "DataFrame") -> None:
+        frame.write.format("noop").mode("overwrite").save()
+
+    def to_parquet(self, frame: "DataFrame") -> None:
+        frame.write.parquet(self._path())
+
     def to_topic(self, frame: "DataFrame") -> None:
         self._serial += 1
         written = frame.write.format("nsq").mode("append")
-        written.options(nsqd=self.nsqd, topic=f"written_{self._serial}").save()
+        written.options(nsqd=self._nsqd, topic=f"written_{self._serial}").save()
 
     def to_dropping_sink(self, frame: "DataFrame") -> None:
         frame.write.format("dropping_arrow").mode("append").save()
 
-    def stream(self) -> None:
-        self._run(self._streamed().writeStream.format("noop"))
+    def stream_to_noop(self, frame: "DataFrame") -> None:
+        self._run(frame.writeStream.format("noop"))
 
-    def stream_windows(self) -> None:
-        events = self._streamed().selectExpr("timestamp", f"from_json(cast(body as string), '{EVENT}') as event")
-        windows = events.withWatermark("timestamp", "1 minute").groupBy(_window(), "event.user").sum("event.amount")
-        self._run(windows.writeStream.format("noop").outputMode("update"))
+    def stream_windows(self, frame: "DataFrame") -> None:
+        from pyspark.sql.functions import window
 
-    def _streamed(self) -> "DataFrame":
-        reader = self.session.readStream.format("nsq").options(nsqd=self.nsqd, topic=TOPIC)
-        return reader.option("startingOffsets", "earliest").load()
+        events = frame.selectExpr("timestamp", f"from_json(cast(body as string), '{EVENT}') as event")
+        marked = events.withWatermark("timestamp", "1 minute")
+        sums = marked.groupBy(window("timestamp", "10 seconds"), "event.user").sum("event.amount")
+        self._run(sums.writeStream.format("noop").outputMode("update"))
+
+    def _path(self) -> str:
+        self._serial += 1
+        return str(self._directory / str(self._serial))
 
     def _run(self, writer: Any) -> None:
-        query = writer.option("checkpointLocation", self.path()).trigger(availableNow=True).start()
+        query = writer.option("checkpointLocation", self._path()).trigger(availableNow=True).start()
         query.awaitTermination()
         rows = sum(progress.numInputRows for progress in query.recentProgress)
-        if rows != self.messages:
-            raise LoadError(f"the query read {rows} messages instead of {self.messages}")
+        if rows != self._messages:
+            raise LoadError(f"the query read {rows} messages instead of {self._messages}")
 
 
-def _window() -> Any:
-    from pyspark.sql.functions import window
+class Bench:
+    """Takes the time of jobs, in turn."""
 
-    return window("timestamp", "10 seconds")
+    def __init__(self, jobs: Jobs, meter: CpuMeter, messages: int, rounds: int):
+        self._jobs = jobs
+        self._meter = meter
+        self._messages = messages
+        self._rounds = rounds
+
+    def _best(self, *actions: Callable[[], None]) -> list[Taken]:
+        taken: list[list[Taken]] = [[] for _ in actions]
+        for _ in range(self._rounds):
+            for action, runs in zip(actions, taken, strict=True):
+                before, began = self._meter.read(), time.perf_counter()
+                action()
+                seconds = time.perf_counter() - began
+                runs.append(Taken(seconds, self._meter.read().since(before)))
+        return [min(runs, key=lambda run: run.seconds) for runs in taken]
+
+    def parts(self) -> dict[str, Callable[[], list[Row]]]:
+        return {
+            READ: self.read,
+            PARQUET: self.parquet,
+            STREAM: self.stream,
+            WINDOWS: self.windows,
+            WRITE: self.write,
+        }
+
+    def warm_up(self) -> None:
+        """The first job of a session starts Python workers and compiles."""
+        self._jobs.to_noop(self._jobs.memory())
+
+    def read(self) -> list[Row]:
+        jobs = self._jobs
+        ours, memory = self._best(lambda: jobs.to_noop(jobs.topic()), lambda: jobs.to_noop(jobs.memory()))
+        return [Row("read_noop", "batch read to noop", self._messages, ours, memory, 0.6)]
+
+    def parquet(self) -> list[Row]:
+        jobs = self._jobs
+        ours, memory = self._best(lambda: jobs.to_parquet(jobs.topic()), lambda: jobs.to_parquet(jobs.memory()))
+        return [Row("read_parquet", "batch read to Parquet", self._messages, ours, memory, 0.7)]
+
+    def stream(self) -> list[Row]:
+        jobs = self._jobs
+        ours, memory_stream, memory = self._best(
+            lambda: jobs.stream_to_noop(jobs.topic_stream()),
+            lambda: jobs.stream_to_noop(jobs.memory_stream()),
+            lambda: jobs.to_noop(jobs.memory()),
+        )
+        title = "stream, AvailableNow, to noop"
+        return [
+            Row("stream_noop", f"{title}, beside a stream from memory", self._messages, ours, memory_stream, 0.7),
+            Row("stream_noop_batch", "... beside a batch from memory", self._messages, ours, memory, 0.7),
+        ]
+
+    def windows(self) -> list[Row]:
+        jobs = self._jobs
+        ours, memory = self._best(
+            lambda: jobs.stream_windows(jobs.topic_stream()), lambda: jobs.stream_windows(jobs.memory_stream())
+        )
+        return [Row("stream_windows", "stream, JSON and windows", self._messages, ours, memory)]
+
+    def write(self) -> list[Row]:
+        jobs = self._jobs
+        ours, dropped, noop = self._best(
+            lambda: jobs.to_topic(jobs.bodies()),
+            lambda: jobs.to_dropping_sink(jobs.bodies()),
+            lambda: jobs.to_noop(jobs.bodies()),
+        )
+        return [
+            Row("write", "batch write, beside noop", self._messages, ours, noop, 0.5),
+            Row("write_dropped", "... beside a sink that drops its Arrow batches", self._messages, ours, dropped),
+        ]
 
 
-def seconds_of(action: Callable[[], None], rounds: int = ROUNDS) -> float:
-    taken = []
-    for _ in range(rounds):
-        started = time.perf_counter()
-        action()
-        taken.append(time.perf_counter() - started)
-    return min(taken)
-
-
-def overhead_ms(nsqd: str) -> float:
-    """All that Spark asks of the source for a micro-batch, as Spark asks it, but without Spark."""
-    from nsquark.spark.source.datasource import NsqDataSource
-    from nsquark.spark.source.range_rows import SCHEMA
-
-    source = NsqDataSource({"nsqd": nsqd, "topic": "overhead", "channel": "spark", "maxMessagesPerTrigger": "100000"})
-    reader = source.streamReader(schema=SCHEMA)
-    limit = reader.getDefaultReadLimit()
-    fill(nsqd, "overhead", 1000)
-    start = json.dumps(reader.latestOffset(reader.initialOffset(), limit))
-    taken = []
-    for _ in range(OVERHEAD_BATCHES):
-        fill(nsqd, "overhead", 1000)
-        began = time.perf_counter()
-        end = json.dumps(reader.latestOffset(json.loads(start), limit))
-        reader.partitions(json.loads(start), json.loads(end))
-        reader.reportLatestOffset()
-        taken.append((time.perf_counter() - began) * 1e3)
-        start = end
-    reader.stop()
-    return statistics.median(taken)
-
-
-def run(program: Path, messages: int = MESSAGES_DEFAULT, with_write: bool = True) -> Measurement:
+def run(
+    program: Path, messages: int = MESSAGES_DEFAULT, rounds: int = ROUNDS, parts: tuple[str, ...] = PARTS
+) -> Measurement:
     with Broker(program) as broker, tempfile.TemporaryDirectory(prefix="spark-bench-") as directory:
         nsqd = "{}:{}".format(*broker.http)
         fill(nsqd, TOPIC, messages)
-        overhead = overhead_ms(nsqd)
-        spark = Spark(nsqd, messages, Path(directory))
+        session = make_session()
         try:
-            return Measurement(_rows(spark, with_write), overhead)
+            with CpuMeter(broker) as meter:
+                bench = Bench(Jobs(session, nsqd, messages, Path(directory)), meter, messages, rounds)
+                bench.warm_up()
+                rows = [row for part, measure in bench.parts().items() if part in parts for row in measure()]
+                batches = spark_batches.run(session, nsqd, meter, Path(directory)) if BATCHES in parts else None
+                return Measurement(rows, batches)
         finally:
-            spark.session.stop()
+            session.stop()
 
 
-def _rows(spark: Spark, with_write: bool) -> list[Row]:
-    messages = spark.messages
-    spark.to_noop(spark.memory())
-    memory_noop = seconds_of(lambda: spark.to_noop(spark.memory()))
-    read = seconds_of(lambda: spark.to_noop(spark.topic()))
-    rows = [
-        Row("read_noop", "batch read to noop", messages, read, memory_noop, READ_TARGET),
-        Row(
-            "read_parquet",
-            "batch read to Parquet",
-            messages,
-            seconds_of(lambda: spark.to_parquet(spark.topic()), 1),
-            seconds_of(lambda: spark.to_parquet(spark.memory()), 1),
-        ),
-        Row("stream_noop", "stream, AvailableNow, to noop", messages, seconds_of(spark.stream, 1), memory_noop),
-        Row("stream_windows", "stream, JSON and windows", messages, seconds_of(spark.stream_windows, 1)),
+def tables(measured: Measurement) -> list[Table]:
+    made = [_throughput(measured.rows)] if measured.rows else []
+    return made + (spark_batches.tables(measured.batches) if measured.batches else [])
+
+
+def _throughput(rows: list[Row]) -> Table:
+    title = f"Spark on local[2], {rows[0].messages:,} messages of {BODY_BYTES} B on one nsqd; CPU in us per row"
+    header = ["", "rows/s", "beside", "ratio", "target", "nsqd", "Python", "JVM", "beside: Python", "JVM"]
+    return Table(title, header, [_cells(row) for row in rows])
+
+
+def _cells(row: Row) -> list[str]:
+    cpu = row.us_per_row(row.ours)
+    beside = row.us_per_row(row.beside) if row.beside else None
+    return [
+        row.title,
+        f"{row.rate:,.0f}",
+        f"{row.messages / row.beside.seconds:,.0f}" if row.beside else "-",
+        f"{row.ratio:.2f}" if row.ratio else "-",
+        _judged(row.ratio, row.target),
+        f"{cpu.nsqd:.2f}",
+        f"{cpu.python:.2f}",
+        f"{cpu.jvm:.2f}",
+        f"{beside.python:.2f}" if beside else "-",
+        f"{beside.jvm:.2f}" if beside else "-",
     ]
-    if with_write:
-        bodies_noop = seconds_of(lambda: spark.to_noop(spark.bodies()))
-        dropped = seconds_of(lambda: spark.to_dropping_sink(spark.bodies()))
-        written = seconds_of(lambda: spark.to_topic(spark.bodies()))
-        rows.append(Row("write", "batch write", messages, written, bodies_noop, WRITE_TARGET))
-        rows.append(Row("drop", "... a sink that drops its Arrow batches", messages, dropped, bodies_noop))
-    return rows
-
-
-def table(measured: Measurement) -> Table:
-    rows = [
-        [
-            row.title,
-            f"{row.rate:,.0f}",
-            f"{row.messages / row.memory_seconds:,.0f}" if row.memory_seconds else "-",
-            f"{row.ratio:.2f}" if row.ratio else "-",
-            _judged(row.ratio, row.target),
-        ]
-        for row in measured.rows
-    ]
-    verdict = "met" if measured.overhead_ms <= OVERHEAD_TARGET_MS else "MISSED"
-    overhead = f"{measured.overhead_ms:.1f} ms"
-    rows.append(["source's part of a micro-batch", overhead, "-", "-", f"<= {OVERHEAD_TARGET_MS} ms {verdict}"])
-    title = f"Spark on local[2], {measured.rows[0].messages:,} messages of {BODY_BYTES} B on one nsqd"
-    return Table(title, ["", "rows/s", "from memory", "ratio", "target"], rows)
 
 
 def _judged(ratio: float | None, target: float | None) -> str:
@@ -319,25 +262,38 @@ def _judged(ratio: float | None, target: float | None) -> str:
 
 def as_json(measured: Measurement) -> dict[str, Any]:
     figures: dict[str, Any] = {
-        row.name: {"seconds": row.seconds, "rows_per_second": row.rate, "ratio_to_memory": row.ratio}
+        row.name: {
+            "seconds": row.ours.seconds,
+            "rows_per_second": row.rate,
+            "ratio": row.ratio,
+            "target": row.target,
+            "cpu_us_per_row": row.us_per_row(row.ours)._asdict(),
+            "beside_cpu_us_per_row": row.us_per_row(row.beside)._asdict() if row.beside else None,
+        }
         for row in measured.rows
     }
-    return {**figures, "overhead_ms": measured.overhead_ms}
+    return figures | (spark_batches.as_json(measured.batches) if measured.batches else {})
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.spark", description=__doc__)
     parser.add_argument("--nsqd", type=Path, default=Path(sys.executable).with_name("nsqd"))
     parser.add_argument("--messages", type=int, default=MESSAGES_DEFAULT)
-    parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="the best of them counts (default: %(default)s)")
+    parser.add_argument("--only", default=",".join(PARTS), metavar="PART,PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--markdown", action="store_true", help="print Markdown tables")
     options = parser.parse_args()
+    parts = tuple(options.only.split(","))
+    if not set(parts) <= set(PARTS):
+        parser.error(f"--only takes some of {', '.join(PARTS)}")
     try:
-        measured = run(options.nsqd, options.messages)
+        measured = run(options.nsqd, options.messages, options.rounds, parts)
     except LoadError as error:
         print(error, file=sys.stderr)
         return 1
-    made = table(measured)
-    print(f"{machine()}\n\n{made.markdown() if options.markdown else made.plain()}")
+    print(f"{machine()}\n")
+    for table in tables(measured):
+        print(table.markdown() if options.markdown else table.plain(), end="\n\n")
     return 0
 
 
