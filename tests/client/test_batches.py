@@ -8,8 +8,8 @@ import pytest
 
 from client.consumer_rig import consumer_of, is_done, publish, until
 from client.pool_rig import address_of
-from harness import Nsqd
-from nsquark import sync
+from harness import FaultProxy, Nsqd
+from nsquark import Consumer, sync
 from nsquark.errors import ConfigError
 
 LONG_S = 60.0
@@ -152,3 +152,49 @@ def test_batches_without_asyncio(nsqd: Nsqd, topic: str) -> None:
         assert consumer.get(0) is None
         assert consumer.stats().finished == 20
     assert seen == set(numbered(20))
+
+
+async def test_what_is_gathered_longer_than_its_timeout_is_kept_alive(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"1")
+    async with consumer_of(nsqd, topic, msg_timeout="1s") as consumer:
+        async with await anext(consumer.batches(10, 3.0)) as batch:
+            assert [(message.body, message.attempts) for message in batch] == [(b"1", 1)]
+        await until(lambda: is_done(nsqd, topic))
+    assert nsqd.channel(topic)["timeout_count"] == 0
+
+
+async def test_what_a_lost_connection_brought_is_not_in_the_batch(nsqd: Nsqd, proxy: FaultProxy, topic: str) -> None:
+    publish(nsqd, topic, *numbered(2))
+    async with Consumer(
+        topic, "ch", nsqd="{}:{}".format(*proxy.address), max_in_flight=10, msg_timeout="3s"
+    ) as consumer:
+        seen: list[bytes] = []
+
+        async def take() -> None:
+            async for batch in consumer.batches(3, 1.0):
+                seen.extend(batch.bodies)
+                batch.finish()
+
+        taking = asyncio.create_task(take())
+        await until(lambda: consumer.stats().in_flight == 2)
+        proxy.cut()
+        publish(nsqd, topic, b"2")
+        await until(lambda: len(seen) >= 3 and is_done(nsqd, topic))
+        consumer.stop()
+        await taking
+        assert sorted(seen) == numbered(3)
+
+
+async def test_a_message_of_cancelled_batches_is_not_given_up(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"1")
+    async with consumer_of(nsqd, topic, max_attempts=1) as consumer:
+        for received in range(1, 4):
+            waiting = asyncio.create_task(anext(consumer.batches(10, LONG_S)))
+            await until(lambda: consumer.stats().received == received)  # noqa: B023
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        message = await consumer.get(20)
+        assert message is not None
+        message.finish()
+        assert consumer.stats().given_up == 0

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from client.consumer_rig import consumer_of, handle_until, is_done, publish
 from client.pool_rig import address_of, until
 from harness import FaultProxy, Nsqd
 from nsquark import Consumer, Dedupe, Message, Producer, ProducerPool
@@ -193,3 +194,75 @@ async def test_a_body_like_an_envelope_arrives_as_it_is_where_none_was_asked_for
     consumer = Consumer(topic, "ch", nsqd=address_of(nsqd), **settings)  # type: ignore[arg-type]
     async with consumer, await anext(consumer) as message:
         assert message.body == (b"inside" if settings else body)
+
+
+@pytest.mark.parametrize("note", ["done", "release"])
+async def test_a_store_that_cannot_note_an_answer_costs_no_more_than_a_line(
+    nsqd: Nsqd, topic: str, note: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A store that is not async raises in the middle of the answer."""
+
+    class Failing(Dedupe):
+        def done(self, key: bytes) -> None:
+            super().done(key)
+            assert note != "done", "the database is away"
+
+        def release(self, key: bytes) -> None:
+            super().release(key)
+            assert note != "release", "the database is away"
+
+    publish(nsqd, topic, b"1", b"2", b"3")
+    handled: Counter[bytes] = Counter()
+
+    async def handle(message: Message) -> None:
+        handled[message.body] += 1
+        assert handled[message.body] > 1
+
+    async with consumer_of(nsqd, topic, dedupe=Failing(), max_in_flight=1) as consumer:
+        await handle_until(consumer, handle, lambda: len(handled) == 3 and is_done(nsqd, topic))
+        assert consumer.stats().finished == 3
+    assert set(handled.values()) == {2}
+    assert "the store of keys failed" in caplog.text
+
+
+async def test_a_claim_that_nobody_waits_for_any_more_is_released(nsqd: Nsqd, topic: str) -> None:
+    class Waiting(SlowStore):
+        def __init__(self) -> None:
+            super().__init__()
+            self.may_answer = asyncio.Event()
+
+        async def claim(self, key: bytes) -> Claim:
+            claim = await super().claim(key)
+            await self.may_answer.wait()
+            return claim
+
+    publish(nsqd, topic, b"1")
+    store = Waiting()
+    async with consumer_of(nsqd, topic, dedupe=store) as consumer:
+        getting = asyncio.create_task(consumer.get())
+        await until(lambda: store.claims)
+        getting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await getting
+        store.may_answer.set()
+        await until(lambda: not store.claims)
+        message = await consumer.get(20)
+        assert message is not None
+        message.finish()
+
+
+async def test_a_store_that_is_cancelled_fails_like_any(nsqd: Nsqd, topic: str) -> None:
+    class Cancelled(SlowStore):
+        failures = 0
+
+        async def claim(self, key: bytes) -> Claim:
+            self.failures += 1
+            if self.failures == 1:
+                raise asyncio.CancelledError
+            return await super().claim(key)
+
+    publish(nsqd, topic, b"1")
+    handled: list[bytes] = []
+    async with consumer_of(nsqd, topic, dedupe=Cancelled()) as consumer:
+        await handle_until(consumer, lambda message: handled.append(message.body), lambda: is_done(nsqd, topic))
+    assert handled == [b"1"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nsquark.client.dedupe import Claim, Dedupe, DedupeStore, outcome_of
+from nsquark.client.dedupe import Dedupe
 from nsquark.client.errors import ConfigError
 
 A, B, C = b"a", b"b", b"c"
@@ -74,29 +74,3 @@ def test_a_claim_that_nobody_settles_ends() -> None:
 def test_mistakes_fail_at_once(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Dedupe(**options)
-
-
-class _AsyncStore:
-    """As one in front of a database would be."""
-
-    def __init__(self) -> None:
-        self._memory = Dedupe()
-
-    async def claim(self, key: bytes) -> Claim:
-        return self._memory.claim(key)
-
-    async def done(self, key: bytes) -> None:
-        self._memory.done(key)
-
-    async def release(self, key: bytes) -> None:
-        self._memory.release(key)
-
-
-@pytest.mark.parametrize("make", [Dedupe, _AsyncStore])
-async def test_a_store_may_be_written_either_way(make: type[DedupeStore]) -> None:
-    store = make()
-    assert await outcome_of(store.claim(A)) == "new"
-    await outcome_of(store.release(A))
-    assert await outcome_of(store.claim(A)) == "new"
-    await outcome_of(store.done(A))
-    assert await outcome_of(store.claim(A)) == "seen"

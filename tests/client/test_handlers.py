@@ -186,3 +186,41 @@ async def test_stopping_by_signals_works_in_the_main_thread_only(nsqd: Nsqd, top
 
     with pytest.raises(Exception, match="main thread only"):
         await asyncio.to_thread(run)
+
+
+async def test_an_iterator_that_ends_in_a_thread_is_a_failure_like_any(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"1")
+    attempts: list[int] = []
+
+    def handle(message: Message) -> None:
+        attempts.append(message.attempts)
+        if message.attempts == 1:
+            next(iter(()))
+
+    async with consumer_of(nsqd, topic) as consumer:
+        await handle_until(consumer, handle, lambda: len(attempts) == 2 and is_done(nsqd, topic), threads=1)
+    assert attempts == [1, 2]
+
+
+@pytest.mark.parametrize("is_failing", [False, True])
+async def test_run_that_is_cancelled_ends_also_when_a_handler_does_not_let_it_out(
+    nsqd: Nsqd, topic: str, is_failing: bool
+) -> None:
+    publish(nsqd, topic, b"1", b"2", b"3")
+    handled: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        handled.append(message.body)
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            assert not is_failing
+
+    async with consumer_of(nsqd, topic) as consumer:
+        running = asyncio.create_task(consumer.run(handle))
+        await until(lambda: handled)
+        running.cancel()
+        async with asyncio.timeout(20):
+            await asyncio.wait([running])
+        assert running.cancelled()
+        assert len(handled) == 1

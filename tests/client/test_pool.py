@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from client.pool_rig import address_of, all_messages, messages_of, start_nsqds, until
+from client.scripted import Peer, ScriptedNsqd, error_frame, say_ok
 from harness import AuthServer, FaultProxy, Nsqd, eventually
 from harness.lookupd import Nsqlookupd
 from nsquark.client.consumer import Consumer
@@ -454,3 +455,22 @@ async def test_a_cancelled_close_still_settles_everything(
     assert isinstance(future.exception(), Closed)
     await pool.close()
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_publish_that_is_refused_by_an_nsqd_on_trial_holds_no_other() -> None:
+    is_well = False
+
+    def answer(peer: Peer, line: bytes, body: bytes) -> bytes:
+        if not is_well:
+            return error_frame("E_PUB_FAILED the disk is full")
+        return error_frame("E_UNAUTHORIZED no") if line == b"PUB forbidden" else say_ok(peer, line, body)
+
+    async with ScriptedNsqd() as server:
+        server.on_command = answer
+        async with ProducerPool([server.address], retry_deadline=20) as pool:
+            refused, taken = pool.publish_nowait("forbidden", b"1"), pool.publish_nowait("fine", b"2")
+            await until(lambda: _states(pool) == ["down"])
+            is_well = True
+            with pytest.raises(ServerError, match="E_UNAUTHORIZED"):
+                await refused
+            await taken

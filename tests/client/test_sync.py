@@ -312,6 +312,19 @@ def test_publishes_without_waiting_come_in_order_and_are_bounded(nsqd: Nsqd, top
     assert nsqd.topic(topic)["message_count"] == 2000
 
 
+def test_what_was_taken_without_waiting_is_sent_though_others_fill_the_room(nsqd: Nsqd, topic: str) -> None:
+    """Each publish that returned a future has its answer, whoever publishes beside it."""
+    with sync.Producer(address_of(nsqd), outstanding_max=2) as producer, ThreadPoolExecutor(4) as pool:
+        others = [pool.submit(producer.publish, topic, b"other") for _ in range(400)]
+        answers: list[Future[None]] = []
+        while not all(other.done() for other in others):
+            with contextlib.suppress(TooMuchOutstanding):
+                answers.append(producer.publish_nowait(topic, b"x"))
+        for answer in (*answers, *others):
+            answer.result(WAIT_S)
+    assert nsqd.topic(topic)["message_count"] == len(answers) + 400
+
+
 # Fork
 
 

@@ -80,10 +80,13 @@ async def test_stop_from_a_signal_handler_ends_an_iteration_after_its_message(ns
 
 async def test_stop_lets_handlers_of_run_finish(nsqd: Nsqd, topic: str) -> None:
     publish(nsqd, topic, *(b"%d" % number for number in range(10)))
+    begun = 0
     handled: list[bytes] = []
 
     async def handle(message: Message) -> None:
-        if len(handled) == 0:
+        nonlocal begun
+        begun += 1
+        if begun == 3:
             threading.Thread(target=consumer.stop).start()
         await asyncio.sleep(0.1)
         handled.append(message.body)
@@ -108,7 +111,7 @@ async def test_stop_does_not_wait_for_ever(nsqd: Nsqd, topic: str) -> None:
         running = asyncio.create_task(consumer.run(hang))
         async with asyncio.timeout(WAIT_S):
             await asyncio.wait([running])
-    assert nsqd.channel(topic)["depth"] == 1
+    await until(lambda: nsqd.channel(topic)["depth"] == 1)
 
 
 async def test_a_consumer_stopped_before_its_start_does_not_start(nsqd: Nsqd, topic: str) -> None:
@@ -160,3 +163,33 @@ def test_a_block_that_lets_exceptions_out_without_asyncio(nsqd: Nsqd, topic: str
         with next(consumer).or_raise() as message:
             assert message.attempts == 2
         assert consumer.stats().finished == 1
+
+
+@pytest.mark.parametrize("kind", ["run", "iteration", "get", "batches"])
+async def test_no_message_is_taken_after_stop(nsqd: Nsqd, topic: str, kind: str) -> None:
+    """Though they are all here, and nothing has to be awaited to take them."""
+    publish(nsqd, topic, *(b"%d" % number for number in range(10)))
+    handled: list[bytes] = []
+
+    def handle(message: Message) -> None:
+        handled.append(message.body)
+        consumer.stop()
+        message.finish()
+
+    async with consumer_of(nsqd, topic) as consumer:
+        await until(lambda: consumer.stats().in_flight == 10)
+        async with asyncio.timeout(WAIT_S):
+            if kind == "run":
+                await consumer.run(handle)
+            elif kind == "iteration":
+                async for message in consumer:
+                    handle(message)
+            elif kind == "get":
+                while (taken := await consumer.get()) is not None:
+                    handle(taken)
+            else:
+                async for batch in consumer.batches(1):
+                    handle(batch[0])
+        assert len(handled) == 1
+    channel = nsqd.channel(topic)
+    assert (channel["depth"], channel["in_flight_count"]) == (9, 0)

@@ -155,3 +155,32 @@ def test_without_asyncio(nsqd: Nsqd, topic: str) -> None:
                 orders.append(message.decode(Order, "msgpack"))
     assert orders == [Order(7)]
     assert consumer.stats().given_up == 1 and is_done(nsqd, topic)
+
+
+async def test_the_end_does_not_wait_for_a_hook_for_ever(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"[]")
+    hooks: list[asyncio.Task[None] | None] = []
+
+    async def hang(_: Message) -> None:
+        hooks.append(asyncio.current_task())
+        await asyncio.sleep(3600)
+
+    async with consumer_of(nsqd, topic, on_give_up=hang) as consumer:
+        running = asyncio.create_task(consumer.run(lambda message: message.decode(int)))
+        await until(lambda: hooks)
+        await consumer.close(0.1)
+        await running
+    assert hooks[0] is not None
+    assert hooks[0].cancelled()
+    await until(lambda: nsqd.channel(topic)["depth"] == 1)
+
+
+async def test_a_hook_may_close_its_consumer(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"[]")
+
+    async def close(_: Message) -> None:
+        await consumer.close(3600)
+
+    consumer = consumer_of(nsqd, topic, on_give_up=close)
+    async with asyncio.timeout(20), consumer:
+        await consumer.run(lambda message: message.decode(int))

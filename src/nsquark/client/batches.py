@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import timedelta
-from types import TracebackType
 from typing import Self, overload
 
 from nsquark.client.errors import ConfigError
-from nsquark.client.message import Message, OrRaise
+from nsquark.client.message import AnswerBlock, Message, OrRaise
 
 
-class Batch(Sequence[Message]):
+class Batch(AnswerBlock, Sequence[Message]):
     """Some messages of a consumer, answered together or one by one.
 
     `async with batch:` finishes, when the block ends well, those that were not answered in it. After an exception,
@@ -85,22 +84,6 @@ class Batch(Sequence[Message]):
             message.answer_for(error)
         return error is None or isinstance(error, Exception)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        return self.conclude(error)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        return self.conclude(error)
-
     def __repr__(self) -> str:
         return f"<Batch of {len(self)} messages, {len(self.unanswered)} unanswered>"
 
@@ -116,6 +99,7 @@ class Batches:
         self,
         take: Callable[[float | None], Awaitable[Message | None]],
         has_all: Callable[[], bool],
+        gathered: set[Message],
         max_messages: int,
         max_wait: float | timedelta,
     ) -> None:
@@ -126,6 +110,7 @@ class Batches:
             raise ConfigError(f"invalid max_wait ! {wait_s} s: give 0 or more")
         self._take = take
         self._has_all = has_all
+        self._gathered = gathered
         self._messages_max = max_messages
         self._wait_s = wait_s
 
@@ -133,10 +118,16 @@ class Batches:
         return self
 
     async def __anext__(self) -> Batch:
-        first = await self._take(None)
-        if first is None:
-            raise StopAsyncIteration
+        while (first := await self._take(None)) is not None:
+            messages = await self._gather(first)
+            if there := [message for message in messages if not message.is_answered]:
+                return Batch(there)
+        raise StopAsyncIteration
+
+    async def _gather(self, first: Message) -> list[Message]:
+        """Waits for others. All are kept alive meanwhile; those that nsqd takes back all the same count as answered."""
         messages = [first]
+        self._gathered.add(first)
         deadline_s = asyncio.get_running_loop().time() + self._wait_s
         try:
             while len(messages) < self._messages_max and not self._has_all():
@@ -144,8 +135,11 @@ class Batches:
                 if message is None:
                     break
                 messages.append(message)
+                self._gathered.add(message)
         except BaseException:
             for message in messages:
-                message.give_back()
+                message.abandon()
             raise
-        return Batch(messages)
+        finally:
+            self._gathered.difference_update(messages)
+        return messages

@@ -146,6 +146,7 @@ class Consumer:
         timeout: seconds after which what is still being handled is cancelled and given back.
         """
         self._is_stopped = True
+        self._inbox.turn_loop_first()
         if self._is_started and not self._is_closing:
             with contextlib.suppress(RuntimeError):  # the loop has ended, and all of this with it
                 self._loop.call_soon_threadsafe(self._stop, timeout)
@@ -234,7 +235,10 @@ class Consumer:
         max_messages: at most so many in a batch. As many must be allowed by max_in_flight to come together.
         max_wait: seconds that the first message of a batch waits for others.
         """
-        return Batches(lambda deadline_s: self._next(None, deadline_s), self._has_all, max_messages, max_wait)
+        return Batches(self._next_by, self._has_all, self._inbox.gathered, max_messages, max_wait)
+
+    async def _next_by(self, deadline_s: float | None) -> Message | None:
+        return await self._next(None, deadline_s)
 
     def _has_all(self) -> bool:
         """Tells whether no more can come before something is answered."""
@@ -262,9 +266,11 @@ class Consumer:
         while True:
             if time.monotonic() - self._inbox.loop_turn_at_s > LOOP_TURN_S:
                 await self._inbox.let_loop_turn()
+            if self._is_stopped:
+                return None  # what waits goes back
             message = self._inbox.take(self._loop.time())
             if message is None:
-                if self._is_stopped or (deadline_s is not None and self._loop.time() >= deadline_s):
+                if deadline_s is not None and self._loop.time() >= deadline_s:
                     return None
                 if asyncio.get_running_loop() is not self._loop:
                     raise NsqError(f"{self.topic}/{self.channel}: {ANOTHER_LOOP}")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Final
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
-from nsquark.client.dedupe import DedupeStore, outcome_of
+from nsquark.client.dedupe import Claim, DedupeStore
+from nsquark.client.errors import NsqError
 from nsquark.client.logs import Log
 from nsquark.client.message import Message
+from nsquark.client.tasks import is_cancelled
 
 BUSY_COPY_DELAY_S: Final = 1.0
 """The delay after which a copy comes again whose twin is being worked on."""
+CLAIM_AND_RELEASE: Final = 2
+"""The writes that a message may cost the store, one after the other."""
 
 
 class Copies:
@@ -22,7 +27,7 @@ class Copies:
         self._log = log
         self._prefix = f"{topic}/{channel}/".encode()
         """Stands before each key: every channel gets each key, and two of them may share a store."""
-        self._noting: set[asyncio.Future[None]] = set()
+        self._noting: set[asyncio.Future[Any]] = set()
         """The writes that the store still has to end."""
         self.count = 0
         """The number of copies that were found and not handled again."""
@@ -32,7 +37,7 @@ class Copies:
         key = message.key or f"{message.nsqd_address}/".encode() + message.id
         message.key = None
         try:
-            claim = await outcome_of(self._store.claim(self._prefix + key))
+            claim = await self._claim(self._prefix + key)
         except BaseException as error:
             if not message.conclude(error):
                 raise
@@ -49,25 +54,54 @@ class Copies:
 
     def finished(self, message: Message) -> None:
         if message.key is not None:
-            self._note(self._store.done(self._prefix + message.key))
+            self._note(self._store.done, self._prefix + message.key)
 
     def requeued(self, message: Message) -> None:
         if message.key is not None:
-            self._note(self._store.release(self._prefix + message.key))
+            self._note(self._store.release, self._prefix + message.key)
 
     async def end(self, timeout_s: float) -> None:
         """Waits for what the store still writes."""
-        if self._noting:
-            await asyncio.wait(self._noting, timeout=timeout_s)
+        for _ in range(CLAIM_AND_RELEASE):
+            if self._noting:
+                await asyncio.wait(self._noting, timeout=timeout_s)
 
-    def _note(self, outcome: Awaitable[None] | None) -> None:
+    async def _claim(self, key: bytes) -> Claim:
+        """Claims a key. Who is cancelled while the store works on it leaves no claim behind."""
+        outcome = self._store.claim(key)
+        if not inspect.isawaitable(outcome):
+            return outcome
+        claiming = asyncio.ensure_future(outcome)
+        try:
+            return await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            if claiming.cancelled() and not is_cancelled():
+                raise NsqError("the store of keys was cancelled") from None
+            self._noting.add(claiming)
+            claiming.add_done_callback(lambda _: self._claimed_for_nobody(key, claiming))
+            raise
+
+    def _claimed_for_nobody(self, key: bytes, claiming: asyncio.Future[Claim]) -> None:
+        self._is_written(claiming)
+        if not claiming.cancelled() and claiming.exception() is None and claiming.result() == "new":
+            self._note(self._store.release, key)
+
+    def _note(self, method: Callable[[bytes], Awaitable[None] | None], key: bytes) -> None:
         """Lets a store that needs time write, without holding the message's answer back."""
+        try:
+            outcome = method(key)
+        except Exception as error:
+            self._failed(error)
+            return
         if outcome is not None:
             noting: asyncio.Future[None] = asyncio.ensure_future(outcome)
             self._noting.add(noting)
             noting.add_done_callback(self._is_written)
 
-    def _is_written(self, noting: asyncio.Future[None]) -> None:
+    def _is_written(self, noting: asyncio.Future[Any]) -> None:
         self._noting.discard(noting)
         if not noting.cancelled() and (error := noting.exception()) is not None:
-            self._log.error("the store of keys failed: a copy may be handled again", exc_info=error)
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        self._log.error("the store of keys failed: a copy may be handled again", exc_info=error)

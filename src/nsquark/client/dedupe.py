@@ -5,12 +5,11 @@ A key counts as seen when its message is finished, not when it arrives: if the h
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable
 from datetime import timedelta
-from typing import Final, Literal, Protocol, TypeVar, cast
+from typing import Final, Literal, Protocol
 
 from nsquark.base.durations import Duration
 from nsquark.client.documented import documented_like
@@ -22,8 +21,6 @@ KEYS_MAX: Final = 1_000_000
 AGE_DEFAULT: Final = "1h"
 CLAIM_AGE_DEFAULT: Final = "15m"
 """The longest that nsqd lets a message be in flight, by default."""
-
-T = TypeVar("T")
 
 Claim = Literal["new", "busy", "seen"]
 """What a store says of a key. new: handle it, then call `done` or `release`. busy: another copy is being handled,
@@ -113,13 +110,6 @@ class Dedupe:
     def _keep_bound(self, keys: OrderedDict[bytes, int]) -> None:
         if len(keys) > self._keys_max:
             keys.popitem(last=False)
-
-
-async def outcome_of(outcome: T | Awaitable[T]) -> T:
-    """Returns the outcome of a store's method, whichever way the store is written."""
-    if inspect.isawaitable(outcome):
-        return await cast("Awaitable[T]", outcome)
-    return outcome
 
 
 def _forget(keys: OrderedDict[bytes, int], before_ns: int) -> None:

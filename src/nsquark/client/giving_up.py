@@ -14,6 +14,7 @@ from typing import Any, Final
 from nsquark.client.checks import is_async
 from nsquark.client.logs import Log, shown_id
 from nsquark.client.message import Message
+from nsquark.client.tasks import end_tasks, in_thread
 
 TRIED_MAX: Final = 100_000
 """So many last attempts are remembered; one that is forgotten costs another attempt, never a message."""
@@ -85,15 +86,14 @@ class GivingUp:
         task.add_done_callback(self._tasks.discard)
 
     async def end(self, timeout_s: float) -> None:
-        """Waits for hooks that run."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout_s)
+        """Waits for hooks that run, except for the one that calls this; cancels those that are late."""
+        await end_tasks(self._tasks, timeout_s, "on_give_up", self._log)
 
     @staticmethod
     async def _call(hook: Hook, message: Message, executor: Executor | None, is_off_loop: bool) -> None:
         """Calls the hook where handlers run, so that it may do what they do."""
         if is_off_loop and not is_async(hook):
-            await asyncio.get_running_loop().run_in_executor(executor, hook, message)
+            await in_thread(executor, hook, message)
             return
         outcome = hook(message)
         if inspect.isawaitable(outcome):

@@ -15,9 +15,8 @@ from nsquark.client.checks import is_async
 from nsquark.client.errors import NsqError, WrongHandler
 from nsquark.client.logs import Log
 from nsquark.client.message import Message
+from nsquark.client.tasks import end_tasks, in_thread, is_cancelled
 
-CANCEL_TIMEOUT_S: Final = 5.0
-"""A handler that was cancelled may take so long to end."""
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 Handler = Callable[[Message], Any]
@@ -72,69 +71,51 @@ class Handlers:
             for _ in range(threads or concurrency)
         ]
         self._tasks.update(tasks)
+        for task in tasks:
+            task.add_done_callback(self._tasks.discard)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.wait(tasks)
-            self._tasks.difference_update(tasks)
             if pool is not None:
                 pool.shutdown(wait=False, cancel_futures=True)
+            await asyncio.wait(tasks)
         for task in tasks:
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
     async def _work(self, handler: Handler, pool: Executor | None) -> None:
-        loop = asyncio.get_running_loop()
         take, take_now = self._take, self._take_now
-        while (message := take_now() or await take(pool)) is not None:
+        is_ending = False
+        while not is_ending and (message := take_now() or await take(pool)) is not None:
             try:
                 if pool is None:
                     outcome = handler(message)
                     if outcome is not None:
                         await _end_of(outcome)
+                        is_ending = is_cancelled()  # which the handler did not let out
                 else:
-                    _check_ended(await loop.run_in_executor(pool, handler, message))
+                    _check_ended(await in_thread(pool, handler, message))
             except WrongHandler:
-                message.give_back()
+                message.abandon()
                 raise
             except asyncio.CancelledError as error:
-                if _is_cancelled():
+                if is_cancelled():
                     message.conclude(error)
                     raise
                 message.fail(error)  # something inside the handler was cancelled, not the handler
             except BaseException as error:
                 if not message.conclude(error):
                     raise
+                is_ending = is_cancelled()
             else:
                 if message.auto_response:
                     message.finish()
 
     async def end(self, timeout_s: float) -> None:
-        """Waits for what the handlers do, except for the one that calls this; cancels those that are late."""
-        current = asyncio.current_task()
-        handlers = [task for task in self._tasks if task is not current]
-        if not handlers:
-            return
-        try:
-            _, late = await asyncio.wait(handlers, timeout=timeout_s)
-        except asyncio.CancelledError:
-            for task in handlers:
-                task.cancel()
-            raise
-        for task in late:
-            task.cancel()
-        if late:
-            self._log.warning(
-                "%d handlers still ran %g s after the stop; their messages were requeued", len(late), timeout_s
-            )
-            await asyncio.wait(late, timeout=CANCEL_TIMEOUT_S)
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+        """Waits for what they do, except for the one that calls this; cancels those that are late."""
+        await end_tasks(self._tasks, timeout_s, "handlers", self._log)
 
 
 async def _end_of(outcome: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
@@ -26,6 +27,8 @@ class Inbox:
     def __init__(self) -> None:
         self.ready: deque[Message] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
+        self.gathered: set[Message] = set()
+        """The messages taken for batches that are not handed out yet: they still wait."""
         self.loop_turn_at_s = 0.0
         self.taken_count = self.expired_count = 0
 
@@ -66,10 +69,17 @@ class Inbox:
     def forget(self, subscription: Subscription) -> None:
         """Forgets messages whose connection is lost, as nsqd knows."""
         self.ready = deque(message for message in self.ready if message.subscription is not subscription)
+        for message in self.gathered:
+            if message.subscription is subscription:
+                message.is_answered = True
 
     def clean(self) -> None:
         """Leaves out what was answered while it waited."""
         self.ready = deque(message for message in self.ready if not message.is_answered)
+
+    def turn_loop_first(self) -> None:
+        """Makes the next taker let the loop have its turn: something waits there that it must know."""
+        self.loop_turn_at_s = -math.inf
 
     def wake_all(self) -> None:
         """Wakes all takers: there is something to know besides messages, the end."""

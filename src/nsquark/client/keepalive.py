@@ -35,12 +35,14 @@ class KeepAlive:
     def make_round(self, subscriptions: Iterable[Subscription]) -> bool:
         """Makes a round; returns True if something had to wait for long."""
         now_s = self._loop.time()
-        waiting = set(self._inbox.ready)
+        waiting, gathered = set(self._inbox.ready), self._inbox.gathered
         is_late = False
         for subscription in subscriptions:
             for message in list(subscription.in_flight):
                 if message in waiting:
                     is_late |= self._keep_waiting(message, now_s)
+                elif message in gathered:
+                    self._keep_waiting(message, now_s)
                 elif message.deadline_s <= now_s:
                     subscription.forget(message)
                 elif self._auto_touch and message.deadline_s - now_s < TOUCH_SHARE * subscription.timeout_s:

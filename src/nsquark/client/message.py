@@ -17,7 +17,33 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Message:
+class AnswerBlock:
+    """Is answered by a block, for how that ends: `async with`, or `with` where nothing is awaited."""
+
+    __slots__ = ()
+
+    def conclude(self, error: BaseException | None) -> bool:
+        """Answers for how the block ended. True if the error is dealt with."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return self.conclude(error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return self.conclude(error)
+
+
+class Message(AnswerBlock):
     """A message, which is answered once, by `finish` or `requeue`; what comes after that is ignored. Any thread may
     call its methods.
 
@@ -109,6 +135,11 @@ class Message:
             self.is_answered = True
             self._subscription.requeue(self, delay_s, backoff=False, is_counted=False)
 
+    def abandon(self) -> None:
+        """Gives it back after it was handed out: it was not handled after all."""
+        self._subscription.was_not_handled(self)
+        self.give_back()
+
     def touch(self) -> None:
         """Starts its timeout again, for work that takes long."""
         if not self.is_answered:
@@ -140,22 +171,6 @@ class Message:
         """
         return OrRaise(self)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        return self.conclude(error)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        return self.conclude(error)
-
     def conclude(self, error: BaseException | None) -> bool:
         """Answers the message for how its handler ended. Returns True if the error is dealt with."""
         if isinstance(error, Exception) and not self._is_hopeless(error):
@@ -186,8 +201,7 @@ class Message:
                 self.finish()
             return True
         if not isinstance(error, Exception):
-            self._subscription.was_not_handled(self)
-            self.give_back()
+            self.abandon()
             return False
         if self._is_hopeless(error):
             self._subscription.give_up(self, f"cannot be decoded ({error})")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import sys
 from collections import deque
 from collections.abc import Iterable
 from datetime import timedelta
@@ -69,7 +70,7 @@ class Producer:
         self._count_max = outstanding_max
         self._connection: NsqdConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._message_bytes_max = self._body_bytes_max = 0
+        self._message_bytes_max = self._body_bytes_max = sys.maxsize
         self._outstanding: deque[tuple[asyncio.Future[None], int]] = deque()
         self._outstanding_bytes = 0
         self._unsent: list[bytes] = []
@@ -164,7 +165,7 @@ class Producer:
     async def ping(self) -> None:
         """Connects if needed; as go-nsq's, it does not wait for an answer."""
         self._check_open()
-        self._own_loop()
+        self._use_loop(asyncio.get_running_loop())
         if self._connection is None:
             connecting = self._connect()
             await asyncio.wait([connecting])
@@ -179,7 +180,9 @@ class Producer:
     def _pub(self, topic: str, body: Any, packing: Packing) -> bytes:
         if packing or self.envelope:
             body = packed(self.envelope, body, **packing)
-        return commands.pub(self._topics.get(topic) or self._topic(topic), self._checked(body))
+        if type(body) is not bytes or not 0 < len(body) <= self._message_bytes_max:
+            body = self._checked(body)
+        return commands.pub(self._topics.get(topic) or self._topic(topic), body)
 
     def _mpub(self, topic: str, bodies: Iterable[Any] | MpubBody, packing: Packing) -> bytes:
         if packing or self.envelope:
@@ -188,13 +191,12 @@ class Producer:
         if not isinstance(bodies, MpubBody):
             listed = list(bodies)
             # Together they are looked at in a tenth of the time that one by one takes.
-            limit = self._message_bytes_max
-            if set(map(type, listed)) != {bytes} or (limit and max(map(len, listed)) > limit):
+            if set(map(type, listed)) != {bytes} or max(map(len, listed)) > self._message_bytes_max:
                 listed = [self._checked(body) for body in listed]
             bodies = mpub_body(cast("list[bytes]", listed))
         if not bodies.count:
             raise ValueError("multi_publish needs at least one message")
-        if len(bodies.data) > self._body_bytes_max > 0:
+        if len(bodies.data) > self._body_bytes_max:
             raise MessageTooBig(
                 f"{bodies.count} messages of {len(bodies.data)} bytes together; {self.address} takes "
                 f"{self._body_bytes_max}: publish fewer at once"
@@ -219,15 +221,16 @@ class Producer:
 
     def _checked(self, body: Body) -> bytes:
         body = checked_body(body)
-        if len(body) > self._message_bytes_max > 0:
+        if len(body) > self._message_bytes_max:
             raise MessageTooBig(f"a body of {len(body)} bytes; {self.address} takes {self._message_bytes_max}")
         return body
 
     # -- the order of sending and of answers ----------------------------------------------------------------
 
     def _send(self, command: bytes) -> asyncio.Future[None]:
-        self._check_room(len(command))
-        future = self._own_loop().create_future()
+        if self._is_closed or self._waiting or not self._has_room(len(command)):
+            self._check_room(len(command))
+        future = self._new_future()
         self._enqueue(future, command)
         return future
 
@@ -240,17 +243,23 @@ class Producer:
         if self._waiting or not self._has_room(size, count):
             raise TooMuchOutstanding(f"{self.address}: {len(self._outstanding)} publishes wait for their answer")
 
-    def _own_loop(self) -> asyncio.AbstractEventLoop:
+    def _new_future(self) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._use_loop(loop)
+        return loop.create_future()
+
+    def _use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Goes over to another event loop, if nothing is left in the one before."""
         if loop is not self._loop:
             if self._connection is not None or self._connecting is not None or self._outstanding:
                 raise NsqError(f"{self.address}: {ANOTHER_LOOP}")
             self._loop = loop
-        return loop
 
     def _send_when_room(self, command: bytes) -> asyncio.Future[None]:
-        self._check_open()
-        future = self._own_loop().create_future()
+        if self._is_closed:
+            self._check_open()
+        future = self._new_future()
         if self._waiting or not self._has_room(len(command)):
             self._waiting.append((future, command))
         else:
@@ -319,8 +328,8 @@ class Producer:
         connection, features = await connect(self.address, self.config, self)
         self._connection = connection
         self._log.info("%s: connected", self.address)
-        self._message_bytes_max = features.max_msg_size
-        self._body_bytes_max = features.max_body_size
+        self._message_bytes_max = features.max_msg_size or sys.maxsize
+        self._body_bytes_max = features.max_body_size or sys.maxsize
         for command in self._unsent:
             connection.send(command)
         self._unsent.clear()
