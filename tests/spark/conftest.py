@@ -6,8 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from harness import Nsqd
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from spark.micro_batches import MakeQuery, MicroBatches
 
 SETTINGS = {
     "spark.ui.enabled": "false",
@@ -53,3 +57,19 @@ def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Spa
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
+
+
+@pytest.fixture
+def start() -> "Iterator[MakeQuery]":
+    """Makes queries, and ends their threads after the test."""
+    from spark.micro_batches import query
+
+    made: list[MicroBatches] = []
+
+    def make(*daemons: Nsqd, **options: object) -> "MicroBatches":
+        made.append(query(*daemons, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()

@@ -5,6 +5,7 @@ Offsets go through JSON and partitions through pickle, as they do between Spark'
 
 import json
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
@@ -78,3 +79,7 @@ def query(*daemons: Nsqd, **options: Any) -> MicroBatches:
     where = {} if "lookupd" in options else {"nsqd": addresses(*daemons)}
     where |= {} if "startingTimestamp" in options else {"startingOffsets": "earliest"}
     return MicroBatches({**where, **options})
+
+
+MakeQuery = Callable[..., MicroBatches]
+"""What the fixture `start` gives: `query`, whose threads end after the test."""

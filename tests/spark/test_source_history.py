@@ -22,24 +22,9 @@ from nsquark.spark.endpoint import NsqdError, Unreachable
 from nsquark.spark.options import OptionError, SourceOptions
 from nsquark.spark.source.batch import plan_batch
 from nsquark.spark.source.plan import DataLost
-from spark.micro_batches import MicroBatches, query
+from spark.micro_batches import MakeQuery, MicroBatches
 
 pytestmark = pytest.mark.ours
-
-MakeQuery = Callable[..., MicroBatches]
-
-
-@pytest.fixture
-def start() -> Iterator[MakeQuery]:
-    made: list[MicroBatches] = []
-
-    def make(*daemons: Nsqd, **options: object) -> MicroBatches:
-        made.append(query(*daemons, **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.stop()
 
 
 @pytest.fixture

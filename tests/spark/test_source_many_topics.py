@@ -1,7 +1,7 @@
 """Many small topics, NSQ's way: few requests and few tasks, whatever their number."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,24 +13,9 @@ pytest.importorskip("pyspark", reason="Spark is not installed: pip install 'nsqu
 
 from nsquark.spark.endpoint import Endpoint
 from nsquark.spark.source.plan import DataLost, PackedPartition
-from spark.micro_batches import MicroBatches, query
+from spark.micro_batches import MakeQuery
 
 pytestmark = pytest.mark.ours
-
-MakeQuery = Callable[..., MicroBatches]
-
-
-@pytest.fixture
-def start() -> Iterator[MakeQuery]:
-    made: list[MicroBatches] = []
-
-    def make(*daemons: Nsqd, **options: object) -> MicroBatches:
-        made.append(query(*daemons, **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.stop()
 
 
 @pytest.fixture

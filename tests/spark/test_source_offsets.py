@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,25 +14,9 @@ pytest.importorskip("pyspark", reason="Spark is not installed: pip install 'nsqu
 
 from nsquark.spark.endpoint import NsqdError, Unreachable
 from nsquark.spark.source.plan import DataLost
-from spark.micro_batches import MicroBatches, query
+from spark.micro_batches import MakeQuery, MicroBatches
 
 pytestmark = pytest.mark.ours
-
-MakeQuery = Callable[..., MicroBatches]
-
-
-@pytest.fixture
-def start() -> Iterator[MakeQuery]:
-    """Makes queries, and ends their threads after the test."""
-    made: list[MicroBatches] = []
-
-    def make(*daemons: Nsqd, **options: object) -> MicroBatches:
-        made.append(query(*daemons, **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.stop()
 
 
 @pytest.fixture
