@@ -83,6 +83,12 @@ def loop_cpu_ms(nsqd: Nsqd) -> float:
     return int(Path(f"/proc/{nsqd.pid}/task/{nsqd.pid}/schedstat").read_text().split()[0]) / 1e6
 
 
+def cpu_ms(nsqd: Nsqd) -> float:
+    """CPU time of all of nsqd's threads."""
+    tasks = Path(f"/proc/{nsqd.pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e6
+
+
 def own_wait_ms() -> float:
     """How long this thread was ready to run and had no CPU: what nsqd did meanwhile, the client did not wait for."""
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e6

@@ -1,12 +1,15 @@
 """One client that sends as fast as it can must not take the others' time, whatever it sends."""
 
+import socket
+import struct
+import time
 from pathlib import Path
 
 import pytest
 
 from faults.floods import FLOODS
-from faults.greedy import loop_cpu_ms, measure, quantile
-from harness import Nsqd, Wire
+from faults.greedy import cpu_ms, loop_cpu_ms, measure, quantile
+from harness import Nsqd, Wire, eventually
 from harness.upgrades import make_certificate
 
 pytestmark = [pytest.mark.ours, pytest.mark.timeout(300)]
@@ -59,3 +62,31 @@ def _wait_until_taken(other: Wire) -> None:
     """What was sent before is read in the turns that a few round trips take."""
     for _ in range(100):
         other.publish("other", b"x")
+
+
+def test_who_asks_for_all_statistics_many_times_and_leaves(make_nsqd) -> None:  # type: ignore[no-untyped-def]
+    """What only reads ends with its client: it costs little more than what was begun."""
+    nsqd, asked = make_nsqd(), 300
+    prepare = FLOODS["/stats of 5,000 channels"].prepare
+    assert prepare is not None
+    prepare(nsqd)
+    request = b"GET /stats?format=json HTTP/1.1\r\nHost: x\r\n\r\n"
+    nsqd.get("/stats?format=json")
+    before = cpu_ms(nsqd)
+    nsqd.get("/stats?format=json")
+    one_ms = cpu_ms(nsqd) - before
+    with socket.create_connection(nsqd.http) as connection:
+        connection.sendall(request * asked)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    before = cpu_ms(nsqd)
+    with nsqd.connect() as other:
+        for _ in range(300):
+            other.publish("other", b"x")
+    eventually(lambda: _is_idle(nsqd))
+    assert cpu_ms(nsqd) - before < 0.1 * asked * one_ms
+
+
+def _is_idle(nsqd: Nsqd) -> bool:
+    before = cpu_ms(nsqd)
+    time.sleep(0.3)
+    return cpu_ms(nsqd) - before < 30
