@@ -6,18 +6,41 @@ import asyncio
 import re
 from typing import Final, NamedTuple
 
+import msgspec
 import re2
 
 from nsquark.base.logs import Logger
-from nsquark.client.errors import LookupFailed
-from nsquark.client.lookupd import nodes
+from nsquark.client.lookupd import nodes_url
 from nsquark.tap.options import TapOptions
 from nsquark.tools.sources import client_config
-from nsquark.wire.lookup_answer import Found
+from nsquark.web.bearer import bearer
+from nsquark.web.fetch import FetchError
+from nsquark.web.lookupd import BadAnswer, ask_lookupd
+from nsquark.wire.documents import decode_json
+from nsquark.wire.lookup_answer import PRODUCERS_MAX, Found
 from nsquark.wire.names import is_ephemeral, is_valid_name
 
+LOOKUPD_TIMEOUT_S: Final = 10.0
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:%\[\]-]{0,253}:[0-9]{1,5}")
 """An address names a directory, and whoever registers at a nsqlookupd chooses it."""
+
+
+class _Node(Found, frozen=True):
+    """An nsqd in the answer to /nodes, with its topics, and which of them are tombstoned."""
+
+    topics: list[str] | None = None
+    tombstones: list[bool] | None = None
+
+
+class _Nodes(msgspec.Struct):
+    producers: list[_Node] | None
+
+
+def _read_nodes(body: bytes) -> list[_Node]:
+    nodes = decode_json(body, _Nodes).producers or []
+    if len(nodes) > PRODUCERS_MAX:
+        raise ValueError(f"{len(nodes)} nsqds, more than {PRODUCERS_MAX}")
+    return nodes
 
 
 class TappedTopic(NamedTuple):
@@ -43,18 +66,27 @@ class TapDiscovery:
             found = [TappedTopic(nsqd.address, topic) for nsqd in await self._nodes() for topic in self._topics(nsqd)]
         return [wanted for wanted in dict.fromkeys(found) if self._is_address(wanted.address)]
 
-    async def _nodes(self) -> list[Found]:
-        async def ask(lookupd: str) -> list[Found]:
-            try:
-                return await nodes(lookupd, self._config)
-            except LookupFailed as error:
-                self._logger.error(f"nsqlookupd {lookupd} was not asked: {error}")
-                return []
-
-        answers = await asyncio.gather(*map(ask, self._options.lookupd_http_address))
+    async def _nodes(self) -> list[_Node]:
+        answers = await asyncio.gather(*map(self._ask, self._options.lookupd_http_address))
         return [nsqd for answer in answers for nsqd in answer]
 
-    def _topics(self, nsqd: Found) -> list[str]:
+    async def _ask(self, lookupd: str) -> list[_Node]:
+        """Asks a nsqlookupd for all that it knows, in one request; one that does not answer knows nothing."""
+        config, url = self._config, nodes_url(lookupd)
+        try:
+            return await ask_lookupd(
+                url,
+                _read_nodes,
+                headers=bearer(config.auth_secret) if config.skip_lookupd_authorization else {},
+                connect_timeout=LOOKUPD_TIMEOUT_S,
+                request_timeout=LOOKUPD_TIMEOUT_S,
+                ssl_context=config.ssl_context() if url.startswith("https:") else None,
+            )
+        except (BadAnswer, FetchError, ValueError) as error:
+            self._logger.error(f"nsqlookupd {lookupd} does not tell its nsqds: {error}")
+            return []
+
+    def _topics(self, nsqd: _Node) -> list[str]:
         topics = nsqd.topics or []
         tombstones = nsqd.tombstones or []
         return [
