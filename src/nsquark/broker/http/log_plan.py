@@ -107,15 +107,15 @@ class PlanApi:
         """Answers for many ranges, each by a plan or why there is none."""
         ranges = decoded(request, _PlannedRanges).ranges
         allowed = await self._api.auth.among({wanted.topic for wanted in ranges}, request, READ)
-        plans: list[dict[str, Any]] = []
+        plans: list[msgspec.Raw] = []  # encoded: to keep thousands of objects costs the loop 50 ms
         pace = TurnPace()
         for wanted in ranges:
             await pace.step()
             try:
                 require_allowed(wanted.topic, allowed)
-                plans.append(self._planned(wanted))
+                plans.append(msgspec.Raw(msgspec.json.encode(self._planned(wanted))))
             except Refusal as refusal:
-                plans.append(refused_part(wanted.topic, refusal))
+                plans.append(msgspec.Raw(msgspec.json.encode(refused_part(wanted.topic, refusal))))
         return {"plans": plans}
 
     def _planned(self, wanted: PlannedRange) -> dict[str, Any]:
