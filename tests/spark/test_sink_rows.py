@@ -96,11 +96,11 @@ def test_rows_become_messages_by_topic(kind: Any, bytes_max: int) -> None:
     assert reader.row == 40
 
 
-def unpacked(data: bytes) -> list[bytes]:
+def unpacked(data: bytes | bytearray) -> list[bytes]:
     count, pos, found = int.from_bytes(data[:4], "big"), 4, []
     for _ in range(count):
         size = int.from_bytes(data[pos : pos + 4], "big")
-        found.append(data[pos + 4 : pos + 4 + size])
+        found.append(bytes(data[pos + 4 : pos + 4 + size]))
         pos += 4 + size
     assert pos == len(data)
     return found
