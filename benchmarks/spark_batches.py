@@ -179,10 +179,9 @@ def _batches_ms(
 def _overhead_ms(nsqd: str) -> float:
     """All that Spark asks of the source for a micro-batch, as Spark asks it, but without Spark."""
     from nsquark.spark.source.datasource import NsqDataSource
-    from nsquark.spark.source.range_rows import SCHEMA
 
     source = NsqDataSource({"nsqd": nsqd, "topic": "overhead", "channel": "spark", "maxMessagesPerTrigger": "100000"})
-    reader = source.streamReader(schema=SCHEMA)
+    reader = source.streamReader(source.schema())
     limit = reader.getDefaultReadLimit()
     fill(nsqd, "overhead", 1000)
     start = json.dumps(reader.latestOffset(reader.initialOffset(), limit))
