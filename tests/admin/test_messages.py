@@ -440,6 +440,22 @@ def test_an_nsqd_that_is_down_does_not_hide_the_others(
         assert [failure["node"] for failure in page["failures"]] == [other.http_address]
 
 
+def test_an_nsqd_that_was_down_at_the_last_poll_is_named_too(
+    make_nsqd: Callable[..., Nsqd], cluster: Cluster, topic: str
+) -> None:
+    """Whether it has the topic is not known."""
+    cluster.publish(topic, b"here")
+    here, other = cluster.nsqds[0].http_address, make_nsqd()
+    other.kill()
+    with Nsqadmin(f"--nsqd-http-address={here}", f"--nsqd-http-address={other.http_address}") as admin:
+        page = admin.get(f"/topics/{topic}/messages.json").json()
+        assert [message["text"] for message in page["messages"]] == ["here"]
+        assert [failure["node"] for failure in page["failures"]] == [other.http_address]
+        refused = admin.get(f"/topics/{topic}/messages.jsonl")
+        assert (refused.status, other.http_address in refused.text) == (502, True)
+        assert '"here"' in admin.get(f"/topics/{topic}/messages.jsonl", node=here).text
+
+
 def test_unknown_topics_and_bad_arguments(cluster: Cluster, topic: str) -> None:
     cluster.publish(topic, b"x")
     for path, query, status in (

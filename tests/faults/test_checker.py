@@ -30,12 +30,20 @@ real_fsync, real_fdatasync, real_pwritev, real_unlink = os.fsync, os.fdatasync, 
 from nsquark.broker.main import main
 sys.exit(main())
 """
-SYNCS_NO_SEGMENTS = """
+NO_SYNCFS = """
+import nsquark.log.syncer
+nsquark.log.syncer._syncfs = None
+"""
+"""One sync of the whole file system would make good for those that are left out."""
+SYNCS_NO_SEGMENTS = (
+    NO_SYNCFS
+    + """
 def fdatasync(fd):
     if not os.readlink(f"/proc/self/fd/{fd}").endswith(".log"):
         real_fdatasync(fd)
 os.fdatasync = os.fsync = fdatasync
 """
+)
 LEAVES_OUT_WRITES = """
 writes = 0
 def pwritev(fd, pieces, *rest):
@@ -44,13 +52,16 @@ def pwritev(fd, pieces, *rest):
     return sum(map(len, pieces)) if writes % 40 == 39 else real_pwritev(fd, pieces, *rest)
 os.pwritev = pwritev
 """
-SYNCS_NO_DIRECTORY = """
+SYNCS_NO_DIRECTORY = (
+    NO_SYNCFS
+    + """
 import stat
 def fsync(fd):
     if not stat.S_ISDIR(os.fstat(fd).st_mode):
         real_fsync(fd)
 os.fsync = fsync
 """
+)
 
 
 def _worse(directory: Path, change: str) -> str:

@@ -102,6 +102,9 @@ async def _download(request: web.Request, state: AdminState) -> web.StreamRespon
     question = Question.of(request, await state.fresh_snapshot(), messages_max=DOWNLOAD_PAGE_MESSAGES)
     nodes = await ask_nodes(state.cluster, question)
     asked = await ranges_of(question, nodes)
+    if missing := nodes.failures | asked.failures:
+        names = "; ".join(f"{node}: {text}" for node, text in missing.items())
+        raise refusal(web.HTTPBadGateway, f"UPSTREAM_ERROR: {names}", reason="choose an nsqd that answers")
     response = web.StreamResponse(
         headers={
             "Content-Type": "application/x-ndjson",

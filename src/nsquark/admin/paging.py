@@ -32,6 +32,8 @@ class Question:
 
     topic: str
     nodes: tuple[str, ...]
+    silent: dict[str, str]
+    """The nsqds that did not answer the last poll, and why: they may have the topic too."""
     at: tuple[str, int]
     older: dict[str, int] | None
     newer: dict[str, int] | None
@@ -54,6 +56,7 @@ class Question:
         return cls(
             topic=topic,
             nodes=nodes,
+            silent={} if query.get("node") else _silent(snapshot, nodes),
             at=at,
             older=decode_cursor(query["older"], "older") if "older" in query else None,
             newer=decode_cursor(query["newer"], "newer") if "newer" in query else None,
@@ -72,6 +75,11 @@ def _nodes(snapshot: Snapshot, topic: str, wanted: str) -> tuple[str, ...]:
     return tuple(node.node for node in snapshot.topics[topic].nodes)
 
 
+def _silent(snapshot: Snapshot, asked: tuple[str, ...]) -> dict[str, str]:
+    """Returns those whose answer is missing; asking them again would keep the page waiting."""
+    return {node: found.failure for node, found in snapshot.nodes.items() if found.failure and node not in asked}
+
+
 @dataclass
 class Nodes:
     """The answers of a topic's nsqds about its log: those that have one, those that have none, those that do not
@@ -86,7 +94,7 @@ class Nodes:
 
 async def ask_nodes(cluster: ClusterClient, question: Question) -> Nodes:
     logs = {node: RemoteLog(cluster, node, question.topic) for node in question.nodes}
-    nodes = Nodes(logs)
+    nodes = Nodes(logs, failures=dict(question.silent))
     for node, answer in (await infos(list(logs.values()))).items():
         if isinstance(answer, LogInfo) and answer.is_stored:
             nodes.infos[node] = answer
