@@ -1,4 +1,4 @@
-"""Is the client for code that blocks: scripts, notebooks, Spark tasks.
+"""This is the client for code that blocks: scripts, notebooks, Spark tasks.
 
 The classes have the names and methods of the asyncio client, which does their work in a thread with an event loop, one
 per process. Any thread may use them. After a fork the child has a thread, and its producers connections, of its own.
@@ -195,7 +195,7 @@ class _Publisher(_Face[Publishing]):
 
 @documented_like(producers.Producer)
 class Producer(_Publisher[producers.Producer]):
-    """Is `nsquark.Producer`, blocking.
+    """This is `nsquark.Producer`, blocking.
 
     address: `host:port` of nsqd's TCP port, or the path of a unix socket.
     config: options, which `options` override.
@@ -240,7 +240,7 @@ class Producer(_Publisher[producers.Producer]):
 
 @documented_like(pools.ProducerPool)
 class ProducerPool(_Publisher[pools.ProducerPool]):
-    """Is `nsquark.ProducerPool`, blocking.
+    """This is `nsquark.ProducerPool`, blocking.
 
     addresses: one or several `host:port` of nsqds.
     lookupd: HTTP addresses of nsqlookupds; all nsqds are used that they know.
@@ -293,7 +293,7 @@ class ProducerPool(_Publisher[pools.ProducerPool]):
 
 @documented_like(consumers.Consumer)
 class Consumer(_Face[consumers.Consumer]):
-    """Is `nsquark.Consumer`, blocking: `with Consumer(...) as consumer: for message in consumer: ...`.
+    """This is `nsquark.Consumer`, blocking: `with Consumer(...) as consumer: for message in consumer: ...`.
 
     It does not survive a fork: which of the two processes would get the messages? Make it in the child.
 

@@ -1,1 +1,1 @@
-"""Is nsqadmin: the cluster seen live, and acted on."""
+"""This is nsqadmin: the cluster seen live, and acted on."""

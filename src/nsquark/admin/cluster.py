@@ -47,7 +47,7 @@ class _TlsRequired(msgspec.Struct):
 
 
 class ClusterClient:
-    """Is one HTTP client for all that nsqadmin asks. `close` ends its connections."""
+    """This is one HTTP client for all that nsqadmin asks. `close` ends its connections."""
 
     def __init__(self, options: NsqadminOptions) -> None:
         self._options = options

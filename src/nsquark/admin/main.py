@@ -1,4 +1,4 @@
-"""Is the program nsqadmin: options, listen, serve until a signal, stop."""
+"""This is the program nsqadmin: options, listen, serve until a signal, stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the message browser: a topic's log looked through without consuming it, and messages published by hand.
+"""This is the message browser: a topic's log looked through without consuming it, and messages published by hand.
 
 GET  /topics/{t}/messages.json                       a page, newest first: at, older or newer, filter, node, limit, wait
 GET  /topics/{t}/messages.jsonl                      the same as a file, a line for each message

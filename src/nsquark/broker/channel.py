@@ -1,4 +1,4 @@
-"""Is a channel: a cursor over its topic's log, and the consumers that share its messages."""
+"""This is a channel: a cursor over its topic's log, and the consumers that share its messages."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class NodeIdentity(msgspec.Struct):
 
 
 class DataPath:
-    """Is an existing directory, locked for this process."""
+    """This is an existing directory, locked for this process."""
 
     def __init__(self, path: str, new_id: str = "") -> None:
         """`new_id` is the identity of an nsqd that has none yet; without it one is made up."""

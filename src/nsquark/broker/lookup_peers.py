@@ -1,4 +1,4 @@
-"""Is nsqd's side of discovery: it tells nsqlookupds what this nsqd carries, and asks them for a topic's channels.
+"""This is nsqd's side of discovery: it tells nsqlookupds what this nsqd carries, and asks them for a topic's channels.
 
 Each nsqlookupd is served by a task of its own, so a dead one delays nobody. NSQ serves them in turn.
 """

@@ -1,4 +1,4 @@
-"""Is the program nsqd: options, data path, event loop, signals."""
+"""This is the program nsqd: options, data path, event loop, signals."""
 
 import asyncio
 import contextlib

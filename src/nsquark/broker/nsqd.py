@@ -1,4 +1,6 @@
-"""Is nsqd itself: it owns topics, clients, clocks and listeners. The story of a message starts in tcp/session.py."""
+"""This is nsqd itself: it owns topics, clients, clocks and listeners. The story of a message starts in
+tcp/session.py.
+"""
 
 import asyncio
 import os
@@ -50,7 +52,7 @@ class NsqdStartError(Exception):
 
 
 class Nsqd:
-    """Is one broker. All of it but the log's threads runs in one event loop."""
+    """This is one broker. All of it but the log's threads runs in one event loop."""
 
     def __init__(self, options: NsqdOptions, logger: Logger, data: DataPath, router: Router | None = None) -> None:
         """Makes an nsqd that is not started; `router` is an empty one, which may refuse routes that are added to it."""

@@ -1,4 +1,4 @@
-"""Is the clock for due times that are stored: it counts evenly, over restarts of nsqd and settings
+"""This is the clock for due times that are stored: it counts evenly, over restarts of nsqd and settings
 of the wall clock.
 """
 

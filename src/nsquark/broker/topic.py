@@ -1,4 +1,4 @@
-"""Is a topic: its log, the pump that says how far channels may read, and the channels."""
+"""This is a topic: its log, the pump that says how far channels may read, and the channels."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Is the client library: producers, the pool of producers, consumers."""
+"""This is the client library: producers, the pool of producers, consumers."""

@@ -55,8 +55,8 @@ def may_go_elsewhere(error: BaseException) -> bool:
 
 
 class Member:
-    """Is one nsqd of the pool. Invariant: there is a probing task exactly while the state is DOWN and the member is not
-    closed.
+    """This is one nsqd of the pool. Invariant: there is a probing task exactly while the state is DOWN and the
+    member is not closed.
     """
 
     def __init__(

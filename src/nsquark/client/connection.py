@@ -53,7 +53,7 @@ class Receiver(Protocol):
 
 
 class NsqdConnection(asyncio.BufferedProtocol):
-    """Is one connection. Invariants:
+    """This is one connection. Invariants:
 
     * Bytes `_start.._end` of the buffer were received, are decoded and are not yet frames.
     * While `_is_giving_way` nothing is read: `_go_on` comes in the next turn, and the decoder may have more until then.

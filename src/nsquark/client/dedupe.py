@@ -29,7 +29,7 @@ requeue this. seen: drop it.
 
 
 class DedupeStore(Protocol):
-    """Is what `Consumer(dedupe=...)` needs. Each method may be a coroutine.
+    """This is what `Consumer(dedupe=...)` needs. Each method may be a coroutine.
 
     Keys begin with topic and channel, so that consumers of several channels can share a store.
     A store shared by several processes must let a claim end by itself after some time: its process may have died.

@@ -6,7 +6,7 @@ ANOTHER_LOOP: Final = "this belongs to another event loop: make one in each asyn
 
 
 class NsqError(Exception):
-    """Is the base of every error that the client raises by itself."""
+    """This is the base of every error that the client raises by itself."""
 
 
 class ConfigError(NsqError, ValueError):

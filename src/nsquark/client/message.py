@@ -1,7 +1,8 @@
-"""Is a message in the hands of a consumer."""
+"""This is a message in the hands of a consumer."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AnswerBlock:
+class AnswerBlock(ABC):
     """Is answered by a block, for how that ends: `async with`, or `with` where nothing is awaited."""
 
     __slots__ = ()
 
+    @abstractmethod
     def conclude(self, error: BaseException | None) -> bool:
         """Answers for how the block ended. True if the error is dealt with."""
-        raise NotImplementedError
 
     async def __aenter__(self) -> Self:
         return self

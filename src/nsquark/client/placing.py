@@ -24,7 +24,7 @@ Send = Callable[[Producer], "asyncio.Future[None]"]
 
 
 class Publish:
-    """Is one call of a publish method, until every copy of it is taken or one cannot be."""
+    """This is one call of a publish method, until every copy of it is taken or one cannot be."""
 
     __slots__ = ("deadline_s", "error", "future", "in_air", "is_admitted", "pending", "send", "size", "takers")
 

@@ -26,7 +26,9 @@ RAISE_SHARE: Final = 8
 
 
 class Window(Protocol):
-    """Is a connection as seen from here. `set_rdy` sends the count and keeps it in `rdy`, its time in `rdy_at_s`."""
+    """This is a connection as seen from here. `set_rdy` sends the count and keeps it in `rdy`, its time in
+    `rdy_at_s`.
+    """
 
     rdy: int
     rdy_max: int

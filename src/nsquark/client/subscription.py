@@ -1,4 +1,4 @@
-"""Is a consumer's connection to one nsqd: what is in flight on it, and the answers on their way back."""
+"""This is a consumer's connection to one nsqd: what is in flight on it, and the answers on their way back."""
 
 from __future__ import annotations
 

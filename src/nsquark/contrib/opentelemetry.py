@@ -209,7 +209,7 @@ class Sending:
 
 @documented_like(Producer)
 class TracedProducer:
-    """Is a `Producer` or `ProducerPool` whose publishes make spans; made by `Telemetry.producer`.
+    """This is a `Producer` or `ProducerPool` whose publishes make spans; made by `Telemetry.producer`.
 
     `multi_publish` makes one span for all its messages; that of a `publish_nowait` ends with the answer.
     """

@@ -21,7 +21,7 @@ DELAY_LABEL = "delay"
 
 
 class NsqBroker(AsyncBroker):
-    """Is a Taskiq broker. Tasks are published to any of the nsqds, and taken from all of them.
+    """This is a Taskiq broker. Tasks are published to any of the nsqds, and taken from all of them.
 
     nsqd: one or several `host:port`.
     lookupd: HTTP addresses of nsqlookupds, instead of nsqds or beside them.

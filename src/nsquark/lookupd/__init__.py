@@ -1,1 +1,1 @@
-"""Is nsqlookupd, which knows who has which topic."""
+"""This is nsqlookupd, which knows who has which topic."""

@@ -1,4 +1,4 @@
-"""Is nsqlookupd itself: two listeners over one registry."""
+"""This is nsqlookupd itself: two listeners over one registry."""
 
 import asyncio
 import contextlib

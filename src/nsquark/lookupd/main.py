@@ -1,4 +1,4 @@
-"""Is the program nsqlookupd: options, listen, serve until a signal, stop."""
+"""This is the program nsqlookupd: options, listen, serve until a signal, stop."""
 
 import asyncio
 import contextlib

@@ -1,1 +1,3 @@
-"""Is `nsquark tap`: it keeps what NSQ's nsqds deliver to a channel in logs that Spark reads. NSQ stays as it is."""
+"""This is `nsquark tap`: it keeps what NSQ's nsqds deliver to a channel in logs that Spark reads. NSQ stays as it
+is.
+"""

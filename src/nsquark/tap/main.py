@@ -1,4 +1,4 @@
-"""Is the program `nsquark tap`: it copies what NSQ's nsqds deliver to a channel into logs that Spark reads.
+"""This is the program `nsquark tap`: it copies what NSQ's nsqds deliver to a channel into logs that Spark reads.
 
 The way of a message: `topic_tap.py` consumes it from its nsqd, `frames.py` appends it to the log with its own id and
 time, `window.py` knows it when it comes again, and the log API of `tap_log.py` gives it to readers.

@@ -13,7 +13,9 @@ from nsquark.tap.topic_tap import TopicTap
 
 
 class TappedNsqd:
-    """Is one tapped nsqd. `taps` are those that run: one that could not reach the nsqd has ended, to be begun again."""
+    """This is one tapped nsqd. `taps` are those that run: one that could not reach the nsqd has ended, to be begun
+    again.
+    """
 
     def __init__(self, address: str, number: int, options: TapOptions) -> None:
         """`number` counts from 1; the log of this nsqd has the port so far above that of the tap itself."""

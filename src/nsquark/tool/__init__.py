@@ -1,1 +1,1 @@
-"""Is the program nsquark: daemons for trying out, checks of machines and clusters, and the jobs on Spark."""
+"""This is the program nsquark: daemons for trying out, checks of machines and clusters, and the jobs on Spark."""

@@ -1,4 +1,4 @@
-"""Is `nsquark doctor`: it tells what is wrong with this machine or these daemons, and what to do about it."""
+"""This is `nsquark doctor`: it tells what is wrong with this machine or these daemons, and what to do about it."""
 
 import argparse
 import asyncio

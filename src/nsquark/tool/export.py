@@ -1,4 +1,4 @@
-"""Is `nsquark export`: the way back to NSQ."""
+"""This is `nsquark export`: the way back to NSQ."""
 
 import argparse
 import asyncio

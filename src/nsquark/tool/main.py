@@ -1,4 +1,6 @@
-"""Is the program nsquark: one command for each thing to do. A command's module is loaded only when it is called."""
+"""This is the program nsquark: one command for each thing to do. A command's module is loaded only when it is
+called.
+"""
 
 import argparse
 import contextlib

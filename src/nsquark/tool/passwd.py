@@ -1,4 +1,4 @@
-"""Is `nsquark passwd`: the users of nsqadmin, their roles and passwords."""
+"""This is `nsquark passwd`: the users of nsqadmin, their roles and passwords."""
 
 import argparse
 import contextlib

@@ -1,4 +1,4 @@
-"""Is `nsquark up`: nsqlookupd, nsqds and nsqadmin in one command, for trying out and tests; not for production.
+"""This is `nsquark up`: nsqlookupd, nsqds and nsqadmin in one command, for trying out and tests; not for production.
 
 The table KINDS says what runs. All of a kind start together, after the kinds above it are listening; they stop in
 the opposite order, so that an nsqd can still tell nsqlookupd that it goes.

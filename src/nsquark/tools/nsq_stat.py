@@ -1,4 +1,4 @@
-"""Is the program nsq_stat: it prints the counters of a channel again and again, or shows those of
+"""This is the program nsq_stat: it prints the counters of a channel again and again, or shows those of
 all in a live table.
 """
 

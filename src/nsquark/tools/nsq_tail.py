@@ -1,5 +1,5 @@
-"""Is the program nsq_tail: it prints the messages of topics as they come or, of our nsqds, from a point of their logs
-on.
+"""This is the program nsq_tail: it prints the messages of topics as they come or, of our nsqds, from a point of
+their logs on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Is the program nsq_to_file: it writes the messages of topics to files, a line for each."""
+"""This is the program nsq_to_file: it writes the messages of topics to files, a line for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the program nsq_to_http: it sends the messages of a topic to HTTP endpoints."""
+"""This is the program nsq_to_http: it sends the messages of a topic to HTTP endpoints."""
 
 from __future__ import annotations
 

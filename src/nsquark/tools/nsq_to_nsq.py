@@ -1,4 +1,4 @@
-"""Is the program nsq_to_nsq: it publishes the messages of topics again, to other nsqds."""
+"""This is the program nsq_to_nsq: it publishes the messages of topics again, to other nsqds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is `nsq_stat --watch`: all topics and channels in a table that is drawn again at each interval."""
+"""This is `nsq_stat --watch`: all topics and channels in a table that is drawn again at each interval."""
 
 from __future__ import annotations
 

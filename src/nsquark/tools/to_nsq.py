@@ -1,4 +1,4 @@
-"""Is the program to_nsq: it publishes what it reads on stdin, a message for each line."""
+"""This is the program to_nsq: it publishes what it reads on stdin, a message for each line."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ class Stdin:
 
 
 class Throttle:
-    """Is NSQ's token bucket: a token each 1/rate seconds, one at the start, at most `rate` saved."""
+    """This is NSQ's token bucket: a token each 1/rate seconds, one at the start, at most `rate` saved."""
 
     def __init__(self, rate: int) -> None:
         self._rate = rate

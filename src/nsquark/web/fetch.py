@@ -1,4 +1,4 @@
-"""Is a small HTTP client for what the daemons ask of each other and of auth servers.
+"""This is a small HTTP client for what the daemons ask of each other and of auth servers.
 
 It runs the standard library's client in a thread: such requests are rare, and nsqd starts without loading it.
 """

@@ -1,4 +1,4 @@
-"""Is the HTTP/1.1 server of the daemons: listening, admitting connections, watching their time, closing.
+"""This is the HTTP/1.1 server of the daemons: listening, admitting connections, watching their time, closing.
 
 `Router` says which handler answers, `HttpConnection` reads and writes; all names a handler needs are here.
 """

@@ -50,7 +50,7 @@ def is_wanted(session: Session) -> bool:
 
 
 class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
-    """Is the socket's protocol and the session's transport; the session itself works as on a plain connection.
+    """This is the socket's protocol and the session's transport; the session itself works as on a plain connection.
 
     * Encoded bytes are read from the socket only while none are left from before, so a connection holds at most
       SOCKET_READ_BYTES of them and one unfinished record or chunk, however much they would become.

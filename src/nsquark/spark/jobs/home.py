@@ -31,7 +31,7 @@ logger.connect.level = off
 
 
 class PipelineHome:
-    """Is the directory of a pipeline. Always: one Spark at a time uses it. The metastore sees to that too, with an
+    """This is the directory of a pipeline. Always: one Spark at a time uses it. The metastore sees to that too, with an
     error that nobody understands.
     """
 

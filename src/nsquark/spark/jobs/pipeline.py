@@ -1,4 +1,4 @@
-"""Is `nsquark pipeline`: one update of a Spark Declarative Pipeline, with the settings that make a
+"""This is `nsquark pipeline`: one update of a Spark Declarative Pipeline, with the settings that make a
 second one possible.
 """
 

@@ -1,4 +1,5 @@
-"""Is `nsquark replay`: a time range of a topic, from its log or from the archive, to a topic again, at a bounded rate.
+"""This is `nsquark replay`: a time range of a topic, from its log or from the archive, to a topic again, at a
+bounded rate.
 
 The messages come to this process in their order and are published from here: the rate is one number, and so is how far
 the replay has come.

@@ -1,4 +1,4 @@
-"""Is `format("nsq")`: what Spark asks for, and who answers.
+"""This is `format("nsq")`: what Spark asks for, and who answers.
 
 A batch read is planned by `batch.plan_batch` from what the nsqds have now; a stream by `stream.NsqStreamReader`, batch
 after batch. Both are then read by tasks, anywhere in the cluster, through `packed_rows.read_partition`. Writing is in

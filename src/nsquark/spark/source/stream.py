@@ -40,7 +40,7 @@ log = library_log("nsquark.spark")
 
 
 class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Is what Spark sees. It is pickled to the tasks, which only read: all that has connections is
+    """This is what Spark sees. It is pickled to the tasks, which only read: all that has connections is
     made on first use.
     """
 
