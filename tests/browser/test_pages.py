@@ -238,10 +238,11 @@ def test_consumers_are_shown_with_what_they_do(cluster: Cluster, tabs: Tabs) -> 
 
 
 def test_a_spark_query_is_shown_as_one(cluster: Cluster, tabs: Tabs) -> None:
-    """It commits how far it came, to a channel that it owns."""
+    """It commits how far it came, to a channel that it owns; a page that is open already shows the first one too."""
+    page = settled(tabs.open(f"{cluster.url}/spark"))
+    expect(page.locator(".empty")).to_contain_text("No query")
     for nsqd in cluster.nsqds:
         nsqd.post("/channel/commit", topic="clicks", channel="lake", owner="clicks-to-lake", seq=0)
-    page = settled(tabs.open(f"{cluster.url}/spark"))
     row = page.locator("[data-rows=queries] tr")
     expect(row).to_contain_text("clicks-to-lake")
     expect(row.locator("[data-label=nsqds]")).to_have_text("3")
@@ -251,6 +252,8 @@ def test_a_spark_query_is_shown_as_one(cluster: Cluster, tabs: Tabs) -> None:
     expect(page.locator("[data-block=status]")).to_contain_text("read by clicks-to-lake")
     for nsqd in cluster.nsqds:
         nsqd.post("/channel/delete", topic="clicks", channel="lake")
+    page.goto(f"{cluster.url}/spark")
+    expect(page.locator("[data-rows=queries] tr")).to_have_count(0)
 
 
 def test_what_is_empty_says_what_to_do_next(cluster: Cluster, tabs: Tabs) -> None:

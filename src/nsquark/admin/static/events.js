@@ -56,7 +56,18 @@ function applyRows(list, keys, pieces) {
   });
 }
 
+// A page that had nothing to list has no list to put the first rows into.
+function hasFirstRows(pieces) {
+  if (!document.querySelector(".empty")) return false;
+  return Object.entries(pieces).some(([name, order]) => name.startsWith("rows:") && order !== "[]" &&
+    !document.querySelector(`[data-rows="${name.slice("rows:".length)}"]`));
+}
+
 function applyFigures(pieces) {
+  if (hasFirstRows(pieces)) {
+    location.reload();
+    return;
+  }
   for (const block of document.querySelectorAll("[data-block]")) {
     const html = pieces[`block:${block.dataset.block}`];
     if (html !== undefined) morphChildren(block, parse(html));
