@@ -151,6 +151,8 @@ def test_max_in_flight_changes(rig: Rig) -> None:
     rig.flow.change_max_in_flight(0)
     assert rig.counts == [0, 0]
     rig.flow.change_max_in_flight(6)
+    assert rig.counts == [0, 0], "what was on its way may still come"
+    rig.settle()
     assert rig.counts == [3, 3]
     assert (first.sent, second.sent) == ([10, 5, 50, 1, 0, 3], [5, 50, 1, 0, 3])
 
@@ -202,6 +204,38 @@ def test_one_message_at_a_time_over_several_connections(rig: Rig) -> None:
     rig.flow.answered()
     rig.loop.advance(0)
     assert first.rdy == 0 and second.rdy + third.rdy == 1
+
+
+def test_with_too_many_in_flight_none_is_asked_again(rig: Rig) -> None:
+    rig.flow.change_max_in_flight(3)
+    windows = rig.join(3)
+    for window in windows:
+        window.fill()
+    rig.flow.change_max_in_flight(1)
+    rig.settle()
+    (asked,) = (window for window in windows if window.rdy)
+    asked.in_flight_count = 0
+    for _ in range(int(TURN_S)):
+        rig.loop.advance(1)
+        assert not any(window.rdy for window in windows if window is not asked), "they have two"
+    assert rig.counts == [0, 0, 0]
+    for window in windows:
+        window.in_flight_count = 0
+    rig.flow.answered()
+    rig.settle()
+    assert sum(rig.counts) == 1
+
+
+def test_what_was_lowered_is_raised_when_there_is_room_for_all(rig: Rig) -> None:
+    rig.flow.change_max_in_flight(14)
+    first, second = rig.join(2)
+    first.in_flight_count = 6
+    rig.flow.change_max_in_flight(0)
+    rig.flow.change_max_in_flight(7)
+    assert rig.counts == [0, 0]
+    rig.settle()
+    assert rig.held <= 7
+    assert first.rdy + second.rdy > 0
 
 
 def test_what_a_connection_that_leaves_has_in_flight_counts(rig: Rig) -> None:

@@ -140,7 +140,9 @@ class Impostor:
             with connection:
                 connection.settimeout(5)
                 try:
-                    connection.sendall(self._answer)
+                    # Not before it is asked: a reply to nothing is another fault.
+                    if connection.recv(4096):
+                        connection.sendall(self._answer)
                     while connection.recv(4096):
                         pass
                 except OSError:

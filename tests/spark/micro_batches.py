@@ -25,11 +25,18 @@ class MicroBatches:
         found = pickle.loads(pickle.dumps(source)).streamReader(schema=source.schema())
         assert isinstance(found, NsqStreamReader)
         self.reader = found
-        self.committed = committed or json.dumps(self.reader.initialOffset())
+        self._restarted: list[MicroBatches] = []
+        try:
+            self.committed = committed or json.dumps(self.reader.initialOffset())
+        except BaseException:
+            self.reader.stop()
+            raise
         self.planned = ""
 
     def restarted(self, **options: Any) -> "MicroBatches":
-        return MicroBatches({**self._options, **options}, self.committed)
+        again = MicroBatches({**self._options, **options}, self.committed)
+        self._restarted.append(again)
+        return again
 
     @property
     def offset(self) -> dict[str, Any]:
@@ -71,7 +78,10 @@ class MicroBatches:
         return self.next(ReadAllAvailable())
 
     def stop(self) -> None:
+        """Ends its threads, and those of the queries that went on with its checkpoint."""
         self.reader.stop()
+        for again in self._restarted:
+            again.stop()
 
 
 def query(*daemons: Nsqd, **options: Any) -> MicroBatches:

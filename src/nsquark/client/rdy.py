@@ -194,10 +194,10 @@ class Flow:
                 break
 
     def _left(self) -> int:
-        """Returns how many more messages may be in flight."""
+        """Returns how many more messages may be in flight; less than 0 while there are, or may be, too many."""
         self._left_behind = [window for window in self._left_behind if window.in_flight_count]
         held = sum(map(self._may_hold, self.windows)) + sum(window.in_flight_count for window in self._left_behind)
-        return max(0, self.max_in_flight - held)
+        return self.max_in_flight - held
 
     def _may_hold(self, window: Window) -> int:
         """Returns what a connection has in flight, or may have soon."""
@@ -284,7 +284,7 @@ class Flow:
         self._wait = None
         if not self.windows or not self.max_in_flight:
             return  # `_share` tests when there is someone to ask again
-        if self._left():
+        if self._left() > 0:
             self._set(min(self.windows, key=_turn), 1)
         else:
             self.is_owing = True

@@ -134,9 +134,10 @@ class TopicTap:
             topic.retention.held_from = None  # windows give way to messages: this process has them in memory
         for message in group:
             message.give_back()
-        while (more := await self._consumer.get(timeout=0)) is not None:
-            more.give_back()
         while self._log.logs.disk.error is not None:
+            # Each time: what was under way when RDY 0 was sent comes after it.
+            while (more := await self._consumer.get(timeout=0)) is not None:
+                more.give_back()
             if self._is_stopping:
                 return
             await asyncio.sleep(ROOM_CHECK_S)

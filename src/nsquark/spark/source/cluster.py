@@ -169,12 +169,16 @@ class Cluster:
             self._replaced = finder.replaced
 
     def _find_again(self) -> None:
+        said = ""
         while not self._stopped.wait(FIND_INTERVAL_S):
             try:
                 self._find()
                 self._in_background()
+                said = ""
             except Unreachable as error:
-                log.warning("%s", error)
+                if said != str(error):  # once, not each time
+                    said = str(error)
+                    log.warning("%s", error)
             except NsqdError as error:
                 with self._lock:
                     self._error = error
