@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STAMP := $(VENV)/.installed
 KERNEL := $(wildcard src/nsquark/kernel/*.py src/nsquark/kernel/*.pxd)
-WORKERS ?= 3
+WORKERS ?= 4
 TEST_PACKAGES := $(patsubst tests/%/__init__.py,%,$(wildcard tests/*/__init__.py))
 PACKAGED := build/packaged
 PROGRAMS := nsqd nsqlookupd nsqadmin nsquark nsq_stat nsq_tail nsq_to_file nsq_to_http nsq_to_nsq
@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(KERNEL)
 demo: build
 	$(BIN)/python -m examples.demo $(if $(KEEP),--keep) $(ARGS)
 
-# In three processes, since tests wait a lot; WORKERS=0 runs all in one, where a debugger works. STRICT=1 makes a failure
+# In four processes, since tests wait a lot; WORKERS=0 runs all in one, where a debugger works. STRICT=1 makes a failure
 # of a test that is skipped because something is missing on this machine.
 test: build chromium
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(if $(STRICT),--strict-skips) $(ARGS)

@@ -1,6 +1,6 @@
 """Fixtures for every test: an nsqd per module, more where a test needs its own, and connections.
 
-`make test` shares the test files among three workers; see harness/workers.py.
+`make test` shares the test files among four workers; see harness/workers.py.
 """
 
 import itertools

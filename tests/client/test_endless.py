@@ -63,6 +63,10 @@ class EndlessNsqd:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Ends every connection, and takes no more."""
         for each in [self._listener, *self._opened]:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -118,8 +122,12 @@ def run(request: pytest.FixtureRequest) -> Iterator[Callable[[Coroutine[Any, Any
     loop.close()
 
 
-async def _stand(server: EndlessNsqd, max_in_flight: int = MAX_IN_FLIGHT, **options: Any) -> None:
-    """Consumes from the server for a while."""
+async def _stand(
+    server: EndlessNsqd, max_in_flight: int = MAX_IN_FLIGHT, *, closes_in_flood: bool = False, **options: Any
+) -> None:
+    """Consumes from the server for a while. To close during a flood takes the time that CLS may take: the server does
+    not answer it.
+    """
     consumer = Consumer("t", "c", nsqd=server.address, max_in_flight=max_in_flight, **options)
     async with LoopWatch() as watch:
         await consumer.start()
@@ -128,6 +136,8 @@ async def _stand(server: EndlessNsqd, max_in_flight: int = MAX_IN_FLIGHT, **opti
         deadline_s = time.monotonic() + FLOOD_S
         while time.monotonic() < deadline_s or watch.looks - before < 10:
             await asyncio.sleep(0.01)
+        if not closes_in_flood:
+            server.end()
         await asyncio.wait_for(consumer.close(), 30)
 
 
@@ -135,6 +145,11 @@ async def _stand(server: EndlessNsqd, max_in_flight: int = MAX_IN_FLIGHT, **opti
 def test_frames_without_end(run: Callable[[Coroutine[Any, Any, None]], None], name: str) -> None:
     with EndlessNsqd(_repeated(FLOODS[name], SEND_BYTES), b"RDY") as server:
         run(_stand(server))
+
+
+def test_a_consumer_closes_while_messages_come(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    with EndlessNsqd(_repeated(FLOODS["messages"], SEND_BYTES), b"RDY") as server:
+        run(_stand(server, closes_in_flood=True))
 
 
 @pytest.mark.parametrize("name", FLOODS)

@@ -21,7 +21,8 @@ TOPICS = ("orders", "clicks")
 
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path / "source", program=os.environ.get("PEER_NSQD"))
+    # What the killed mirror had comes again after this, not after a minute.
+    cluster = Cluster(tmp_path / "source", "--msg-timeout=2s", program=os.environ.get("PEER_NSQD"))
     (tmp_path / "source").mkdir()
     try:
         cluster.start()
