@@ -12,10 +12,11 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from benchmarks.beside import beside
 from nsquark.testing import Nsqd, Nsqlookupd
 from nsquark.testing.daemons import Daemon
 
@@ -52,7 +53,7 @@ def main() -> None:
         with ThreadPoolExecutor(NSQDS) as threads:
             list(threads.map(lambda nsqd: _fill(nsqd, options.topics, options.channels), nsqds))
         admin = stack.enter_context(Nsqadmin(f"--lookupd-http-address={lookupd.http_address}"))
-        stack.enter_context(_in_thread(lambda ended: _publish(nsqds[0], options.topics, ended)))
+        stack.enter_context(beside(lambda ended: _publish(nsqds[0], options.topics, ended)))
         for page in TABS:
             stack.enter_context(_tab(admin, page))
         time.sleep(options.seconds / 3)
@@ -112,18 +113,6 @@ def _publish(nsqd: Nsqd, topics: int, ended: threading.Event) -> None:
         number += BUSY_SHARE
         _post(connection, f"/pub?topic=topic_{number % topics}", b"a message")
     connection.close()
-
-
-@contextlib.contextmanager
-def _in_thread(work: Callable[[threading.Event], None]) -> Iterator[None]:
-    ended = threading.Event()
-    thread = threading.Thread(target=work, args=(ended,))
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.beside import beside
 from benchmarks.report import Table
 from benchmarks.spark_cpu import Cpu, CpuMeter
 from benchmarks.spark_session import Filler, fill
@@ -91,23 +92,19 @@ def _set(session: "SparkSession", settings: dict[str, str]) -> Iterator[None]:
 @contextmanager
 def _feeding(nsqd: str, topic: str) -> Iterator[None]:
     """RATE messages a second, as long as the block runs."""
-    ended = threading.Event()
     filler = Filler(nsqd)
     filler.publish(topic, 1)
 
-    def feed() -> None:
+    def feed(ended: threading.Event) -> None:
         due = time.monotonic()
         while not ended.wait(max(due - time.monotonic(), 0)):
             filler.publish(topic, int(RATE * FEED_S))
             due += FEED_S
 
-    thread = threading.Thread(target=feed, name="feeder", daemon=True)
-    thread.start()
     try:
-        yield
+        with beside(feed):
+            yield
     finally:
-        ended.set()
-        thread.join()
         filler.close()
 
 

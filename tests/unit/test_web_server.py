@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import until
 from harness.upgrades import make_certificate
 from nsquark.web.server import (
     Answer,
@@ -272,11 +273,24 @@ def test_pipelined_answers_keep_their_order(server: ServerThread) -> None:
     with server.connect() as client:
         client.send(get("/later") + get("/text") + get("/later") + get("/slow?say=slow") + get("/numbers?end=3"))
         client.send(get("/ping"))
-        server.call(lambda: wait_until(lambda: len(PENDING) == 2))
+        server.call(lambda: until(lambda: len(PENDING) == 2))
         server.call(lambda: PENDING[1].resolve(text("second")))
         server.call(lambda: PENDING[0].resolve(text("first")))
         bodies = [client.reply().body for _ in range(6)]
     assert bodies == [b"first", b"some text", b"second", b"slow", b"0,1,2,", b"OK"]
+
+
+def test_a_router_may_refuse_routes() -> None:
+    refusal = plain(403, "not here")
+    router = Router(lambda method, path: refusal if method != "GET" else None)
+    for method in ("GET", "POST"):
+        router.add(method, "/echo", echo)
+        router.add_prefix(method, "/config/", echo)
+    for path in (b"/echo", b"/config/x"):
+        assert router.resolve(b"GET", path).handler is echo
+        handler = router.resolve(b"POST", path).handler
+        assert handler is not echo
+        assert handler(Request(router.resolve(b"POST", path), {}, False, b"", {}, "", False)) is refusal
 
 
 def test_many_pipelined_requests(server: ServerThread) -> None:
@@ -284,13 +298,6 @@ def test_many_pipelined_requests(server: ServerThread) -> None:
         client.send(b"".join(post(f"/echo?n={number}", b"x") for number in range(3000)))
         for number in range(3000):
             assert stdlib_json.loads(client.reply().body)["query"]["n"] == str(number)
-
-
-async def wait_until(condition: object) -> None:
-    assert callable(condition)
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 # --- answers that take time
@@ -324,7 +331,7 @@ def test_a_client_that_goes_away_stops_the_stream(server: ServerThread) -> None:
     with server.connect() as client:
         client.send(get("/numbers?end=1000000000"))
         client.sock.recv(1000)
-    server.call(lambda: wait_until(lambda: STREAMS_ENDED == [1000000000]))
+    server.call(lambda: until(lambda: STREAMS_ENDED == [1000000000]))
 
 
 @pytest.mark.parametrize(("path", "reason"), [("/crash", "a secret reason"), ("/slow_crash", "a later reason")])

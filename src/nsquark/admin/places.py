@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
@@ -19,8 +20,8 @@ class _Places:
     def __init__(self) -> None:
         self.free = asyncio.Semaphore(SEARCHES_AT_ONCE_MAX)
         self.waiting = 0
-        self.tails = 0
-        self.downloads = 0
+        self.taken: Counter[str] = Counter()
+        """How many tails and downloads there are."""
 
 
 _places: Final = _Places()
@@ -42,25 +43,22 @@ async def searching() -> AsyncIterator[None]:
         _places.free.release()
 
 
-@contextlib.contextmanager
-def tailing() -> Iterator[None]:
-    if _places.tails >= TAILS_MAX:
-        reason = f"{TAILS_MAX} live tails are open: close one"
-        raise refusal(web.HTTPServiceUnavailable, "TOO_MANY_TAILS", reason=reason)
-    _places.tails += 1
-    try:
-        yield
-    finally:
-        _places.tails -= 1
+def tailing() -> contextlib.AbstractContextManager[None]:
+    return _place("tail", TAILS_MAX, "TOO_MANY_TAILS", f"{TAILS_MAX} live tails are open: close one")
+
+
+def downloading() -> contextlib.AbstractContextManager[None]:
+    reason = f"{DOWNLOADS_MAX} downloads are under way: try again later"
+    return _place("download", DOWNLOADS_MAX, "TOO_MANY_DOWNLOADS", reason)
 
 
 @contextlib.contextmanager
-def downloading() -> Iterator[None]:
-    if _places.downloads >= DOWNLOADS_MAX:
-        reason = f"{DOWNLOADS_MAX} downloads are under way: try again later"
-        raise refusal(web.HTTPServiceUnavailable, "TOO_MANY_DOWNLOADS", reason=reason)
-    _places.downloads += 1
+def _place(kind: str, places_max: int, code: str, reason: str) -> Iterator[None]:
+    """Takes a place of this kind; who finds none free is refused."""
+    if _places.taken[kind] >= places_max:
+        raise refusal(web.HTTPServiceUnavailable, code, reason=reason)
+    _places.taken[kind] += 1
     try:
         yield
     finally:
-        _places.downloads -= 1
+        _places.taken[kind] -= 1

@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
+from nsquark.admin.announced import AnnouncedNsqd, AnnouncedNsqds
 from nsquark.admin.assembly import build, read_rows
 from nsquark.admin.attention import Attention, Watch
 from nsquark.admin.clients import Clients
@@ -31,7 +32,6 @@ from nsquark.admin.snapshot import (
     StatsAnswer,
     StatsRows,
 )
-from nsquark.base.addresses import join_address
 from nsquark.base.logs import Logger
 
 T = TypeVar("T")
@@ -48,31 +48,6 @@ LOOKED_S: Final = 10.0
 NODES_MAX: Final = 1000
 STATS_TARGET: Final = "/stats?format=json&include_clients=false"
 HEADS_TARGET: Final = "/log/info"
-
-
-class NsqdInfo(msgspec.Struct, kw_only=True):
-    """The answer of nsqd's /info."""
-
-    version: str = ""
-    broadcast_address: str = ""
-    hostname: str = ""
-    http_port: int = 0
-    tcp_port: int = 0
-
-
-class LookupdNode(msgspec.Struct, kw_only=True):
-    remote_address: str = ""
-    hostname: str = ""
-    broadcast_address: str = ""
-    tcp_port: int = 0
-    http_port: int = 0
-    version: str = ""
-    topics: tuple[str, ...] = ()
-    tombstones: tuple[bool, ...] = ()
-
-
-class LookupdNodes(msgspec.Struct, kw_only=True):
-    producers: tuple[LookupdNode, ...] | None = None
 
 
 class Source(Generic[T]):
@@ -126,7 +101,7 @@ class Source(Generic[T]):
 class NsqdAnswer(msgspec.Struct, kw_only=True):
     stats: StatsAnswer
     heads: LogHeads | None
-    info: NsqdInfo | None
+    info: AnnouncedNsqd | None
 
 
 class Poller:
@@ -150,7 +125,7 @@ class Poller:
         self._interval_s = interval_s
         self._patience_s = patience_s
         self._watch = Watch()
-        self._lookupds: dict[str, Source[LookupdNodes]] = {}
+        self._lookupds: dict[str, Source[AnnouncedNsqds]] = {}
         self._nsqds: dict[str, Source[NsqdAnswer]] = {}
         self._previous: dict[str, NodeAnswer] = {}
         self._not_ours: dict[str, int] = {}
@@ -280,13 +255,13 @@ class Poller:
             for node in (source.value.producers or ()) if source.value is not None else ():
                 if len(found) >= NODES_MAX:
                     break
-                address = join_address(node.broadcast_address, node.http_port)
+                address = node.http_address
                 known = found.get(address)
                 found[address] = _producer(address, node, source.address, known)
         return found
 
-    def _lookupd_source(self, address: str) -> Source[LookupdNodes]:
-        return Source("nsqlookupd", address, lambda: self._cluster.get(address, "/nodes", LookupdNodes))
+    def _lookupd_source(self, address: str) -> Source[AnnouncedNsqds]:
+        return Source("nsqlookupd", address, lambda: self._cluster.get(address, "/nodes", AnnouncedNsqds))
 
     async def _answers(self, producers: dict[str, DescribedNsqd]) -> list[NodeAnswer]:
         addresses = list(producers) or self._cluster.nsqds
@@ -318,7 +293,7 @@ class Poller:
         except msgspec.DecodeError as error:
             raise UpstreamError(str(error)) from None
         heads = await self._heads(address, stats.start_time)
-        info = None if self._cluster.lookupds else await self._cluster.get(address, "/info", NsqdInfo)
+        info = None if self._cluster.lookupds else await self._cluster.get(address, "/info", AnnouncedNsqd)
         return NsqdAnswer(stats=stats, heads=heads, info=info)
 
     async def _heads(self, address: str, start_time: int) -> LogHeads | None:
@@ -342,10 +317,11 @@ def _keep(sources: dict[str, Source[T]], addresses: list[str], make: Callable[[s
             sources[address] = make(address)
 
 
-def _producer(address: str, node: LookupdNode, lookupd: str, known: DescribedNsqd | None) -> DescribedNsqd:
+def _producer(address: str, node: AnnouncedNsqd, lookupd: str, known: DescribedNsqd | None) -> DescribedNsqd:
     """Describes an nsqd as this nsqlookupd does, added to what others said."""
     remote = f"{lookupd}/{node.remote_address or 'N/A'}"
-    tombstones = {topic for topic, is_buried in zip(node.topics, node.tombstones, strict=False) if is_buried}
+    topics = node.topics or []
+    tombstones = {topic for place, topic in enumerate(topics) if node.is_tombstoned(place)}
     return DescribedNsqd(
         address=address,
         hostname=node.hostname,
@@ -354,15 +330,15 @@ def _producer(address: str, node: LookupdNode, lookupd: str, known: DescribedNsq
         http_port=node.http_port,
         version=node.version,
         remote_addresses=(*(known.remote_addresses if known is not None else ()), remote),
-        topics=tuple(sorted({*node.topics, *(known.topics if known is not None else ())})),
+        topics=tuple(sorted({*topics, *(known.topics if known is not None else ())})),
         tombstones=frozenset(tombstones | (known.tombstones if known is not None else set())),
     )
 
 
-def _self_described(address: str, info: NsqdInfo | None) -> DescribedNsqd:
+def _self_described(address: str, info: AnnouncedNsqd | None) -> DescribedNsqd:
     if info is None or not info.broadcast_address:
         host, _, port = address.rpartition(":")
-        known = info or NsqdInfo()
+        known = info or AnnouncedNsqd()
         return DescribedNsqd(
             address=address,
             hostname=known.hostname or host.strip("[]"),
@@ -371,7 +347,7 @@ def _self_described(address: str, info: NsqdInfo | None) -> DescribedNsqd:
             version=known.version,
         )
     return DescribedNsqd(
-        address=join_address(info.broadcast_address, info.http_port),
+        address=info.http_address,
         hostname=info.hostname,
         broadcast_address=info.broadcast_address,
         tcp_port=info.tcp_port,

@@ -14,6 +14,7 @@ from urllib.parse import quote_plus
 
 import msgspec
 
+from nsquark.admin.announced import AnnouncedNsqd, AnnouncedNsqds
 from nsquark.admin.api_types import ApiChannel, ApiNode, ApiNodeTopic, ApiTopic, add_channel, complete_topic
 from nsquark.admin.assembly import version_key
 from nsquark.admin.cluster import ClusterClient
@@ -40,43 +41,6 @@ class _Topics(msgspec.Struct):
 
 class _Channels(msgspec.Struct):
     channels: list[str] | None = None
-
-
-class _Peer(msgspec.Struct, kw_only=True):
-    """An nsqd in the answers of /lookup and /nodes, and in its own /info."""
-
-    remote_address: str = ""
-    hostname: str = ""
-    broadcast_address: str = ""
-    tcp_port: int = 0
-    http_port: int = 0
-    version: str = ""
-    topics: list[str] | None = None
-    tombstones: list[bool] | None = None
-
-    @property
-    def http_address(self) -> str:
-        return join_address(self.broadcast_address, self.http_port)
-
-    def node(self) -> ApiNode:
-        buried = self.tombstones or []
-        topics = [
-            ApiNodeTopic(topic=topic, tombstoned=place < len(buried) and buried[place])
-            for place, topic in enumerate(self.topics or ())
-        ]
-        return ApiNode(
-            remote_address=self.remote_address,
-            hostname=self.hostname,
-            broadcast_address=self.broadcast_address,
-            tcp_port=self.tcp_port,
-            http_port=self.http_port,
-            version=self.version,
-            topics=topics or None,
-        )
-
-
-class _Peers(msgspec.Struct):
-    producers: list[_Peer] | None = None
 
 
 class _TopicNames(msgspec.Struct):
@@ -154,7 +118,7 @@ class Survey:
             for peer in peers:
                 key = join_address(peer.broadcast_address, peer.tcp_port)
                 if key not in by_address:
-                    node = by_address[key] = peer.node()
+                    node = by_address[key] = _node(peer)
                     node.remote_addresses = []
                     (node.topics or []).sort(key=lambda each: each.topic)
                 remotes = by_address[key].remote_addresses
@@ -169,15 +133,15 @@ class Survey:
         if not self._cluster.lookupds:
             return await self._nsqds_producing(topic)
 
-        async def ask(address: str) -> list[_Peer]:
+        async def ask(address: str) -> list[AnnouncedNsqd]:
             target = f"/lookup?topic={quote_plus(topic)}"
-            return (await self._cluster.get(address, target, _Peers)).producers or []
+            return (await self._cluster.get(address, target, AnnouncedNsqds)).producers or []
 
         said = await self._all("nsqlookupd", self._cluster.lookupds, ask)
         found: dict[str, ApiNode] = {}
         for _, peers in said.value:
             for peer in peers:
-                found.setdefault(peer.http_address, peer.node())
+                found.setdefault(peer.http_address, _node(peer))
         return Answers(list(found.values()), said.errors)
 
     async def stats(
@@ -222,15 +186,15 @@ class Survey:
     async def _nsqd_topics(self, address: str) -> list[str]:
         return (await self._cluster.get(address, "/stats?format=json", _TopicNames)).names()
 
-    async def _lookupd_nodes(self, address: str) -> list[_Peer]:
-        return (await self._cluster.get(address, "/nodes", _Peers)).producers or []
+    async def _lookupd_nodes(self, address: str) -> list[AnnouncedNsqd]:
+        return (await self._cluster.get(address, "/nodes", AnnouncedNsqds)).producers or []
 
     async def _describe_nsqd(self, address: str) -> ApiNode:
-        info = await self._cluster.get(address, "/info", _Peer)
+        info = await self._cluster.get(address, "/info", AnnouncedNsqd)
         info.topics = (
             await self._cluster.get(address, "/stats?format=json&include_clients=false", _TopicNames)
         ).names()
-        return info.node()
+        return _node(info)
 
     async def describe(self, address: str) -> ApiNode:
         """Describes the nsqd at this address by its own words; AllFailed if it has none."""
@@ -243,12 +207,12 @@ class Survey:
             names = (await self._cluster.get(address, target, _TopicNames)).names()
             if topic not in names:
                 return None
-            info = await self._cluster.get(address, "/info", _Peer)
+            info = await self._cluster.get(address, "/info", AnnouncedNsqd)
             info.topics = names
             if not info.broadcast_address:
                 info.broadcast_address, info.http_port = split_address(address)
             info.hostname = info.hostname or split_address(address)[0]
-            return info.node()
+            return _node(info)
 
         said = await self._all("nsqd", self._cluster.nsqds, ask)
         return Answers([node for _, node in said.value if node is not None], said.errors)
@@ -279,3 +243,19 @@ class Survey:
             else:
                 said.value.append((address, answer))
         return said
+
+
+def _node(announced: AnnouncedNsqd) -> ApiNode:
+    topics = [
+        ApiNodeTopic(topic=topic, tombstoned=announced.is_tombstoned(place))
+        for place, topic in enumerate(announced.topics or ())
+    ]
+    return ApiNode(
+        remote_address=announced.remote_address,
+        hostname=announced.hostname,
+        broadcast_address=announced.broadcast_address,
+        tcp_port=announced.tcp_port,
+        http_port=announced.http_port,
+        version=announced.version,
+        topics=topics or None,
+    )

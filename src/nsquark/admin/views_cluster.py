@@ -10,6 +10,7 @@ from nsquark.admin.snapshot import ChannelOnNode, ClusterTopic, Node, SparkQuery
 from nsquark.admin.sparks import spark_values
 from nsquark.admin.state import AdminState
 from nsquark.admin.view import Chart, Crumb, Line, PageRow, Rows, View, client_rows, series_of
+from nsquark.admin.views_topics import topic_row
 
 BUSIEST_SHOWN_MAX: Final = 8
 TOPIC_ROWS_MAX: Final = 300
@@ -32,13 +33,6 @@ TROUBLE: Final = Chart(
     ),
     "rate",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class BusyRow:
-    topic: ClusterTopic
-    spark_in: str
-    spark_depth: str
 
 
 def overview(state: AdminState) -> View:
@@ -64,17 +58,7 @@ def overview(state: AdminState) -> View:
             Rows(
                 "busiest",
                 "busy_row",
-                [
-                    PageRow(
-                        topic.name,
-                        BusyRow(
-                            topic,
-                            spark_values(state.history, ("topic", topic.name, "in")),
-                            spark_values(state.history, ("topic", topic.name, "depth")),
-                        ),
-                    )
-                    for topic in busiest
-                ],
+                [topic_row(state, topic) for topic in busiest],
             ),
         ),
         series=series_of(charts),

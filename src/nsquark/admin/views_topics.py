@@ -47,6 +47,13 @@ class TopicRow:
     spark_depth: str
 
 
+def topic_row(state: AdminState, topic: ClusterTopic) -> PageRow:
+    """Makes the row of a topic in a list, with its sparklines."""
+    rate = spark_values(state.history, ("topic", topic.name, "in"))
+    depth = spark_values(state.history, ("topic", topic.name, "depth"))
+    return PageRow(topic.name, TopicRow(topic, rate, depth))
+
+
 def streams(state: AdminState, query: Mapping[str, str]) -> View:
     snapshot = state.snapshot
     wanted = query.get("q", "").strip()
@@ -57,17 +64,7 @@ def streams(state: AdminState, query: Mapping[str, str]) -> View:
     pages = max(1, -(-len(found) // ROWS_MAX))
     page = min(max(1, _whole(query.get("page", "1"))), pages)
     shown = found[(page - 1) * ROWS_MAX : page * ROWS_MAX]
-    rows = [
-        PageRow(
-            topic.name,
-            TopicRow(
-                topic,
-                spark_values(state.history, ("topic", topic.name, "in")),
-                spark_values(state.history, ("topic", topic.name, "depth")),
-            ),
-        )
-        for topic in shown
-    ]
+    rows = [topic_row(state, topic) for topic in shown]
     return View(
         template="streams.html",
         parts="streams.html",

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from nsquark.client.config import Config
@@ -28,6 +28,7 @@ TCP_CHECK_S: Final = 1.0
 LOOKUPD_PING: Final = b"  V1PING\n"
 LOOKUPD_OK: Final = b"\x00\x00\x00\x02OK"
 
+T = TypeVar("T")
 AddressFilter = Callable[[list[str]], Iterable[str]]
 
 
@@ -37,12 +38,12 @@ class TopicNotFound(LookupFailed):
 
 async def lookup(address: str, topic: str, config: Config) -> list[Found]:
     """Asks one nsqlookupd for the nsqds that carry this topic."""
-    return await _ask(lookup_url(address, topic), config)
+    return await ask(lookup_url(address, topic), read_producers, config)
 
 
 async def nodes(address: str, config: Config) -> list[Found]:
     """Asks one nsqlookupd for all its nsqds."""
-    return await _ask(nodes_url(address), config)
+    return await ask(nodes_url(address), read_producers, config)
 
 
 def lookup_url(address: str, topic: str) -> str:
@@ -82,13 +83,14 @@ def _parts(address: str) -> tuple[str, str, str, str]:
     return parts.scheme, parts.netloc, parts.path.rstrip("/"), parts.query
 
 
-async def _ask(url: str, config: Config) -> list[Found]:
+async def ask(url: str, read: Callable[[bytes], T], config: Config) -> T:
+    """Returns what `read` makes of an nsqlookupd's answer; LookupFailed is all that can go wrong."""
     timeout_s = config.lookupd_poll_timeout.seconds
     timeout_s = min(timeout_s, TIMEOUT_S_MAX) if timeout_s > 0 else TIMEOUT_S_MAX
     try:
         return await ask_lookupd(
             url,
-            read_producers,
+            read,
             headers=bearer(config.auth_secret) if config.skip_lookupd_authorization else {},
             connect_timeout=timeout_s,
             request_timeout=timeout_s,

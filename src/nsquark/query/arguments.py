@@ -6,6 +6,7 @@ from dataclasses import replace
 from nsquark.base.errors import UserError
 from nsquark.query.arrow import source_options
 from nsquark.spark.endpoint import Unreachable
+from nsquark.spark.nsq_arguments import add_where_arguments, settings_of
 from nsquark.spark.nsqd_http import Finder
 from nsquark.spark.options import SourceOptions
 from nsquark.wire.names import is_ephemeral
@@ -14,24 +15,10 @@ NSQD_DEFAULT = "127.0.0.1:4151"
 
 
 def add_nsq_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("NSQ")
-    group.add_argument(
-        "--nsqd-http-address",
-        action="append",
-        default=[],
-        metavar="HOST:PORT",
-        help=f"an nsqd (repeat; default: {NSQD_DEFAULT})",
-    )
-    group.add_argument(
-        "--lookupd-http-address", action="append", default=[], metavar="HOST:PORT", help="an nsqlookupd (repeat)"
-    )
-    group.add_argument("--auth-secret-file", metavar="FILE", help="file with the secret for nsqds with AUTH")
-    group.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a further option of the Spark source, like tlsRootCaFile=ca.pem or failOnDataLoss=false (repeat)",
+    add_where_arguments(
+        parser,
+        nsqd_help=f"an nsqd (repeat; default: {NSQD_DEFAULT})",
+        option_help="a further option of the Spark source, like tlsRootCaFile=ca.pem or failOnDataLoss=false (repeat)",
     )
 
 
@@ -39,12 +26,7 @@ def all_topics(args: argparse.Namespace) -> SourceOptions:
     """Makes options for whatever topics there are."""
     if args.nsqd_http_address and args.lookupd_http_address:
         raise UserError("say where NSQ is: either --nsqd-http-address or --lookupd-http-address")
-    more = {"topicPattern": ".*"}
-    for pair in args.option:
-        name, equals, value = pair.partition("=")
-        if not name or not equals:
-            raise UserError(f"--option {pair!r} is not NAME=VALUE")
-        more[name] = value
+    more = {"topicPattern": ".*", **settings_of(args.option, "--option")}
     if args.auth_secret_file:
         more["authSecretFile"] = args.auth_secret_file
     nsqds = args.nsqd_http_address or ([] if args.lookupd_http_address else [NSQD_DEFAULT])

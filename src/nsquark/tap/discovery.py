@@ -10,17 +10,16 @@ import msgspec
 import re2
 
 from nsquark.base.logs import Logger
-from nsquark.client.lookupd import nodes_url
+from nsquark.client.errors import LookupFailed
+from nsquark.client.lookupd import ask, nodes_url
 from nsquark.tap.options import TapOptions
 from nsquark.tools.sources import client_config
-from nsquark.web.bearer import bearer
-from nsquark.web.fetch import FetchError
-from nsquark.web.lookupd import BadAnswer, ask_lookupd
 from nsquark.wire.documents import decode_json
 from nsquark.wire.lookup_answer import PRODUCERS_MAX, Found
 from nsquark.wire.names import is_ephemeral, is_valid_name
 
-LOOKUPD_TIMEOUT_S: Final = 10.0
+LOOKUPD_TIMEOUT: Final = "10s"
+"""A nsqlookupd has so long to answer, unless --consumer-opt says otherwise: the client waits for a minute."""
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:%\[\]-]{0,253}:[0-9]{1,5}")
 """An address names a directory, and whoever registers at a nsqlookupd chooses it."""
 
@@ -54,7 +53,7 @@ class TapDiscovery:
     def __init__(self, options: TapOptions, logger: Logger) -> None:
         self._options = options
         self._logger = logger
-        self._config = client_config("nsquark_tap", options.consumer_opt)
+        self._config = client_config("nsquark_tap", [("lookupd_poll_timeout", LOOKUPD_TIMEOUT), *options.consumer_opt])
         self._said: set[str] = set()
 
     async def find(self) -> list[TappedTopic]:
@@ -72,17 +71,9 @@ class TapDiscovery:
 
     async def _ask(self, lookupd: str) -> list[_Node]:
         """Asks a nsqlookupd for all that it knows, in one request; one that does not answer knows nothing."""
-        config, url = self._config, nodes_url(lookupd)
         try:
-            return await ask_lookupd(
-                url,
-                _read_nodes,
-                headers=bearer(config.auth_secret) if config.skip_lookupd_authorization else {},
-                connect_timeout=LOOKUPD_TIMEOUT_S,
-                request_timeout=LOOKUPD_TIMEOUT_S,
-                ssl_context=config.ssl_context() if url.startswith("https:") else None,
-            )
-        except (BadAnswer, FetchError, ValueError) as error:
+            return await ask(nodes_url(lookupd), _read_nodes, self._config)
+        except LookupFailed as error:
             self._logger.error(f"nsqlookupd {lookupd} does not tell its nsqds: {error}")
             return []
 

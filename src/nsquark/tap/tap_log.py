@@ -16,9 +16,7 @@ from nsquark.broker.nsqd import Nsqd, NsqdStartError
 from nsquark.broker.options import NsqdOptions, parse_options
 from nsquark.log.files import DIRECTORY_MODE
 from nsquark.tap.options import TapOptions
-from nsquark.web.lane import LaneMaker
-from nsquark.web.limits import BODY_BYTES_MAX
-from nsquark.web.messages import Handler, Request, Response, json
+from nsquark.web.messages import Response, json
 from nsquark.web.router import Router
 
 ID_CHARS_MAX: Final = 64
@@ -45,7 +43,7 @@ class TapLog(Nsqd):
         directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
         data = DataPath(str(directory), identity_of(address))
         data.lock()
-        super().__init__(_nsqd_options(options, port, directory), logger, data, ReadOnlyRouter())
+        super().__init__(_nsqd_options(options, port, directory), logger, data, Router(_refusal_of))
 
     def load(self) -> None:
         """Loads as nsqd does, and syncs: a tap that was killed may have left messages that only the page cache has."""
@@ -69,41 +67,9 @@ def identity_of(address: str) -> str:
     return f"{address[: ID_CHARS_MAX - DIGEST_CHARS - 1]}~{xxh3_64_hexdigest(address.encode())}"
 
 
-class ReadOnlyRouter(Router):
-    """Takes the routes of an nsqd; those that publish or change topics are answered with a refusal."""
-
-    def add(
-        self,
-        method: str,
-        path: str,
-        handler: Handler,
-        *,
-        log: bool = True,
-        max_body_bytes: int = BODY_BYTES_MAX,
-        too_big: str = "BODY_TOO_BIG",
-        lane: LaneMaker | None = None,
-    ) -> None:
-        if method == "GET" or path in READERS_MAY_POST:
-            super().add(method, path, handler, log=log, max_body_bytes=max_body_bytes, too_big=too_big, lane=lane)
-        else:
-            super().add(method, path, _refuse)
-
-    def add_prefix(
-        self,
-        method: str,
-        prefix: str,
-        handler: Handler,
-        *,
-        log: bool = True,
-        max_body_bytes: int = BODY_BYTES_MAX,
-        too_big: str = "BODY_TOO_BIG",
-    ) -> None:
-        allowed = handler if method == "GET" else _refuse
-        super().add_prefix(method, prefix, allowed, log=log, max_body_bytes=max_body_bytes, too_big=too_big)
-
-
-def _refuse(request: Request) -> Response:
-    return _READ_ONLY
+def _refusal_of(method: str, path: str) -> Response | None:
+    """Refuses what publishes or changes topics."""
+    return None if method == "GET" or path in READERS_MAY_POST else _READ_ONLY
 
 
 def _nsqd_options(options: TapOptions, port: int, directory: Path) -> NsqdOptions:

@@ -2,7 +2,7 @@
 
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,7 +50,9 @@ class Target:
 class Router:
     """Knows the routes: exact paths, or a prefix followed by one segment, each for a method."""
 
-    def __init__(self) -> None:
+    def __init__(self, refusal_of: Callable[[str, str], Response | None] = lambda method, path: None) -> None:
+        """Asks `refusal_of` about the method and path of each route that is added: it may answer instead of it."""
+        self._refusal_of = refusal_of
         self._exact: dict[str, dict[str, Route]] = {}
         self._prefixes: dict[str, dict[str, Route]] = {}
         # Remembered answers of `resolve`, for who cannot afford a call.
@@ -102,7 +104,8 @@ class Router:
     def _add(self, routes: dict[str, dict[str, Route]], method: str, path: str, route: Route) -> None:
         if method == "HEAD":
             raise ValueError("HEAD is not served by NSQ's daemons")
-        routes.setdefault(path, {})[method] = route
+        refusal = self._refusal_of(method, path)
+        routes.setdefault(path, {})[method] = route if refusal is None else _constant(refusal)
         self.resolved.clear()
 
     def _resolve(self, method: str, url: bytes) -> Target:

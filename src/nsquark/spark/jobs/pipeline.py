@@ -23,7 +23,7 @@ from nsquark.base.printable import printable_lines
 from nsquark.spark.jobs.home import PipelineHome
 from nsquark.spark.jobs.progress import Progress, Terminal, reports_in
 from nsquark.spark.jobs.server import ConnectServer
-from nsquark.spark.jobs.session import settings_of
+from nsquark.spark.nsq_arguments import settings_of
 
 SPEC_NAMES = ("spark-pipeline.yml", "spark-pipeline.yaml")
 OUTPUT_LINES_KEPT = 400
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     spec_path = _find_spec(args.spec)
-    settings = settings_of(args.conf)
+    settings = settings_of(args.conf, "--conf")
     terminal = Terminal()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_terminated_as_interrupted())

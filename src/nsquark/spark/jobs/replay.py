@@ -36,7 +36,7 @@ from nsquark.spark.jobs.session import (
     target_options,
 )
 from nsquark.spark.options import OptionError
-from nsquark.spark.sink.append import Appender, AppendFailed, choose_nsqd
+from nsquark.spark.sink.append import Appenders, AppendFailed, choose_nsqd
 from nsquark.spark.sink.options import SinkOptions
 from nsquark.spark.sink.publisher import Publisher, PublishFailed
 from nsquark.spark.sink.rows import Bodies
@@ -249,13 +249,13 @@ class _Appending:
     def __init__(self, options: SinkOptions, state: ReplayState) -> None:
         self._options = options
         self._state = state
-        self._by_address: dict[str, Appender] = {}
+        self._appenders = Appenders(options)
 
     def __enter__(self) -> Self:
         pending = self._state.pending
         if pending is not None:
-            appender = self._appender(pending.nsqd)
             assert self._options.topic is not None
+            appender = self._appenders.of(pending.nsqd)
             if appender.was_appended(pending.token, self._options.topic, pending.messages):
                 self._state.settle()
         return self
@@ -263,8 +263,7 @@ class _Appending:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for appender in self._by_address.values():
-            appender.close()
+        self._appenders.__exit__(kind, error, trace)
 
     def write(self, piece: list[Row]) -> None:
         bodies = _bodies(self._options, piece)
@@ -272,11 +271,8 @@ class _Appending:
         token = self._state.next_token()
         address = choose_nsqd(self._options.nsqd, token, bodies.topic)
         self._state.intend(PendingReplay(token, address, ReplayKey(*(last[name] for name in ORDER)), len(piece)))
-        self._appender(address).append(token, bodies)
+        self._appenders.of(address).append(token, bodies)
         self._state.settle()
-
-    def _appender(self, address: str) -> Appender:
-        return self._by_address.setdefault(address, Appender(address, self._options))
 
 
 def _bodies(options: SinkOptions, piece: list[Row]) -> Bodies:

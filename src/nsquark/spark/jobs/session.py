@@ -20,6 +20,7 @@ from nsquark.base.durations import Duration
 from nsquark.base.errors import UserError
 from nsquark.spark.java import spark_environment
 from nsquark.spark.jobs.layout import DELTA_LOG
+from nsquark.spark.nsq_arguments import add_where_arguments, settings_of
 
 #: For a Spark of our own; a user's --conf goes before.
 LOCAL_SETTINGS = {
@@ -50,21 +51,13 @@ def add_spark_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_nsq_arguments(parser: argparse.ArgumentParser, *, topics: bool = True) -> None:
-    group = parser.add_argument_group("NSQ")
-    group.add_argument("--nsqd-http-address", action="append", default=[], metavar="HOST:PORT", help="an nsqd (repeat)")
-    group.add_argument(
-        "--lookupd-http-address", action="append", default=[], metavar="HOST:PORT", help="an nsqlookupd (repeat)"
+    group = add_where_arguments(
+        parser,
+        nsqd_help="an nsqd (repeat)",
+        option_help="an option of the source, like topicPattern, lostNsqds or failOnDataLoss (docs/spark.md; repeat)",
     )
     if topics:
         group.add_argument("--topic", action="append", default=[], help="a topic to read (repeat)")
-    group.add_argument("--auth-secret-file", metavar="FILE", help="file with the secret for nsqds with AUTH")
-    group.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an option of the source, like topicPattern, lostNsqds or failOnDataLoss (docs/spark.md; repeat)",
-    )
 
 
 def add_target_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,24 +104,13 @@ def _point(text: str) -> datetime | None:
     return None
 
 
-def settings_of(pairs: list[str], flag: str = "--conf") -> dict[str, str]:
-    """Returns the NAME=VALUE pairs of a flag that is given several times."""
-    settings = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not name or not equals:
-            raise UserError(f"{flag} {pair!r} is not NAME=VALUE")
-        settings[name] = value
-    return settings
-
-
 @contextlib.contextmanager
 def spark_session(args: argparse.Namespace, name: str) -> Iterator[SparkSession]:
     """Gives the Spark that the arguments name, else one of our own; it is stopped at the end."""
     builder: SparkSession.Builder = SparkSession.builder
     if args.remote:
         builder = builder.remote(args.remote)
-        settings = settings_of(args.conf)
+        settings = settings_of(args.conf, "--conf")
     else:
         environment = spark_environment()
         if args.master and not args.master.startswith("local"):
@@ -136,7 +118,7 @@ def spark_session(args: argparse.Namespace, name: str) -> Iterator[SparkSession]
             environment.pop("SPARK_LOCAL_IP")
         os.environ.update(environment)
         builder = builder.master(args.master or "local[*]").appName(f"nsquark {name}")
-        settings = {**LOCAL_SETTINGS, **settings_of(args.conf)}
+        settings = {**LOCAL_SETTINGS, **settings_of(args.conf, "--conf")}
     for key, value in settings.items():
         builder = builder.config(key, value)
     with contextlib.nullcontext() if args.remote else _without_noise():

@@ -132,13 +132,17 @@ class Appenders:
 
     def append(self, name: str, bodies: Bodies) -> None:
         """Returns when all messages are in the log, by this attempt or by an earlier one."""
-        address = choose_nsqd(self._options.nsqd, name, bodies.topic)
-        appender = self._by_address.get(address)
-        if appender is None:
-            appender = self._by_address[address] = Appender(address, self._options)
+        appender = self.of(choose_nsqd(self._options.nsqd, name, bodies.topic))
         content, parts = pieces(bodies, self._options.request_bytes_max)
         for number, piece in enumerate(parts):
             appender.append(digest([name, content, number]), piece)
+
+    def of(self, address: str) -> Appender:
+        """Returns the one for this nsqd, which stays connected until all are closed."""
+        appender = self._by_address.get(address)
+        if appender is None:
+            appender = self._by_address[address] = Appender(address, self._options)
+        return appender
 
 
 class _Staged(msgspec.Struct):

@@ -1,0 +1,34 @@
+"""Reads how nsqds are announced: by themselves in /info, by an nsqlookupd in /lookup and /nodes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from nsquark.base.addresses import join_address
+
+
+class AnnouncedNsqd(msgspec.Struct, kw_only=True):
+    """An nsqd as an answer announces it; each answer leaves some of it out."""
+
+    remote_address: str = ""
+    hostname: str = ""
+    broadcast_address: str = ""
+    tcp_port: int = 0
+    http_port: int = 0
+    version: str = ""
+    topics: list[str] | None = None
+    tombstones: list[bool] | None = None
+
+    @property
+    def http_address(self) -> str:
+        return join_address(self.broadcast_address, self.http_port)
+
+    def is_tombstoned(self, place: int) -> bool:
+        """Tells whether the topic at this place is one that consumers are not sent to."""
+        return place < len(self.tombstones or ()) and bool((self.tombstones or ())[place])
+
+
+class AnnouncedNsqds(msgspec.Struct):
+    """An answer of an nsqlookupd."""
+
+    producers: list[AnnouncedNsqd] | None = None
