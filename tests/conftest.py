@@ -1,4 +1,4 @@
-"""Fixtures for every test: an nsqd per module, more where a test needs its own, and connections.
+"""Fixtures for every test: an nsqd and an nsqlookupd per module, more where a test needs its own, and connections.
 
 `make test` shares the test files among four workers; see harness/workers.py.
 """
@@ -14,6 +14,7 @@ import pytest
 pytest.register_assert_rewrite("harness")
 
 from harness import Nsqd, Wire, nsqd_is_ours, nsqd_program  # noqa: E402  (rewriting must be asked for first)
+from harness.lookupd import Nsqlookupd  # noqa: E402
 
 pytest_plugins = ["harness.workers"]
 
@@ -104,6 +105,29 @@ def make_nsqd(tmp_path: Path) -> Iterator[Callable[..., Nsqd]]:
         directory = data_path or tmp_path / "data"
         directory.mkdir(exist_ok=True)
         daemons.append(Nsqd(directory, *flags))
+        return daemons[-1].start()
+
+    yield make
+    for daemon in daemons:
+        daemon.kill()
+
+
+@pytest.fixture(scope="module")
+def lookupd() -> Iterator[Nsqlookupd]:
+    """Shared by the tests of a module."""
+    with Nsqlookupd() as daemon:
+        yield daemon
+        assert daemon.is_running, f"nsqlookupd died under the tests of this module:\n{daemon.log}"
+        assert daemon.stop() == 0, daemon.log
+
+
+@pytest.fixture
+def make_lookupd() -> Iterator[Callable[..., Nsqlookupd]]:
+    """Starts an nsqlookupd with these flags."""
+    daemons: list[Nsqlookupd] = []
+
+    def make(*flags: str) -> Nsqlookupd:
+        daemons.append(Nsqlookupd(*flags))
         return daemons[-1].start()
 
     yield make

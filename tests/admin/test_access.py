@@ -14,13 +14,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from admin.browser import Browser
 from harness import Nsqd, StartError, eventually
 from harness.nsqadmin import Nsqadmin
+from nsquark.admin.access import address_of
 from nsquark.admin.passwords import PasswordHash, User, Users, read_users, write_users
 from nsquark.admin.roles import Role
 from nsquark.admin.throttle import FREE_FAILURES
+from nsquark.web.fetch import fetch
 
 PASSWORD = "correct horse"
 PEOPLE = {"vera": Role.VIEWER, "otto": Role.OPERATOR, "anna": Role.ADMIN}
@@ -519,3 +522,24 @@ def heard() -> Iterator[Heard]:
     yield found
     server.shutdown()
     server.server_close()
+
+
+async def test_an_ipv4_peer_of_a_dual_stack_listener_is_named_by_its_ipv4_address() -> None:
+    named: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        named.extend((request.remote or "", address_of(request)))
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    with socket.socket(socket.AF_INET6) as listener:
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(("::ffff:127.0.0.1", 0))
+        await web.SockSite(runner, listener).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        await fetch(url, connect_timeout=10, request_timeout=10)
+        await runner.cleanup()
+    assert named == ["::ffff:127.0.0.1", "127.0.0.1"]

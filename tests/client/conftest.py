@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from harness import FaultProxy, Nsqd
-from harness.lookupd import Nsqlookupd
 
 
 @pytest.fixture(scope="module")
@@ -47,21 +46,8 @@ def start_nsqd(tmp_path: Path) -> Iterator[Callable[..., Nsqd]]:
         daemon = Nsqd(data_path, *flags)
         daemons.append(daemon)
         daemon.start()
-        daemon.flags += ["--tcp-address={}:{}".format(*daemon.tcp), "--http-address={}:{}".format(*daemon.http)]
+        daemon.keep_ports()
         return daemon
-
-    yield start
-    for daemon in daemons:
-        daemon.kill()
-
-
-@pytest.fixture
-def start_lookupd() -> Iterator[Callable[..., Nsqlookupd]]:
-    daemons: list[Nsqlookupd] = []
-
-    def start(*flags: str) -> Nsqlookupd:
-        daemons.append(Nsqlookupd(*flags))
-        return daemons[-1].start()
 
     yield start
     for daemon in daemons:

@@ -1,27 +1,14 @@
 """Consumers for tests: quick in what takes its time by default."""
 
 import asyncio
-import contextlib
-from collections.abc import Callable
 from typing import Any
 
 from client.pool_rig import address_of
-from harness import Nsqd, nsqd_is_ours
+from harness import Nsqd, nsqd_is_ours, until
 from nsquark import Consumer
 
-WAIT_S = 20.0
 AFTER_GIVING_BACK = 1 if nsqd_is_ours() else 2
 """Which attempt it is when a message comes again that went back unhandled."""
-
-
-async def until(condition: Callable[[], object], timeout_s: float = WAIT_S) -> None:
-    """An assertion failing inside the condition counts as not yet true: nsqd may not know a topic yet."""
-    async with asyncio.timeout(timeout_s):
-        while True:
-            with contextlib.suppress(AssertionError):
-                if condition():
-                    return
-            await asyncio.sleep(0.01)
 
 
 def consumer_of(nsqd: Nsqd, topic: str, **settings: Any) -> Consumer:

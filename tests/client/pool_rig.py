@@ -1,13 +1,11 @@
 """Several nsqds for the tests of the pool, and what they hold."""
 
-import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from harness import Nsqd, Wire
 from harness.wire import RESPONSE
 
-WAIT_S = 15.0
 QUIET_S = 0.3
 """With less than this between two messages, more are to come."""
 
@@ -22,13 +20,8 @@ def start_nsqds(directory: Path, count: int, *flags: str) -> list[Nsqd]:
         data_path = directory / f"nsqd{number}"
         data_path.mkdir()
         daemons.append(Nsqd(data_path, *flags).start())
-        keep_ports(daemons[-1])
+        daemons[-1].keep_ports()
     return daemons
-
-
-def keep_ports(daemon: Nsqd) -> None:
-    """As an operator's nsqd does: started again, it listens where it did before."""
-    daemon.flags += ["--tcp-address={}:{}".format(*daemon.tcp), "--http-address={}:{}".format(*daemon.http)]
 
 
 def messages_of(daemon: Nsqd, topic: str) -> list[bytes]:
@@ -54,9 +47,3 @@ def _drained(wire: Wire) -> list[bytes]:
 
 def all_messages(daemons: Iterable[Nsqd], topic: str) -> list[bytes]:
     return [body for daemon in daemons for body in messages_of(daemon, topic)]
-
-
-async def until(condition: Callable[[], object], timeout_s: float = WAIT_S) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.01)

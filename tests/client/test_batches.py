@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from client.consumer_rig import consumer_of, is_done, publish, until
+from client.consumer_rig import consumer_of, is_done, publish
 from client.pool_rig import address_of
-from harness import FaultProxy, Nsqd
+from harness import FaultProxy, Nsqd, until
 from nsquark import Consumer, sync
 from nsquark.errors import ConfigError
 

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from client.consumer_rig import consumer_of, is_done, publish, until
+from client.consumer_rig import consumer_of, is_done, publish
 from client.pool_rig import address_of, messages_of
-from harness import Nsqd
+from harness import Nsqd, until
 from nsquark import Consumer, Dedupe, Message, Producer
 
 NSQD_FLAGS = ["--msg-timeout=30s"]

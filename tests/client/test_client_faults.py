@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from client.consumer_rig import is_done, publish, until
+from client.consumer_rig import is_done, publish
 from client.pool_rig import address_of
-from harness import FaultProxy, Nsqd, nsqd_is_ours
+from harness import FaultProxy, Nsqd, nsqd_is_ours, until
 from harness.lookupd import Nsqlookupd
 from nsquark import Config, Consumer, Producer
 from nsquark.client.errors import NsqError
@@ -244,10 +244,10 @@ async def test_consuming_while_nsqd_is_restarted(start_nsqd: Callable[..., Nsqd]
 
 
 async def test_nsqlookupd_goes_and_comes_back(
-    start_lookupd: Callable[..., Nsqlookupd], start_nsqd: Callable[..., Nsqd], topic: str
+    make_lookupd: Callable[..., Nsqlookupd], start_nsqd: Callable[..., Nsqd], topic: str
 ) -> None:
     """What is connected stays so; what is new is found once there is someone to ask."""
-    lookupd = start_lookupd()
+    lookupd = make_lookupd()
     flag = f"--lookupd-tcp-address={lookupd.tcp_address}"
     first = start_nsqd(flag)
     publish(first, topic, b"1")

@@ -4,15 +4,15 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from client.consumer_rig import consumer_of, handle_until, is_done, publish, until
+from client.consumer_rig import consumer_of, handle_until, is_done, publish
 from client.pool_rig import address_of
-from harness import FaultProxy, Nsqd
+from harness import FaultProxy, Nsqd, until
 from harness.lookupd import Nsqlookupd
 from nsquark import Consumer, Producer, ProducerPool, sync
 from nsquark.client.config import Config
@@ -21,9 +21,9 @@ from nsquark.errors import ConfigError, NsqError, WrongPort
 
 
 @pytest.fixture
-def lookupd() -> Iterator[Nsqlookupd]:
-    with Nsqlookupd() as daemon:
-        yield daemon
+def lookupd(make_lookupd: Callable[..., Nsqlookupd]) -> Nsqlookupd:
+    """Each test has its own."""
+    return make_lookupd()
 
 
 # -- consumers -------------------------------------------------------------------------------------------

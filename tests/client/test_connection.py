@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from client.consumer_rig import until
 from client.scripted import HEARTBEAT, OK, Peer, ScriptedNsqd, error_frame, frame, message_frame
-from harness import FaultProxy, Nsqd
+from harness import FaultProxy, Nsqd, until
 from nsquark import Consumer, Producer
 from nsquark.client.errors import (
     AuthFailed,

@@ -10,9 +10,9 @@ from datetime import timedelta
 
 import pytest
 
-from client.consumer_rig import AFTER_GIVING_BACK, consumer_of, handle_until, is_done, publish, until
+from client.consumer_rig import AFTER_GIVING_BACK, consumer_of, handle_until, is_done, publish
 from client.pool_rig import address_of
-from harness import Nsqd, eventually
+from harness import Nsqd, eventually, until
 from nsquark import Message, Producer
 
 NSQD_FLAGS = ["--msg-timeout=30s"]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from client.consumer_rig import consumer_of, handle_until, is_done, publish
-from client.pool_rig import address_of, until
-from harness import FaultProxy, Nsqd
+from client.pool_rig import address_of
+from harness import FaultProxy, Nsqd, until
 from nsquark import Consumer, Dedupe, Message, Producer, ProducerPool
 from nsquark.client.dedupe import Claim
 from nsquark.client.envelope import new_key, wrap

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from client.consumer_rig import AFTER_GIVING_BACK, consumer_of, is_done, publish, until
+from client.consumer_rig import AFTER_GIVING_BACK, consumer_of, is_done, publish
 from client.pool_rig import address_of
-from harness import FaultProxy, Nsqd
+from harness import FaultProxy, Nsqd, until
 from nsquark import Consumer, Message
 from nsquark.client.errors import Closed, ConfigError, InvalidName, NotConnected, NsqError
 from nsquark.client.stats import Stats

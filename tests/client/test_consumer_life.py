@@ -6,20 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from client.consumer_rig import consumer_of, handle_until, is_done, publish, until
-from client.pool_rig import address_of, keep_ports
-from harness import FaultProxy, Nsqd, eventually
+from client.consumer_rig import consumer_of, handle_until, is_done, publish
+from client.pool_rig import address_of
+from harness import FaultProxy, Nsqd, eventually, until
 from harness.lookupd import Nsqlookupd
 from nsquark import Consumer, Message
 from nsquark.client.errors import Closed, ConfigError, NotConnected, NsqError
 
 WAIT_S = 15.0
-
-
-@pytest.fixture(scope="module")
-def lookupd() -> Iterator[Nsqlookupd]:
-    with Nsqlookupd() as daemon:
-        yield daemon
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +27,7 @@ def nsqds(lookupd: Nsqlookupd, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def new_nsqd(data_path: Path, lookupd: Nsqlookupd) -> Nsqd:
     daemon = Nsqd(data_path, f"--lookupd-tcp-address={lookupd.tcp_address}").start()
-    keep_ports(daemon)
+    daemon.keep_ports()
     return daemon
 
 

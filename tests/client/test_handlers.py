@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from client.consumer_rig import consumer_of, handle_until, is_done, publish, until
+from client.consumer_rig import consumer_of, handle_until, is_done, publish
 from client.pool_rig import address_of
-from harness import Nsqd, eventually
+from harness import Nsqd, eventually, until
 from nsquark import Consumer, Message
 from nsquark.errors import ConfigError, InvalidName, WrongHandler
 

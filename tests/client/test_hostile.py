@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from client.consumer_rig import handle_until, is_done, publish, until
+from client.consumer_rig import handle_until, is_done, publish
 from client.loop_watch import LoopWatch
 from client.pool_rig import address_of
 from client.scripted import HEARTBEAT, OK, Peer, ScriptedNsqd, error_frame, frame, message_frame, say_ok
-from harness import Nsqd
+from harness import Nsqd, until
 from nsquark import Consumer, Message, Producer
 from nsquark.client.config import Config
 from nsquark.client.lookupd import lookup

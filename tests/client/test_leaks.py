@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from client.consumer_rig import consumer_of, is_done, publish, until
+from client.consumer_rig import consumer_of, is_done, publish
 from client.pool_rig import address_of
-from harness import FaultProxy, Nsqd, eventually
+from harness import FaultProxy, Nsqd, eventually, until
 from nsquark import Config, Consumer, Message, Producer
 from nsquark.client.errors import ConfigError, NsqError
 from nsquark.client.lookupd import PollLoop

@@ -22,12 +22,6 @@ FAST_POLL = Config(lookupd_poll_interval="50ms", lookupd_poll_jitter=0.0)
 WAIT_S = 8.0
 
 
-@pytest.fixture(scope="module")
-def lookupd() -> Iterator[Nsqlookupd]:
-    with Nsqlookupd() as daemon:
-        yield daemon
-
-
 class AnswerServer:
     """Answers every GET with what it is told to, and keeps what it was asked."""
 

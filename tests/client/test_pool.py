@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from client.pool_rig import address_of, all_messages, messages_of, start_nsqds, until
+from client.pool_rig import address_of, all_messages, messages_of, start_nsqds
 from client.scripted import Peer, ScriptedNsqd, error_frame, say_ok
-from harness import AuthServer, FaultProxy, Nsqd, eventually
+from harness import AuthServer, FaultProxy, Nsqd, eventually, until
 from harness.lookupd import Nsqlookupd
 from nsquark.client.consumer import Consumer
 from nsquark.client.envelope import unwrap

@@ -8,9 +8,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from client.consumer_rig import until
 from client.pool_rig import address_of
-from harness import FaultProxy, Nsqd, Wire
+from harness import FaultProxy, Nsqd, Wire, until
 from nsquark import Producer
 from nsquark.client.errors import Closed, InvalidName, MessageTooBig, NotConnected, ServerError, TooMuchOutstanding
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from client.consumer_rig import is_done, publish, until
+from client.consumer_rig import is_done, publish
 from client.pool_rig import address_of, start_nsqds
-from harness import FaultProxy, Nsqd
+from harness import FaultProxy, Nsqd, until
 from nsquark import Consumer, Message
 
 WAIT_S = 20.0

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from client.consumer_rig import consumer_of, is_done, publish, until
+from client.consumer_rig import consumer_of, is_done, publish
 from client.pool_rig import address_of
-from harness import Nsqd
+from harness import Nsqd, until
 from nsquark import Message, sync
 from nsquark.errors import Closed
 

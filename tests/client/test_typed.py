@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from client.consumer_rig import consumer_of, handle_until, is_done, publish, until
+from client.consumer_rig import consumer_of, handle_until, is_done, publish
 from client.pool_rig import address_of
-from harness import Nsqd
+from harness import Nsqd, until
 from nsquark import Message, Producer, ProducerPool, sync
 from nsquark.errors import ConfigError, DecodeFailed
 

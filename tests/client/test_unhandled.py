@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from client.consumer_rig import consumer_of, handle_until, is_done, publish, until
-from harness import FaultProxy, Nsqd
+from client.consumer_rig import consumer_of, handle_until, is_done, publish
+from harness import FaultProxy, Nsqd, until
 from nsquark import Consumer, Message
 
 NSQD_FLAGS = ["--msg-timeout=30s"]

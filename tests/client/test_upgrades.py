@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from client.consumer_rig import until
 from client.pool_rig import address_of
-from harness import AuthServer, Nsqd
+from harness import AuthServer, Nsqd, until
 from harness.auth import GRANT_ALL, granting
 from harness.upgrades import Certificate, make_certificate
 from nsquark import Config, Consumer, Producer

@@ -13,9 +13,8 @@ from taskiq import InMemoryBroker
 from taskiq.api import run_receiver_task
 from taskiq.exceptions import SendTaskError
 
-from client.consumer_rig import until
 from client.pool_rig import address_of
-from harness import Nsqd, eventually
+from harness import Nsqd, eventually, until
 from nsquark.contrib.taskiq import NsqBroker
 from nsquark.errors import NsqError
 

@@ -3,7 +3,7 @@
 from harness.auth import AuthServer
 from harness.nsqd import HttpReply, Nsqd, StartError, nsqd_is_ours, nsqd_program
 from harness.proxy import FaultProxy
-from harness.waiting import eventually
+from harness.waiting import eventually, until
 from harness.wire import MAGIC, ClosedError, Frame, Message, Wire, body_of, mpub_body, mpub_messages
 
 __all__ = [
@@ -23,4 +23,5 @@ __all__ = [
     "mpub_messages",
     "nsqd_is_ours",
     "nsqd_program",
+    "until",
 ]

@@ -37,6 +37,10 @@ class Nsqd(testing.Nsqd):
     ):
         super().__init__(data_path, *flags, program=program or nsqd_program(), environment=environment)
 
+    def keep_ports(self) -> None:
+        """Lets it listen where it does now when it is started again, as an operator's nsqd does."""
+        self.flags += [f"--tcp-address={self.tcp_address}", f"--http-address={self.http_address}"]
+
     def wait_for_log(self, text: str) -> None:
         eventually(lambda: text in self.log)
 

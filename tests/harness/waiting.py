@@ -1,5 +1,7 @@
 """Waiting for a condition instead of sleeping and hoping."""
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -28,3 +30,13 @@ def eventually(
         if time.monotonic() > deadline:
             raise AssertionError(f"not so after {timeout_s} s: {failure or condition}") from failure
         time.sleep(interval_s)
+
+
+async def until(condition: Callable[[], object], timeout_s: float = EVENTUALLY_TIMEOUT_S) -> None:
+    """As `eventually`, while the event loop works on."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            with contextlib.suppress(AssertionError):
+                if condition():
+                    return
+            await asyncio.sleep(POLL_INTERVAL_S)

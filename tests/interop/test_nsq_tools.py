@@ -36,9 +36,9 @@ def server() -> Iterator[AuthServer]:
 
 
 @pytest.fixture
-def lookupd() -> Iterator[Nsqlookupd]:
-    with Nsqlookupd() as daemon:
-        yield daemon
+def lookupd(make_lookupd: Callable[..., Nsqlookupd]) -> Nsqlookupd:
+    """Each test has its own."""
+    return make_lookupd()
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def addresses(*daemons: Nsqd) -> str:
 
 def on_fixed_port(daemon: Nsqd) -> Nsqd:
     """Started again, it listens where it did, as the nsqds of a cluster do."""
-    daemon.flags += [f"--http-address={address(daemon)}", "--tcp-address={}:{}".format(*daemon.tcp)]
+    daemon.keep_ports()
     return daemon
 
 

@@ -28,9 +28,9 @@ pytestmark = pytest.mark.ours
 
 
 @pytest.fixture
-def lookupd() -> Iterator[Nsqlookupd]:
-    with Nsqlookupd() as daemon:
-        yield daemon
+def lookupd(make_lookupd: Callable[..., Nsqlookupd]) -> Nsqlookupd:
+    """Each test has its own."""
+    return make_lookupd()
 
 
 def count_of_batch(**options: Any) -> int:

@@ -81,7 +81,7 @@ def running_source(whose: str, data_path: Path, *flags: str) -> Iterator[Nsqd]:
     data_path.mkdir()
     program = None if whose == "ours" else os.environ["PEER_NSQD"]
     with Nsqd(data_path, *flags, program=program) as source:
-        source.flags += [f"--tcp-address={source.tcp_address}", f"--http-address={source.http_address}"]
+        source.keep_ports()
         yield source
 
 

@@ -20,9 +20,9 @@ from .conftest import nsquark
 
 
 @pytest.fixture
-def lookupd() -> Iterator[Nsqlookupd]:
-    with Nsqlookupd() as daemon:
-        yield daemon
+def lookupd(make_lookupd: Callable[..., Nsqlookupd]) -> Nsqlookupd:
+    """Each test has its own."""
+    return make_lookupd()
 
 
 def line(output: str, verdict: str, subject: str) -> str:

@@ -54,7 +54,7 @@ def program_on_path(directory: Path) -> dict[str, str]:
 def test_the_documented_mirror(source: Cluster, make_nsqd: Callable[..., Nsqd], tmp_path: Path) -> None:
     """Each message of each topic arrives, also those that were published while the mirror and its nsqd were killed."""
     destination = make_nsqd(data_path=tmp_path / "destination")
-    destination.flags.append(f"--tcp-address={destination.tcp_address}")
+    destination.keep_ports()
     for topic in TOPICS:
         source.create(topic, CHANNEL, "others")
     command = f"exec {documented_command(source.lookupd.http_address, destination.tcp_address)}"

@@ -28,7 +28,7 @@ def make_steady_nsqd(make_nsqd: MakeNsqd, tmp_path: Path) -> MakeNsqd:
 
     def make(name: str, *flags: str) -> Nsqd:
         nsqd = make_nsqd(*flags, data_path=tmp_path / name)
-        nsqd.flags.append(f"--tcp-address={nsqd.tcp_address}")
+        nsqd.keep_ports()
         return nsqd
 
     return make

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from nsquark.broker.topic import Topic
 from nsquark.wire.record import BODY_AT, message_id
 
 START_MS = 1_800_000_000_000
-WAIT_S = 30.0
 
 
 class SetClock:
@@ -115,10 +114,3 @@ def consumer(nsqd: Nsqd, topic: str, channel: str, rdy: int, **identity: str) ->
         setattr(session.settings, name, value)
     command(session, f"SUB {topic} {channel}\nRDY {rdy}\n".encode())
     return session, client
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Lets the event loop and its threads work until it holds."""
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0.001)

@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from harness import until
 from nsquark.broker.nsqd import Nsqd
 from nsquark.broker.topic import Topic
 from nsquark.wire.record import BODY_AT
-from unit.nsqd_parts import START_MS, opened, until
+from unit.nsqd_parts import START_MS, opened
 
 
 async def pass_time(nsqd: Nsqd, topic: Topic, ms: int, expected: int) -> None:

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from harness import until
 from nsquark.broker.topic import Topic
 from nsquark.wire.record import message_id
-from unit.nsqd_parts import command, consumer, in_flight, opened, publish, until
+from unit.nsqd_parts import command, consumer, in_flight, opened, publish
 
 SMALL_SEGMENTS = "--max-bytes-per-file=20000"
 BLOCK = 4096

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from unit.nsqd_parts import command, consumer, in_flight, opened, publish, until
+from harness import until
+from unit.nsqd_parts import command, consumer, in_flight, opened, publish
 
 
 async def test_a_burst_reaches_all_who_are_ready(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import pytest
 
+from harness import eventually
 from nsquark.web.server import Answer, HttpLimits, Pending, Request, Response, Router, StreamResponse, plain, text
 from unit.webserver import LOOPS, WAIT_SECONDS_MAX, Client, ServerThread
 
@@ -83,13 +84,6 @@ def head(path: str, header: str) -> bytes:
     return f"POST {path} HTTP/1.1\r\nHost: x\r\n{header}\r\n\r\n".encode()
 
 
-def wait_until(condition) -> None:  # type: ignore[no-untyped-def]
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def send_all_of(client: Client, data: bytes) -> None:
     """From another thread, since the server may stop reading in the middle."""
 
@@ -134,7 +128,7 @@ def test_garbage_is_answered_with_400_and_the_end(server: ServerThread, garbage:
 def test_garbage_after_requests_does_not_hurt_their_answers(server: ServerThread, app: App) -> None:
     with server.connect() as client:
         client.send(get("/later") + get("/ping") + b"\x00garbage")
-        wait_until(lambda: app.pending)
+        eventually(lambda: app.pending)
         server.call(lambda: app.pending[0].resolve(text("first")))
         assert [client.reply().body for _ in range(3)] == [b"first", b"OK", b"400 Bad Request"]
         assert client.is_closed()
@@ -245,7 +239,7 @@ def test_requests_being_answered_are_bounded(server: ServerThread, app: App) -> 
     with server.connect() as client:
         client.send(get("/later") * 500)
         for number in range(500):
-            wait_until(lambda number=number: len(app.pending) > number)
+            eventually(lambda number=number: len(app.pending) > number)
             assert len(app.pending) - number <= 5
             server.call(lambda number=number: app.pending[number].resolve(text(str(number))))
             assert client.reply().body == str(number).encode()
@@ -260,7 +254,7 @@ def test_connections_are_bounded(server: ServerThread) -> None:
         with server.connect() as third:
             assert third.reply().status == 503
             assert third.is_closed()
-    wait_until(lambda: server.http.connection_count == 0)
+    eventually(lambda: server.http.connection_count == 0)
     assert server.ask(get("/ping")).body == b"OK"
 
 
@@ -279,15 +273,15 @@ def test_a_peer_that_does_not_read_stops_the_work_done_for_it(server: ServerThre
         assert 0 < app.big_count < 500
         # And it goes on when the peer reads.
         client.sock.recv(1 << 20)
-        wait_until(lambda: client.sock.recv(1 << 20) and app.big_count > before)
+        eventually(lambda: client.sock.recv(1 << 20) and app.big_count > before)
 
 
 @with_limits(HttpLimits(write_stall_seconds=1))
 def test_a_peer_that_never_reads_is_dropped(server: ServerThread) -> None:
     with server.connect() as client:
         send_all_of(client, get("/big") * 5000)
-        wait_until(lambda: server.http.connection_count == 1)
-        wait_until(lambda: server.http.connection_count == 0)
+        eventually(lambda: server.http.connection_count == 1)
+        eventually(lambda: server.http.connection_count == 0)
 
 
 # --- closing
@@ -307,7 +301,7 @@ def test_close_ends_idle_connections_and_listening(server: ServerThread) -> None
 def test_close_waits_for_what_is_being_answered(server: ServerThread, app: App) -> None:
     with server.connect() as client:
         client.send(get("/later") + get("/blocked"))
-        wait_until(lambda: app.pending)
+        eventually(lambda: app.pending)
         closing = asyncio.run_coroutine_threadsafe(server.http.close(), server.loop)
         server.call(lambda: app.pending[0].resolve(text("last words")))
         assert client.reply().body == b"last words"

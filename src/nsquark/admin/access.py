@@ -21,6 +21,7 @@ from nsquark.admin.roles import Identity
 from nsquark.admin.sessions import BrowserSession, is_csrf_token
 from nsquark.admin.sessions import csrf_token as token_of
 from nsquark.admin.state import STATE
+from nsquark.base.addresses import show_host
 
 COOKIE: Final = "nsqadmin"
 TOKEN_HEADER: Final = "X-CSRF-Token"
@@ -265,7 +266,7 @@ def is_secure(request: web.Request) -> bool:
 
 def address_of(request: web.Request) -> str:
     """Returns the peer's address. What a proxy says of those behind it could be said by anybody."""
-    return request.remote or ""
+    return show_host(request.remote or "")
 
 
 # -- logging in and out ----------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from nsquark.admin.cluster import ClusterClient, quoted
 from nsquark.admin.errors import UpstreamError
 from nsquark.admin.options import NsqadminOptions
 from nsquark.admin.state import STATE
+from nsquark.base.addresses import show_address
 from nsquark.base.hosts import HOSTNAME
 from nsquark.base.logs import Logger
 
@@ -112,7 +113,7 @@ async def changed(
             node=node,
             timestamp=int(time.time()),
             user=request[IDENTITY].name or _claimed_name(request),
-            remote_ip=_host_port(peer) if peer else address_of(request),
+            remote_ip=show_address(peer) if peer else address_of(request),
             user_agent=request.headers.get("User-Agent", ""),
             url=f"{'https' if is_secure(request) else 'http'}://{request.host}{request.path_qs}",
             via=HOSTNAME,
@@ -125,11 +126,6 @@ def _claimed_name(request: web.Request) -> str:
     """Returns who a proxy, or the client itself, says it is where nobody has to log in; NSQ tells this one."""
     found = basic_credentials(request.headers.get("Authorization", ""))
     return found[0] if found is not None else ""
-
-
-def _host_port(peer: tuple[object, ...]) -> str:
-    host, port = str(peer[0]), peer[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _plain(value: str) -> str:

@@ -17,7 +17,7 @@ from nsquark.admin.errors import UpstreamError
 from nsquark.admin.filters import NOT_JSON, Body, MessageFilter
 from nsquark.client.envelope import NO_HEADERS, Headers, Opened, unwrap
 from nsquark.wire.batch_format import HEADER_BYTES, Damage, scan
-from nsquark.wire.record import ATTEMPTS_AT, BODY_AT, ID_AT, SIZE_BYTES, TIMESTAMP_AT
+from nsquark.wire.record import BODY_AT, ID_AT, record_bytes, timestamp_of
 
 T = TypeVar("T")
 
@@ -110,7 +110,7 @@ def read_piece(data: bytes | bytearray, node: str, low: int, high: int, wanted: 
                 return LogPiece(found, seq + 1, looked_at, oldest_ns, 0)
             looked_at += 1
             message = _match(view, starts[index], node, seq, wanted)
-            oldest_ns = _timestamp(view, starts[index])
+            oldest_ns = timestamp_of(view, starts[index])
             if message is not None:
                 found.append(message)
     return LogPiece(found, low, looked_at, oldest_ns, sum(isinstance(batch, Damage) for batch in batches))
@@ -120,20 +120,12 @@ def _record_starts(view: memoryview, pos: int, end: int) -> list[int]:
     starts = []
     while pos + BODY_AT <= end:
         starts.append(pos)
-        pos += SIZE_BYTES + _size(view, pos)
+        pos += record_bytes(view, pos)
     return starts
 
 
-def _size(view: memoryview, pos: int) -> int:
-    return int.from_bytes(view[pos : pos + SIZE_BYTES])
-
-
-def _timestamp(view: memoryview, pos: int) -> int:
-    return int.from_bytes(view[pos + TIMESTAMP_AT : pos + ATTEMPTS_AT], signed=True)
-
-
 def _match(view: memoryview, pos: int, node: str, seq: int, wanted: Wanted) -> LogMessage | None:
-    raw = bytes(view[pos + BODY_AT : pos + SIZE_BYTES + _size(view, pos)])
+    raw = bytes(view[pos + BODY_AT : pos + record_bytes(view, pos)])
     opened = unwrap(raw) if wanted.opens_envelopes else Opened(None, NO_HEADERS, raw)
     body = Body(raw, opened.body)
     if not wanted.filter.matches(body):
@@ -142,7 +134,7 @@ def _match(view: memoryview, pos: int, node: str, seq: int, wanted: Wanted) -> L
         node,
         seq,
         bytes(view[pos + ID_AT : pos + BODY_AT]).decode("ascii", "replace"),
-        _timestamp(view, pos),
+        timestamp_of(view, pos),
         len(opened.body),
         opened.body[: wanted.body_bytes_max],
         body.document is not NOT_JSON,

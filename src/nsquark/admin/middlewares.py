@@ -10,6 +10,7 @@ from typing import Final
 from aiohttp import web
 from aiohttp.web_response import ContentCoding
 
+from nsquark.admin.access import address_of
 from nsquark.admin.routing import v1_error
 from nsquark.admin.state import STATE
 from nsquark.base.durations import Duration
@@ -39,7 +40,7 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
         raise
     finally:
         took = Duration(time.monotonic_ns() - began_ns)
-        request.app[STATE].logger.info(f"{status} {request.method} {request.path_qs} ({request.remote}) {took}")
+        request.app[STATE].logger.info(f"{status} {request.method} {request.path_qs} ({address_of(request)}) {took}")
 
 
 @web.middleware

@@ -38,13 +38,18 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
+    """Writes `host:port`, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def show_host(host: str) -> str:
+    """Shows the host of a socket's name; an IPv4 peer of a dual-stack listener is shown as IPv4."""
+    return host.removeprefix("::ffff:") if "." in host else host
+
+
 def show_address(name: tuple[Any, ...]) -> str:
-    """Shows a socket's own or remote name; an IPv4 peer of a dual-stack listener is shown as IPv4."""
-    host = str(name[0])
-    return join_address(host.removeprefix("::ffff:") if "." in host else host, int(name[1]))
+    """Shows a socket's own or remote name as `host:port`."""
+    return join_address(show_host(str(name[0])), int(name[1]))
 
 
 def show_peer(transport: asyncio.BaseTransport) -> str:

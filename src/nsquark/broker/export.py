@@ -19,7 +19,7 @@ from nsquark.kernel.restart import snapshot
 from nsquark.log.files import DIRECTORY_MODE, sync_directory, write_atomically
 from nsquark.log.nsq_import.diskqueue import DiskQueueWriter
 from nsquark.log.sequences import LEASE_SEQS_MIN
-from nsquark.wire.record import ATTEMPTS_AT, BODY_AT, ID_AT, TIMESTAMP_AT, message_id
+from nsquark.wire.record import BODY_AT, ID_AT, message_id, timestamp_of
 
 if TYPE_CHECKING:
     from nsquark.broker.channel import Channel
@@ -139,8 +139,7 @@ class NsqExport:
 
 
 def _message(record: memoryview, attempts: int) -> tuple[int, int, bytes, memoryview]:
-    timestamp_ns = int.from_bytes(record[TIMESTAMP_AT:ATTEMPTS_AT], "big")
-    return timestamp_ns, attempts, bytes(record[ID_AT:BODY_AT]), record[BODY_AT:]
+    return timestamp_of(record, 0), attempts, bytes(record[ID_AT:BODY_AT]), record[BODY_AT:]
 
 
 def _known(channel: Channel) -> tuple[dict[int, int], list[Range]]:

@@ -29,10 +29,11 @@ from nsquark.kernel.journal import JOURNAL_REQUEUED, record
 from nsquark.log.cursors import ChannelState, CursorFile, TopicState, encode_state
 from nsquark.log.files import DIRECTORY_MODE, set_aside, sync_directory, write_atomically
 from nsquark.log.journal import Journal
-from nsquark.log.nsq_import.diskqueue import DiskQueue, find_queues
+from nsquark.log.nsq_import.diskqueue import QUEUED_OVERHEAD_BYTES, DiskQueue, find_queues
 from nsquark.log.nsq_import.import_log import LogImport
 from nsquark.log.services import LogShared
 from nsquark.wire.names import is_ephemeral, is_valid_name
+from nsquark.wire.record import RECORD_OVERHEAD_BYTES
 
 if TYPE_CHECKING:
     from nsquark.broker.nsqd import Nsqd
@@ -47,7 +48,7 @@ CURSORS_FILE = "cursors"
 CHANNEL_SEPARATORS = (":", ";")
 """The characters between topic and channel in a file's name; the second is for Windows."""
 PROGRESS_S = 3.0
-GROWTH_MAX = 34 / 30
+GROWTH_MAX = RECORD_OVERHEAD_BYTES / QUEUED_OVERHEAD_BYTES
 """Bytes of a record in our log, headers aside, over those in NSQ's file, for the smallest body."""
 ATTEMPTS_KEPT_MAX = 1_000_000
 """So many attempts are kept per channel: a journal is read into memory as a whole. Messages beyond this many start with

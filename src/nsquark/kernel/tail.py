@@ -17,11 +17,13 @@ from nsquark.wire.record import RECORD_OVERHEAD_BYTES, SIZE_BYTES
 
 if cython.compiled:
     from cython.cimports.nsquark.kernel.batch import BatchFile
+    from cython.cimports.nsquark.kernel.bytes import u32
     from cython.cimports.nsquark.kernel.commits import Commit, CommitQueue
     from cython.cimports.nsquark.kernel.extents import Extents
     from cython.cimports.nsquark.kernel.records import Chunk
 else:
     from nsquark.kernel.batch import BatchFile
+    from nsquark.kernel.bytes import u32
     from nsquark.kernel.commits import Commit, CommitQueue
     from nsquark.kernel.extents import Extents
     from nsquark.kernel.records import Chunk
@@ -83,7 +85,7 @@ class Tail:
                 left -= self.chunk.append_sized(source, pos, left, timestamp_ns)
                 pos = self.chunk.resume
             if left:
-                self._log.extend(int.from_bytes(source[pos : pos + SIZE_BYTES], "big"))
+                self._log.extend(u32(source, pos))
         self.commits.added(end - start + count * (RECORD_OVERHEAD - SIZE_BYTES), timestamp_ns)
         return commit
 

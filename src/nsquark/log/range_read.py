@@ -5,7 +5,6 @@ memory, which parts of which files they need, and do the reading in a thread.
 """
 
 import os
-import struct
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import NamedTuple, Protocol
 from nsquark.log.segment import Segment
 from nsquark.log.segments import Segments
 from nsquark.wire.batch_format import HEADER_BYTES, RANGE_PIECE, RANGE_REFUSED, StoredBatch, find_header, read_header
+from nsquark.wire.record import BODY_AT, record_bytes, timestamp_of
 
 HEADER_WALK_BYTES = 64 << 10
 """So much is read at a time to step from header to header."""
@@ -23,10 +23,6 @@ FILES_HELD_MAX = 16
 
 GROUP_RANGES_MAX = 32
 GROUP_FILES_MAX = 64
-
-_RECORD_SIZE = struct.Struct(">I")
-_RECORD_TIME = struct.Struct(">q")
-_RECORD_TIME_AT = 8
 
 
 class _Span(NamedTuple):
@@ -274,9 +270,9 @@ class TimeSearch:
         older messages.
         """
         pos, index = 0, 0
-        while pos + _RECORD_TIME_AT + _RECORD_TIME.size <= len(payload):
-            if _RECORD_TIME.unpack_from(payload, pos + _RECORD_TIME_AT)[0] >= self._time_ns:
+        while pos + BODY_AT <= len(payload):
+            if timestamp_of(payload, pos) >= self._time_ns:
                 return index
-            pos += _RECORD_SIZE.size + _RECORD_SIZE.unpack_from(payload, pos)[0]
+            pos += record_bytes(payload, pos)
             index += 1
         return None

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from nsquark.base.addresses import join_address
 from nsquark.spark.endpoint import (
     PORT_MAX,
     REQUEST_TIMEOUT_S,
@@ -68,8 +69,7 @@ class _Producer(msgspec.Struct, frozen=True):
 
     @property
     def address(self) -> str:
-        host = self.broadcast_address
-        return f"{f'[{host}]' if ':' in host else host}:{self.http_port}"
+        return join_address(self.broadcast_address, self.http_port)
 
 
 class _Producers(msgspec.Struct):

@@ -1,6 +1,5 @@
 """Appends messages of another nsqd to a log of ours: with their ids and times, durable before anybody hears of it."""
 
-import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -9,17 +8,13 @@ from nsquark.log.durable import sync_data
 from nsquark.log.sequences import LEASE_SEQS_MAX, LEASE_SEQS_MIN, Sequences
 from nsquark.log.writer import BatchWriter
 from nsquark.wire.batch_format import HEADER_BYTES, NO_TOKEN, StoredBatch
-from nsquark.wire.frames import FrameType
-from nsquark.wire.record import RECORD_OVERHEAD_BYTES, SIZE_BYTES
+from nsquark.wire.frames import message_frame
+from nsquark.wire.record import RECORD_OVERHEAD_BYTES
 
 BATCH_BYTES: Final = 128 << 10
 """A batch made here has no more bytes, unless a single message has: a reader gets one whole."""
 WRITE_BYTES: Final = 1 << 20
 FIRST_ATTEMPT: Final = 1
-
-_HEAD: Final = struct.Struct(">IIqH16s")
-"""The layout of a record without its body (wire/record.py)."""
-assert _HEAD.size == RECORD_OVERHEAD_BYTES
 
 
 class Numbers:
@@ -90,5 +85,4 @@ class FrameAppend:
 
 
 def _record(message: Message) -> bytes:
-    size = len(message.body) + RECORD_OVERHEAD_BYTES - SIZE_BYTES
-    return _HEAD.pack(size, FrameType.MESSAGE, message.timestamp, FIRST_ATTEMPT, message.id) + message.body
+    return message_frame(message.timestamp, FIRST_ATTEMPT, message.id, message.body)

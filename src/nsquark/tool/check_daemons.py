@@ -14,6 +14,7 @@ import msgspec
 from nsquark.tool.findings import Finding, broken, ok, warning
 from nsquark.web.fetch import FetchError, fetch
 from nsquark.wire.documents import decode_json
+from nsquark.wire.lookup_answer import Found
 
 NSQD_HTTP_PORT: Final = 4151
 LOOKUPD_HTTP_PORT: Final = 4161
@@ -39,14 +40,8 @@ class _Version(msgspec.Struct):
     version: str
 
 
-class _Node(msgspec.Struct):
-    broadcast_address: str
-    tcp_port: int
-    http_port: int
-
-
 class _Nodes(msgspec.Struct):
-    producers: list[_Node]
+    producers: list[Found]
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,7 @@ class _Lookupd:
     """An nsqlookupd that answered, and the nsqds it knows."""
 
     address: str
-    nodes: list[_Node]
+    nodes: list[Found]
 
 
 async def findings(nsqds: Sequence[str], lookupds: Sequence[str], secret: str = "") -> list[Finding]:
@@ -73,7 +68,7 @@ async def findings(nsqds: Sequence[str], lookupds: Sequence[str], secret: str = 
 # nsqlookupd
 
 
-async def _check_lookupd(address: str) -> tuple[list[_Node] | None, list[Finding]]:
+async def _check_lookupd(address: str) -> tuple[list[Found] | None, list[Finding]]:
     subject = f"nsqlookupd {address}"
     try:
         await _get(address, "/ping")

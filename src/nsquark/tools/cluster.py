@@ -9,10 +9,10 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from nsquark.base.addresses import join_address
 from nsquark.base.durations import Duration
 from nsquark.web.fetch import FetchError, fetch
 from nsquark.wire.documents import decode_json
+from nsquark.wire.lookup_answer import Found
 
 T = TypeVar("T")
 
@@ -66,13 +66,8 @@ class _Stats(msgspec.Struct):
     topics: list[TopicCounters] | None = None
 
 
-class _Producer(msgspec.Struct):
-    broadcast_address: str
-    http_port: int
-
-
 class _Producers(msgspec.Struct):
-    producers: list[_Producer] | None = None
+    producers: list[Found] | None = None
 
 
 class StatCluster:
@@ -107,7 +102,7 @@ class StatCluster:
             "nsqlookupd", (self._get(f"http://{address}{question}", _Producers) for address in self._lookupds)
         )
         producers = [producer for answer in answers for producer in answer.producers or ()]
-        return list(dict.fromkeys(join_address(each.broadcast_address, each.http_port) for each in producers))
+        return list(dict.fromkeys(each.http_address for each in producers))
 
     async def _get(self, url: str, kind: type[T]) -> T:
         try:

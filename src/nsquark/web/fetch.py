@@ -17,6 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
+from nsquark.base.addresses import join_address
 from nsquark.web.bearer import bearer
 from nsquark.wire.documents import decode_json
 
@@ -119,8 +120,7 @@ class _Call:
         self._deadline = 0.0
 
     def over_tls(self, port: int) -> _Call:
-        host = f"[{self._parts.hostname}]" if ":" in (self._parts.hostname or "") else self._parts.hostname
-        parts = self._parts._replace(scheme="https", netloc=f"{host}:{port}")
+        parts = self._parts._replace(scheme="https", netloc=join_address(self._parts.hostname or "", port))
         call = copy.copy(self)
         call._parts = parts
         return call

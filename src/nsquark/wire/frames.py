@@ -3,13 +3,12 @@
 import struct
 from enum import IntEnum
 
-from nsquark.wire.record import BODY_AT, TIMESTAMP_AT
+from nsquark.wire.record import BODY_AT, HEAD, TIMESTAMP_AT
 
 MAGIC_V1 = b"  V1"
 MAGIC_V2 = b"  V2"
 
 _PREFIX = struct.Struct(">ii")
-_MESSAGE = struct.Struct(">iiqH16s")
 
 MESSAGE_HEADER_BYTES = BODY_AT - TIMESTAMP_AT
 """The bytes of timestamp, attempts and id, which stand before a message's body."""
@@ -27,7 +26,7 @@ def frame(kind: FrameType, data: bytes) -> bytes:
 
 def message_frame(timestamp_ns: int, attempts: int, message_id: bytes, body: bytes) -> bytes:
     size = 4 + MESSAGE_HEADER_BYTES + len(body)
-    return _MESSAGE.pack(size, FrameType.MESSAGE, timestamp_ns, attempts, message_id) + body
+    return HEAD.pack(size, FrameType.MESSAGE, timestamp_ns, attempts, message_id) + body
 
 
 OK = frame(FrameType.RESPONSE, b"OK")

@@ -31,6 +31,10 @@ class Found(msgspec.Struct, frozen=True):
     def address(self) -> str:
         return join_address(self.broadcast_address, self.tcp_port)
 
+    @property
+    def http_address(self) -> str:
+        return join_address(self.broadcast_address, self.http_port)
+
 
 class _FoundList(msgspec.Struct):
     producers: list[Found] | None

@@ -6,8 +6,11 @@ The size counts everything behind itself. All numbers are big endian. The id is 
 in hex, so that `FIN id` finds its message by arithmetic.
 """
 
+import struct
 from typing import Final
 
+HEAD: Final = struct.Struct(">IIqH16s")
+"""All of a record but its body: size, frame type, timestamp, attempts, id."""
 SIZE_BYTES: Final = 4
 """The bytes of a record's size field. MPUB puts the same field before each message."""
 TYPE_AT: Final = 4
@@ -15,13 +18,23 @@ TIMESTAMP_AT: Final = 8
 ATTEMPTS_AT: Final = 16
 ID_AT: Final = 18
 ID_BYTES: Final = 16
-BODY_AT: Final = ID_AT + ID_BYTES
+BODY_AT: Final = HEAD.size
 RECORD_OVERHEAD_BYTES: Final = BODY_AT
 """The bytes that a message costs beside its body, as a frame on the wire and as a record in the log."""
 
 SEQ_BITS: Final = 53
 """The low bits of an id are the sequence number, the others are the node's."""
 SEQ_MASK: Final = (1 << SEQ_BITS) - 1
+
+
+def record_bytes(data: bytes | bytearray | memoryview, pos: int) -> int:
+    """Returns how many bytes the record at `pos` has, its size field included."""
+    return SIZE_BYTES + int.from_bytes(data[pos : pos + SIZE_BYTES], "big")
+
+
+def timestamp_of(data: bytes | bytearray | memoryview, pos: int) -> int:
+    """Returns when the message whose record is at `pos` was published, in ns since 1970."""
+    return int.from_bytes(data[pos + TIMESTAMP_AT : pos + ATTEMPTS_AT], "big", signed=True)
 
 
 def message_id(node_id: int, seq: int) -> bytes:

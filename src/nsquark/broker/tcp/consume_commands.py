@@ -15,11 +15,11 @@ from nsquark.wire.errors import ClientError, FatalClientError
 from nsquark.wire.frames import CLOSE_WAIT
 from nsquark.wire.names import is_valid_name
 from nsquark.wire.quote import quote
+from nsquark.wire.record import ID_BYTES
 
 if TYPE_CHECKING:
     from nsquark.broker.tcp.session import Session
 
-MESSAGE_ID_BYTES = 16
 UNCOUNTED = b"uncounted"
 """The last word of a REQ that takes the delivery's attempt back, from a client that asked for it in IDENTIFY."""
 
@@ -106,7 +106,7 @@ def _message_of(session: Session, command: Command, params: int) -> tuple[Ledger
         raise FatalClientError("E_INVALID", f"cannot {command.word} in current state")
     if len(command.params) < params:
         raise FatalClientError("E_INVALID", f"{command.word} insufficient number of params")
-    if len(command.params[1]) != MESSAGE_ID_BYTES:
+    if len(command.params[1]) != ID_BYTES:
         raise FatalClientError("E_INVALID", "invalid message ID")
     assert session.channel is not None and session.consumer is not None
     return session.channel.ledger, session.consumer, sequence_of(command.params[1])

@@ -31,6 +31,8 @@ FILE_BYTES_MAX = 100 << 20
 _FILE_NAME = re.compile(r"(?P<base>.+)\.diskqueue\.(?P<kind>\d{6,}|meta)\.dat(?P<rest>\.bad|\.\d+\.tmp|)", re.DOTALL)
 _META = re.compile(rb"(-?\d+)\n(\d+),(\d+)\n(\d+),(\d+)\n?")
 _RECORD = struct.Struct(">iqH16s")
+QUEUED_OVERHEAD_BYTES = _RECORD.size
+"""The bytes that a message costs in a disk queue beside its body."""
 _ID_AND_BEFORE_BYTES = _RECORD.size - 4
 """The bytes that a record's size counts besides the body."""
 _LOOKS_LIKE_A_RECORD = re.compile(rb"(?=[\x00-\x7f].{3}[\x0d-\x39].{7}.{2}[0-9a-f]{16})", re.DOTALL)
