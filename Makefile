@@ -34,10 +34,13 @@ test: build chromium
 
 # A browser for the tests of nsqadmin's pages: Debian's, where it may be installed.
 chromium:
-	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } > /dev/null || { \
-		test "$$(id -u)" = 0 && apt-get update -qq && \
-		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium; \
-	} > /dev/null 2>&1 || echo 'tests/browser is skipped: there is no chromium, and it cannot be installed here'
+	@for browser in chromium-headless-shell chromium chromium-browser google-chrome; do \
+		command -v $$browser > /dev/null && exit 0; \
+	done; \
+	test "$$(id -u)" = 0 && apt-get update -qq > /dev/null 2>&1 && for browser in chromium-headless-shell chromium; do \
+		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$browser > /dev/null 2>&1 && exit 0; \
+	done; \
+	echo 'tests/browser is skipped: there is no chromium, and it cannot be installed here'
 
 # The pictures in docs/nsqadmin.md, of a real cluster under load.
 screenshots: build chromium
