@@ -121,6 +121,7 @@ def test_a_file_that_goes_bad_before_its_time_comes(
     consumer = connect(daemon).subscribe("t", rdy=COUNT)
     bodies = [message.body for message in consumer.read_messages(COUNT - lost, finish=True)]
     assert set(bodies) <= set(_bodies()) and len(set(bodies)) == COUNT - lost
+    assert daemon.channel("t")["deferred_count"] == 0
     daemon.wait_for_log(path.name)
     if lost:
         daemon.wait_for_log("lost")

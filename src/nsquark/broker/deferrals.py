@@ -64,6 +64,7 @@ class Deferrals:
         )
         if segments is not None:
             self._messages.when_log_synced = segments.when_synced
+        self._messages.on_missing = self._are_missing
         self._own = Awaited(1)
         self.appending: tuple[Due, list[int], list[int]] | None = None
         """The messages on their way into the log, with their numbers and sequence numbers."""
@@ -180,6 +181,15 @@ class Deferrals:
         for channel in self._topic.channels.values():
             channel.deferred_came(zip(numbers, seqs, strict=True), pumped=self._topic.is_pump_following)
         self._topic.nsqd.loop.call_soon(self._append_due)
+
+    def _are_missing(self, number: int, count: int) -> None:
+        """Is told that a file proved to be damaged: `count` messages, from `number` on, are gone, or back if negative.
+
+        Who waits only for later ones cannot tell whether they are meant, and is right again after a restart.
+        """
+        for awaited in (self._own, *(channel.deferred for channel in self._topic.channels.values())):
+            if number >= awaited.first:
+                awaited.count -= count
 
     # -- the pump ----------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from nsquark.broker.data_path import METADATA_FILE, DataPathError, ListedTopic, 
 from nsquark.broker.topic import DIRECTORY_PREFIX, Topic
 from nsquark.kernel.journal import JOURNAL_REQUEUED, record
 from nsquark.log.cursors import ChannelState, CursorFile, TopicState, encode_state
-from nsquark.log.files import DIRECTORY_MODE, set_aside, sync_directory, write_atomically
+from nsquark.log.files import DIRECTORY_MODE, names_like, set_aside, sync_directory, write_atomically
 from nsquark.log.journal import Journal
 from nsquark.log.nsq_import.diskqueue import QUEUED_OVERHEAD_BYTES, DiskQueue, find_queues
 from nsquark.log.nsq_import.import_log import LogImport
@@ -391,7 +391,7 @@ class TakeOver:
 
 def _write_cursors(shared: LogShared, directory: Path, stage: Path, placed: Placed) -> None:
     """Writes the topic's cursor file, with the imported messages accounted for."""
-    for path in [directory / CURSORS_FILE, *directory.glob(f"{CURSORS_FILE}.*.[01]")]:
+    for path in [directory / CURSORS_FILE, *names_like(directory, f"{CURSORS_FILE}.*.[01]")]:
         shutil.copyfile(path, stage / path.name)
     cursors = CursorFile(shared, stage / CURSORS_FILE)
     try:

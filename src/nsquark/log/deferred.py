@@ -17,7 +17,7 @@ from pathlib import Path
 from nsquark.log.deferred_appends import Appends
 from nsquark.log.deferred_bucket import BUCKET_MS, SUFFIX, DeferredBucket, Entry
 from nsquark.log.durable import ANEW_SUFFIX
-from nsquark.log.files import DIRECTORY_MODE, patiently
+from nsquark.log.files import DIRECTORY_MODE, names_like, patiently
 from nsquark.log.services import LogShared
 
 DUE_MESSAGES_MAX = 128
@@ -76,15 +76,17 @@ class DeferredMessages:
         self._load_again_ms = 0
         self.when_log_synced: Callable[[Callable[[], None]], None] = lambda callback: callback()
         """Calls back once all that the log has by now is durable."""
+        self.on_missing: Callable[[int, int], None] = lambda number, count: None
+        """Is told that `count` messages fewer wait than was known, or more if it is negative; all from `number` on."""
         self.found: list[int] = []
         """The numbers of what waited at the start, in order."""
         if directory is not None and directory.exists():
             self._open_existing(directory, now_ms)
 
     def _open_existing(self, directory: Path, now_ms: int) -> None:
-        for leftover in (*directory.glob("*.tmp"), *directory.glob(f"*{ANEW_SUFFIX}")):
+        for leftover in names_like(directory, "*.tmp", f"*{ANEW_SUFFIX}"):
             leftover.unlink(missing_ok=True)
-        for path in sorted(directory.glob(f"*{SUFFIX}")):
+        for path in names_like(directory, f"*{SUFFIX}"):
             if path.stem.isdecimal() and path.stem.isascii():
                 try:
                     bucket = patiently(lambda: DeferredBucket(self._shared, int(path.stem), path))  # noqa: B023  (called at once)
@@ -158,8 +160,10 @@ class DeferredMessages:
             return
         for bucket in self._buckets.values():
             if bucket.waiting is None and bucket.starts_ms <= now_ms + BUCKET_MS:
+                known = bucket.count
                 try:
-                    bucket.load_some(self.appends, LOAD_RECORDS_MAX)
+                    if bucket.load_some(self.appends, LOAD_RECORDS_MAX) and bucket.count != known:
+                        self.on_missing(bucket.missing_from, known - bucket.count)
                 except OSError as error:
                     self._load_again_ms = now_ms + READ_RETRY_MS
                     self._shared.report(f"DEFERRED({bucket.path}): reading failed: {error}; trying again")

@@ -66,6 +66,8 @@ class _Found:
         self.delays: dict[int, int] = {}
         self.left: dict[int, bytes] = {}
         self.highest = 0
+        self.sound_to = 0
+        """The highest number before the first damage."""
         self.damages: list[_Damage] = []
         self.unreadable: list[int] = []
         self.doubtful: set[int] = set()
@@ -74,6 +76,8 @@ class _Found:
 
     def add(self, item: "_Record | _Damage") -> None:
         if isinstance(item, _Damage):
+            if not self.damages:
+                self.sound_to = self.highest
             self.damages.append(item)
             # What is damaged may have taken the last note back; to deliver twice is better than not at all.
             if self.left.pop(self._last_note, None) is not None:
@@ -111,6 +115,8 @@ class DeferredBucket:
         self.key = key
         self.path = path
         self.count = 0
+        self.lowest = 0
+        """No message that was ever here has a lower number; 0 if there was none."""
         self.is_leaving = False
         """The bucket is empty and its minute over, but its messages are not safe elsewhere yet."""
         self.waiting: list[Entry] | None = [] if path is None else None
@@ -160,6 +166,7 @@ class DeferredBucket:
         else:
             self._write(_MESSAGE, due_ms, delay_ms, timestamp_ns, number, body)
         self.count += 1
+        self.lowest = min(self.lowest or number, number)
         if self.waiting is not None:
             heapq.heappush(self.waiting, (due_ms, number, offset))
         elif self._loading is not None:
@@ -295,8 +302,16 @@ class DeferredBucket:
             raise
         return False
 
+    @property
+    def missing_from(self) -> int:
+        """Returns a number below which nothing proved to be missing when the bucket was loaded."""
+        return max(self.lowest, self._found.sound_to + 1)
+
     def _loaded(self, appends: Appends) -> None:
         self._delays = self._found.delays
+        if self._found.entries:
+            lowest = min(self._found.entries)
+            self.lowest = min(self.lowest or lowest, lowest)
         self.waiting = self._found.waiting(appends)
         self._found.doubt(appends)
         heapq.heapify(self.waiting)

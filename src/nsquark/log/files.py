@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +21,14 @@ READ_PAUSE_S = 0.02
 """A page or a file that the disk fails to read is tried so often, and so long apart."""
 BAD_SUFFIX = ".bad"
 """The suffix of files and bytes that could not be used, kept for a look at them."""
+
+
+def names_like(directory: Path, *patterns: str) -> list[Path]:
+    """Lists the files of a directory whose names match one of the patterns, in order; OSError if it cannot be listed.
+
+    `Path.glob` would say that there are none.
+    """
+    return [directory / name for name in sorted(os.listdir(directory)) if any(fnmatchcase(name, p) for p in patterns)]
 
 
 def sync_directory(path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nsquark.log.durable import ANEW_SUFFIX
-from nsquark.log.files import FILE_MODE, sync_directory, write_all
+from nsquark.log.files import FILE_MODE, names_like, sync_directory, write_all
 from nsquark.log.segment import SEGMENT_SUFFIX, Segment, scan_file
 from nsquark.log.services import LogShared
 from nsquark.wire.batch_format import StoredBatch
@@ -27,9 +27,8 @@ LEFTOVERS = (f"*{REMOVED_SUFFIX}", f"*{ANEW_SUFFIX}", "*.tmp")
 
 def open_segments(shared: LogShared, directory: Path) -> list[Segment]:
     """Opens all segments that can be read, in order of sequence number and without overlap."""
-    for pattern in LEFTOVERS:
-        for leftover in directory.glob(pattern):
-            leftover.unlink(missing_ok=True)
+    for leftover in names_like(directory, *LEFTOVERS):
+        leftover.unlink(missing_ok=True)
     segments = _open_all(shared, directory)
     # Each repair leaves one segment less, or one less with a wrong name, so this ends.
     while _repaired(shared, segments):
@@ -65,7 +64,7 @@ def _rename(shared: LogShared, segment: Segment, namesakes: list[Segment]) -> No
 
 
 def _open_all(shared: LogShared, directory: Path) -> list[Segment]:
-    names = (_SEGMENT_NAME.fullmatch(path.name) for path in directory.glob(f"*{SEGMENT_SUFFIX}"))
+    names = (_SEGMENT_NAME.fullmatch(path.name) for path in names_like(directory, f"*{SEGMENT_SUFFIX}"))
     bases = sorted(int(name[1]) for name in names if name is not None)
     segments: list[Segment] = []
     for base in bases:
