@@ -10,7 +10,7 @@ import pytest
 
 from faults.data_files import flip_byte
 from faults.shim import Rule, Shim
-from harness import Nsqd, Wire
+from harness import Nsqd, Wire, eventually, mpub_messages
 from harness.nsqd import StartError
 
 pytestmark = pytest.mark.ours
@@ -136,6 +136,31 @@ def test_what_is_no_file_refuses_the_start_with_a_sentence(make_nsqd: Callable[.
     assert "Traceback" not in refused.value.log
     path.rmdir()
     daemon.start()
+
+
+def test_without_sequence_numbers_publishes_are_refused_and_ping_says_so(
+    make_nsqd: Make, connect: Connect, tmp_path: Path
+) -> None:
+    """The file that reserves them cannot be written; consumers are served, and it ends by itself."""
+    daemon = _stopped(make_nsqd, connect)
+    shim = Shim(tmp_path, daemon.data_path)
+    shim.set_rules(Rule("write", "*/sequence", errno.EIO))
+    daemon.environment = shim.environment
+    daemon.start()
+    daemon.post("/log/stage", mpub_messages([b"staged"]), topic="t", token="token", part=0)
+    assert daemon.post("/log/append", topic="t", token="token").status == 503
+    assert daemon.get("/ping").status == 500
+    for _ in range(3):
+        assert daemon.post("/pub", b"three", topic="t").status == 503
+    fired = shim.fired()
+    eventually(lambda: shim.fired() > fired + 1)  # it was tried again, by nsqd itself
+    assert daemon.get("/ping").status == 500
+    assert daemon.log.count("publishes are refused") == 1
+    shim.set_rules()
+    eventually(lambda: daemon.get("/ping").status == 200)
+    assert daemon.post("/log/append", topic="t", token="token").status == 200
+    _assert_served(daemon, connect)
+    assert "INTERNAL" not in daemon.log and "Traceback" not in daemon.log
 
 
 @pytest.mark.parametrize("name", ["7.log", "\u00b2\u00b3.log", "notes.log", "deferred/\u00b2.deferred"])

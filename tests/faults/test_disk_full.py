@@ -1,6 +1,7 @@
 """A full disk: publishers are told, consumers go on, nothing acknowledged is lost, and it ends by itself."""
 
 import contextlib
+import errno
 import itertools
 import os
 import re
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from faults.shim import DELAY, Rule, Shim
 from harness import ClosedError, Frame, Message, Nsqd, Wire, eventually
+from nsquark.testing.daemons import HTTP_TIMEOUT_S
 
 pytestmark = pytest.mark.ours
 
@@ -440,3 +443,19 @@ def test_a_start_on_a_full_disk_after_a_new_topic_was_refused(disk: Path, make_n
     assert filler.drain() == filler.acknowledged
     (disk / "used_up").unlink()
     eventually(lambda: daemon.post("/pub", b"x", topic="new0").status == 200)
+
+
+def test_while_a_disk_in_trouble_is_tried_out_clients_are_served(make_nsqd: Make, tmp_path: Path) -> None:
+    """The sync that tells whether it is well again takes longer here than any client waits."""
+    daemon = make_nsqd()
+    shim = Shim(tmp_path, daemon.data_path, record=True)
+    daemon.environment = shim.environment
+    daemon.restart()
+    _make_channel(daemon)
+    assert daemon.post("/pub", b"before", topic="t").status == 200
+    shim.set_rules(Rule("write", "*.log", errno.ENOSPC), Rule("sync", "*/probe*", DELAY, delay_s=2 * HTTP_TIMEOUT_S))
+    assert daemon.post("/pub", b"refused", topic="t").status == 503
+    eventually(lambda: shim.fired(1))
+    assert daemon.get("/ping").status == 500
+    _finish_all(daemon)
+    daemon.kill()

@@ -28,6 +28,7 @@ class Upkeep:
     def __init__(self, nsqd: Nsqd) -> None:
         self._nsqd = nsqd
         self._made_room_s = self._opened_again_s = float("-inf")
+        self._is_probing = False
 
     async def run(self) -> None:
         """Goes on until it is cancelled."""
@@ -117,16 +118,27 @@ class Upkeep:
     def _probe_disk(self) -> None:
         """Finds out after a failed write when there is space again: /ping decides whether clients come."""
         logs, limit = self._nsqd.logs, self._nsqd.options.max_disk_bytes
-        if logs.disk.error is None or (limit and logs.disk_bytes + PROBE_BYTES > limit):
+        if logs.disk.error is None or self._is_probing or (limit and logs.disk_bytes + PROBE_BYTES > limit):
             return
-        try:
-            probe = self._nsqd.data.own / "probe"
+        self._is_probing = True
+        probe = self._nsqd.data.own / "probe"
+
+        def work() -> None:  # in a thread, since a disk that is in trouble may take its time
             write_atomically(probe, bytes(PROBE_BYTES))
             probe.unlink()
-        except OSError as error:
-            logs.disk.failed(error)
-        else:
-            logs.disk.worked()
+
+        def done(error: Exception | None) -> None:
+            self._is_probing = False
+            try:
+                if error is not None:
+                    raise error
+                logs.sequences.require()
+            except Exception as reason:
+                logs.disk.failed(reason)
+            else:
+                logs.disk.worked()
+
+        logs.run(work, done)
 
     def _open_again(self) -> None:
         """Tries to open topics again: what kept one from being opened may be over."""

@@ -83,14 +83,18 @@ class Sequences:
     def lease(self, count: int) -> tuple[int, int]:
         """Leases a new range of at least `count` sequence numbers, as (first, end)."""
         size = _aligned(min(max(count, LEASE_SEQS_MIN), LEASE_SEQS_MAX))
-        if self._next + size > self._reserved:
-            self._wait_for_extension()
-            if self._next + size > self._reserved:
-                self._reserve(self._next + self._reserve_seqs)
+        self.require(size)
         first, self._next = self._next, self._next + size
         if self._reserved - self._next < self._reserve_seqs // 2 and not self._is_extending():
             self._extend_in_background()
         return first, first + size
+
+    def require(self, count: int = LEASE_SEQS_MIN) -> None:
+        """Raises OSError if so many sequence numbers cannot be handed out."""
+        if self._next + count > self._reserved:
+            self._wait_for_extension()
+            if self._next + count > self._reserved:
+                self._reserve(self._next + self._reserve_seqs)
 
     def close(self) -> None:
         self._wait_for_extension()

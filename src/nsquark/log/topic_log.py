@@ -150,7 +150,11 @@ class TopicLog:
         after = self.next_seq()
         low, high = self._lease
         if not low <= after < high:
-            after, high = self._lease = self.shared.sequences.lease(self._lease_seqs)
+            try:
+                after, high = self._lease = self.shared.sequences.lease(self._lease_seqs)
+            except OSError as error:
+                self.shared.disk.failed(error, 1)
+                raise
             self._lease_seqs = min(self._lease_seqs * 2, LEASE_SEQS_MAX)
         size = max(self._chunk_bytes, body_bytes + RECORD_OVERHEAD_BYTES)
         self._chunk_bytes = min(self._chunk_bytes * 2, CHUNK_BYTES_MAX)

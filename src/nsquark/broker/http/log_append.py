@@ -161,7 +161,12 @@ class AppendApi:
     def _prepare(self, stage: Stage, timestamp_ns: int) -> StagedAppend:
         logs = self._nsqd.logs
         parts = [stage.parts[number] for number in sorted(stage.parts)]
-        return StagedAppend(logs.node_id, stage.token, parts, lease_spans(logs.sequences, stage.count), timestamp_ns)
+        try:
+            spans = lease_spans(logs.sequences, stage.count)
+        except OSError as error:
+            logs.disk.failed(error, stage.count)
+            raise Refusal(503, "APPEND_FAILED", reason=f"{error}; what was staged is still there") from None
+        return StagedAppend(logs.node_id, stage.token, parts, spans, timestamp_ns)
 
     # -- POST /log/abort ---------------------------------------------------------------------------------
 
