@@ -245,6 +245,27 @@ class TestWhenSynced:
         assert told == ["b", "at once"]
         file.close()
 
+    def test_a_sync_that_is_asked_for_by_whoever_is_told_is_another(self, make_rig: MakeRig, tmp_path: Path) -> None:
+        """A round that has ended tells several; what one of them asks for, it must not confirm to the next."""
+        rig = make_rig()
+        first, second = (self.file(rig, tmp_path / name) for name in ("first", "second"))
+        told_under_way: list[bool] = []
+
+        def again() -> None:
+            second.write(b"b", 1)
+            second.hurry()
+            second.when_synced(lambda: told_under_way.append(bool(rig.shared.running)))
+
+        first.write(b"a", 0)
+        second.write(b"a", 0)
+        first.when_synced(again)
+        rig.shared.syncer._hurried[second] = None
+        first.hurry()
+        rig.settle()
+        assert told_under_way == [False]
+        first.close()
+        second.close()
+
     def test_a_failed_sync_does_not_count(self, make_rig: MakeRig, tmp_path: Path, disk: FailingDisk) -> None:
         rig = make_rig()
         file = self.file(rig, tmp_path / "file")

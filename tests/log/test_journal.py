@@ -3,6 +3,8 @@
 import errno
 import os
 import struct
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -14,7 +16,7 @@ from log.rig import Rig, make_shared
 from nsquark.kernel import journal as kernel
 from nsquark.kernel.journal import JOURNAL_FINISHED, JOURNAL_RECORD, JOURNAL_REQUEUED
 from nsquark.log import durable
-from nsquark.log.journal import Journal
+from nsquark.log.journal import REPLACEMENT_SUFFIX, Journal
 
 DELAY_MAX_MS = 3_600_000
 
@@ -274,3 +276,148 @@ def test_after_a_rewrite_whose_name_was_not_synced_the_new_file_is_written_to(
             journal.rewrite(record(2))
     journal.append(record(3))
     assert loaded(path) == record(2) + record(3)
+
+
+# -- replaced while nsqd runs --------------------------------------------------------------------------------
+
+
+class Syncs:
+    """Stands before os.fdatasync: syncs wait until they are let go, or fail; none may come from the test's thread."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_go = threading.Event()
+        self.begun = threading.Event()
+        self.failing: tuple[str, ...] = ()
+        """The names of files whose syncs fail."""
+        self._real = os.fdatasync
+        monkeypatch.setattr(os, "fdatasync", self._sync)
+        monkeypatch.setattr(os, "fsync", self._sync)
+
+    def _sync(self, fd: int) -> None:
+        assert threading.current_thread() is not threading.main_thread(), "all clients would wait for this sync"
+        self.begun.set()
+        assert self.may_go.wait(30)
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(self.failing or ("nothing",)):
+            raise OSError(errno.EIO, "Input/output error")
+        self._real(fd)
+
+
+class Replaced:
+    """A journal of which most is out of date, and a replacement that is being synced; `path` as a crash leaves it."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rig = Rig(tmp_path, None)
+        self.path = tmp_path / "journal"
+        self.syncs = Syncs(monkeypatch)
+        self.journal = Journal(self.rig.shared, self.path, compact_bytes_min=100)
+        self.journal.append(record(1) * 20)
+        assert self.journal.wants_rewrite(1)
+        self.journal.replace_later(record(1))
+        assert self.syncs.begun.wait(30)
+        self.journal.append(record(2))
+        assert (self.on_disk(), self.journal.is_being_replaced) == (record(1) * 20 + record(2), True)
+        assert not self.journal.wants_rewrite(1), "one at a time"
+
+    def on_disk(self) -> bytes:
+        return self.path.read_bytes()
+
+    def end(self) -> None:
+        self.syncs.may_go.set()
+        self.rig.settle()
+        assert not self.journal.is_being_replaced
+
+    def left(self) -> list[str]:
+        return sorted(path.name for path in self.path.parent.iterdir() if path.name.startswith("journal"))
+
+
+@pytest.fixture
+def replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Replaced]:
+    found = Replaced(tmp_path, monkeypatch)
+    yield found
+    found.syncs.may_go.set()
+    found.rig.settle()
+
+
+def test_a_replacement_takes_the_name_when_it_is_durable_and_has_what_came_meanwhile(replaced: Replaced) -> None:
+    told: list[bool] = []
+    replaced.journal.on_mended = lambda: told.append(True)
+    replaced.end()
+    assert told
+    assert replaced.on_disk() == record(1) + record(2)
+    assert replaced.left() == ["journal"]
+    assert replaced.rig.shared.disk_bytes == 64
+    replaced.journal.append(record(3))
+    assert replaced.on_disk() == record(1) + record(2) + record(3)
+    synced: list[bool] = []
+    replaced.journal.when_synced(lambda: synced.append(True))
+    replaced.rig.settle()
+    assert synced
+
+
+@pytest.mark.parametrize("failing", ["sync", "write", "rename"])
+def test_a_replacement_that_fails_leaves_all_as_it_is(
+    replaced: Replaced, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def fail(*_arguments: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        if failing == "sync":
+            replaced.syncs.failing = (REPLACEMENT_SUFFIX,)
+        elif failing == "rename":
+            patch.setattr(os, "replace", fail)
+        else:
+            real, written = durable.write_all, list[int]()
+
+            def full(fd: int, data: bytes, offset: int) -> None:
+                written.append(fd)
+                fail() if len(written) == 2 else real(fd, data, offset)
+
+            patch.setattr(durable, "write_all", full)
+            replaced.journal.append(record(3))
+        replaced.end()
+    expected = record(1) * 20 + record(2) + (record(3) if failing == "write" else b"")
+    assert replaced.on_disk() == expected
+    assert replaced.left() == ["journal"]
+    assert replaced.rig.shared.disk.error is None
+    assert not replaced.journal.wants_rewrite(1), "not at once again"
+    replaced.journal.append(record(4))
+    assert replaced.on_disk() == expected + record(4)
+
+
+@pytest.mark.parametrize("way", ["emptied", "rewritten", "closed", "deleted"])
+def test_what_replaces_all_at_once_wins_over_a_replacement(
+    replaced: Replaced, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    expected = {"emptied": b"", "rewritten": record(5), "closed": record(1) * 20 + record(2), "deleted": b""}[way]
+    if way in ("emptied", "rewritten"):
+        monkeypatch.setattr("nsquark.log.files.os.fsync", lambda fd: None)  # this way is for a stop, and waits
+        replaced.journal.rewrite(expected)
+    elif way == "closed":
+        replaced.journal.close()
+    else:
+        replaced.journal.delete()
+    replaced.end()
+    assert replaced.left() == (["journal"] if expected else [])
+    assert not expected or replaced.on_disk() == expected
+
+
+def test_nothing_replaces_a_journal_that_is_being_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy that is made of it after a failed sync would take the name back."""
+    rig, syncs = Rig(tmp_path, None), Syncs(monkeypatch)
+    journal = Journal(rig.shared, tmp_path / "journal", compact_bytes_min=100)
+    journal.append(record(1) * 20)
+    syncs.failing = ("journal", "journal.anew")
+    syncs.may_go.set()
+    journal.when_synced(lambda: None)
+    rig.shared.drain()
+    assert rig.shared.disk.error is not None
+    journal.replace_later(record(1))
+    rig.shared.drain()
+    assert not journal.is_being_replaced
+    syncs.failing = ()
+    rig.settle()
+    assert rig.shared.disk.error is None
+    journal.append(record(2))
+    assert (tmp_path / "journal").read_bytes() == record(1) * 20 + record(2)
+    assert sorted(path.name for path in tmp_path.glob("journal*")) == ["journal"]

@@ -181,12 +181,13 @@ class Channel:
         try:
             if ledger.journal:
                 self._append_journal()
+                self._shorten_journal()
             skips = self.feed.skips
             if skips and skips[0][1] <= ledger.floor and self._drop_skips():
                 self._write_state()
             elif ledger.floor != self._slot.position:
                 self.topic.slots.move_on(self._slot, ledger.floor)
-            if ledger.blocks_open > PARK_BLOCKS and not self._is_parking:
+            if ledger.blocks_open > PARK_BLOCKS and not self._is_parking and not self._is_journal_replaced:
                 self._park()
             if ledger.has_news and not self._note_timer:
                 self._note_timer = True
@@ -218,10 +219,18 @@ class Channel:
         assert self._journal is not None
         self._journal.append(self.ledger.journal)
         self.ledger.journal.clear()
+
+    def _shorten_journal(self) -> None:
+        """Lets a journal that is mostly out of date be replaced, unless what is being parked relies on it."""
+        assert self._journal is not None
         ledger = self.ledger
         live = ledger.in_flight + ledger.queued + ledger.deferred
-        if self._journal.wants_rewrite(live) and not self._is_parking:
-            self._journal.rewrite(snapshot(ledger))
+        if not self._is_parking and self._journal.wants_rewrite(live):
+            self._journal.replace_later(snapshot(ledger))
+
+    @property
+    def _is_journal_replaced(self) -> bool:
+        return self._journal is not None and self._journal.is_being_replaced
 
     def _park(self) -> None:
         assert self._journal is not None

@@ -136,6 +136,13 @@ class DurableFile:
             self.is_changed = True
             self._syncer.add(self)
 
+    def rename(self, path: Path) -> None:
+        """Gives the file another name in its directory, which is to be durable as soon as possible."""
+        os.replace(self.path, path)
+        self.path = path
+        self.directory.changed()
+        self.hurry()
+
     def hurry(self) -> None:
         """Lets the file become durable as soon as possible."""
         self.changed()

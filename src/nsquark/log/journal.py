@@ -2,9 +2,13 @@
 
 The file is records of 32 bytes, each with a check of its own (kernel/journal.py), so the next one is found behind one
 that is damaged. In format 1 it was pieces of records with one checksum for each; such a file is read and written anew.
+
+While nsqd runs, a journal is made shorter in a file beside it, which takes its name once it is durable. What is noted
+meanwhile goes to both, so that neither a crash nor a disk that fails costs more than the attempt.
 """
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,10 +20,14 @@ from nsquark.log.files import read_surviving, write_atomically
 from nsquark.log.services import LogShared
 
 COMPACT_BYTES_MIN = 4 << 20
-"""A journal smaller than this is not worth rewriting, for which all clients wait; it is read in some 50 ms."""
+"""A journal smaller than this is not worth rewriting; it is read in some 50 ms."""
 REWRITE_SHARE = 4
 """A journal is rewritten when it is so many times as long as needed; a message that is parked is noted twice at least.
 """
+REPLACE_RETRY_S = 1.0
+"""So long after a replacement that failed another is tried."""
+REPLACEMENT_SUFFIX = ".next.tmp"
+"""The suffix of replacements, which a start removes."""
 _MAGIC_1 = b"NQJ1"
 _PIECE_HEAD_BYTES = 12  # magic, bytes, checksum
 _RECORD_BYTES_1 = 24
@@ -33,9 +41,12 @@ class Journal:
         self.path = path
         self.size = 0
         self.on_mended: Callable[[], None] = lambda: None
-        """Is called when the journal can be written to again after a failed sync."""
+        """Is called when the journal can be written to again after a failed sync, and when it was replaced."""
         self._shared = shared
         self._file: DurableFile | None = None
+        self._replacement: DurableFile | None = None
+        self._replacement_bytes = 0
+        self._replace_not_before_s = 0.0
 
     def load(self, delay_max_ms: int) -> bytearray:
         """Reads all intact records in order; `delay_max_ms` is for those of format 1, which do not say how long they
@@ -63,30 +74,96 @@ class Journal:
             except OSError as error:
                 self._shared.report(f"JOURNAL({self.path}): could not be written anew: {error}")
         elif records:
-            self._file = self._durable_file()
+            self._file = self._durable_file(self.path)
             self._file.changed()  # a process that was killed may not have synced it
         return records
 
     def append(self, records: bytes | bytearray) -> None:
         if self._file is None:
-            self._file = self._durable_file()
+            self._file = self._durable_file(self.path)
         if self._file.fd < 0:
             self._file.open(os.O_RDWR | os.O_CREAT)
         self._file.write(records, self.size)
         self._resize(self.size + len(records))
+        if self._replacement is not None:
+            self._append_to_replacement(self._replacement, records)
 
-    def _durable_file(self) -> DurableFile:
-        file = DurableFile(self._shared.syncer, self.path)
+    def _durable_file(self, path: Path) -> DurableFile:
+        file = DurableFile(self._shared.syncer, path)
         file.content_bytes = lambda: self.size
         file.on_mended = lambda: self.on_mended()
         return file
 
     def wants_rewrite(self, live_records: int) -> bool:
         """Tells whether most of the journal is out of date, given how many messages it has to remember."""
-        return self.size > self._compact_bytes_min and self.size > REWRITE_SHARE * live_records * JOURNAL_RECORD.size
+        is_long = self.size > max(self._compact_bytes_min, REWRITE_SHARE * live_records * JOURNAL_RECORD.size)
+        return is_long and self._replacement is None and time.monotonic() >= self._replace_not_before_s
+
+    # -- replacing it while others are served ------------------------------------------------------------
+
+    @property
+    def is_being_replaced(self) -> bool:
+        """Tells whether a replacement is on its way: until it is there, nothing may rely on a sync of what is
+        appended.
+        """
+        return self._replacement is not None
+
+    def replace_later(self, records: bytes | bytearray) -> None:
+        """Lets `records`, and what is appended from now on, replace everything once they are durable. If the disk does
+        not take them, all stays as it is.
+        """
+        file = self._replacement = self._durable_file(self.path.with_name(self.path.name + REPLACEMENT_SUFFIX))
+        file.content_bytes = lambda: self.size if file is self._file else self._replacement_bytes
+        file.on_sync_failed = lambda: self._give_up(file)
+        self._replacement_bytes = 0
+        try:
+            file.open(os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        except OSError:
+            self._give_up(file)
+            return
+        self._append_to_replacement(file, records)
+        if self._replacement is file:
+            file.hurry()
+            file.when_synced(lambda: self._replace_by(file))
+
+    def _append_to_replacement(self, file: DurableFile, records: bytes | bytearray) -> None:
+        try:
+            file.write(records, self._replacement_bytes)
+            self._replacement_bytes += len(records)
+        except OSError:
+            self._give_up(file)
+
+    def _replace_by(self, file: DurableFile) -> None:
+        """Gives the replacement the journal's name."""
+        if self._replacement is not file:
+            return
+        if self._file is not None and self._file.sync_error is not None:
+            self._give_up(file)  # a copy that is being made of the journal would take the name back
+            return
+        try:
+            file.rename(self.path)
+        except OSError:
+            self._give_up(file)
+            return
+        self._close_file()
+        self._file, self._replacement = file, None
+        self._resize(self._replacement_bytes)
+        self.on_mended()
+
+    def _give_up(self, file: DurableFile) -> None:
+        """Removes a replacement, unless it is the journal by now."""
+        if self._replacement is file:
+            self._replacement = None
+            self._replace_not_before_s = time.monotonic() + REPLACE_RETRY_S
+            file.abandon()
+            file.path.unlink(missing_ok=True)
+
+    # -- replacing it here and now -----------------------------------------------------------------------
 
     def rewrite(self, records: bytes | bytearray) -> None:
         """Replaces everything by `records`, durably: parked messages rely on it."""
+        if self._replacement is not None:
+            self._give_up(self._replacement)
         before = _inode(self.path)
         unsound = self._file.sync_error if self._file is not None else None
         if unsound is not None:
@@ -98,7 +175,7 @@ class Journal:
                 self.path.unlink(missing_ok=True)
         except OSError:
             if unsound is not None and _inode(self.path) == before:
-                self._file = self._durable_file()
+                self._file = self._durable_file(self.path)
                 self._file.open(os.O_RDWR)
                 self._file.failed(unsound)
             raise
@@ -122,6 +199,8 @@ class Journal:
             self._file.make_durable()
 
     def close(self) -> None:
+        if self._replacement is not None:
+            self._give_up(self._replacement)
         self._close_file()
         self._resize(0)
 

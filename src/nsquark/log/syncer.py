@@ -173,12 +173,14 @@ class Syncer:
                         later.append(f"LOG({file.path}): its index could not be stored: {error}")
 
         def done(error: Exception | None) -> None:
-            self._in_round = []
             self._observe(time.monotonic() - started_s)
             for text in later:
                 self.report(text)
-            for file in files:
-                file.ended(error or errors.get(file))
+            try:
+                for file in files:
+                    file.ended(error or errors.get(file))
+            finally:
+                self._in_round = []  # not before: a round that whoever is told begins would pass for this one
             if self._hurried:
                 self._begin()
             else:
