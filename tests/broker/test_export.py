@@ -1,7 +1,9 @@
 """Going back to NSQ: `nsquark export --to-nsq` writes what NSQ's nsqd, or this one again, goes on with."""
 
+import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from broker.nsq_files import Stored, write_messages, write_metadata
+from faults.shim import Rule, Shim
 from harness import Nsqd, Wire, eventually
 from nsquark.broker.export import without
 from nsquark.log.nsq_import import diskqueue
@@ -25,9 +28,10 @@ Left = dict[tuple[str, str], list[tuple[bytes, int, int]]]
 """By topic and channel: body, attempts, publish time of all that is left, sorted."""
 
 
-def export(data: Path, target: Path) -> "subprocess.CompletedProcess[str]":
+def export(data: Path, target: Path, environment: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
     command = [NSQUARK, "export", "--data-path", str(data), "--to-nsq", str(target)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=EXPORT_TIMEOUT_S, check=False)
+    env = {**os.environ, **(environment or {})}
+    return subprocess.run(command, capture_output=True, text=True, timeout=EXPORT_TIMEOUT_S, check=False, env=env)
 
 
 def left_in(daemon: Nsqd, wanted: dict[tuple[str, str], int]) -> Left:
@@ -212,6 +216,42 @@ def test_refusals(make_nsqd: MakeNsqd, tmp_path: Path) -> None:
     result = export(tmp_path / "nsq", tmp_path / "other")
     assert (result.returncode, "is no data path of this nsqd" in result.stderr) == (1, True)
     eventually(lambda: not (tmp_path / "other").exists())
+    cursors = tmp_path / "data" / "nsquark" / "topics" / "t.t" / "cursors"
+    cursors.rename(cursors.with_name("elsewhere"))
+    cursors.mkdir()
+    result = export(tmp_path / "data", tmp_path / "other")
+    assert (result.returncode, "these topics cannot be opened, and would be missing: t" in result.stderr) == (1, True)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("calls", "files"),
+    [("mkdir", "nsq"), ("write", "nsq/*.000000.dat"), ("create", "nsq/*.meta.dat"), ("write", "nsq/nsqd.dat*")],
+)
+def test_a_disk_that_gets_full_leaves_no_export_that_passes_for_a_whole_one(
+    make_nsqd: MakeNsqd, tmp_path: Path, calls: str, files: str
+) -> None:
+    daemon = make_nsqd()
+    daemon.post("/topic/create", topic="t")
+    daemon.post("/channel/create", topic="t", channel="ch")
+    for number in range(3):
+        daemon.post("/pub", b"%d" % number, topic="t")
+    assert daemon.stop() == 0
+    shim = Shim(tmp_path, tmp_path)
+    shim.set_rules(Rule(calls, files, errno.ENOSPC))
+    result = export(tmp_path / "data", tmp_path / "nsq", shim.environment)
+    assert shim.fired()
+    assert result.returncode == 1
+    assert f"nsquark export: {tmp_path / 'nsq'} is not complete - " in result.stderr
+    assert "No space left" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "nsq" / "nsqd.dat").exists()
+    shutil.rmtree(tmp_path / "nsq", ignore_errors=True)
+    assert export(tmp_path / "data", tmp_path / "nsq").returncode == 0
+    with Nsqd(tmp_path / "nsq") as there:
+        assert there.channel("t", "ch")["depth"] == 3
+    daemon.start()
+    assert daemon.channel("t", "ch")["depth"] == 3
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Moving from NSQ: an nsqd started on the data path of NSQ's nsqd goes on with what is there."""
 
+import errno
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from broker.nsq_files import TIMESTAMP_NS, Stored, records, write_messages, write_metadata, write_queue
+from faults.shim import Rule, Shim
 from harness import Message, Nsqd, StartError, Wire, eventually
 
 pytestmark = pytest.mark.ours
@@ -302,6 +304,47 @@ def test_a_crash_at_any_point_loses_and_doubles_nothing(
         daemon.kill()
         renames += 1
     assert renames > 10
+
+
+@pytest.mark.parametrize(
+    ("calls", "files"),
+    [
+        ("write", "nsquark/takeover/*.log"),
+        ("sync", "nsquark/takeover/*"),
+        ("create", "nsquark/takeover/*/plan.json*"),
+        ("rename", "nsquark/topics/*"),
+        ("mkdir", "nsq-before-nsquark"),
+        ("write", "nsq-before-nsquark/nsqd.dat*"),
+    ],
+)
+def test_a_disk_that_gets_full_refuses_the_start_and_loses_nothing(
+    tmp_path: Path, data: Path, connect: Connect, calls: str, files: str
+) -> None:
+    write_messages(data, "t:a", numbered("a", 300, attempts=2))
+    write_messages(data, "t:b", numbered("b", 200))
+    write_messages(data, "t", numbered("t", 100))
+    write_metadata(data, {"t": {"a": False, "b": True}, "n": {"c": True}})
+    shim = Shim(tmp_path, data)
+    shim.set_rules(Rule(calls, files, errno.ENOSPC))
+    daemon = Nsqd(data, environment=shim.environment)
+    for _ in range(2):
+        with pytest.raises(StartError) as refused:
+            daemon.start()
+        assert "failed to take over the data of NSQ - " in refused.value.log
+        assert "nothing is lost: start again when this is mended" in refused.value.log
+        assert "Traceback" not in refused.value.log
+    assert shim.fired()
+    shim.set_rules()
+    with daemon:
+        shown = {name: daemon.channel("t", name) for name in ("a", "b")}
+        assert {name: (one["depth"], one["paused"]) for name, one in shown.items()} == {
+            "a": (400, False),
+            "b": (300, True),
+        }
+        assert daemon.channel("n", "c")["paused"] is True
+        messages = consume(connect, daemon, "t", "a", 400)
+        assert sorted(bodies(messages)) == sorted(bodies(numbered("a", 300) + numbered("t", 100)))
+        assert left_in(data) == {"nsqd.dat"}
 
 
 @pytest.mark.skipif("PEER_NSQD" not in os.environ, reason="PEER_NSQD names no nsqd of NSQ")

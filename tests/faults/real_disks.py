@@ -107,6 +107,16 @@ def failing_disk(directory: Path) -> Iterator[tuple[Path, Callable[[], None], Ca
             yield disk, lambda: _take_all(backing, "ballast", leave_bytes=0), (backing / "ballast").unlink
 
 
+def make_read_only(disk: Path) -> None:
+    """Lets the kernel find an error in an ext4 that is mounted with errors=remount-ro."""
+    device = subprocess.run(["findmnt", "-no", "SOURCE", str(disk)], capture_output=True, text=True).stdout.strip()
+    trigger = Path("/sys/fs/ext4") / Path(device).name / "trigger_fs_error"
+    try:
+        trigger.write_text("a test\n")
+    except OSError as error:
+        raise NotHere(f"this file system cannot be given an error: {error}") from error
+
+
 def check_shutdown(kind: str, mode: str, seed: int, steps: int) -> Tally:
     """Runs the script, shuts the file system down at a random moment, mounts it again and starts nsqd."""
     flags = (*FLAGS, *MODES[mode])

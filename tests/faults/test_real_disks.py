@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from faults.real_disks import NotHere, check_full, check_shutdown, failing_disk
+from faults.real_disks import NotHere, check_full, check_shutdown, failing_disk, make_disk, make_read_only, mounted
+from harness import Nsqd
+from harness.nsqd import StartError
 from log.rig import Rig
 from nsquark.log.durable import DurableFile
 from nsquark.log.syncer import SYNCFS_FILES_MIN
@@ -33,6 +35,45 @@ def test_a_disk_filled_to_the_last_byte_and_freed(kill: bool) -> None:
         pytest.skip(str(reason))
     assert tally.is_good, tally
     assert tally.acknowledged > 100, "hardly anything was published"
+
+
+def test_a_file_system_that_becomes_read_only(tmp_path: Path) -> None:
+    """As the kernel does it after an error: publishers are refused, consumers are served, nothing is lost."""
+    try:
+        image = make_disk(tmp_path, "ext4")
+        with mounted(str(image), tmp_path, "-o", "loop,errors=remount-ro") as disk:
+            data_path = disk / "data"
+            data_path.mkdir()
+            with Nsqd(data_path) as daemon:
+                _publish_and_become_read_only(daemon, disk)
+            with pytest.raises(StartError, match=r"failed to instantiate nsqd - .*Read-only file system"):
+                daemon.start()
+        with mounted(str(image), tmp_path, "-o", "loop") as disk, Nsqd(disk / "data") as daemon:
+            shown = daemon.channel("t")
+            assert (shown["depth"], shown["deferred_count"]) == (20, 1), "the disk did not take what was finished"
+    except NotHere as reason:
+        pytest.skip(str(reason))
+
+
+def _publish_and_become_read_only(daemon: Nsqd, disk: Path) -> None:
+    for path in ("/topic/create", "/channel/create"):
+        assert daemon.post(path, topic="t", channel="ch").status == 200
+    for number in range(20):
+        assert daemon.post("/pub", b"%d" % number, topic="t").status == 200
+    assert daemon.post("/pub", b"later", topic="t", defer=600_000).status == 200
+    assert _sync_file_system(disk) == 0
+    make_read_only(disk)
+    for query in ({"topic": "t"}, {"topic": "new"}, {"topic": "t", "defer": 600_000}):
+        refused = daemon.post("/pub", b"refused", **query)
+        assert refused.status == 503 and "Read-only file system" in refused.text
+    assert daemon.get("/ping").status == 500
+    with daemon.connect() as consumer:
+        consumer.subscribe("t", rdy=20)
+        consumer.read_messages(20, finish=True)
+        consumer.assert_usable()
+    assert daemon.stop() == 0
+    assert daemon.log.count("publishes are refused") == 1
+    assert "Traceback" not in daemon.log and "INTERNAL" not in daemon.log
 
 
 @pytest.mark.parametrize("seen_by", ["another program", "an earlier round"])

@@ -55,7 +55,16 @@ class NsqExport:
         if self.nsqd.unopened_topics:
             names = ", ".join(sorted(self.nsqd.unopened_topics))
             raise ExportError(f"these topics cannot be opened, and would be missing: {names}")
-        self._prepare_target()
+        try:
+            self._prepare_target()
+            return self._write_all()
+        except OSError as error:
+            raise ExportError(
+                f"{self.target} is not complete - {error}; nothing is lost: remove it, and export again when this is"
+                " mended"
+            ) from None
+
+    def _write_all(self) -> Exported:
         topics = [topic for topic in self.nsqd.topics.values() if not topic.ephemeral]
         for topic in topics:
             for channel in topic.channels.values():
