@@ -280,6 +280,30 @@ def test_messages_do_not_go_before_their_tokens_are_stored(
         assert append(daemon, "t", f"token {number}")["duplicate"] is True
 
 
+@pytest.mark.parametrize("kind", ["write", "sync"])
+def test_a_token_is_known_only_with_its_messages(make_nsqd: Callable[..., Nsqd], tmp_path: Path, kind: str) -> None:
+    """The disk refuses the append: neither now nor after a crash does the token pass for one that was appended."""
+    daemon = make_nsqd()
+    shim = Shim(tmp_path, daemon.data_path)
+    daemon.environment = shim.environment
+    daemon.restart()
+    for crash in (False, True):
+        token = f"crash {crash}"
+        stage(daemon, "t", token, 0, _bodies(token, 10))
+        shim.set_rules(Rule(kind, "*.log", errno.EIO))
+        for _ in range(2):
+            status, refused = refusal(daemon, "POST", "/log/append", topic="t", token=token)
+            assert (status, refused["message"]) == (503, "APPEND_FAILED")
+        shim.set_rules()
+        if crash:
+            daemon.restart(crash=True)
+            assert stage(daemon, "t", token, 0, _bodies(token, 10))["duplicate"] is False
+        eventually(lambda: daemon.get("/ping").status == 200)
+        assert append(daemon, "t", token)["duplicate"] is False
+        assert append(daemon, "t", token)["duplicate"] is True
+    assert [record.body for record in read_all(daemon, "t")] == _bodies("crash False", 10) + _bodies("crash True", 10)
+
+
 def _write_all_tokens(daemon: Nsqd, tokens: range, parts: int, kill_after_s: float) -> None:
     """Stages and appends one token after another until the process is killed under it."""
     timer = threading.Timer(kill_after_s, daemon.kill)

@@ -56,6 +56,7 @@ def _defer_both(daemon: Nsqd, connect: Connect, topic: str = "t") -> float:
     [
         (0.0, -HOUR_S, False, False),
         (0.0, -HOUR_S, True, True),
+        (0.0, HOUR_S, True, False),
         (HOUR_S, 0.0, True, False),
         (HOUR_S, 0.0, False, True),
         (CENTURY_S, 0.0, True, True),

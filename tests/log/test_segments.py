@@ -266,6 +266,21 @@ class TestRemoving:
         assert again.log.extents.count == left
         assert again.bodies() == [BODY] * left
 
+    def test_where_space_is_short_the_newest_is_ended_so_that_it_can_go(
+        self, make_rig: MakeRig, directory: Path
+    ) -> None:
+        rig = make_rig()
+        for body in (b"finished", b"waits"):
+            rig.publish(body)
+        assert rig.log.segments is not None
+        waits = rig.read()[1][0]
+        rig.log.segments.remove_below(waits, 1, newest_too=True)
+        rig.publish(b"next")
+        assert (rig.bodies(), len(files(directory, ".log"))) == ([b"finished", b"waits", b"next"], 2)
+        rig.log.segments.remove_below(waits + 1, 1, newest_too=True)
+        rig.settle()
+        assert rig.bodies() == [b"next"]
+
     @pytest.mark.parametrize(("now_ns", "left"), [(6500, 7), (7000, 5), (8999, 5), (9000, 3)])
     def test_retention_by_time_holds_them(self, make_rig: MakeRig, now_ns: int, left: int) -> None:
         rig = self.full(make_rig, retention_ns=5000)

@@ -6,6 +6,7 @@ from typing import Any
 from harness import until
 from nsquark.broker.nsqd import Nsqd
 from nsquark.broker.topic import Topic
+from nsquark.log.deferred import DUE_MESSAGES_MAX
 from nsquark.wire.record import BODY_AT
 from unit.nsqd_parts import START_MS, opened
 
@@ -32,6 +33,34 @@ async def test_a_message_enters_the_log_when_it_is_due_and_not_before(tmp_path: 
         await pass_time(nsqd, topic, 1_000, expected=2)
         assert (channel.depth, channel.deferred.count, channel.message_count) == (2, 0, 2)
         assert topic.message_count == 2  # counted once
+
+
+async def test_between_two_portions_of_what_is_due_the_event_loop_turns(tmp_path: Path) -> None:
+    """All others are served meanwhile, however much is due at once."""
+    async with opened(tmp_path) as nsqd:
+        topic = nsqd.topic("t")
+        topic.channel("ch")
+        count = 5 * DUE_MESSAGES_MAX
+        for number in range(count):
+            topic.publish_deferred(b"%d" % number, 1_000)
+        turns = 0
+        portions: list[tuple[int, int]] = []
+        committed = topic.log.tail.on_committed
+
+        def turn() -> None:
+            nonlocal turns
+            turns += 1
+            nsqd.loop.call_soon(turn)
+
+        def note(messages: int, body_bytes: int) -> None:
+            portions.append((turns, messages))
+            committed(messages, body_bytes)
+
+        topic.log.tail.on_committed = note
+        turn()
+        await pass_time(nsqd, topic, 1_000, expected=count)
+        assert [messages for _, messages in portions] == [DUE_MESSAGES_MAX] * 5
+        assert len({at for at, _ in portions}) == 5
 
 
 async def test_nsqd_looks_after_a_topic_as_long_as_something_waits(tmp_path: Path) -> None:

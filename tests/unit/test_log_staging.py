@@ -1,12 +1,24 @@
-"""The bounds of what is staged."""
+"""The bounds of what is staged, and the order in which it is written."""
 
+import os
 import time
 from pathlib import Path
 
 import pytest
 
 from nsquark.log import staging
-from nsquark.log.staging import AppendTooBig, Stage, Staging, StagingFull, log_bytes_of, remove_leftovers, write_part
+from nsquark.log.staging import (
+    BATCH_BYTES,
+    AppendTooBig,
+    Stage,
+    StagedAppend,
+    StagedPart,
+    Staging,
+    StagingFull,
+    log_bytes_of,
+    remove_leftovers,
+    write_part,
+)
 
 
 def _token(number: int) -> bytes:
@@ -113,3 +125,26 @@ def test_one_peer_has_a_half_of_the_bytes_and_leaves_the_rest_to_others(tmp_path
     with pytest.raises(StagingFull, match=r"10\.0\.0\.1 has staged"):
         _begin(area, tmp_path, count, 1, "10.0.0.1")
     _begin(area, tmp_path, count, 1, "10.0.0.2")
+
+
+def test_the_last_batch_is_written_when_all_before_it_are_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says that the append is whole, so a loss of power must not leave it without the others."""
+    body = b"x" * (BATCH_BYTES // 2)
+    count = 10
+    part = StagedPart(tmp_path / "part", count, count * (len(body) + 34))
+    write_part(part, count.to_bytes(4, "big") + (len(body).to_bytes(4, "big") + body) * count)
+    synced: list[int] = []
+    real = os.fdatasync
+
+    def fdatasync(fd: int) -> None:
+        real(fd)
+        synced.append(os.fstat(fd).st_size)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    fd = os.open(tmp_path / "log", os.O_RDWR | os.O_CREAT)
+    batches = StagedAppend(1, _token(1), [part], [(4096, count)], 1).write(fd, 0)
+    os.close(fd)
+    assert len(batches) > 2
+    assert synced == [batches[-1].offset, batches[-1].end]
