@@ -35,6 +35,8 @@ BREAK_S: Final = 0.001
 """Reads that are further apart had others between them."""
 FRAME_PREFIX_BYTES: Final = 8
 HTTP_AS_SIZE: Final = int.from_bytes(b"HTTP", "big")
+RESPONSE: Final = int(FrameType.RESPONSE)
+"""A plain number, which is compared with the type of each frame: to look up an enumeration's member takes longer."""
 HEARTBEAT: Final = b"_heartbeat_"
 LOCAL_HOST: Final = "127.0.0.1"
 """The host of an address that names none."""
@@ -79,7 +81,7 @@ class NsqdConnection(asyncio.BufferedProtocol):
         self._reason: NsqError | None = None
         self._received: asyncio.Future[None] | None = None
         self._lost: asyncio.Future[None] = self._loop.create_future()
-        self._last_read_s = self._loop.time()
+        self._last_read_s = time.monotonic()
         self._busy_since_s = self._busy_until_s = 0.0
         """These times are of the reads that followed each other without a break."""
         self._is_giving_way = False
@@ -143,7 +145,7 @@ class NsqdConnection(asyncio.BufferedProtocol):
         self._start = self._end = 0
         self._decoder, self._encoder = decoder, encoder
         self._busy_since_s = time.monotonic()
-        self._take()
+        self._hand_on()
         if self._reason is not None:
             raise self._reason
 
@@ -173,7 +175,7 @@ class NsqdConnection(asyncio.BufferedProtocol):
         if self._config.heartbeat_interval <= 0 and self._read_timer is not None:
             self._read_timer.cancel()  # without heartbeats a connection may be quiet for ever
         if self._end > self._start:
-            self._loop.call_soon(self._take_early_frames)  # by then the receiver knows its connection
+            self._loop.call_soon(self._hand_on_early_frames)  # by then the receiver knows its connection
 
     # -- sending -----------------------------------------------------------------------------------------
 
@@ -234,19 +236,18 @@ class NsqdConnection(asyncio.BufferedProtocol):
         return self._view[self._end :] if self._decoder is None else _encoded
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._last_read_s = self._loop.time()
+        self._last_read_s = now_s = time.monotonic()
         if self._reason is not None:
             return
-        started_s = time.monotonic()
-        if started_s - self._busy_until_s > BREAK_S:
-            self._busy_since_s = started_s
+        if now_s - self._busy_until_s > BREAK_S:
+            self._busy_since_s = now_s
         if self._decoder is None:
             self._end += nbytes
         else:
             self._decoder.feed(_encoded[:nbytes])
-        self._take()
+        self._hand_on()
 
-    def _take(self) -> None:
+    def _hand_on(self) -> None:
         """Hands on what was received, and gives way to others when it took long."""
         try:
             if self._decoder is None:
@@ -255,13 +256,9 @@ class NsqdConnection(asyncio.BufferedProtocol):
                 self._decode()
         except (FrameError, CorruptStream) as error:
             self.abort(NotConnected(f"{self.address}: {self._explain(str(error))}"))
-        self._busy_until_s = time.monotonic()
-        if self._is_turn_over:
+        self._busy_until_s = now_s = time.monotonic()
+        if now_s - self._busy_since_s > TURN_S:
             self._give_way()
-
-    @property
-    def _is_turn_over(self) -> bool:
-        return time.monotonic() - self._busy_since_s > TURN_S
 
     def _decode(self) -> None:
         """Decodes plain bytes into the buffer and on, until the decoder needs more input or the turn is over."""
@@ -272,7 +269,7 @@ class NsqdConnection(asyncio.BufferedProtocol):
             self._view[self._end : self._end + len(plain)] = plain
             self._end += len(plain)
             self._plain_received()
-            if self._is_turn_over:
+            if time.monotonic() - self._busy_since_s > TURN_S:
                 return
 
     def _give_way(self) -> None:
@@ -287,44 +284,45 @@ class NsqdConnection(asyncio.BufferedProtocol):
             return
         self._busy_since_s = time.monotonic()
         if self._decoder is not None:
-            self._take()
+            self._hand_on()
         if not self._is_giving_way and self._reason is None:
             self._transport.resume_reading()
 
-    def _take_early_frames(self) -> None:
-        """Takes what came together with the end of the set-up."""
+    def _hand_on_early_frames(self) -> None:
+        """Hands on what came together with the end of the set-up."""
         try:
             if self._reason is None:
-                self._take_frames()
+                self._hand_on_frames()
         except FrameError as error:
             self.abort(NotConnected(f"{self.address}: {error}"))
 
     def _plain_received(self) -> None:
         if self._receiver is not None:
-            self._take_frames()
+            self._hand_on_frames()
         elif self._end >= RECEIVE_BYTES:
             raise FrameError("the answer to IDENTIFY is too long")
         else:
             self._wake()
 
-    def _take_frames(self) -> None:
-        assert self._receiver is not None
+    def _hand_on_frames(self) -> None:
+        receiver = self._receiver
+        assert receiver is not None
         consumed, messages, others = self._scanner.scan(self._view, self._start, self._end)
         self._start += consumed
         self._make_room()
         if messages:
-            self._receiver.messages_received(messages)
+            receiver.messages_received(messages)
         is_asked = False
         for kind, data in others:
             if self._reason is not None:
                 return
-            if kind == FrameType.RESPONSE:
+            if kind == RESPONSE:
                 if data == HEARTBEAT:
                     is_asked = True
                 else:
-                    self._receiver.response_received(data)
+                    receiver.response_received(data)
             elif kind == FrameType.ERROR:
-                self._receiver.error_received(data.decode("utf-8", "replace"))
+                receiver.error_received(data.decode("utf-8", "replace"))
             else:
                 raise FrameError(f"unknown frame type {kind}")
         if is_asked:
@@ -333,6 +331,9 @@ class NsqdConnection(asyncio.BufferedProtocol):
     def _make_room(self) -> None:
         """Moves what is left to the front of a buffer in which the next frame fits."""
         left = self._end - self._start
+        if not left and len(self._buffer) == RECEIVE_BYTES:
+            self._start = self._end = 0  # as is mostly so
+            return
         size = max(RECEIVE_BYTES, self._scanner.wanted_bytes)
         if size > len(self._buffer) or (len(self._buffer) > size > left):
             self._resize(size)
@@ -360,7 +361,7 @@ class NsqdConnection(asyncio.BufferedProtocol):
 
     def _check_reading(self) -> None:
         seconds = self._config.read_timeout.seconds
-        left = self._last_read_s + seconds - self._loop.time()
+        left = self._last_read_s + seconds - time.monotonic()
         if left > 0:
             self._read_timer = self._loop.call_later(left, self._check_reading)
         else:

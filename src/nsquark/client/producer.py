@@ -291,13 +291,11 @@ class Producer:
         if self._is_closed:
             raise Closed(f"{self.address}: stopped")
 
-    def response_received(self, data: bytes) -> None:
-        self._answered(None)
-
     def error_received(self, text: str) -> None:
-        self._answered(ServerError(text))
+        self.response_received(b"", ServerError(text))
 
-    def _answered(self, error: NsqError | None) -> None:
+    def response_received(self, data: bytes, error: NsqError | None = None) -> None:
+        """Gives the oldest publish its outcome: nsqd answers in the order in which they were sent."""
         if not self._outstanding:
             assert self._connection is not None
             self._connection.abort(NotConnected(f"{self.address}: nsqd answered what was not asked"))
