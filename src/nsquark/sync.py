@@ -131,7 +131,7 @@ class _Publisher(_Face[Publishing]):
         self._call(self._own().publish(topic, body, **packing))
 
     def multi_publish(self, topic: str, bodies: Iterable[Any] | MpubBody, **packing: Unpack[Packing]) -> None:
-        self._call(self._own().multi_publish(topic, _taken(bodies), **packing))
+        self._call(self._own().multi_publish(topic, _listed(bodies), **packing))
 
     def deferred_publish(self, topic: str, delay: float | timedelta, body: Any, **packing: Unpack[Packing]) -> None:
         self._call(self._own().deferred_publish(topic, delay, body, **packing))
@@ -457,7 +457,7 @@ def _is_sigterm_ours() -> bool:
     return is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def _taken(bodies: Iterable[Any] | MpubBody) -> list[Any] | MpubBody:
+def _listed(bodies: Iterable[Any] | MpubBody) -> list[Any] | MpubBody:
     """Takes the bodies in the caller's thread: what makes them may block, and the loop must not."""
     return bodies if isinstance(bodies, MpubBody) else list(bodies)
 

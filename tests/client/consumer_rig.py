@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from client.pool_rig import address_of
-from harness import Nsqd, nsqd_is_ours, until
+from harness import Nsqd, eventually, nsqd_is_ours, until
 from nsquark import Consumer
 
 AFTER_GIVING_BACK = 1 if nsqd_is_ours() else 2
@@ -23,9 +23,13 @@ def consumer_of(nsqd: Nsqd, topic: str, **settings: Any) -> Consumer:
 
 
 def publish(nsqd: Nsqd, topic: str, *bodies: bytes) -> None:
+    """Returns when they are in the channel: NSQ's nsqd answers before, and the channel would seem to be done with."""
+    nsqd.post("/topic/create", topic=topic)
     nsqd.post("/channel/create", topic=topic, channel="ch")
+    count = nsqd.channel(topic)["message_count"] + len(bodies)
     with nsqd.connect() as wire:
         wire.publish(topic, *bodies)
+    eventually(lambda: nsqd.channel(topic)["message_count"] >= count)
 
 
 def is_done(nsqd: Nsqd, topic: str) -> bool:

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -198,3 +200,32 @@ async def test_a_message_of_cancelled_batches_is_not_given_up(nsqd: Nsqd, topic:
         assert message is not None
         message.finish()
         assert consumer.stats().given_up == 0
+
+
+@pytest.mark.parametrize("settings", [{"max_attempts": 1}, {"dedupe": True}], ids=["attempts", "dedupe"])
+async def test_what_is_lost_while_it_is_gathered_comes_again_as_one_that_nobody_saw(
+    nsqd: Nsqd, proxy: FaultProxy, topic: str, settings: dict[str, Any]
+) -> None:
+    publish(nsqd, topic, b"1")
+    address = "{}:{}".format(*proxy.address)
+    async with Consumer(topic, "ch", nsqd=address, msg_timeout="1s", max_in_flight=10, **settings) as consumer:
+        gathering = asyncio.create_task(anext(consumer.batches(2, 5.0)))
+        await until(lambda: consumer.stats().in_flight == 1)
+        proxy.cut()
+        async with asyncio.timeout(20), await gathering as batch:
+            assert batch.bodies == [b"1"]
+        assert (consumer.stats().given_up, consumer.stats().duplicates) == (0, 0)
+    assert is_done(nsqd, topic)
+
+
+async def test_what_goes_back_while_it_is_gathered_comes_again_as_one_that_nobody_saw(
+    start_nsqd: Callable[..., Nsqd], topic: str
+) -> None:
+    """nsqd lets it be touched no longer, and the batch waits for others."""
+    daemon = start_nsqd("--max-msg-timeout=1s")
+    publish(daemon, topic, b"1")
+    async with consumer_of(daemon, topic, msg_timeout="1s", max_attempts=1, dedupe=True) as consumer:
+        async with asyncio.timeout(20), await anext(consumer.batches(2, 5.0)) as batch:
+            assert batch.bodies == [b"1"]
+        assert (consumer.stats().given_up, consumer.stats().duplicates) == (0, 0)
+    assert is_done(daemon, topic)

@@ -70,7 +70,7 @@ async def test_rdy_and_backoff_are_told_to_those_who_ask(nsqd: Nsqd, topic: str)
         raise RuntimeError("once")
 
     async with consumer_of(nsqd, topic, max_attempts=1, logger=logger) as consumer:
-        await handle_until(consumer, handle, lambda: is_done(nsqd, topic))
+        await handle_until(consumer, handle, lambda: consumer.stats().given_up == 1)
     for level, words in (
         (logging.DEBUG, "RDY 10"),
         (logging.DEBUG, "backing off"),

@@ -362,9 +362,10 @@ async def test_giving_up_after_max_attempts(nsqd: Nsqd, topic: str) -> None:
     assert is_done(nsqd, topic)
 
 
+@pytest.mark.parametrize("error", [RuntimeError("hook failed"), asyncio.CancelledError("hook failed")], ids=repr)
 @pytest.mark.parametrize("kind", ["plain", "async"])
 async def test_a_hook_that_fails_is_called_again(
-    nsqd: Nsqd, topic: str, kind: str, caplog: pytest.LogCaptureFixture
+    nsqd: Nsqd, topic: str, kind: str, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A dead-letter topic that could not be reached must not cost the message."""
     publish(nsqd, topic, b"poison", b"good")
@@ -373,7 +374,7 @@ async def test_a_hook_that_fails_is_called_again(
     def give_up(message: Message) -> None:
         calls.append(message.body)
         if len(calls) < 3:
-            raise RuntimeError("hook failed")
+            raise error
 
     async def give_up_async(message: Message) -> None:
         await asyncio.sleep(0.01)

@@ -266,3 +266,19 @@ async def test_a_store_that_is_cancelled_fails_like_any(nsqd: Nsqd, topic: str) 
     async with consumer_of(nsqd, topic, dedupe=Cancelled()) as consumer:
         await handle_until(consumer, lambda message: handled.append(message.body), lambda: is_done(nsqd, topic))
     assert handled == [b"1"]
+
+
+async def test_a_copy_that_goes_back_unhandled_leaves_the_claim_to_its_twin(nsqd: Nsqd, topic: str) -> None:
+    """Two consumers share a store. One handles a copy while the other, which only had the second one, is stopped."""
+    store = SlowStore()
+    await publish_copies(nsqd, topic, [b"x"])
+    async with consumer_of(nsqd, topic, dedupe=store, max_in_flight=1) as first:
+        message = await first.get(20)
+        assert message is not None
+        async with consumer_of(nsqd, topic, dedupe=store) as second:
+            await until(lambda: second.stats().received == 1)
+        assert list(store.claims.values()) == ["busy"]
+        async with consumer_of(nsqd, topic, dedupe=store) as third:
+            assert await third.get(0.5) is None
+            message.finish()
+            await until(lambda: set(store.claims.values()) == {"seen"})

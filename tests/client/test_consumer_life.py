@@ -306,6 +306,19 @@ async def test_one_of_two_given_cannot_be_reached(nsqd: Nsqd, topic: str) -> Non
             await until(lambda: consumer.connections == addresses)
 
 
+async def test_a_lost_nsqd_that_is_asked_for_in_vain_is_still_tried_again(nsqd: Nsqd, topic: str) -> None:
+    with FaultProxy(nsqd.tcp) as proxy:
+        address = "{}:{}".format(*proxy.address)
+        async with Consumer(topic, "ch", nsqd=address, lookupd_poll_interval="300ms") as consumer:
+            proxy.refusing = True
+            proxy.cut()
+            await until(lambda: not consumer.connections)
+            with pytest.raises(NotConnected):
+                await consumer.connect_to_nsqd(address)
+            proxy.refusing = False
+            await until(lambda: consumer.connections)
+
+
 # -- an nsqd goes and comes back -------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """The pool: balanced over real nsqds, past those that fail, and settled when it ends."""
 
 import asyncio
+import gc
 import os
 import signal
 from collections import Counter
@@ -24,6 +25,7 @@ from nsquark.client.errors import (
     ServerError,
     TooMuchOutstanding,
 )
+from nsquark.client.placing import Publish
 from nsquark.client.pool import ProducerPool
 
 NOBODY = "127.0.0.1:1"
@@ -224,6 +226,18 @@ async def test_where_every_nsqd_wants_a_secret_the_error_comes_at_once(
                 await pool.publish(topic, b"x")
 
 
+async def test_thousands_that_wait_for_room_are_all_told_of_a_refusal(
+    make_nsqd: Callable[..., Nsqd], topic: str
+) -> None:
+    with AuthServer() as server:
+        nsqd = make_nsqd(f"--auth-http-address={server.address}")
+        async with ProducerPool([address_of(nsqd)], outstanding_max=1) as pool, asyncio.timeout(20):
+            publishes = [pool.publish(topic, b"x") for _ in range(3000)]
+            outcomes = await asyncio.gather(*publishes, return_exceptions=True)
+            assert {type(outcome) for outcome in outcomes} == {AuthFailed}
+            assert pool.outstanding == 0
+
+
 async def test_mistakes_fail_before_anything_is_sent(trio: list[Nsqd], topic: str) -> None:
     async with ProducerPool(_addresses(trio)) as pool:
         with pytest.raises(InvalidName):
@@ -408,6 +422,23 @@ async def test_a_cancelled_publish_makes_room_even_if_it_was_never_sent(topic: s
         publishing.cancel()
         await asyncio.wait([publishing])
         assert pool.outstanding == 0
+
+
+@pytest.mark.parametrize("end", ["cancelled", "too late"])
+async def test_nothing_is_kept_of_a_publish_that_found_no_nsqd(topic: str, end: str) -> None:
+    """While all nsqds are down for hours, programs go on to publish."""
+    async with ProducerPool([NOBODY], retry_deadline=60 if end == "cancelled" else 0.2) as pool:
+        publishing = [asyncio.create_task(pool.publish(topic, b"x")) for _ in range(10)]
+        await until(lambda: _states(pool) == ["down"])
+        while publishing:
+            task = publishing.pop()
+            if end == "cancelled":
+                task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        del task
+        await asyncio.sleep(0)  # what is waited for belongs to its turn of the loop
+        gc.collect()
+        assert not [kept for kept in gc.get_objects() if isinstance(kept, Publish)]
 
 
 async def test_close_waits_for_answers(trio: list[Nsqd], topic: str) -> None:

@@ -64,6 +64,21 @@ async def test_a_busy_connection_does_not_hold_the_rdy_of_others(nsqds: list[Nsq
         await running
 
 
+async def test_one_in_flight_is_one_over_all_nsqds_while_rdy_moves(nsqds: list[Nsqd], topic: str) -> None:
+    """What is being handled counts until it is answered, also after its connection had to make room for others."""
+    for daemon in nsqds:
+        publish(daemon, topic, b"1", b"2")
+    by_address = {address_of(daemon): daemon for daemon in nsqds}
+    async with Consumer(topic, "ch", nsqd=list(by_address), max_in_flight=1, **QUICK) as consumer:
+        for _ in range(2):
+            message = await asyncio.wait_for(anext(consumer), WAIT_S)
+            source = by_address[message.nsqd_address]
+            await until(lambda source=source: source.channel(topic)["clients"][0]["ready_count"] == 0)
+            assert await consumer.get(0.3) is None
+            assert sum(daemon.channel(topic)["in_flight_count"] for daemon in nsqds) == 1
+            message.finish()
+
+
 async def test_backoff_with_many_connections_comes_to_an_end(nsqds: list[Nsqd], topic: str) -> None:
     """The message to try comes from one connection in three: whichever is asked first, it is found."""
     publish(nsqds[1], topic, *(b"%d" % number for number in range(30)))

@@ -1,6 +1,7 @@
 """Values instead of bytes: what is published comes out, and what cannot be decoded is given up with its reason."""
 
 import asyncio
+import contextlib
 import json
 import logging
 from dataclasses import dataclass
@@ -173,6 +174,34 @@ async def test_the_end_does_not_wait_for_a_hook_for_ever(nsqd: Nsqd, topic: str)
     assert hooks[0] is not None
     assert hooks[0].cancelled()
     await until(lambda: nsqd.channel(topic)["depth"] == 1)
+
+
+async def test_a_cancelled_close_leaves_no_hook(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"[]")
+    hooks: list[asyncio.Task[None] | None] = []
+    started = asyncio.Event()
+
+    async def hang(_: Message) -> None:
+        hooks.append(asyncio.current_task())
+        await asyncio.sleep(3600)
+
+    async def handle(message: Message) -> None:
+        with contextlib.suppress(DecodeFailed):
+            async with message.or_raise():
+                message.decode(int)
+        await until(lambda: hooks)
+        started.set()
+        await asyncio.sleep(3600)
+
+    consumer = await consumer_of(nsqd, topic, on_give_up=hang).start()
+    running = asyncio.create_task(consumer.run(handle))
+    await started.wait()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await consumer.close()
+    await asyncio.wait([running], timeout=20)
+    assert hooks[0] is not None
+    await until(hooks[0].cancelled)
 
 
 async def test_a_hook_may_close_its_consumer(nsqd: Nsqd, topic: str) -> None:

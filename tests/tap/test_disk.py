@@ -49,7 +49,7 @@ def test_at_its_limit_it_takes_no_more_until_readers_have_read(whose: str, tmp_p
         with Tap(tmp_path / "tap", f"--nsqd-tcp-address={source.tcp_address}", *flags) as tap:
             wait_until_paused(tap, source)
             assert all(client["ready_count"] == 0 for client in source.channel(TOPIC, CHANNEL)["clients"])
-            assert "RDY 0" in tap.log
+            eventually(lambda: "RDY 0" in tap.log)
             assert tap.get("/ping").status == 500
             stored, end = info(tap, source)
             assert 0 < stored < MESSAGES

@@ -97,7 +97,7 @@ class Batches:
 
     def __init__(
         self,
-        take: Callable[[float | None], Awaitable[Message | None]],
+        next_by: Callable[[float | None], Awaitable[Message | None]],
         has_all: Callable[[], bool],
         gathered: set[Message],
         max_messages: int,
@@ -108,7 +108,7 @@ class Batches:
             raise ConfigError(f"invalid max_messages ! {max_messages} < 1")
         if not 0 <= wait_s < float("inf"):
             raise ConfigError(f"invalid max_wait ! {wait_s} s: give 0 or more")
-        self._take = take
+        self._next_by = next_by
         self._has_all = has_all
         self._gathered = gathered
         self._messages_max = max_messages
@@ -118,7 +118,7 @@ class Batches:
         return self
 
     async def __anext__(self) -> Batch:
-        while (first := await self._take(None)) is not None:
+        while (first := await self._next_by(None)) is not None:
             messages = await self._gather(first)
             if there := [message for message in messages if not message.is_answered]:
                 return Batch(there)
@@ -131,7 +131,7 @@ class Batches:
         deadline_s = asyncio.get_running_loop().time() + self._wait_s
         try:
             while len(messages) < self._messages_max and not self._has_all():
-                message = await self._take(deadline_s)
+                message = await self._next_by(deadline_s)
                 if message is None:
                     break
                 messages.append(message)

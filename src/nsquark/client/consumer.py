@@ -94,7 +94,7 @@ class Consumer:
         """The hook is called off the event loop, for `nsquark.sync`, whose hooks may block."""
         self._filter = address_filter
         self._inbox = Inbox()
-        self._handlers = Handlers(self._next, self._take_now, topic, self.log)
+        self._handlers = Handlers(self._next, self._next_now, topic, self.log)
         self._paused_at: int | None = None
         self._is_started = self._is_stopped = self._is_closing = False
         self._stopping: asyncio.TimerHandle | None = None
@@ -154,12 +154,12 @@ class Consumer:
     def _stop(self, timeout_s: float) -> None:
         if self._stopping is None and not self._is_closing:
             self._stopping = self._loop.call_later(timeout_s, self._end_late)
-            self._stop_taking()
+            self._hand_out_no_more()
 
     def _end_late(self) -> None:
         self._closing = self._loop.create_task(self.close(0), name=f"nsquark close {self.topic}")
 
-    def _stop_taking(self) -> None:
+    def _hand_out_no_more(self) -> None:
         self._is_stopped = True
         self._flow.change_max_in_flight(0)
         self._inbox.give_back()
@@ -167,7 +167,8 @@ class Consumer:
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Ends in order: handlers of `run` finish the message they have; what was prefetched, and what an iteration
-        took and did not answer, goes back to nsqd; then the connections are closed.
+        took and did not answer, goes back to nsqd; then the connections are closed. A handler that calls this answers
+        its message first, or calls `stop` instead.
 
         timeout: seconds that handlers have.
         """
@@ -189,12 +190,13 @@ class Consumer:
     async def _close_in_order(self, reason: Closed, timeout_s: float) -> None:
         if self._stopping is not None:
             self._stopping.cancel()
-        self._stop_taking()
+        self._hand_out_no_more()
         try:
             await self._members.stop_finding()
             await self._handlers.end(timeout_s)
             await self._giving_up.end(timeout_s)
         finally:
+            self._giving_up.cancel()
             self._rounds.close()
             for subscription in self._members.subscriptions.values():
                 _give_back(subscription.in_flight)
@@ -216,7 +218,7 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Message:
-        message = self._take_now() or await self._next()
+        message = self._next_now() or await self._next()
         if message is None:
             raise StopAsyncIteration
         return message
@@ -244,14 +246,14 @@ class Consumer:
         """Tells whether no more can come before something is answered."""
         return not self._inbox.ready and all(len(nsqd.in_flight) >= nsqd.rdy for nsqd in self._subscriptions())
 
-    def _take_now(self) -> Message | None:
+    def _next_now(self) -> Message | None:
         """Returns the next message if it is here and nothing has to be awaited before it is
         handled, as is mostly so.
         """
         inbox = self._inbox
         if self._copies is not None or time.monotonic() - inbox.loop_turn_at_s > LOOP_TURN_S or not inbox.ready:
             return None
-        message = inbox.take(self._loop.time())
+        message = inbox.hand_out(self._loop.time())
         if message is not None and message.attempts >= self._giving_up.attempts_max:
             inbox.put_back(message)
             return None
@@ -268,7 +270,7 @@ class Consumer:
                 await self._inbox.let_loop_turn()
             if self._is_stopped:
                 return None  # what waits goes back
-            message = self._inbox.take(self._loop.time())
+            message = self._inbox.hand_out(self._loop.time())
             if message is None:
                 if deadline_s is not None and self._loop.time() >= deadline_s:
                     return None

@@ -20,7 +20,9 @@ CLAIM_AND_RELEASE: Final = 2
 
 
 class Copies:
-    """Claims messages. A message has a key exactly while its claim is ours."""
+    """Claims messages. Invariant: a message has a `claim` only if the store gave it to this message: its copies have
+    the same key, and the claim of another, perhaps in another process, is not ours to release.
+    """
 
     def __init__(self, store: DedupeStore, topic: str, channel: str, log: Log) -> None:
         self._store = store
@@ -34,16 +36,16 @@ class Copies:
 
     async def is_first(self, message: Message) -> bool:
         """Tells whether the message is to be handled; if not, it is answered."""
-        key = message.key or f"{message.nsqd_address}/".encode() + message.id
-        message.key = None
+        message.key = message.key or f"{message.nsqd_address}/".encode() + message.id
+        key = self._prefix + message.key
         try:
-            claim = await self._claim(self._prefix + key)
+            claim = await self._claim(key)
         except BaseException as error:
             if not message.conclude(error):
                 raise
             return False
         if claim == "new":
-            message.key = key
+            message.claim = key
             return True
         self.count += 1
         if claim == "seen":
@@ -53,12 +55,13 @@ class Copies:
         return False
 
     def finished(self, message: Message) -> None:
-        if message.key is not None:
-            self._note(self._store.done, self._prefix + message.key)
+        if message.claim is not None:
+            self._note(self._store.done, message.claim)
 
     def requeued(self, message: Message) -> None:
-        if message.key is not None:
-            self._note(self._store.release, self._prefix + message.key)
+        if message.claim is not None:
+            self._note(self._store.release, message.claim)
+            message.claim = None
 
     async def end(self, timeout_s: float) -> None:
         """Waits for what the store still writes."""

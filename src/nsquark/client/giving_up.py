@@ -14,7 +14,7 @@ from typing import Any, Final
 from nsquark.client.checks import is_async
 from nsquark.client.logs import Log, shown_id
 from nsquark.client.message import Message
-from nsquark.client.tasks import end_tasks, in_thread
+from nsquark.client.tasks import cancel_tasks, end_tasks, in_thread, is_cancelled
 
 TRIED_MAX: Final = 100_000
 """So many last attempts are remembered; one that is forgotten costs another attempt, never a message."""
@@ -61,17 +61,17 @@ class GivingUp:
             if self._hook is not None:
                 await self._call(self._hook, message, executor, is_off_loop)
         except BaseException as error:
-            if isinstance(error, Exception):
-                self._log.error(
-                    "on_give_up failed for message %s of %s: it comes again",
-                    shown_id(message.id),
-                    message.nsqd_address,
-                    exc_info=error,
-                )
-                message.requeue()
-                return
-            message.give_back()
-            raise
+            if not isinstance(error, Exception | asyncio.CancelledError) or is_cancelled():
+                message.give_back()
+                raise
+            self._log.error(  # also when something inside the hook was cancelled, not the hook
+                "on_give_up failed for message %s of %s: it comes again",
+                shown_id(message.id),
+                message.nsqd_address,
+                exc_info=error,
+            )
+            message.requeue()
+            return
         self._log.warning(
             "message %s of %s %s, giving up", shown_id(message.id), message.nsqd_address, message.give_up_reason
         )
@@ -88,6 +88,10 @@ class GivingUp:
     async def end(self, timeout_s: float) -> None:
         """Waits for hooks that run, except for the one that calls this; cancels those that are late."""
         await end_tasks(self._tasks, timeout_s, "on_give_up", self._log)
+
+    def cancel(self) -> None:
+        """Cancels hooks that still run, except for the one that calls this."""
+        cancel_tasks(self._tasks)
 
     @staticmethod
     async def _call(hook: Hook, message: Message, executor: Executor | None, is_off_loop: bool) -> None:

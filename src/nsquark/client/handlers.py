@@ -36,20 +36,20 @@ def check_handler(handler: Callable[[Any], Any], concurrency: int, threads: int)
 
 
 class Handlers:
-    """Runs the tasks of `Consumer.run`. `take` gives the next message, and None when there are no more; it is told
-    where handlers run, None for the event loop. `take_now` gives one that is here already, which saves a coroutine for
+    """Runs the tasks of `Consumer.run`. `next_message` gives a message, and None when there are no more; it is told
+    where handlers run, None for the event loop. `next_now` gives one that is here already, which saves a coroutine for
     each.
     """
 
     def __init__(
         self,
-        take: Callable[[Executor | None], Awaitable[Message | None]],
-        take_now: Callable[[], Message | None],
+        next_message: Callable[[Executor | None], Awaitable[Message | None]],
+        next_now: Callable[[], Message | None],
         name: str,
         log: Log,
     ) -> None:
-        self._take = take
-        self._take_now = take_now
+        self._next_message = next_message
+        self._next_now = next_now
         self._name = name
         self._log = log
         self._tasks: set[asyncio.Task[None]] = set()
@@ -86,9 +86,9 @@ class Handlers:
                 raise error
 
     async def _work(self, handler: Handler, pool: Executor | None) -> None:
-        take, take_now = self._take, self._take_now
+        next_message, next_now = self._next_message, self._next_now
         is_ending = False
-        while not is_ending and (message := take_now() or await take(pool)) is not None:
+        while not is_ending and (message := next_now() or await next_message(pool)) is not None:
             try:
                 if pool is None:
                     outcome = handler(message)

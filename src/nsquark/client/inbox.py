@@ -1,4 +1,4 @@
-"""Keeps a consumer's messages until there are takers, and takers until there are messages."""
+"""Keeps a consumer's messages until someone waits for one, and those who wait until there are messages."""
 
 from __future__ import annotations
 
@@ -19,45 +19,45 @@ LOOP_TURN_S: Final = 0.02
 
 
 class Inbox:
-    """Keeps what came and nobody took in `ready`: in flight on a subscription that is connected, and not answered.
+    """Keeps in `ready` what came and waits: it is in flight on a subscription that is connected, and not answered.
 
-    As many takers are woken as messages come; one that finds nothing, since another was faster, waits again.
+    As many of those who wait are woken as messages come; one that finds nothing, since another was faster, waits again.
     """
 
     def __init__(self) -> None:
         self.ready: deque[Message] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
         self.gathered: set[Message] = set()
-        """The messages taken for batches that are not handed out yet: they still wait."""
+        """The messages of batches that are still being gathered: they wait as well."""
         self.loop_turn_at_s = 0.0
-        self.taken_count = self.expired_count = 0
+        self.handed_out_count = self.expired_count = 0
 
     def put(self, messages: list[Message]) -> None:
         self.ready.extend(messages)
         if self._waiters:
             self._wake(len(messages))
 
-    def take(self, now_s: float) -> Message | None:
-        """Takes the next message that nsqd has not taken back."""
+    def hand_out(self, now_s: float) -> Message | None:
+        """Hands out the next message that nsqd has not taken back."""
         ready = self.ready
         while ready:
             message = ready.popleft()
             if message.deadline_s >= now_s:
-                self.taken_count += 1
+                self.handed_out_count += 1
                 return message
             self.expire(message)
         return None
 
     def put_back(self, message: Message) -> None:
         """Puts back a message that was only looked at."""
-        self.taken_count -= 1
+        self.handed_out_count -= 1
         self.ready.appendleft(message)
 
     def expire(self, message: Message) -> None:
         """Drops a message that nsqd has taken back: it is never handled here."""
         self.expired_count += 1
         message.is_answered = True
-        message.subscription.forget(message)
+        message.subscription.expired(message)
 
     def give_back(self, of: Subscription | None = None) -> None:
         """Returns to nsqd what waits, of one subscription or of all."""
@@ -71,22 +71,22 @@ class Inbox:
         self.ready = deque(message for message in self.ready if message.subscription is not subscription)
         for message in self.gathered:
             if message.subscription is subscription:
-                message.is_answered = True
+                message.abandon()
 
     def clean(self) -> None:
         """Leaves out what was answered while it waited."""
         self.ready = deque(message for message in self.ready if not message.is_answered)
 
     def turn_loop_first(self) -> None:
-        """Makes the next taker let the loop have its turn: something waits there that it must know."""
+        """Makes the next one who asks let the loop have its turn: something waits there that it must know."""
         self.loop_turn_at_s = -math.inf
 
     def wake_all(self) -> None:
-        """Wakes all takers: there is something to know besides messages, the end."""
+        """Wakes all who wait: there is something to know besides messages, the end."""
         self._wake(len(self._waiters))
 
     async def let_loop_turn(self) -> None:
-        """Lets the loop turn, for takers that always find a message and so never wait, once `loop_turn_at_s` is
+        """Lets the loop turn, for those who always find a message and so never wait, once `loop_turn_at_s` is
         LOOP_TURN_S ago.
         """
         await asyncio.sleep(0)

@@ -43,6 +43,8 @@ class KeepAlive:
                     is_late |= self._keep_waiting(message, now_s)
                 elif message in gathered:
                     self._keep_waiting(message, now_s)
+                    if message.is_answered:
+                        message.abandon()  # it had left `ready`, as if a handler had it
                 elif message.deadline_s <= now_s:
                     subscription.forget(message)
                 elif self._auto_touch and message.deadline_s - now_s < TOUCH_SHARE * subscription.timeout_s:
@@ -76,16 +78,16 @@ class Pace:
         self._inbox = inbox
         self._loop = asyncio.get_running_loop()
         self._round_s = self._loop.time()
-        self._taken_count = 0
+        self._handed_out_count = 0
         self._rate = 0.0
         self._limit: int | None = None
 
     def measure(self, is_late: bool, in_flight: int, timeout_s: float) -> None:
         now_s = self._loop.time()
         passed_s = max(now_s - self._round_s, 0.001)
-        taken = self._inbox.taken_count - self._taken_count
-        self._rate = max(taken / passed_s, self._rate / 2)
-        self._round_s, self._taken_count = now_s, self._inbox.taken_count
+        handed_out = self._inbox.handed_out_count - self._handed_out_count
+        self._rate = max(handed_out / passed_s, self._rate / 2)
+        self._round_s, self._handed_out_count = now_s, self._inbox.handed_out_count
         if is_late:
             in_hand = in_flight - len(self._inbox.ready)
             self._limit = max(1, in_hand + int(self._rate * timeout_s / ROUNDS_PER_TIMEOUT))

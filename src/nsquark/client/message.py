@@ -58,6 +58,7 @@ class Message(AnswerBlock):
         "attempts",
         "auto_response",
         "body",
+        "claim",
         "deadline_s",
         "give_up_reason",
         "headers",
@@ -93,6 +94,8 @@ class Message(AnswerBlock):
         """The bytes that were published."""
         self.key: bytes | None = None
         """The key by which `dedupe` knows it: what its copies have in common, else its nsqd and id."""
+        self.claim: bytes | None = None
+        """The key that was claimed for it, until it is requeued."""
         self.headers: Headers = NO_HEADERS
         """The headers that its producer gave; a consumer with `envelope=True` reads them."""
         self.auto_response = True

@@ -127,10 +127,13 @@ class Members:
             await asyncio.wait([connecting])
         except asyncio.CancelledError:
             connecting.cancel()
+            self._retry_given(address, is_refused=False)
             raise
         if connecting.cancelled():
             raise Closed(f"{address}: disconnected before it was connected")
-        connecting.result()
+        if (error := connecting.exception()) is not None:
+            self._retry_given(address, is_refused=not isinstance(error, NotConnected))
+            raise error
         if address not in self._given:
             self._given.append(address)
 
@@ -204,6 +207,11 @@ class Members:
         self.subscriptions[address] = subscription
         self._log.info("%s: connected", address)
         self._joined(subscription)
+
+    def _retry_given(self, address: str, *, is_refused: bool) -> None:
+        """Goes on with the tries to reach a lost nsqd that a user asked for in vain meanwhile."""
+        if address in self._given:
+            self._retry_later(address, is_refused=is_refused)
 
     def _retry_later(self, address: str, *, is_refused: bool) -> None:
         """Tries again ever more rarely while it fails. An nsqd that was lost comes back at the latest after

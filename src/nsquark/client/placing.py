@@ -26,7 +26,7 @@ Send = Callable[[Producer], "asyncio.Future[None]"]
 class Publish:
     """This is one call of a publish method, until every copy of it is taken or one cannot be."""
 
-    __slots__ = ("deadline_s", "error", "future", "in_air", "is_admitted", "pending", "send", "size", "takers")
+    __slots__ = ("deadline_s", "error", "future", "given_to", "in_air", "is_admitted", "pending", "send", "size")
 
     def __init__(self, send: Send, size: int, copies: int, deadline_s: float, future: asyncio.Future[None]) -> None:
         self.send = send
@@ -37,7 +37,7 @@ class Publish:
         """The number of copies that no nsqd has said OK to."""
         self.in_air = 0
         """The number of copies that were sent and have no answer."""
-        self.takers: list[Member] = []
+        self.given_to: list[Member] = []
         """The nsqds where a copy is or may soon be: the next one goes elsewhere."""
         self.error: BaseException | None = None
         self.is_admitted = False
@@ -66,9 +66,11 @@ class Placing:
         self._in_turn: deque[Member] = deque()
         self._fastest_s = 0.0
         self._waiting: deque[Publish] = deque()
-        self._homeless: deque[Publish] = deque()
+        self._homeless: dict[Publish, int] = {}
+        """The number of copies of a publish that wait for an nsqd."""
         self._unsettled: OrderedDict[Publish, None] = OrderedDict()
         self._sweep: asyncio.TimerHandle | None = None
+        self._is_letting_in = False
         self.count = self.bytes = 0
         """The number and the size of what is outstanding."""
 
@@ -103,8 +105,10 @@ class Placing:
 
     def place_homeless(self) -> None:
         """Tries again what found no nsqd: to be called when one can be used again, or none ever."""
-        for _ in range(len(self._homeless)):
-            self._place(self._homeless.popleft())
+        homeless, self._homeless = self._homeless, {}
+        for publish, copies in homeless.items():
+            for _ in range(copies):
+                self._place(publish)
 
     def missing(self) -> str:
         """Tells how many nsqds there should be, and are."""
@@ -145,11 +149,11 @@ class Placing:
         """Gives one copy to the best nsqd; it waits if none can be used now."""
         if publish.future.done():
             return
-        member = self._best(publish.takers)
+        member = self._best(publish.given_to)
         if member is None:
             refusal = self._refusal()
             if refusal is None:
-                self._homeless.append(publish)
+                self._homeless[publish] = self._homeless.get(publish, 0) + 1
             else:
                 self._fail(publish, type(refusal)(*refusal.args))
             return
@@ -163,11 +167,11 @@ class Placing:
             self._fail(publish, error)
             return
         publish.in_air += 1
-        publish.takers.append(member)
+        publish.given_to.append(member)
         member.sent()
         answer.add_done_callback(lambda answer: self._answered(publish, member, sent_s, answer.exception()))
 
-    def _best(self, takers: list[Member]) -> Member | None:
+    def _best(self, given_to: list[Member]) -> Member | None:
         """Finds who has the fewest unanswered bytes; equals take turns, or those who await each publish would use one
         nsqd only. One that is much slower than others has no turn, but for a publish now and then to measure it anew.
         """
@@ -176,7 +180,7 @@ class Placing:
         self._in_turn.rotate(-1)
         slow_s = SLOW_S_MIN + SLOW_TIMES * self._fastest_s if self._fastest_s else 0.0
         for member in self._in_turn:
-            if not member.is_usable or member in takers:
+            if not member.is_usable or member in given_to:
                 continue
             waiting_bytes = member.producer.outstanding_bytes
             if 0 < slow_s < member.latency_s and time.monotonic() - member.measured_at_s < LATENCY_STALE_S:
@@ -195,7 +199,7 @@ class Placing:
         else:
             member.failed(error)
             publish.error = error
-            publish.takers.remove(member)
+            publish.given_to.remove(member)
             if not may_go_elsewhere(error):
                 self._fail(publish, error)
             elif publish.in_air < publish.pending:
@@ -212,14 +216,24 @@ class Placing:
     def _settled(self, publish: Publish) -> None:
         """Makes room for others. Copies in the air take up room even if nobody waits for them."""
         self._unsettled.pop(publish, None)
+        self._homeless.pop(publish, None)
         if publish.is_admitted and not publish.in_air:
             publish.is_admitted = False
             self.count -= 1
             self.bytes -= publish.size
-            while self._waiting and self._has_room(self._waiting[0].size):
-                next_one = self._waiting.popleft()
-                if not next_one.future.done():
-                    self._admit(next_one)
+            if self._waiting and not self._is_letting_in:
+                self._let_in()
+
+    def _let_in(self) -> None:
+        """Admits those that wait longest, as far as there is room. One that fails at once makes room for the next: in
+        this loop, since thousands that call each other would be too deep.
+        """
+        self._is_letting_in = True
+        while self._waiting and self._has_room(self._waiting[0].size):
+            publish = self._waiting.popleft()
+            if not publish.future.done():
+                self._admit(publish)
+        self._is_letting_in = False
 
     # -- deadlines -----------------------------------------------------------------------------------------
 
@@ -245,8 +259,8 @@ class Placing:
     def _send_elsewhere(self, silent: Member) -> None:
         """Sends what this nsqd owes to another too, if there is one; whichever answers first counts."""
         for publish in list(self._unsettled):
-            if silent in publish.takers and not publish.future.done():
-                other = self._best(publish.takers)
+            if silent in publish.given_to and not publish.future.done():
+                other = self._best(publish.given_to)
                 if other is None:
                     return
                 self._give(publish, other)

@@ -147,6 +147,11 @@ class Subscription:
         self._is_over(message)
         self._consumer.message_forgotten()
 
+    def expired(self, message: Message) -> None:
+        """Is told that a message waited here, for a handler or for others of its batch, until nsqd took it back."""
+        self._is_over(message)
+        self._consumer.message_requeued(message, is_sent=False, backoff=False)
+
     def give_up(self, message: Message, reason: str) -> None:
         """Gives up a message, which is answered when the user's hook has seen it. Any thread may call it."""
         self._loop.call_soon_threadsafe(self._consumer.message_hopeless, message, reason)

@@ -33,6 +33,14 @@ async def in_thread(executor: Executor | None, function: Callable[[T], Any], arg
     return await asyncio.get_running_loop().run_in_executor(executor, call)
 
 
+def cancel_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancels these tasks, except for the one that calls this."""
+    current = asyncio.current_task()
+    for task in list(tasks):
+        if task is not current:
+            task.cancel()
+
+
 async def end_tasks(tasks: Iterable[asyncio.Task[None]], timeout_s: float, name: str, log: Log) -> None:
     """Waits for these tasks, except for the one that calls this; cancels those that are late."""
     current = asyncio.current_task()
@@ -42,11 +50,9 @@ async def end_tasks(tasks: Iterable[asyncio.Task[None]], timeout_s: float, name:
     try:
         _, late = await asyncio.wait(others, timeout=timeout_s)
     except asyncio.CancelledError:
-        for task in others:
-            task.cancel()
+        cancel_tasks(others)
         raise
-    for task in late:
-        task.cancel()
+    cancel_tasks(late)
     if late:
         log.warning("%d %s still ran %g s after the stop; their messages were requeued", len(late), name, timeout_s)
         await asyncio.wait(late, timeout=CANCEL_TIMEOUT_S)
