@@ -37,6 +37,10 @@ class Block:
         return self.language in PYTHON + SHELL and not self.skipped and not self.file
 
     @property
+    def uses_spark(self) -> bool:
+        return self.language in PYTHON and not self.in_background and "SparkSession" in self.text
+
+    @property
     def starts_daemons(self) -> bool:
         return self.is_run and self.in_background and DAEMONS.search(self.text) is not None
 

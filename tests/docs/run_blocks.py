@@ -9,6 +9,7 @@ import array
 import fcntl
 import os
 import re
+import select
 import socket
 import subprocess
 import sys
@@ -68,6 +69,7 @@ class Runner:
         self._work = work
         self._data = data
         self._background: list[tuple[Block, subprocess.Popen[bytes], Path]] = []
+        self._spark: subprocess.Popen[bytes] | None = None
         self._environment = os.environ | {
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "PYTHONUNBUFFERED": "1",
@@ -100,14 +102,37 @@ class Runner:
     def _do(self, block: Block) -> None:
         output = self._work.parent / f"output-{block.line}"
         started = time.monotonic()
-        process = self._launch(block, output)
-        try:
-            code = process.wait(BLOCK_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            raise Failed(f"{block.line}: still runs after {BLOCK_TIMEOUT_S} s:\n{output.read_text()}") from None
+        code = self._run_in_spark(block, output) if block.uses_spark else self._run_alone(block, output)
+        if code is None:
+            raise Failed(f"{block.line}: still runs after {BLOCK_TIMEOUT_S} s:\n{output.read_text()}")
         print(f"line {block.line}: exit code {code} after {time.monotonic() - started:.1f} s", flush=True)
         if code != 0:
             raise Failed(f"{block.line}: exit code {code}:\n{output.read_text()}{self._background_output()}")
+
+    def _run_alone(self, block: Block, output: Path) -> int | None:
+        """Returns its exit code; None if it still runs."""
+        try:
+            return self._launch(block, output).wait(BLOCK_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def _run_in_spark(self, block: Block, output: Path) -> int | None:
+        """The same in the process of all blocks that use Spark: a JVM for each would take most of the time."""
+        if self._spark is None:
+            self._spark = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("spark_blocks.py"))],
+                cwd=self._work,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+        assert self._spark.stdin is not None and self._spark.stdout is not None
+        output.touch()
+        self._spark.stdin.write(f"{self._script(block)}\t{output}\n".encode())
+        self._spark.stdin.flush()
+        if not select.select([self._spark.stdout], [], [], BLOCK_TIMEOUT_S)[0]:
+            return None
+        return int(self._spark.stdout.readline() or b"1")
 
     def _start(self, block: Block) -> None:
         output = self._work.parent / f"output-{block.line}"
@@ -131,15 +156,18 @@ class Runner:
 
     def _launch(self, block: Block, output: Path) -> "subprocess.Popen[bytes]":
         if block.language in PYTHON:
-            script = self._work / f"block_{block.line}.py"
-            script.write_text(block.text)
-            command = [sys.executable, str(script)]
+            command = [sys.executable, str(self._script(block))]
         else:
             command = ["bash", "-euo", "pipefail", "-c", block.text]
         with output.open("wb") as file:
             return subprocess.Popen(
                 command, cwd=self._work, env=self._environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
             )
+
+    def _script(self, block: Block) -> Path:
+        script = self._work / f"block_{block.line}.py"
+        script.write_text(block.text)
+        return script
 
     def _check_background(self) -> None:
         """They may end by themselves, but not in failure."""
@@ -155,6 +183,8 @@ class Runner:
 
     def _end_background(self) -> None:
         self._check_background()
+        if self._spark is not None:
+            self._spark.communicate(timeout=STOP_TIMEOUT_S)
         for _, process, _ in reversed(self._background):
             process.terminate()
             process.wait(STOP_TIMEOUT_S)

@@ -90,6 +90,7 @@ def test_a_comment_that_means_nothing_is_an_error(comment: str, tmp_path: Path) 
     [
         ("```sh\ncurl -sf 127.0.0.1:4151/ping\nfalse\n```\n", "d.md:1: exit code 1:\nOK"),
         ("```python\nraise SystemExit(3)\n```\n", "d.md:1: exit code 3"),
+        ("```python\nclass SparkSession: ...\n```\n\n```python\nSparkSession()\n```\n", "d.md:5: exit code 1"),
         ("<!-- runs in the background -->\n```sh\nfalse\n```\n\n```sh\nsleep 1\n```\n", "d.md:2: exit code 1"),
         ("<!-- file: a.txt -->\n```text\n1\n```\n\n```sh\ntrue\n```\n", "d.md:2: nothing below uses the file a.txt"),
     ],
