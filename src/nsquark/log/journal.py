@@ -7,6 +7,7 @@ While nsqd runs, a journal is made shorter in a file beside it, which takes its 
 meanwhile goes to both, so that neither a crash nor a disk that fails costs more than the attempt.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -156,7 +157,8 @@ class Journal:
             self._replacement = None
             self._replace_not_before_s = time.monotonic() + REPLACE_RETRY_S
             file.abandon()
-            file.path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the next start removes it
+                file.path.unlink()
 
     # -- replacing it here and now -----------------------------------------------------------------------
 
