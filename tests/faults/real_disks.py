@@ -114,7 +114,7 @@ def make_read_only(disk: Path) -> None:
     try:
         trigger.write_text("a test\n")
     except OSError as error:
-        raise NotHere(f"this file system cannot be given an error: {error}") from error
+        raise NotHere(f"to give a file system an error is not permitted here: {error}") from error
 
 
 def check_shutdown(kind: str, mode: str, seed: int, steps: int) -> Tally:

@@ -29,8 +29,10 @@ def program(tmp_path: Path) -> str | None:
     if os.geteuid() != 0:
         return None
     setpriv = [shutil.which("setpriv") or "", "--bounding-set=-dac_override,-dac_read_search"]
-    if not setpriv[0] or subprocess.run([*setpriv, "true"], capture_output=True).returncode:
-        pytest.skip("root cannot give up its rights here: no setpriv")
+    if not setpriv[0]:
+        pytest.skip("no setpriv, by which root gives up its rights")
+    if subprocess.run([*setpriv, "true"], capture_output=True).returncode:
+        pytest.skip("to give up root's rights is not permitted here")
     script = tmp_path / "nsqd"
     command = [*setpriv, sys.executable, "-P", "-c", "'from nsquark.broker.main import main; main()'"]
     script.write_text(f'#!/bin/sh\nexec {" ".join(command)} "$@"\n')
