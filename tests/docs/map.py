@@ -48,13 +48,16 @@ def summary(path: Path) -> str:
 
 def entry(path: Path) -> str:
     """Writes a file's line of the map, wrapped as the docs are."""
-    text = f"* `{path.stem}`: {summary(path)}"
-    return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) + "\n"
+    return wrapped(f"* `{path.stem}`: {summary(path)}", "  ")
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def package_lines(directory: Path) -> Iterator[str]:
     """A heading for a package, a line for each of its files, and the same for the packages in it."""
-    yield f"\n**`{directory.relative_to(SOURCE)}/`** {summary(directory / '__init__.py')}\n\n"
+    yield "\n" + wrapped(f"**`{directory.relative_to(SOURCE)}/`** {summary(directory / '__init__.py')}") + "\n"
     for path in sorted(directory.glob("*.py")):
         if path.stem != "__init__":
             yield entry(path)

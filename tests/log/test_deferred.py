@@ -50,7 +50,7 @@ def add(waiting: DeferredMessages, body: bytes, timestamp_ns: int, due_ms: int) 
 def take(waiting: DeferredMessages, now_ms: int) -> Due | None:
     """What the daemon does each tick."""
     waiting.load_near(now_ms)
-    return waiting.take_due(now_ms)
+    return waiting.next_due(now_ms)
 
 
 def take_bodies(waiting: DeferredMessages, now_ms: int) -> list[bytes]:

@@ -152,7 +152,7 @@ def test_a_channel_in_a_slot_used_before_survives_a_crash(tmp_path: Path) -> Non
 
 def take(waiting: DeferredMessages, now_ms: int) -> Due:
     waiting.load_near(now_ms)
-    due = waiting.take_due(now_ms)
+    due = waiting.next_due(now_ms)
     assert due is not None
     return due
 
@@ -186,7 +186,7 @@ def test_a_deferred_message_that_cannot_be_read_is_tried_again(tmp_path: Path, m
     waiting.load_near(2000)
     with monkeypatch.context() as patch:
         patch.setattr(os, "pread", fail(errno.EIO))
-        assert waiting.take_due(2000) is None
+        assert waiting.next_due(2000) is None
     assert waiting.count == 1
     assert [message[2] for message in take(waiting, 3000).messages] == [b"one"]
 

@@ -17,7 +17,7 @@ from nsquark.spark.sink.options import SinkOptions
 from nsquark.spark.sink.publisher import tcp_addresses
 from nsquark.spark.sink.rows import Bodies
 from nsquark.spark.source.batch import plan_batch
-from nsquark.spark.source.channel import ChannelHold
+from nsquark.spark.source.channel import SourceChannel
 from nsquark.spark.source.offsets import Key
 from nsquark.spark.source.packed_rows import read_partition
 from nsquark.spark.source.range_rows import SCHEMA
@@ -67,7 +67,7 @@ def test_reading_and_writing(nsqd: Nsqd, server: AuthServer) -> None:
     channel = source(nsqd, topic="orders-1", channel="spark")
     found = identify(address(nsqd), channel.access)
     key = Key("orders-1", found.id)
-    assert ChannelHold(channel).hold(found, "owner", {key: 0}) == {key: 0}
+    assert SourceChannel(channel).commit_keys(found, "owner", {key: 0}) == {key: 0}
     found.close()
     assert {query["secret"] for query in server.queries} == {SECRET}
 
@@ -82,7 +82,7 @@ def test_a_topic_that_is_not_granted(nsqd: Nsqd) -> None:
     channel = source(nsqd, topic="orders-1", channel="another")
     found = identify(address(nsqd), channel.access)
     with pytest.raises(Refused, match="UNAUTHORIZED"):
-        ChannelHold(channel).hold(found, "owner", {Key("orders-1", found.id): 0})
+        SourceChannel(channel).commit_keys(found, "owner", {Key("orders-1", found.id): 0})
     found.close()
 
 

@@ -19,7 +19,7 @@ from nsquark.spark.nsqd_http import Finder, RangeNsqd, identify
 from nsquark.spark.options import Access, SourceOptions
 from nsquark.spark.sink.options import SinkOptions
 from nsquark.spark.sink.publisher import tcp_addresses
-from nsquark.spark.source.channel import ChannelHold
+from nsquark.spark.source.channel import SourceChannel
 from nsquark.spark.source.offsets import Key, Range
 from nsquark.spark.source.plan import DataLost, Planner, RangePartition
 from nsquark.spark.source.range_rows import SCHEMA, RangeRowReader
@@ -202,12 +202,12 @@ def test_junk_where_numbers_belong(hostile: Callable[[Script], Hostile], junk: o
     fields = {"topic": "t", "first": junk, "next": junk, "seq": junk, "position": junk, "topics": [{"topic": "t"}]}
     server = hostile(lambda target: [answer({**fields, "nsqd_id": ID})])
     nsqd = RangeNsqd(server.address, Access(), ID)
-    hold = ChannelHold(options(server.address, channel="c"))
+    hold = SourceChannel(options(server.address, channel="c"))
     for work in (
         nsqd.topics,
         lambda: nsqd.head("t"),
         lambda: nsqd.first_at(["t"], ts_ms=0),
-        lambda: hold.hold(nsqd, "owner", {Key("t", ID): 0}),
+        lambda: hold.commit_keys(nsqd, "owner", {Key("t", ID): 0}),
     ):
         assert isinstance(within(5, work), WrongAddress)
 

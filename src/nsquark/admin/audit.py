@@ -68,7 +68,7 @@ class Audit:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._sending
 
-    def note(self, notice: Notice) -> None:
+    def tell(self, notice: Notice) -> None:
         who, where = notice.user or "-", notice.remote_ip
         what = {"topic": notice.topic, "channel": notice.channel, "node": notice.node}
         fields = "".join(f" {name}={_plain(value)}" for name, value in what.items() if value)
@@ -105,7 +105,7 @@ async def changed(
     """Tells the log and the notification endpoint of a change."""
     peer = request.transport.get_extra_info("peername") if request.transport is not None else None
     state = request.app[STATE]
-    state.audit.note(
+    state.audit.tell(
         Notice(
             action=action,
             topic=topic,

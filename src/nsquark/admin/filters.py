@@ -221,13 +221,13 @@ class _Parser:
 
     def _any(self) -> MessageFilter:
         terms = [self._all()]
-        while self._takes("||"):
+        while self._accepts("||"):
             terms.append(self._all())
         return terms[0] if len(terms) == 1 else Either(tuple(terms))
 
     def _all(self) -> MessageFilter:
         terms = [self._term()]
-        while self._takes("&&"):
+        while self._accepts("&&"):
             terms.append(self._term())
         return terms[0] if len(terms) == 1 else Both(tuple(terms))
 
@@ -243,9 +243,9 @@ class _Parser:
         return found
 
     def _one(self) -> MessageFilter:
-        if self._takes("!"):
+        if self._accepts("!"):
             return Not(self._term())
-        if self._takes("("):
+        if self._accepts("("):
             inner = self._any()
             self._expect(")")
             return inner
@@ -281,7 +281,7 @@ class _Parser:
                     self._fail("expected a name behind the dot")
                 else:
                     return ()  # a dot alone is the whole document
-            elif steps and self._takes("["):
+            elif steps and self._accepts("["):
                 steps.append(self._index())
             else:
                 return tuple(steps)
@@ -290,7 +290,7 @@ class _Parser:
 
     def _index(self) -> str | int | None:
         """Reads what stands in brackets, behind the opening one."""
-        if self._takes("]"):
+        if self._accepts("]"):
             return None
         token = self._next()
         step: str | int
@@ -323,7 +323,7 @@ class _Parser:
             self._place += 1
         return token
 
-    def _takes(self, text: str) -> bool:
+    def _accepts(self, text: str) -> bool:
         token = self._peek()
         if token.kind == "operator" and token.text == text:
             self._place += 1
@@ -331,7 +331,7 @@ class _Parser:
         return False
 
     def _expect(self, text: str) -> None:
-        if not self._takes(text):
+        if not self._accepts(text):
             self._fail(f"expected {text}")
 
     def _fail(self, reason: str) -> NoReturn:

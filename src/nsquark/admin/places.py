@@ -20,7 +20,7 @@ class _Places:
     def __init__(self) -> None:
         self.free = asyncio.Semaphore(SEARCHES_AT_ONCE_MAX)
         self.waiting = 0
-        self.taken: Counter[str] = Counter()
+        self.in_use: Counter[str] = Counter()
         """How many tails and downloads there are."""
 
 
@@ -55,10 +55,10 @@ def downloading() -> contextlib.AbstractContextManager[None]:
 @contextlib.contextmanager
 def _place(kind: str, places_max: int, code: str, reason: str) -> Iterator[None]:
     """Takes a place of this kind; who finds none free is refused."""
-    if _places.taken[kind] >= places_max:
+    if _places.in_use[kind] >= places_max:
         raise refusal(web.HTTPServiceUnavailable, code, reason=reason)
-    _places.taken[kind] += 1
+    _places.in_use[kind] += 1
     try:
         yield
     finally:
-        _places.taken[kind] -= 1
+        _places.in_use[kind] -= 1

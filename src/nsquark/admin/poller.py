@@ -84,7 +84,7 @@ class Source(Generic[T]):
         self.failure = text
         self.failing_since = self.failing_since or self._asked_at
 
-    def note_silence(self, patience_s: float) -> None:
+    def stayed_silent(self, patience_s: float) -> None:
         """Is told that a poll goes on without the answer. What was known stays for a while, with a word."""
         if self._task is None or self._task.done():
             return
@@ -243,7 +243,7 @@ class Poller:
         if tasks:
             await asyncio.wait(tasks, timeout=wait_s)
         for source in sources:
-            source.note_silence(self._patience_s)
+            source.stayed_silent(self._patience_s)
 
     # Whom there is to ask
 

@@ -85,7 +85,7 @@ class LineWriter:
         with self._changed:
             return self._changed.wait_for(lambda: not self._lines and not self._writing, timeout_seconds)
 
-    def take_dropped(self) -> int:
+    def reset_dropped(self) -> int:
         """Returns the number of lines lost since last asked, if a note about it now fits in the queue; else 0."""
         with self._changed:
             if self._queued_bytes > self._queue_bytes_max // 2:
@@ -198,7 +198,7 @@ class Logger:
     def _log(self, level: Level, text: str, *, is_always: bool = False) -> None:
         if level < self.level and not is_always:
             return
-        if self._writer.dropped and (dropped := self._writer.take_dropped()):
+        if self._writer.dropped and (dropped := self._writer.reset_dropped()):
             self._put(Level.WARNING, f"LOG: {dropped} lines dropped because stderr was not read")
         self._put(level, text)
 

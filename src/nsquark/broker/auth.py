@@ -134,7 +134,7 @@ class Guard:
             self._secret = secret
             self._ask()
             return None
-        grant = self._take_answer()
+        grant = self._answer()
         if not grant.permits:
             raise FatalClientError("E_UNAUTHORIZED", "AUTH no authorizations found")
         return grant.shown()
@@ -146,7 +146,7 @@ class Guard:
         grant = self.grant
         question: Question = ("subscribe" if word == "SUB" else "publish", topic, channel)
         if self._is_answered:
-            grant = self._take_answer()
+            grant = self._answer()
         elif grant is None:
             raise FatalClientError("E_AUTH_FIRST", f"AUTH required before {word}")
         elif grant.is_expired:
@@ -165,7 +165,7 @@ class Guard:
         if self._task is not None:
             self._task.cancel()
 
-    def _take_answer(self) -> Grant:
+    def _answer(self) -> Grant:
         self._is_answered = False
         if self.grant is None:
             raise FatalClientError("E_AUTH_FAILED", "AUTH failed")

@@ -149,7 +149,7 @@ class Channel:
         self.sessions.append(session)
         if not self.had_subscribers:
             self.had_subscribers = True
-            self._note_state()
+            self._store_state()
         self.topic.listening[self] = None
 
     def remove(self, session: Session) -> None:
@@ -272,7 +272,7 @@ class Channel:
             self._slot.position = self.ledger.floor
             self.topic.slots.store(self._slot)
 
-    def _note_state(self) -> None:
+    def _store_state(self) -> None:
         """Stores the state where nobody can be refused: if the disk does not take it, it is stored with the next thing
         to note.
         """

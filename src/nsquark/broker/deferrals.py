@@ -142,7 +142,7 @@ class Deferrals:
         if self.appending is not None or topic.is_exiting or nsqd.is_exiting:
             return
         try:
-            due = self._messages.take_due(self._clock.now_ms())
+            due = self._messages.next_due(self._clock.now_ms())
         except OSError as error:
             nsqd.logs.disk.failed(error)
             return

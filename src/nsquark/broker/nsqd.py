@@ -85,7 +85,7 @@ class Nsqd:
         """The topics with messages that wait for their time."""
         self.read_buffer = bytearray(READ_BUFFER_BYTES)
         self.read_view = memoryview(self.read_buffer)
-        self.held_bytes_max = LINE_BYTES_MAX + 8 + max(options.max_body_size, options.max_msg_size)
+        self.partial_bytes_max = LINE_BYTES_MAX + 8 + max(options.max_body_size, options.max_msg_size)
         self.is_exiting = False
         self.may_write_metadata = False
         """nsqd.dat is not written before all is loaded: until then it may be NSQ's, with what is not taken over yet."""

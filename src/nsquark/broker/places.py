@@ -34,45 +34,45 @@ class Places:
     """Gives out places. When all are taken, whoever got on least lately has to leave, if that was at least `patience_s`
     ago.
 
-    Always: `_taken` is in the order of `used_s`, the slowest first.
+    Always: `_occupied` is in the order of `used_s`, the slowest first.
     """
 
     def __init__(self, total: int, per_peer: int, patience_s: float) -> None:
         self._total = total
         self._per_peer = per_peer
         self._patience_s = patience_s
-        self._taken: dict[Place, None] = {}
+        self._occupied: dict[Place, None] = {}
         self._by_peer: Counter[str] = Counter()
 
     def check(self, peer: str) -> None:
         """Raises NoPlace if there is no place for this peer, and none can be made."""
         if self._by_peer[peer] >= self._per_peer:
             raise NoPlace(f"{peer} has {self._per_peer} at once already")
-        if len(self._taken) >= self._total:
-            slowest = next(iter(self._taken))
+        if len(self._occupied) >= self._total:
+            slowest = next(iter(self._occupied))
             if time.monotonic() - slowest.used_s < self._patience_s:
                 raise NoPlace(f"there are {self._total} at once already")
 
     def occupy(self, peer: str, leave: Callable[[], object]) -> Place:
         """Takes a place; `leave` is called when it is needed for another."""
         self.check(peer)
-        if len(self._taken) >= self._total:
-            slowest = next(iter(self._taken))
+        if len(self._occupied) >= self._total:
+            slowest = next(iter(self._occupied))
             self.free(slowest)
             slowest.leave()
         place = Place(self, peer, leave)
-        self._taken[place] = None
+        self._occupied[place] = None
         self._by_peer[peer] += 1
         return place
 
     def got_on(self, place: Place) -> None:
-        if place in self._taken:
-            del self._taken[place]
-            self._taken[place] = None
+        if place in self._occupied:
+            del self._occupied[place]
+            self._occupied[place] = None
 
     def free(self, place: Place) -> None:
-        if place in self._taken:
-            del self._taken[place]
+        if place in self._occupied:
+            del self._occupied[place]
             self._by_peer[place.peer] -= 1
             if not self._by_peer[place.peer]:
                 del self._by_peer[place.peer]

@@ -27,7 +27,7 @@ class Retention:
             self.kept = KeptMessages(topic.nsqd.logs, topic.directory / "kept")
         self._is_keeping = False
         self._error = ""
-        self.held_from: int | None = None
+        self.guarded_from: int | None = None
         """From here on nothing may go, whatever channels have done with it; set by who runs this nsqd as a part."""
 
     def collect(self, *, newest_too: bool = False, keep_none: bool = False) -> None:
@@ -48,7 +48,7 @@ class Retention:
     def floor(self) -> int:
         """Returns the position below which no message is needed, but for those that channels have parked."""
         needed = [self._topic.pump, *(channel.floor_needed for channel in self._topic.channels.values())]
-        return min(needed if self.held_from is None else [*needed, self.held_from])
+        return min(needed if self.guarded_from is None else [*needed, self.guarded_from])
 
     def _collect_memory(self, kept: KeptInMemory) -> None:
         """Forgets what it can of a log without files: only what was never delivered stays; what was, and is not
@@ -57,7 +57,7 @@ class Retention:
         log, channels = self._topic.log, self._topic.channels.values()
         cut = min([self._topic.pump, *(channel.ledger.next for channel in channels)])
         records: dict[int, bytearray] = {}
-        for seq in self._held_below(cut):
+        for seq in self._unfinished_below(cut):
             record = kept.record(seq) or log.record(seq)
             if record is not None:
                 records[seq] = record
@@ -74,13 +74,13 @@ class Retention:
             cut = head
         else:
             cut = segments.last_base_at_or_below(floor)
-        held = sorted(self._held_below(cut))
+        held = sorted(self._unfinished_below(cut))
         missing = [seq for seq in held if seq not in kept]
         segments.remove_below(min([floor, *missing]), now_ns, newest_too=newest_too, keep_none=keep_none)
         if missing or kept.wants_rewrite(len(held)):
             self._keep(segments, kept, held, missing)
 
-    def _held_below(self, cut: int) -> set[int]:
+    def _unfinished_below(self, cut: int) -> set[int]:
         """Finds the messages below `cut` that some channel has not finished."""
         channels = self._topic.channels.values()
         return {seq for channel in channels for seq in channel.ledger.unfinished_below(cut)}

@@ -135,7 +135,7 @@ class TakeOver:
         self.logger.info(f"TAKEOVER: NSQ left {len(found)} topics with {_mib(self._total_bytes)} of messages")
         self._check_room()
         for name in sorted(found):
-            self._take_topic(name, found[name])
+            self._import_topic(name, found[name])
         self._sync_topics(list(found))
         if metadata is not None:
             self._replace_metadata()
@@ -203,7 +203,7 @@ class TakeOver:
 
     # -- one topic ---------------------------------------------------------------------------------------
 
-    def _take_topic(self, name: str, found: NsqLeftovers) -> None:
+    def _import_topic(self, name: str, found: NsqLeftovers) -> None:
         self._declare(name, found)
         if found.has_messages:
             self._import(name, found)

@@ -80,7 +80,7 @@ class Topic:
         own = [self.slots.own] if self.slots.own is not None else []
         self.deferrals = Deferrals(self, self.slots.state, [slot.deferred for slot in self.slots.found + own])
         if self.log.segments is not None:
-            self.log.segments.before_remove = self._note_removed
+            self.log.segments.before_remove = self._segment_goes
         if self.directory is not None:
             self.slots.when_mended(self._wake_channels)
             self._restore()
@@ -168,7 +168,7 @@ class Topic:
             self._tokens = Tokens(self.nsqd.logs, self.directory / "tokens", self.log.segments.tokens)
         return self._tokens
 
-    def _note_removed(self, segment: Segment) -> None:
+    def _segment_goes(self, segment: Segment) -> None:
         """Remembers elsewhere what goes with a segment: the log tells which deferred messages and appends it has.
 
         An OSError keeps the segment.
@@ -345,7 +345,7 @@ class Topic:
         self.listening.clear()
         self.log.write()  # what was published before gets its OK
         if self.directory is not None:
-            self.nsqd.deleted_topics.note(self.name, self.id, self.log.extents)
+            self.nsqd.deleted_topics.remember(self.name, self.id, self.log.extents)
         self.log.discard()
         self.deferrals.abandon()
         self.retention.close()

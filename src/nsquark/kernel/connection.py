@@ -15,15 +15,15 @@ BUSY_NS_MAX = cython.declare(cython.longlong, 1_000_000)
 may take long.
 """
 GIVE_WAY_BYTES_MIN = cython.declare(cython.longlong, 64 << 10)
-"""A smaller read that fills its buffer is the rest of a command that is held: a turn for each would cost too much."""
+"""A smaller read that fills its buffer is the rest of a command: a turn for each would cost too much."""
 
 
 @cython.cclass
 class Connection:
     """A connection whose publishes are for its `_intake`; all else that a client sends is for a subclass.
 
-    Bytes are read into a buffer that all connections `share`, since it is used up before the next read; only an
-    incomplete command is held in a buffer of its own, so an idle connection has none. A subclass has
+    Bytes are read into a buffer that all connections share, since it is used up before the next read; only an
+    incomplete command has a buffer of its own (`_partial`), so an idle connection has none. A subclass has
     `received(pos, end)`, which is given what is at `_data[pos:end]`, `not_published(error)`, for a publish that failed,
     and `give_way()`, after which nothing is read until the next turn: event loops read a busy socket again and again.
     """
@@ -31,8 +31,8 @@ class Connection:
     transport = cython.declare(object, visibility="public")
     consumer = cython.declare(object, visibility="public")
     _data = cython.declare(object, visibility="public")
-    _held = cython.declare(object, visibility="public")
-    _held_bytes = cython.declare(cython.longlong, visibility="public")
+    _partial = cython.declare(object, visibility="public")
+    _partial_bytes = cython.declare(cython.longlong, visibility="public")
     _intake = cython.declare(object, visibility="public")
     _is_closed = cython.declare(cython.bint, visibility="public")
     _was_heard = cython.declare(cython.bint, visibility="public")
@@ -43,13 +43,13 @@ class Connection:
     _offered: cython.longlong
     _busy_ns: cython.longlong
 
-    def share(self, buffer: bytearray, view: object) -> None:
-        """Sets what the connection shares with others; to be called first."""
+    def use_buffer(self, buffer: bytearray, view: object) -> None:
+        """Lets the connection read into a buffer that it shares with others; to be called first."""
         self.transport = None
         self.consumer = None
         self._data = buffer
-        self._held = None
-        self._held_bytes = 0
+        self._partial = None
+        self._partial_bytes = 0
         self._intake = None
         self._is_closed = False
         self._was_heard = False
@@ -63,10 +63,10 @@ class Connection:
     # -- receiving ---------------------------------------------------------------------------------------
 
     def get_buffer(self, sizehint: object) -> object:
-        if self._held is None:
+        if self._partial is None:
             self._offered = len(self._shared)
             return self._shared_view
-        free: object = memoryview(self._held)[self._held_bytes : self._held_bytes + READ_BYTES_MAX]
+        free: object = memoryview(self._partial)[self._partial_bytes : self._partial_bytes + READ_BYTES_MAX]
         self._offered = len(free)
         return free
 
@@ -77,9 +77,9 @@ class Connection:
         started_ns: cython.longlong = monotonic_ns() if nbytes >= GIVE_WAY_BYTES_MIN else 0
         pos: cython.longlong = 0
         end: cython.longlong = nbytes
-        if self._held is not None:
-            self._data = self._held
-            end += self._held_bytes
+        if self._partial is not None:
+            self._data = self._partial
+            end += self._partial_bytes
         else:
             self._data = self._shared
             if self._intake is not None and not self._write_paused_at_ms:

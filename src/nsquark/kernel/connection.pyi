@@ -7,14 +7,14 @@ class Connection:
     transport: asyncio.Transport
     consumer: Share | None
     _data: bytearray
-    _held: bytearray | None
-    _held_bytes: int
+    _partial: bytearray | None
+    _partial_bytes: int
     _intake: Intake | None
     _is_closed: bool
     _was_heard: bool
     _awaits_ok: bool
     _write_paused_at_ms: int
-    def share(self, buffer: bytearray, view: memoryview) -> None: ...
+    def use_buffer(self, buffer: bytearray, view: memoryview) -> None: ...
     def get_buffer(self, sizehint: int) -> memoryview: ...
     def buffer_updated(self, nbytes: int) -> None: ...
     def publish(self, pos: int, end: int) -> int: ...

@@ -185,7 +185,7 @@ class DeferredMessages:
             soonest = due_ms if soonest is None else min(soonest, due_ms)
         return soonest
 
-    def take_due(self, now_ms: int) -> Due | None:
+    def next_due(self, now_ms: int) -> Due | None:
         """Takes some of what is due, noted as about to be appended; OSError if that cannot be noted."""
         if self._refused is not None:
             self._refused.bucket.note_append(self._refused.append_number, [])

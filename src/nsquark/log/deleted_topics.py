@@ -2,7 +2,8 @@
 
 A file for each name, of its last incarnations: a small document with the sequence numbers that existed. It is a help
 and no promise: it is not synced, and only the latest DELETED_MAX are kept. But what it says is all there was: where an
-incarnation cannot be noted, those before it are forgotten too, since a reader that knew them has lost this one as well.
+incarnation cannot be remembered, those before it are forgotten too, since a reader that knew them has lost this one as
+well.
 """
 
 import contextlib
@@ -34,17 +35,17 @@ class DeletedTopics:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def note(self, name: str, topic_id: str, extents: Extents) -> None:
+    def remember(self, name: str, topic_id: str, extents: Extents) -> None:
         """Notes what is in a topic that is being deleted."""
-        before = self._noted(name)[1 - INCARNATIONS_MAX :]
-        noted = _Deleted(topic_id, extents.ranges(), before)
+        before = self._remembered(name)[1 - INCARNATIONS_MAX :]
+        remembered = _Deleted(topic_id, extents.ranges(), before)
         with contextlib.suppress(OSError):
-            if sum(len(one.ranges) for one in (noted, *before)) > RANGES_MAX:
+            if sum(len(one.ranges) for one in (remembered, *before)) > RANGES_MAX:
                 self._path(name).unlink(missing_ok=True)
                 return
             self._directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
             try:
-                write_atomically(self._path(name), msgspec.json.encode(noted), sync=False)
+                write_atomically(self._path(name), msgspec.json.encode(remembered), sync=False)
             except OSError:
                 self._path(name).unlink(missing_ok=True)
             self._drop_oldest()
@@ -53,15 +54,15 @@ class DeletedTopics:
         """Counts the messages from `seq` on that went with this incarnation of a topic and with those that followed it;
         None if that is not known.
         """
-        noted = self._noted(name)
-        place = next((place for place, one in enumerate(noted) if one.id == topic_id), None)
+        remembered = self._remembered(name)
+        place = next((place for place, one in enumerate(remembered) if one.id == topic_id), None)
         if place is None:
             return None
-        ranges = [found for one in noted[place:] for found in one.ranges]
+        ranges = [found for one in remembered[place:] for found in one.ranges]
         return sum(max(0, first + count - max(first, seq)) for first, count in ranges)
 
-    def _noted(self, name: str) -> list[_Incarnation]:
-        """Reads the incarnations of a name that are noted, the oldest first."""
+    def _remembered(self, name: str) -> list[_Incarnation]:
+        """Reads the incarnations of a name that are remembered, the oldest first."""
         try:
             found = msgspec.json.decode(self._path(name).read_bytes(), type=_Deleted)
         except (OSError, msgspec.MsgspecError):

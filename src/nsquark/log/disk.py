@@ -10,8 +10,8 @@ class DiskLimitReached(OSError):
 class DiskState:
     """Knows whether the disk takes what is written to it.
 
-    A refusal is noted with its reason; the first of a row is reported, and so is its end, with a count. Files that
-    wait to be written anew after a failed sync hold the state at "not well", whatever else succeeds meanwhile.
+    A refusal is counted with its reason; the first of a row is reported, and so is its end, with a count. Files that
+    wait to be written anew after a failed sync keep the state at "not well", whatever else succeeds meanwhile.
     """
 
     def __init__(self, report: Callable[[str], None]) -> None:
@@ -38,12 +38,12 @@ class DiskState:
             self._refused = 0
         self._judge()
 
-    def hold(self, what: Hashable, error: Exception) -> None:
-        """Is told that something on the disk is not safe until it is released."""
+    def mark_unsafe(self, what: Hashable, error: Exception) -> None:
+        """Is told that something on the disk is not safe until `mark_safe` says so."""
         self._unsafe[what] = error.with_traceback(None)
         self._judge()
 
-    def release(self, what: Hashable) -> None:
+    def mark_safe(self, what: Hashable) -> None:
         self._unsafe.pop(what, None)
         self._judge()
 

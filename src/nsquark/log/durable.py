@@ -212,7 +212,7 @@ class DurableFile:
         first = self.sync_error is None
         self.sync_error = error
         self.is_changed = False
-        self._syncer.hold(self, error)
+        self._syncer.mark_unsafe(self, error)
         self._syncer.report(f"LOG({self.path}): sync failed: {error}")
         if first:
             self.on_sync_failed()
@@ -273,7 +273,7 @@ class DurableFile:
         if error is not None:
             self.sync_error = error
             self.attempts += 1
-            self._syncer.hold(self, error)
+            self._syncer.mark_unsafe(self, error)
             self._syncer.report(f"LOG({self.path}): could not be written anew: {error}; trying again")
             self.on_sync_failed()
             self._syncer.later(RETRY_S, self.write_anew)

@@ -93,11 +93,11 @@ class Syncer:
     def add(self, file: DurableFile) -> None:
         self._changed[file] = time.monotonic()
 
-    def hold(self, file: DurableFile, error: Exception) -> None:
+    def mark_unsafe(self, file: DurableFile, error: Exception) -> None:
         """Leaves out a file that is not to be synced, but to be written anew."""
         self.forget(file)
         self._untrusted[file] = None
-        self.disk.hold(file, error)
+        self.disk.mark_unsafe(file, error)
 
     def forget(self, file: DurableFile) -> None:
         """Forgets a file that is durable, or gone."""
@@ -105,7 +105,7 @@ class Syncer:
         self._hurried.pop(file, None)
         if file in self._untrusted:
             del self._untrusted[file]
-            self.disk.release(file)
+            self.disk.mark_safe(file)
 
     def hurry(self, file: DurableFile) -> None:
         self._hurried[file] = None

@@ -17,7 +17,7 @@ from nsquark.web.browsers import BrowserGuard
 from nsquark.web.messages import encode_json
 from nsquark.web.server import HttpLimits, HttpServer
 
-STRANGER_SWEEP_INTERVAL_S = 5.0
+STRANGER_CHECK_INTERVAL_S = 5.0
 
 
 class ListenError(Exception):
@@ -36,7 +36,7 @@ class Nsqlookupd:
         browsers = BrowserGuard("nsqlookupd", (options.broadcast_address, *options.http_allowed_hosts))
         self._http = HttpServer(api.router(), browsers, HttpLimits(), logger)
         self._tcp: asyncio.AbstractServer | None = None
-        self._sweeper: asyncio.Task[None] | None = None
+        self._closer: asyncio.Task[None] | None = None
         self._listeners: list[tuple[str, Listener]] = []
         self.tcp_port = 0
         self.http_port = 0
@@ -62,13 +62,13 @@ class Nsqlookupd:
             }
         )
         await self._tcp.start_serving()
-        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+        self._closer = asyncio.get_running_loop().create_task(self._close_silent())
         for kind, listener in self._listeners:
             self._logger.info(f"{kind}: listening on {listener.shown}")
 
     async def stop(self) -> None:
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        if self._closer is not None:
+            self._closer.cancel()
         for kind, listener in self._listeners:
             self._logger.info(f"{kind}: closing {listener.shown}")
         if self._tcp is not None:
@@ -76,9 +76,9 @@ class Nsqlookupd:
             self._sessions.close_all()
         await self._http.close()
 
-    async def _sweep(self) -> None:
+    async def _close_silent(self) -> None:
         while True:
-            await asyncio.sleep(STRANGER_SWEEP_INTERVAL_S)
+            await asyncio.sleep(STRANGER_CHECK_INTERVAL_S)
             self._sessions.close_silent_strangers()
 
 

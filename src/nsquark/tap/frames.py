@@ -25,18 +25,18 @@ class Numbers:
         self._next = self._end = 0
         self._lease_seqs = LEASE_SEQS_MIN
 
-    def take(self, count: int) -> list[range]:
-        """Returns so many numbers, rising; raises OSError if they cannot be reserved."""
-        taken: list[range] = []
+    def next(self, count: int) -> list[range]:
+        """Returns the next `count` numbers, rising; raises OSError if they cannot be reserved."""
+        given: list[range] = []
         while count:
             if self._next == self._end:
                 self._next, self._end = self._sequences.lease(self._lease_seqs)
                 self._lease_seqs = min(self._lease_seqs * 2, LEASE_SEQS_MAX)
             until = min(self._next + count, self._end)
-            taken.append(range(self._next, until))
-            count -= len(taken[-1])
+            given.append(range(self._next, until))
+            count -= len(given[-1])
             self._next = until
-        return taken
+        return given
 
 
 class FrameAppend:

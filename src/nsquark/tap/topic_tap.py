@@ -76,7 +76,7 @@ class TopicTap:
             await self._consumer.start()
             async for batch in self._consumer.batches(self._group_messages_max, GATHER_S):
                 for group in _groups(batch):
-                    await self._take(topic, numbers, group)
+                    await self._store(topic, numbers, group)
         finally:
             await self._consumer.close()
 
@@ -88,11 +88,11 @@ class TopicTap:
         """Fills the window as it was, or nearly, when the last tap of this topic ended."""
         reader = IdReader(topic.log, self._window.messages_min)
         self._window.add(await self._log.loop.run_in_executor(None, reader.ids))
-        self._hold(topic)
+        self._guard_window(topic)
         if len(self._window):
             self._logger.info(f"{self._label}: the log has the ids of the last {len(self._window)} messages")
 
-    async def _take(self, topic: Topic, numbers: Numbers, group: Sequence[Message]) -> None:
+    async def _store(self, topic: Topic, numbers: Numbers, group: Sequence[Message]) -> None:
         """Stores what is new of a group and finishes all of it; or gives it back, and takes no more for a while."""
         new: dict[bytes, Message] = {}
         for message in group:
@@ -105,7 +105,7 @@ class TopicTap:
             await self._wait_for_room(group, error)
             return
         self._window.add(new)
-        self._hold(topic)
+        self._guard_window(topic)
         self.stored += len(new)
         self.repeated += len(group) - len(new)
         for message in group:
@@ -114,7 +114,7 @@ class TopicTap:
     async def _append(self, topic: Topic, numbers: Numbers, messages: list[Message]) -> Exception | None:
         """Appends and syncs messages; returns what went wrong, if anything did."""
         try:
-            work = FrameAppend(messages, numbers.take(len(messages)))
+            work = FrameAppend(messages, numbers.next(len(messages)))
         except OSError as error:  # sequence numbers are reserved on the disk too
             self._log.logs.disk.failed(error, len(messages))
             return error
@@ -122,16 +122,16 @@ class TopicTap:
         await settled(commit)
         return commit.error
 
-    def _hold(self, topic: Topic) -> None:
+    def _guard_window(self, topic: Topic) -> None:
         """Keeps the window in the log, whatever readers have done with it."""
-        topic.retention.held_from = window_start(topic.log, self._window.messages_min)
+        topic.retention.guarded_from = window_start(topic.log, self._window.messages_min)
 
     async def _wait_for_room(self, group: Sequence[Message], error: Exception) -> None:
         """Sends RDY 0, gives back what is here, and waits until the log can be written to."""
         self._consumer.pause()
         self._logger.warning(f"{self._label}: no more is taken (RDY 0) - {error}")
         for topic in self._log.topics.values():
-            topic.retention.held_from = None  # windows give way to messages: this process has them in memory
+            topic.retention.guarded_from = None  # windows give way to messages: this process has them in memory
         for message in group:
             message.give_back()
         while self._log.logs.disk.error is not None:

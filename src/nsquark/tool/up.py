@@ -184,7 +184,7 @@ class Fleet:
         # Ports are read from lines of level INFO; what the user does not want to see is left out when shown.
         flags = [*kind.flags(self, number), f"--log-level={min(self.args.log_level, Level.INFO).word}"]
         child = Child(name, kind.entry, _bracketed(self.args.host), kind.ports(self.args, number), flags, self.say)
-        child.on_listening = self._note_restart
+        child.on_listening = self._restarted
         return child
 
     def _print_addresses(self) -> None:
@@ -198,7 +198,7 @@ class Fleet:
             print("nsqadmin is not installed: pip install 'nsquark[admin]'")
         print(f"data in {self.args.dir}; Ctrl-C stops all", flush=True)
 
-    def _note_restart(self) -> None:
+    def _restarted(self) -> None:
         """Notes that process ids changed. The daemons are worth more than a file about them, so here it may fail."""
         if self._ready:
             try:

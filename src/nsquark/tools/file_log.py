@@ -240,10 +240,10 @@ class FileLog:
         try:
             write_all(self._fd, data)
         except OSError as error:
-            self._take_back(start, len(data))
+            self._cut_back(start, len(data))
             raise FileFailed(f"{self._settings.label} writing message to disk: {error.strerror}") from None
 
-    def _take_back(self, start: int, size: int) -> None:
+    def _cut_back(self, start: int, size: int) -> None:
         """Removes what a failed write left, unless another process writes to the file too."""
         with contextlib.suppress(OSError):
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

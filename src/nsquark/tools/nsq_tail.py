@@ -74,7 +74,7 @@ class Printer:
     async def print_messages(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Returns the messages that were printed; the others are given back when the consumer closes."""
         async with self._printing:
-            shown: Sequence[Message] = self._take(messages)
+            shown: Sequence[Message] = self._within_count(messages)
             if self._is_json:
                 await self._write(self._object(m.timestamp, m.attempts, m.id, m.body) for m in shown)
             else:
@@ -83,13 +83,13 @@ class Printer:
 
     async def print_records(self, records: Sequence[Record]) -> None:
         async with self._printing:
-            shown = self._take(records)
+            shown = self._within_count(records)
             if self._is_json:
                 await self._write(self._object(*raw, seq=seq) for seq, *raw in shown)
             else:
                 await self._write(record[-1] for record in shown)
 
-    def _take(self, found: Sequence[Any]) -> Sequence[Any]:
+    def _within_count(self, found: Sequence[Any]) -> Sequence[Any]:
         if self.left is None:
             return found
         shown = found[: self.left]

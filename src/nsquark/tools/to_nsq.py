@@ -58,7 +58,7 @@ async def _publish_stdin(options: ToNsqOptions) -> None:
         raise Fatal("--nsqd-tcp-address required")
     destinations = [Destination(address, options) for address in dict.fromkeys(options.nsqd_tcp_address)]
     feeding = _feed(Stdin(delimiter), destinations, options)
-    works = [asyncio.create_task(work) for work in (feeding, *(each.take_answers() for each in destinations))]
+    works = [asyncio.create_task(work) for work in (feeding, *(each.count_answers() for each in destinations))]
     progress = asyncio.create_task(_show_progress(destinations)) if _is_watched() else None
     try:
         done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
@@ -88,7 +88,7 @@ async def _feed(stdin: Stdin, destinations: Sequence[Destination], options: ToNs
 
 async def _publish(destinations: Sequence[Destination], messages: list[bytes], throttle: Throttle) -> None:
     while messages:
-        count = await throttle.take(len(messages))
+        count = await throttle.wait(len(messages))
         now, messages = messages[:count], messages[count:]
         await asyncio.gather(*(destination.send(now) for destination in destinations))
 
@@ -165,7 +165,7 @@ class Destination:
         else:
             await self._unanswered.put(([answer], len(messages)))
 
-    async def take_answers(self) -> NoReturn:
+    async def count_answers(self) -> NoReturn:
         """Counts what nsqd acknowledges, and raises the first failure as soon as it is known."""
         while True:
             answers, count = await self._unanswered.get()
@@ -278,7 +278,7 @@ class Throttle:
         self._tokens = 1.0
         self._at_s = time.monotonic()
 
-    async def take(self, wanted: int) -> int:
+    async def wait(self, wanted: int) -> int:
         """Tells how many may go now: at least one, after waiting for it, and at most those wanted."""
         if self._rate < 1:
             return wanted

@@ -24,7 +24,7 @@ class AnswerSlot(msgspec.Struct, eq=False):
     # The handler, if it waits for something, or the sending of a long answer.
     task: asyncio.Task[None] | None = None
     # What its handler takes of `waiting_handlers` while it waits: a change takes all, since changes keep their order.
-    share: int = 0
+    weight: int = 0
 
 
 async def stream(

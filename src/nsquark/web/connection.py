@@ -40,9 +40,9 @@ UNREADABLE: Final = Target("", "", "", "", {}, False, lambda request: BAD_REQUES
 class HttpConnection(asyncio.Protocol):
     """Serves the requests of one connection. Always:
 
-    * Requests are in one of four places, oldest first: `_slots` (with a handler, answer not sent), `_held`
+    * Requests are in one of four places, oldest first: `_slots` (with a handler, answer not sent), `_postponed`
       (read, waiting because too much is being answered or sent), `_reader` (half read), `_unread` (bytes).
-    * Reading is paused while `_held` or `_unread` is not empty, the peer does not take what is sent, or the others
+    * Reading is paused while `_postponed` or `_unread` is not empty, the peer does not take what is sent, or the others
       have their turn.
     * While a lane owes answers no other request is given to its handler, so that answers keep their order.
     * Between turns of the loop `_out` is empty; within one (`_busy`) answers gather there for one write.
@@ -53,25 +53,25 @@ class HttpConnection(asyncio.Protocol):
         "_data_tick",
         "_ended",
         "_eof",
-        "_held",
         "_https",
         "_lane",
         "_limits",
         "_lingering",
         "_logger",
         "_out",
+        "_postponed",
         "_reader",
         "_reading",
         "_refused",
         "_remote",
         "_request_tick",
         "_server",
-        "_shares",
         "_slots",
         "_transport",
         "_turn_due",
         "_unread",
         "_until_ns",
+        "_weights",
     )
 
     def __init__(self, server: HttpServer) -> None:
@@ -82,9 +82,9 @@ class HttpConnection(asyncio.Protocol):
         self._reader: RequestReader
         self._remote = ""
         self._unread = b""
-        self._held: deque[tuple[Request, Persistence]] = deque()
+        self._postponed: deque[tuple[Request, Persistence]] = deque()
         self._slots: deque[AnswerSlot] = deque()
-        self._shares = 0
+        self._weights = 0
         self._lane = LaneOfConnection(self._lane_answered)
         self._out: Outgoing
         self._busy = False
@@ -135,18 +135,18 @@ class HttpConnection(asyncio.Protocol):
         lane = self._lane.open
         if (
             lane is not None
-            and not (self._slots or self._held or self._unread or self._out.is_paused or reader.has_begun)
+            and not (self._slots or self._postponed or self._unread or self._out.is_paused or reader.has_begun)
             and lane.handle(data)
         ):
             return
         if self._unread:
             self._unread += data
-        elif len(data) <= FEED_BYTES_MAX and not self._held:
+        elif len(data) <= FEED_BYTES_MAX and not self._postponed:
             self._until_ns = 0
             self._feed(data)
         else:
             self._unread = data
-            self._pump()
+            self._go_on()
             if len(data) >= LARGE_READ_BYTES:
                 self._give_way()
 
@@ -165,7 +165,7 @@ class HttpConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._out.resume()
         if not self._busy:
-            self._pump()
+            self._go_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.forget(self)
@@ -196,25 +196,25 @@ class HttpConnection(asyncio.Protocol):
             self._flush()
         if self._reader.url and not self._request_tick:
             self._request_tick = self._server.tick
-        if self._held:
+        if self._postponed:
             self._set_reading()
 
     def _accept(self, request: Request, persistence: Persistence) -> None:
         self._request_tick = 0
-        if self._held or (
+        if self._postponed or (
             (self._slots or self._out.gathered_bytes or self._out.is_paused or self._lane.open is not None)
             and self._is_full()
         ):
-            self._held.append((request, persistence))
+            self._postponed.append((request, persistence))
         elif self._is_time_over():
-            self._held.append((request, persistence))
+            self._postponed.append((request, persistence))
             self._give_way()
         else:
             self._dispatch(request, persistence)
 
     def _send_continue(self) -> None:
         # An earlier answer must come first; the client then sends the body after a while without being told.
-        if not self._slots and not self._held and not self._lane.is_busy:
+        if not self._slots and not self._postponed and not self._lane.is_busy:
             self._out.add(CONTINUE)
 
     def _is_full(self) -> bool:
@@ -224,7 +224,7 @@ class HttpConnection(asyncio.Protocol):
             or self._lane.is_busy
             or self._out.gathered_bytes > limits.write_buffer_bytes
             or len(self._slots) >= limits.pipelined_requests
-            or self._shares >= limits.waiting_handlers
+            or self._weights >= limits.waiting_handlers
         )
 
     def _is_time_over(self) -> bool:
@@ -243,29 +243,29 @@ class HttpConnection(asyncio.Protocol):
     def _next_turn(self) -> None:
         self._turn_due = False
         if not self._transport.is_closing():
-            self._pump()
+            self._go_on()
 
     @property
     def _is_answering(self) -> bool:
         """Tells whether requests that came, whole or as bytes, wait for their answers."""
-        return bool(self._slots or self._held or self._unread or self._lane.is_busy)
+        return bool(self._slots or self._postponed or self._unread or self._lane.is_busy)
 
     def _lane_answered(self) -> None:
         """Goes on with what came behind the lane's requests."""
-        if self._held or self._unread:
-            self._pump()
+        if self._postponed or self._unread:
+            self._go_on()
         if self._eof:
             self._flush()
 
-    def _pump(self) -> None:
+    def _go_on(self) -> None:
         """Goes on with what was held back, as far as the limits and this turn's time allow."""
         self._until_ns = 0
         while not self._ended and not self._is_full() and not self._turn_due:
-            if (self._held or self._unread) and self._is_time_over():
+            if (self._postponed or self._unread) and self._is_time_over():
                 self._give_way()
-            elif self._held:
+            elif self._postponed:
                 self._busy = True
-                self._dispatch(*self._held.popleft())
+                self._dispatch(*self._postponed.popleft())
                 self._busy = False
                 self._flush()
             elif self._unread and not self._reader.stopped:
@@ -279,7 +279,7 @@ class HttpConnection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         # What is sent after a refusal is read, to be thrown away.
-        reading = self._refused or not (self._held or self._unread or self._out.is_paused or self._turn_due)
+        reading = self._refused or not (self._postponed or self._unread or self._out.is_paused or self._turn_due)
         if reading != self._reading:
             self._reading = reading
             if reading:
@@ -311,12 +311,12 @@ class HttpConnection(asyncio.Protocol):
         elif isinstance(result, (Response, StreamResponse)):
             self._answer_came(slot, result)
         else:
-            slot.share = 1 if request.method == "GET" else self._limits.waiting_handlers
-            self._shares += slot.share
+            slot.weight = 1 if request.method == "GET" else self._limits.waiting_handlers
+            self._weights += slot.weight
             slot.task = self._server.run(result, partial(self._answer_came, slot), request)
 
     def _answer_came(self, slot: AnswerSlot, answer: Answer) -> None:
-        self._shares -= slot.share
+        self._weights -= slot.weight
         if self._ended:
             return
         if slot.started_ns and isinstance(answer, Response):
@@ -326,11 +326,11 @@ class HttpConnection(asyncio.Protocol):
             len(slots) == 1
             and slot.persistence is KEEP
             and type(answer) is Response
-            and not (answer.close or self._busy or self._held or self._unread or self._eof)
+            and not (answer.close or self._busy or self._postponed or self._unread or self._eof)
         ):
             # By far the most: nothing before, nothing after.
             slots.clear()
-            self._transport.write(answer.kept_wire or answer.wire())
+            self._transport.write(answer.keep_alive_wire or answer.wire())
             return
         slot.answer = answer
         if slots[0] is slot:
@@ -349,8 +349,8 @@ class HttpConnection(asyncio.Protocol):
             self._send(slot.answer, slot.persistence)
         if not self._busy:
             self._flush()
-            if self._held or self._unread:
-                self._pump()
+            if self._postponed or self._unread:
+                self._go_on()
 
     async def _stream(self, slot: AnswerSlot, response: StreamResponse) -> None:
         chunked = slot.persistence in (Persistence.KEEP, Persistence.CLOSE)
@@ -376,7 +376,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _send(self, response: Response, persistence: Persistence) -> None:
         if persistence is KEEP and not response.close:
-            wire = response.kept_wire or response.wire()
+            wire = response.keep_alive_wire or response.wire()
         elif persistence is Persistence.KEEP_1_0 and not response.close:
             wire = response.encode("keep-alive")
         else:
@@ -403,7 +403,7 @@ class HttpConnection(asyncio.Protocol):
     def _end(self) -> None:
         """Ends the connection: the last answer is on its way, and nothing after it counts."""
         self._ended = self._reader.stopped = True
-        self._held.clear()
+        self._postponed.clear()
         self._unread = b""
 
     def _hang_up(self) -> None:

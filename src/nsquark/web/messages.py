@@ -77,7 +77,7 @@ class Request(msgspec.Struct, gc=False):
 class Response:
     """A complete answer. Its bytes are kept once made, so a constant one costs nothing to send again."""
 
-    __slots__ = ("body", "close", "content_type", "headers", "kept_wire", "omit_body", "status")
+    __slots__ = ("body", "close", "content_type", "headers", "keep_alive_wire", "omit_body", "status")
 
     def __init__(
         self,
@@ -95,13 +95,13 @@ class Response:
         self.close = close
         # An answer to HEAD announces a body and must not have it.
         self.omit_body = omit_body
-        self.kept_wire = b""
+        self.keep_alive_wire = b""
 
     def wire(self) -> bytes:
         """Encodes the answer for a connection that stays open."""
-        if not self.kept_wire:
-            self.kept_wire = self.encode("")
-        return self.kept_wire
+        if not self.keep_alive_wire:
+            self.keep_alive_wire = self.encode("")
+        return self.keep_alive_wire
 
     def encode(self, connection: str) -> bytes:
         """Encodes the answer with a `Connection` header, if that is not empty."""

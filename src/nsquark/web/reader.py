@@ -52,6 +52,7 @@ class RequestReader:
     """
 
     __slots__ = (
+        "_accept",
         "_body",
         "_body_bytes",
         "_browsers",
@@ -68,7 +69,6 @@ class RequestReader:
         "_resolve",
         "_resolved",
         "_send_continue",
-        "_take",
         "_unproductive_bytes",
         "has_begun",
         "stopped",
@@ -85,7 +85,7 @@ class RequestReader:
         remote: str,
         https: bool,
         client_name: str,
-        take: Callable[[Request, Persistence], None],
+        accept: Callable[[Request, Persistence], None],
         send_continue: Callable[[], None],
     ) -> None:
         self._resolve = router.resolve
@@ -97,7 +97,7 @@ class RequestReader:
         self._remote = remote
         self._https = https
         self._client_name = client_name
-        self._take = take
+        self._accept = accept
         self._send_continue = send_continue
         self._parser = httptools.HttpRequestParser(self)
         # Some of a request was read, not all.
@@ -143,7 +143,7 @@ class RequestReader:
 
     def release(self) -> None:
         """Lets go of the parser, which holds this object's methods; without it all is freed at once."""
-        del self._parser, self._take, self._send_continue
+        del self._parser, self._accept, self._send_continue
 
     # --- called by the parser
 
@@ -209,7 +209,7 @@ class RequestReader:
         request = Request(
             target, target.query, target.query_ok, body, headers, self._remote, self._https, head, self._client_name
         )
-        self._take(request, persistence)
+        self._accept(request, persistence)
 
     # --- details
 

@@ -127,20 +127,20 @@ class HttpServer:
         return task
 
     def run(
-        self, handler: Coroutine[Any, Any, Answer], settle: Callable[[Answer], None], request: Request
+        self, handler: Coroutine[Any, Any, Answer], on_answer: Callable[[Answer], None], request: Request
     ) -> asyncio.Task[None]:
         """Runs a handler that waits."""
-        return self.spawn(self._run(handler, settle, request))
+        return self.spawn(self._run(handler, on_answer, request))
 
     async def _run(
-        self, handler: Coroutine[Any, Any, Answer], settle: Callable[[Answer], None], request: Request
+        self, handler: Coroutine[Any, Any, Answer], on_answer: Callable[[Answer], None], request: Request
     ) -> None:
         try:
             answer = await handler
         except Exception as failure:
             self.logger.failure(f"HTTP: {request.method} {request.uri} failed", failure)
             answer = INTERNAL_ERROR
-        settle(answer)
+        on_answer(answer)
 
     def _on_tick(self) -> None:
         self.tick += 1

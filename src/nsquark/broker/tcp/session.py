@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from nsquark.broker.nsqd import Nsqd
 
 LINE_BYTES_MAX = 16_384
-HELD_BYTES_MIN = 4_096
+PARTIAL_BYTES_MIN = 4_096
 WRITE_BUFFER_BYTES_MAX = 256 << 10
 """A client that leaves more than this unread gets no more messages until it reads, nor is it listened to."""
 CLOSE_TIMEOUT_S = 5.0
@@ -58,12 +58,12 @@ class FrameReplies(ReplyQueue):
 
 
 class Session(Connection, asyncio.BufferedProtocol):
-    """Serves a client. Commands come in as bytes of `_data`; what is not a whole command yet is held until the rest
+    """Serves a client. Commands come in as bytes of `_data`; what is not a whole command yet is kept until the rest
     arrives.
     """
 
     def __init__(self, nsqd: Nsqd) -> None:
-        self.share(nsqd.read_buffer, nsqd.read_view)
+        self.use_buffer(nsqd.read_buffer, nsqd.read_view)
         self.nsqd = nsqd
         self.remote_address = ""
         self.remote_ip = ""
@@ -123,15 +123,15 @@ class Session(Connection, asyncio.BufferedProtocol):
             self.guard.cancel()
         if self.channel is not None:
             self.channel.remove(self)
-        self._held = None
+        self._partial = None
         self.nsqd.forget(self)
         self.nsqd.logger.info(f"PROTOCOL(V2): [{self.remote_address}] exiting ioloop")
 
     def eof_received(self) -> bool:
         """The client sends no more: an unfinished command is answered as such, then all is closed in order."""
-        if self._held_bytes and not self._is_closed and self._got_magic and self._held is not None:
-            self._data = self._held
-            self._run(0, self._held_bytes, at_eof=True)
+        if self._partial_bytes and not self._is_closed and self._got_magic and self._partial is not None:
+            self._data = self._partial
+            self._run(0, self._partial_bytes, at_eof=True)
         if not self._is_closed:
             self.replies.send_last(b"")
         return True
@@ -174,16 +174,16 @@ class Session(Connection, asyncio.BufferedProtocol):
         """Handles what the kernel left at `_data[pos:end]`: any command but a PUB or MPUB to the last topic."""
         if not self._got_magic:
             if end < len(MAGIC_V2):
-                self._hold(0, end)
+                self._keep_partial(0, end)
                 return
-            if not self._take_magic():
+            if not self._read_magic():
                 return
             pos = len(MAGIC_V2)
         pos = self._run(pos, end)
-        if not self._is_closed and (pos < end or self._held is not None):
-            self._hold(pos, end)
+        if not self._is_closed and (pos < end or self._partial is not None):
+            self._keep_partial(pos, end)
 
-    def _take_magic(self) -> bool:
+    def _read_magic(self) -> bool:
         magic = bytes(self._data[: len(MAGIC_V2)])
         if magic != MAGIC_V2:
             self.nsqd.logger.error(f"CLIENT({self.remote_address}): bad protocol magic {quote(magic)}")
@@ -194,34 +194,34 @@ class Session(Connection, asyncio.BufferedProtocol):
         self._schedule_heartbeat()
         return True
 
-    def _hold(self, pos: int, end: int) -> None:
+    def _keep_partial(self, pos: int, end: int) -> None:
         """Keeps an incomplete command; its buffer grows only as its bytes arrive."""
         left = end - pos
         if left == 0:
-            self._held, self._held_bytes = None, 0
+            self._partial, self._partial_bytes = None, 0
             return
-        if self._held is None or left == len(self._held):
-            room = max(HELD_BYTES_MIN, 2 * left)
-            if left > self.nsqd.held_bytes_max and not self.waits.reasons:
+        if self._partial is None or left == len(self._partial):
+            room = max(PARTIAL_BYTES_MIN, 2 * left)
+            if left > self.nsqd.partial_bytes_max and not self.waits.reasons:
                 self.fail(FatalClientError("E_BAD_MESSAGE", "MPUB failed to read message body"))
                 return
-            held = bytearray(room)
-            held[:left] = self._data[pos:end]
-            self._held = held
+            partial = bytearray(room)
+            partial[:left] = self._data[pos:end]
+            self._partial = partial
         elif pos > 0:
-            self._held[:left] = self._held[pos:end]
-        self._held_bytes = left
+            self._partial[:left] = self._partial[pos:end]
+        self._partial_bytes = left
 
     def _go_on(self) -> None:
-        """Looks at what is held again, and then reads more: the session has waited for all it had to."""
+        """Goes on with an incomplete or waiting command, then reads more: the session has waited for all it had to."""
         if self._is_closed:
             return
         self._was_heard = True
-        if self._held is not None:
-            self._data, end = self._held, self._held_bytes
+        if self._partial is not None:
+            self._data, end = self._partial, self._partial_bytes
             pos = self._run(0, end)
             if not self._is_closed:
-                self._hold(pos, end)
+                self._keep_partial(pos, end)
         if not self._is_closed:
             self.waits.resume_reading()
 
@@ -240,7 +240,7 @@ class Session(Connection, asyncio.BufferedProtocol):
         until_ns, waits = 0, self.waits
         while pos < end and not self._is_closed and not waits.reasons:
             if not self.mpub.left:
-                pos = self._take_quickly(pos, end)
+                pos = self._run_in_kernel(pos, end)
                 if pos == end or self._is_closed or waits.reasons:
                     break
             try:
@@ -261,7 +261,7 @@ class Session(Connection, asyncio.BufferedProtocol):
             self.channel.wake()
         return pos
 
-    def _take_quickly(self, pos: int, end: int) -> int:
+    def _run_in_kernel(self, pos: int, end: int) -> int:
         """Lets the kernel do what it does by itself; returns where the first other thing starts."""
         if self.consumer is not None and self.channel is not None:
             pos = acknowledge(self.channel.ledger, self.consumer, self._data, pos, end, now_ms())

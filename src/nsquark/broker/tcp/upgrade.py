@@ -121,7 +121,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
             self._stop_timer()
             self._send(OK)
             self._compress()
-            self._pump()
+            self._go_on()
 
     def _refuse(self, reason: str) -> None:
         """Sends an error; the connection is plain once more for it."""
@@ -166,7 +166,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
         else:
             assert self._decoder is not None
             self._decoder.feed(data)
-        self._pump()
+        self._go_on()
 
     def eof_received(self) -> bool:
         if not self._is_ready:
@@ -188,7 +188,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
 
     # -- decoding ----------------------------------------------------------------------------------------
 
-    def _pump(self) -> None:
+    def _go_on(self) -> None:
         """Gives the session what can be decoded in a turn; the rest later, or when it reads again."""
         self._is_pumping = False
         until_ns = monotonic_ns() + TURN_NS_MAX
@@ -204,7 +204,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
                 self._session.buffer_updated(count)
             if monotonic_ns() >= until_ns:
                 self._is_pumping = True
-                self._loop.call_soon(self._pump)
+                self._loop.call_soon(self._go_on)
                 break
             if not count:
                 break
@@ -293,7 +293,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
         self._is_reading = True
         if self._is_ready:
             self._is_pumping = True
-            self._loop.call_soon(self._pump)
+            self._loop.call_soon(self._go_on)
         else:
             self._set_socket_reading()
 

@@ -128,7 +128,7 @@ class Compaction:
             if file not in live_lists(self._archive):
                 return
             step = merges[first : first + STEP_FILES_MAX]
-            self._note([*self._waiting(), *step])
+            self._store([*self._waiting(), *step])
             messages = {merge.merged: self._merge(merge) for merge in step}
             by_path = {self._archive / merge.merged: self._paths(merge.originals) for merge in step}
             entries = with_merged(entries, by_path, {path: path.stat().st_size for path in by_path})
@@ -188,7 +188,7 @@ class Compaction:
                 kept.append(merge)
             else:
                 _remove([path for path in originals if path not in named])
-        self._note(kept)
+        self._store(kept)
         return sum(len(merge.originals) for merge in kept)
 
     def _waiting(self) -> list[Merge]:
@@ -197,7 +197,7 @@ class Compaction:
         except FileNotFoundError:
             return []
 
-    def _note(self, merges: list[Merge]) -> None:
+    def _store(self, merges: list[Merge]) -> None:
         write_atomically(self._journal, msgspec.json.encode(merges))
 
     def _paths(self, names: list[str]) -> list[Path]:

@@ -84,7 +84,7 @@ def _files_writer(
         query = context.getLocalProperty(QUERY_ID_PROPERTY)
         files: list[dict[str, Any]] = []
 
-        def note(file: Any) -> None:
+        def add_file(file: Any) -> None:
             path = os.path.relpath(file.path, output)
             values = dict(part.split("=", 1) for part in path.split("/")[:-1])
             row = {"query": query, "path": path, "bytes": file.size, "messages": file.metadata.num_rows}
@@ -99,7 +99,7 @@ def _files_writer(
             basename_template=f"part-{uuid.uuid4()}-{{i}}.parquet",
             existing_data_behavior="overwrite_or_ignore",
             max_partitions=TASK_PARTITIONS_MAX,
-            file_visitor=note,
+            file_visitor=add_file,
         )
         yield pa.RecordBatch.from_pylist(files)
 

@@ -162,7 +162,7 @@ class _Update:
         self._server_log = server_log
         self._terminal = terminal
         self._verbose = verbose
-        self._kept: deque[str] = deque(maxlen=OUTPUT_LINES_KEPT)
+        self._last_lines: deque[str] = deque(maxlen=OUTPUT_LINES_KEPT)
         self._ended = threading.Event()
 
     def run(self) -> int:
@@ -193,7 +193,7 @@ class _Update:
     def _read(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            self._kept.append(line)
+            self._last_lines.append(line)
             if self._verbose:
                 print(printable_lines(line), end="", flush=True)
             elif any(state in line for state in SHOWN_STATES):
@@ -243,6 +243,6 @@ class _Update:
 
     def _what_went_wrong(self) -> str:
         """Returns Spark's output from the first sign of an error on; all of what is kept if there is no sign."""
-        lines = list(self._kept)
+        lines = list(self._last_lines)
         marked = [place for place, line in enumerate(lines) if any(mark in line for mark in ERROR_MARKS)]
         return "".join(lines[marked[0] if marked else 0 :]).rstrip()

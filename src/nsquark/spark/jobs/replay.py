@@ -257,7 +257,7 @@ class _Appending:
             assert self._options.topic is not None
             appender = self._appenders.of(pending.nsqd)
             if appender.was_appended(pending.token, self._options.topic, pending.messages):
-                self._state.settle()
+                self._state.piece_published()
         return self
 
     def __exit__(
@@ -272,7 +272,7 @@ class _Appending:
         address = choose_nsqd(self._options.nsqd, token, bodies.topic)
         self._state.intend(PendingReplay(token, address, ReplayKey(*(last[name] for name in ORDER)), len(piece)))
         self._appenders.of(address).append(token, bodies)
-        self._state.settle()
+        self._state.piece_published()
 
 
 def _bodies(options: SinkOptions, piece: list[Row]) -> Bodies:

@@ -1,6 +1,6 @@
 """How far a replay has come, in a small file: what it replays, the last message that was published, and what is next.
 
-The piece that comes next is noted before it is appended. So there is at most one piece of which the file does not know
+The piece that comes next is stored before it is appended. So there is at most one piece of which the file does not know
 whether it was published, and nsqd knows that by the piece's token.
 """
 
@@ -41,7 +41,7 @@ class PendingReplay(msgspec.Struct, frozen=True):
     messages: int
 
 
-class _Noted(msgspec.Struct):
+class _Stored(msgspec.Struct):
     """The file."""
 
     identity: dict[str, str]
@@ -59,9 +59,9 @@ class _Noted(msgspec.Struct):
 class ReplayState:
     """Always: everything up to `position` is published, and nothing after it but perhaps `pending`."""
 
-    def __init__(self, path: Path, noted: _Noted) -> None:
+    def __init__(self, path: Path, stored: _Stored) -> None:
         self._path = path
-        self._noted = noted
+        self._stored = stored
 
     @classmethod
     @contextlib.contextmanager
@@ -83,77 +83,77 @@ class ReplayState:
             if path.exists():
                 yield cls(path, _read(path, identity))
                 return
-            state = cls(path, _Noted(dict(identity), uuid.uuid4().hex, _us(since) if since else None, _us(until)))
+            state = cls(path, _Stored(dict(identity), uuid.uuid4().hex, _us(since) if since else None, _us(until)))
             state._write(sync=True)
             yield state
 
     @property
     def since(self) -> datetime | None:
         """Where the range begins, as it was resolved when the replay began, or what is left of it."""
-        since_us = self._noted.since_us if self.position is None else self.position.at_us
+        since_us = self._stored.since_us if self.position is None else self.position.at_us
         return None if since_us is None else EPOCH + since_us * MICROSECOND
 
     @property
     def until(self) -> datetime:
-        return EPOCH + self._noted.until_us * MICROSECOND
+        return EPOCH + self._stored.until_us * MICROSECOND
 
     @property
     def position(self) -> ReplayKey | None:
-        return self._noted.position
+        return self._stored.position
 
     @property
     def messages(self) -> int:
         """How many are published, the pending piece aside."""
-        return self._noted.messages
+        return self._stored.messages
 
     @property
     def pending(self) -> PendingReplay | None:
-        return self._noted.pending
+        return self._stored.pending
 
     @property
     def is_done(self) -> bool:
-        return self._noted.is_done
+        return self._stored.is_done
 
     def next_token(self) -> str:
         """One that was never used: a piece that came to nothing may be cut otherwise the second time, and nsqd may
         still have what was staged of it.
         """
-        self._noted.pieces += 1
-        return f"replay-{self._noted.id}-{self._noted.pieces}"
+        self._stored.pieces += 1
+        return f"replay-{self._stored.id}-{self._stored.pieces}"
 
     def intend(self, piece: PendingReplay) -> None:
-        self._noted.pending = piece
+        self._stored.pending = piece
         self._write()
 
-    def settle(self) -> None:
+    def piece_published(self) -> None:
         """The pending piece is published. That is written with the next one: nsqd says so too if this is lost."""
-        piece = self._noted.pending
+        piece = self._stored.pending
         assert piece is not None
-        self._noted.position = piece.last
-        self._noted.messages += piece.messages
-        self._noted.pending = None
+        self._stored.position = piece.last
+        self._stored.messages += piece.messages
+        self._stored.pending = None
 
     def finish(self) -> None:
-        self._noted.is_done = True
+        self._stored.is_done = True
         self._write(sync=True)
 
     def _write(self, *, sync: bool = False) -> None:
-        write_atomically(self._path, msgspec.json.encode(self._noted), sync=sync)
+        write_atomically(self._path, msgspec.json.encode(self._stored), sync=sync)
 
 
-def _read(path: Path, identity: Mapping[str, str]) -> _Noted:
+def _read(path: Path, identity: Mapping[str, str]) -> _Stored:
     try:
-        noted = msgspec.json.decode(path.read_bytes(), type=_Noted)
+        stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
     except (OSError, msgspec.MsgspecError) as error:
         raise UserError(f"{path} cannot be read ({error}): name another --checkpoint for a new replay") from None
-    for name in sorted({*noted.identity, *identity}):
-        before, now = noted.identity.get(name, ""), identity.get(name, "")
+    for name in sorted({*stored.identity, *identity}):
+        before, now = stored.identity.get(name, ""), identity.get(name, "")
         if before != now:
             raise UserError(
                 f"{path.parent} belongs to a replay with {name} {before or 'not given'}, and now it is "
                 f"{now or 'not given'}: write it as it was to go on, or name another --checkpoint for a new replay"
             )
-    return noted
+    return stored
 
 
 def _us(moment: datetime) -> int:

@@ -177,13 +177,13 @@ class RollupWriter:
         self._identity = spec.identity
         self._output = output
         self._target = target
-        self._is_noted = False
+        self._is_stored = False
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        if not self._is_noted:
+        if not self._is_stored:
             # Now, and not before the query: what it says belongs to the checkpoint, which is there from here on.
-            note_identity(batch.sparkSession, self._identity, self._output)
-            self._is_noted = True
+            store_identity(batch.sparkSession, self._identity, self._output)
+            self._is_stored = True
         # Computed once for both; in one partition, so that there is one file, and one token that depends on nothing
         # but the rows.
         windows = batch.repartition(1).persist()
@@ -199,26 +199,26 @@ class RollupWriter:
 
 
 def check_identity(spark: SparkSession, spec: RollupSpec, output: str) -> None:
-    noted = _noted_identity(spark, output)
-    if noted is not None and noted != spec.identity:
+    stored = _stored_identity(spark, output)
+    if stored is not None and stored != spec.identity:
         raise UserError(
-            f"{output} has the results of another rollup ({noted}): open windows cannot be computed otherwise from now "
-            "on. Write another output.parquet, with another --channel, or the settings as they were"
+            f"{output} has the results of another rollup ({stored}): open windows cannot be computed otherwise from "
+            "now on. Write another output.parquet, with another --channel, or the settings as they were"
         )
-    if noted is not None and _read_text(spark, f"{output}/{CHECKPOINT}/metadata") is None:
+    if stored is not None and _read_text(spark, f"{output}/{CHECKPOINT}/metadata") is None:
         raise UserError(
             f"{output} has results, and its {CHECKPOINT} is gone: batches would begin at 0 again, over these. "
             "Write another output.parquet, or remove the directory"
         )
 
 
-def note_identity(spark: SparkSession, identity: str, output: str) -> None:
-    if _noted_identity(spark, output) is None:
+def store_identity(spark: SparkSession, identity: str, output: str) -> None:
+    if _stored_identity(spark, output) is None:
         rows = spark.createDataFrame([(identity,)], "value string").coalesce(1)
         rows.write.mode("overwrite").text(f"{output}/{IDENTITY}")
 
 
-def _noted_identity(spark: SparkSession, output: str) -> str | None:
+def _stored_identity(spark: SparkSession, output: str) -> str | None:
     return _read_text(spark, f"{output}/{IDENTITY}")
 
 

@@ -99,7 +99,7 @@ def pieces(bodies: Bodies, part_bytes: int) -> tuple[str, list[Bodies]]:
     fits_part = body_bytes + SIZE_BYTES * (len(bodies) + 1) <= part_bytes
     if fits_part and body_bytes + RECORD_OVERHEAD_BYTES * len(bodies) <= PIECE_LOG_BYTES_MAX:
         return content, [bodies]
-    return content, list(_cut(bodies.taken(pc.sort_indices(hashes))))
+    return content, list(_cut(bodies.reordered(pc.sort_indices(hashes))))
 
 
 def _cut(bodies: Bodies) -> Iterator[Bodies]:

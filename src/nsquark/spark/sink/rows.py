@@ -86,7 +86,7 @@ class Bodies:
         total = hash_rows(data, offsets, 0, len(self), memoryview(out))
         return pa.Array.from_buffers(pa.uint64(), len(self), [None, pa.py_buffer(out)]), total
 
-    def taken(self, indices: pa.Array) -> Bodies:
+    def reordered(self, indices: pa.Array) -> Bodies:
         return Bodies(self.topic, self.column.take(indices))
 
 

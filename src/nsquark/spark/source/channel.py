@@ -23,9 +23,9 @@ class _Committed(msgspec.Struct):
     removed_to: Seq = 0
 
 
-class ChannelHold:
-    """Holds what is not read. Commits are idempotent and only go forward, so one that is lost is made up for by the
-    next.
+class SourceChannel:
+    """Keeps what is not read from being removed. Commits are idempotent and only go forward: the next one makes up for
+    one that is lost.
     """
 
     def __init__(self, options: SourceOptions):
@@ -47,14 +47,14 @@ class ChannelHold:
                 for key, span in offset.spans.items()
                 if key.nsqd_id == nsqd_id and self._is_due(key, span.next)
             }
-            removed |= self.hold(nsqd, offset.query, due)
+            removed |= self.commit_keys(nsqd, offset.query, due)
         return removed
 
     def _is_due(self, key: Key, seq: int) -> bool:
         committed, at = self._committed.get(key, (-1, 0.0))
         return seq != committed or time.monotonic() - at >= self._alive_interval_s
 
-    def hold(self, nsqd: RangeNsqd, owner: str, seqs: Mapping[Key, int]) -> dict[Key, int]:
+    def commit_keys(self, nsqd: RangeNsqd, owner: str, seqs: Mapping[Key, int]) -> dict[Key, int]:
         """Commits keys of one nsqd, in one request."""
         self._owner = owner
         if not seqs:

@@ -153,7 +153,7 @@ class RangeRowReader:
                 used = yield from self._decode(filled)
                 filled = self._keep(used, filled)
             if filled:
-                self._note_damage(f"{filled} bytes at the end of the range")
+                self._add_damage(f"{filled} bytes at the end of the range")
         finally:
             nsqd.close()
 
@@ -169,7 +169,7 @@ class RangeRowReader:
         used = 0
         for found in scan(memoryview(self._buffer)[:filled], 0):
             if isinstance(found, Damage):
-                self._note_damage(found.reason)
+                self._add_damage(found.reason)
                 used = found.end
                 continue
             used = found.end
@@ -217,7 +217,7 @@ class RangeRowReader:
             header = read_header(memoryview(self._buffer), 0, 0)
             if header is None:
                 # The last bytes may be the beginning of a header.
-                self._note_damage(f"{filled} bytes without a batch")
+                self._add_damage(f"{filled} bytes without a batch")
                 rest = HEADER_BYTES - 1
                 self._buffer[:rest] = self._buffer[filled - rest : filled]
             elif header[0].end > BUFFER_BYTES_MAX:
@@ -226,7 +226,7 @@ class RangeRowReader:
                 self._buffer = self._buffer + bytearray(min(filled, header[0].end - filled))
         return rest
 
-    def _note_damage(self, reason: str) -> None:
+    def _add_damage(self, reason: str) -> None:
         if len(self._damage) < DAMAGES_TOLD_MAX:
             self._damage.append(reason)
 

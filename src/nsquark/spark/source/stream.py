@@ -24,7 +24,7 @@ from nsquark.spark.endpoint import NsqdError, Unreachable
 from nsquark.spark.nsqd_http import RangeNsqd
 from nsquark.spark.options import COUNT_MAX, EARLIEST, LATEST, SourceOptions
 from nsquark.spark.source.admission import Admission
-from nsquark.spark.source.channel import ChannelHold
+from nsquark.spark.source.channel import SourceChannel
 from nsquark.spark.source.cluster import Cluster, Head, Heads
 from nsquark.spark.source.history import LogHistory
 from nsquark.spark.source.offsets import INITIAL, Key, KnownNsqd, Offset, Range, ReadSpan, ranges
@@ -93,7 +93,7 @@ class Query:
     def __init__(self, options: SourceOptions):
         self._options = options
         self._starting = options.starting or LATEST
-        self._hold = ChannelHold(options) if options.channel else None
+        self._channel = SourceChannel(options) if options.channel else None
         self._cluster = Cluster(options, self._keep_alive)
         self._planner = Planner(options)
         self._history = LogHistory(self._planner)
@@ -108,8 +108,8 @@ class Query:
         self._cluster.stop()
 
     def _keep_alive(self) -> None:
-        if self._hold is not None:
-            self._hold.keep_alive(self._cluster.nsqds())
+        if self._channel is not None:
+            self._channel.keep_alive(self._cluster.nsqds())
 
     # -- latestOffset ------------------------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ class Query:
             **self._entering(start, heads),
         }
         self._end = self._with_nsqds(base.with_spans(spans), start, heads)
-        if self._hold and not start.query:
+        if self._channel and not start.query:
             return self._end
         wanted = {
             key: Range(span.next, heads[key].next, span.topic_id)
@@ -161,9 +161,9 @@ class Query:
         """Commits the channel. What retention took before the channel held it is not this query's to lose: with
         `earliest` it begins behind that.
         """
-        if not self._hold or not start.query:
+        if not self._channel or not start.query:
             return {}
-        removed = self._hold.commit(start, self._cluster.nsqds())
+        removed = self._channel.commit(start, self._cluster.nsqds())
         if self._starting != EARLIEST:
             return {}
         return {
@@ -187,8 +187,8 @@ class Query:
             of_nsqd = {key: head for key, head in new.items() if key.nsqd_id == nsqd_id}
             try:
                 firsts = self._firsts(of_nsqd, nsqds[nsqd_id], start)
-                if self._hold and start.query:
-                    self._hold.hold(nsqds[nsqd_id], start.query, firsts)
+                if self._channel and start.query:
+                    self._channel.commit_keys(nsqds[nsqd_id], start.query, firsts)
             except Unreachable as error:
                 self._cluster.mark_silent(error)
             else:
