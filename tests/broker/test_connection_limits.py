@@ -263,14 +263,18 @@ def _make_channels(daemon: Nsqd, topics: int, channels: int) -> None:
     connection.close()
 
 
+def _cost_of_stats_s(daemon: Nsqd) -> float:
+    daemon.stats()
+    before = _cpu_s(daemon)
+    daemon.stats()
+    return max(_cpu_s(daemon) - before, 0.005)
+
+
 def test_a_flood_of_stats_by_a_client_that_leaves_costs_little(make_nsqd: Callable[..., Nsqd]) -> None:
     """Of many requests on a connection two are worked on, for as long as somebody waits for their answers."""
     daemon = make_nsqd()
     _make_channels(daemon, 100, 10)
-    daemon.stats()
-    before = _cpu_s(daemon)
-    daemon.stats()
-    one_s = max(_cpu_s(daemon) - before, 0.005)
+    one_s = _cost_of_stats_s(daemon)
     before = _cpu_s(daemon)
     with socket.create_connection(daemon.http) as connection:
         connection.sendall(b"GET /stats?format=json HTTP/1.1\r\nHost: x\r\n\r\n" * 256)
@@ -282,10 +286,7 @@ def test_a_flood_of_stats_by_a_client_that_leaves_costs_little(make_nsqd: Callab
 def test_many_who_ask_for_stats_at_once_share_a_collection(make_nsqd: Callable[..., Nsqd]) -> None:
     daemon = make_nsqd()
     _make_channels(daemon, 100, 10)
-    daemon.stats()
-    before = _cpu_s(daemon)
-    daemon.stats()
-    one_s = max(_cpu_s(daemon) - before, 0.005)
+    one_s = _cost_of_stats_s(daemon)
     before = _cpu_s(daemon)
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(socket.create_connection(daemon.http, timeout=60)) for _ in range(50)]

@@ -16,7 +16,7 @@ from broker.nsq_files import Stored, write_messages, write_metadata
 from faults.shim import Rule, Shim
 from harness import Nsqd, Wire, eventually
 from nsquark.broker.export import without
-from nsquark.log.nsq_import import diskqueue
+from nsquark.log.nsq_import.diskqueue import DiskQueueWriter
 
 pytestmark = pytest.mark.ours
 
@@ -168,11 +168,9 @@ def test_a_queue_of_several_files(
     connect: Connect,
     peers: Callable[..., Nsqd],
     program: str | None,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They are read to their ends, whatever --max-bytes-per-file the other nsqd has."""
-    monkeypatch.setattr(diskqueue, "FILE_BYTES_MAX", 10_000)
-    queue = diskqueue.DiskQueueWriter(tmp_path, "t")
+    queue = DiskQueueWriter(tmp_path, "t", file_bytes_max=10_000)
     for number in range(1000):
         queue.add(number, 0, b"%016x" % number, b"%d" % number)
     queue.finish()

@@ -19,8 +19,7 @@ needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="open
 
 @pytest.fixture(scope="module")
 def tls_nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
-    certificate, key = make_certificate(tmp_path_factory.mktemp("certificate"))
-    flags = [f"--tls-cert={certificate}", f"--tls-key={key}", "--https-address=127.0.0.1:0"]
+    flags = tls_flags(make_certificate(tmp_path_factory.mktemp("certificate")))
     with Nsqd(tmp_path_factory.mktemp("nsqd"), *flags) as daemon:
         yield daemon
 
@@ -133,14 +132,16 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
     return make_certificate(tmp_path)
 
 
+def tls_flags(certificate: tuple[Path, Path]) -> tuple[str, ...]:
+    return f"--tls-cert={certificate[0]}", f"--tls-key={certificate[1]}", "--https-address=127.0.0.1:0"
+
+
 @needs_openssl
 def test_tls_required(
     make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], certificate: tuple[Path, Path]
 ) -> None:
     daemon = make_nsqd(
-        f"--tls-cert={certificate[0]}",
-        f"--tls-key={certificate[1]}",
-        "--https-address=127.0.0.1:0",
+        *tls_flags(certificate),
         "--tls-required=true",
     )
     for line, word in [("PUB t", "PUB"), ("NOP", "NOP"), ("BOGUS", "BOGUS"), ("SUB", "SUB")]:
@@ -164,9 +165,7 @@ def test_tls_required_on_tcp_only(
     make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], certificate: tuple[Path, Path]
 ) -> None:
     daemon = make_nsqd(
-        f"--tls-cert={certificate[0]}",
-        f"--tls-key={certificate[1]}",
-        "--https-address=127.0.0.1:0",
+        *tls_flags(certificate),
         "--tls-required=tcp-https",
     )
     client = connect(daemon)
@@ -180,9 +179,7 @@ def test_client_certificate_required(
     make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], certificate: tuple[Path, Path]
 ) -> None:
     daemon = make_nsqd(
-        f"--tls-cert={certificate[0]}",
-        f"--tls-key={certificate[1]}",
-        "--https-address=127.0.0.1:0",
+        *tls_flags(certificate),
         "--tls-client-auth-policy=require-verify",
         f"--tls-root-ca-file={certificate[0]}",
     )

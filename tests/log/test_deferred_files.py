@@ -24,7 +24,7 @@ def test_a_large_file_is_looked_into_in_portions(directory: Path) -> None:
     before.close()
     waiting = opened(directory)
     waiting.load_near(due_ms)
-    assert (waiting.take_due(due_ms), waiting.next_due_ms(due_ms)) == (None, due_ms)
+    assert (waiting.next_due(due_ms), waiting.next_due_ms(due_ms)) == (None, due_ms)
     assert len(take_bodies(waiting, due_ms)) == LOAD_RECORDS_MAX + 1
 
 

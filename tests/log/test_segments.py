@@ -81,11 +81,8 @@ class TestIndex:
         assert again.bodies() == [BODY] * 6
         assert again.reports == []
 
-    def test_a_checkpoint_is_followed_by_what_came_later(
-        self, make_rig: MakeRig, directory: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(segment_module, "CHECKPOINT_BYTES", 1000)
-        rig = make_rig(sync_every=4)
+    def test_a_checkpoint_is_followed_by_what_came_later(self, make_rig: MakeRig, directory: Path) -> None:
+        rig = make_rig(sync_every=4, checkpoint_bytes=1000)
         for number in range(7):
             rig.publish(b"%d" % number + BODY)
         rig.crash()

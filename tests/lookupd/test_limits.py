@@ -17,8 +17,9 @@ import pytest_asyncio
 from harness import eventually
 from harness.lookupd import MAGIC_V1, Nsqlookupd, identify_command, nsqlookupd_program
 from nsquark.base.logs import Level, LineWriter, Logger
-from nsquark.lookupd import daemon, session
+from nsquark.lookupd import daemon
 from nsquark.lookupd.options import LookupdOptions
+from nsquark.lookupd.session import LookupdLimits
 
 FILES_MAX = 40
 
@@ -45,12 +46,10 @@ class Port:
 
 
 @pytest_asyncio.fixture
-async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Port]:
-    monkeypatch.setattr(session, "STRANGER_IDLE_S_MAX", 0.3)
-    monkeypatch.setattr(session, "STRANGERS_MAX", 3)
-    monkeypatch.setattr(daemon, "STRANGER_SWEEP_INTERVAL_S", 0.05)
+async def port() -> AsyncIterator[Port]:
+    limits = LookupdLimits(stranger_idle_s=0.3, stranger_check_s=0.05, strangers=3, unread_s=0.3)
     options = LookupdOptions(tcp_address="127.0.0.1:0", http_address="127.0.0.1:0")  # type: ignore[call-arg]
-    lookupd = daemon.Nsqlookupd(options, Logger("", Level.FATAL, LineWriter(-1)))
+    lookupd = daemon.Nsqlookupd(options, Logger("", Level.FATAL, LineWriter(-1)), limits)
     await lookupd.start()
     port = Port(lookupd.tcp_port)
     yield port
@@ -72,8 +71,7 @@ async def test_whoever_identified_may_be_silent(port: Port) -> None:
     assert not nsqd.at_eof()
 
 
-async def test_who_does_not_read_the_answers_is_cut_off(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "UNREAD_S_MAX", 0.3)
+async def test_who_does_not_read_the_answers_is_cut_off(port: Port) -> None:
     nsqd = await port.connect(MAGIC_V1 + identify_command())
     await nsqd.readexactly(4)
     with socket.socket() as deaf:

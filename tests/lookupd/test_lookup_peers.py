@@ -33,7 +33,7 @@ class Lines(LineWriter):
 class Cluster:
     """The nsqd that LookupPeers speaks for, reduced to what it carries."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: float) -> None:
         self.http_port = 4151
         self.carried: dict[Registration, None] = {}
         self.lines = Lines()
@@ -50,6 +50,7 @@ class Cluster:
             connect_timeout=1.0,
             request_timeout=1.0,
             max_body_bytes=MAX_BODY_BYTES,
+            **settings,
         )
 
     def add(self, topic: str, channel: str | None = None) -> None:
@@ -62,8 +63,9 @@ class Cluster:
 
 
 @pytest_asyncio.fixture
-async def nsqd() -> AsyncIterator[Cluster]:
-    cluster = Cluster()
+async def nsqd(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
+    """Has the settings that a test gives as the fixture's parameter."""
+    cluster = Cluster(**getattr(request, "param", {}))
     yield cluster
     await cluster.peers.stop()
 
@@ -167,10 +169,8 @@ async def test_a_command_tries_again_at_once(nsqd: Cluster, lookupd: Nsqlookupd)
         assert nsqd.lines.text.count("LOOKUP connecting") > attempts
 
 
-async def test_pings_are_sent_while_idle(
-    nsqd: Cluster, make_lookupd: Callable[..., Nsqlookupd], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lookup, "PING_INTERVAL_S", 0.1)
+@pytest.mark.parametrize("nsqd", [{"ping_interval_s": 0.1}], indirect=True)
+async def test_pings_are_sent_while_idle(nsqd: Cluster, make_lookupd: Callable[..., Nsqlookupd]) -> None:
     lookupd = make_lookupd()
     nsqd.peers.start([lookupd.tcp_address])
     await soon(lambda: lookupd.log.count("pinged") >= 3)
@@ -241,11 +241,9 @@ ANSWERS = {
 }
 
 
+@pytest.mark.parametrize("nsqd", [{"retry_s_min": 0.02}], indirect=True)
 @pytest.mark.parametrize("kind", ANSWERS)
-async def test_an_impostor_is_left_and_tried_again(
-    nsqd: Cluster, lookupd: Nsqlookupd, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lookup, "RETRY_S_MIN", 0.02)
+async def test_an_impostor_is_left_and_tried_again(nsqd: Cluster, lookupd: Nsqlookupd, kind: str) -> None:
     impostor = Impostor(ANSWERS[kind])
     try:
         nsqd.peers.start([impostor.address, lookupd.tcp_address])
@@ -265,11 +263,11 @@ async def test_an_impossible_address_is_only_an_error_line(nsqd: Cluster, addres
     assert await nsqd.peers.channels_of("t") == set()
 
 
+@pytest.mark.parametrize("nsqd", [{"retry_s_min": 0.2}], indirect=True)
 @pytest.mark.parametrize("refused", ["IDENTIFY", "REGISTER"])
 async def test_an_nsqlookupd_that_refuses_is_tried_again_less_and_less(
-    nsqd: Cluster, lookupd: Nsqlookupd, refused: str, monkeypatch: pytest.MonkeyPatch
+    nsqd: Cluster, lookupd: Nsqlookupd, refused: str
 ) -> None:
-    monkeypatch.setattr(lookup, "RETRY_S_MIN", 0.2)
     if refused == "IDENTIFY":
         nsqd.http_port = 0  # as of an nsqd without HTTP
     else:

@@ -39,15 +39,11 @@ def options(*nsqds: str, timeout: str = "20s", part_bytes: int = PART_BYTES) -> 
     return SinkOptions.parse(given | {"maxRequestBytes": str(part_bytes)})
 
 
-def append_once(settings: SinkOptions, name: str, bodies: Bodies) -> None:
-    with Appenders(settings) as appenders:
+def append_once(
+    settings: SinkOptions, name: str, bodies: Bodies, log_bytes_max: int = append.PIECE_LOG_BYTES_MAX
+) -> None:
+    with Appenders(settings, log_bytes_max) as appenders:
         appenders.append(name, bodies)
-
-
-@pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if nsqd took only 64 KiB at once: the cutting is the same, and the tests stay quick."""
-    monkeypatch.setattr(append, "PIECE_LOG_BYTES_MAX", SMALL_PIECE_BYTES)
 
 
 @pytest.fixture
@@ -57,9 +53,9 @@ def rows() -> list[bytes]:
     return rows + rows[:50]
 
 
-def test_pieces_are_the_same_for_the_same_rows_in_any_order(small_pieces: None, rows: list[bytes]) -> None:
-    content, cut = pieces(column(rows), PART_BYTES)
-    again_content, again = pieces(column(shuffled(rows, 1)), PART_BYTES)
+def test_pieces_are_the_same_for_the_same_rows_in_any_order(rows: list[bytes]) -> None:
+    content, cut = pieces(column(rows), PART_BYTES, SMALL_PIECE_BYTES)
+    again_content, again = pieces(column(shuffled(rows, 1)), PART_BYTES, SMALL_PIECE_BYTES)
     assert content == again_content
     assert len(cut) > 3
     assert [Counter(piece.column.to_pylist()) for piece in cut] == [Counter(p.column.to_pylist()) for p in again]
@@ -81,24 +77,26 @@ def test_other_rows_are_another_content(rows: list[bytes]) -> None:
 
 
 def test_an_attempt_after_a_shuffle_goes_on_where_the_first_was_interrupted(
-    nsqd: Nsqd, topic: str, small_pieces: None, rows: list[bytes]
+    nsqd: Nsqd, topic: str, rows: list[bytes]
 ) -> None:
     settings = options(http_address(nsqd))
-    content, cut = pieces(column(rows, topic), PART_BYTES)
+    content, cut = pieces(column(rows, topic), PART_BYTES, SMALL_PIECE_BYTES)
     interrupted = append.Appender(settings.nsqd[0], settings)
     interrupted.append(append.digest(["q/0/0", content, 0]), cut[0])
     interrupted.close()
     assert 0 < len(log_bodies(nsqd, topic)) < len(rows)
-    append_once(settings, "q/0/0", column(shuffled(rows, 2), topic))
+    append_once(settings, "q/0/0", column(shuffled(rows, 2), topic), SMALL_PIECE_BYTES)
     assert differences([nsqd], topic, rows) == (0, 0)
-    append_once(settings, "q/0/0", column(shuffled(rows, 3), topic))
+    append_once(settings, "q/0/0", column(shuffled(rows, 3), topic), SMALL_PIECE_BYTES)
     assert differences([nsqd], topic, rows) == (0, 0)
 
 
-def test_attempts_at_the_same_time_do_not_mix(nsqd: Nsqd, topic: str, small_pieces: None, rows: list[bytes]) -> None:
+def test_attempts_at_the_same_time_do_not_mix(nsqd: Nsqd, topic: str, rows: list[bytes]) -> None:
     settings = options(http_address(nsqd))
     attempts = [
-        threading.Thread(target=append_once, args=(settings, "q/0/0", column(shuffled(rows, seed), topic)))
+        threading.Thread(
+            target=append_once, args=(settings, "q/0/0", column(shuffled(rows, seed), topic), SMALL_PIECE_BYTES)
+        )
         for seed in range(4)
     ]
     for attempt in attempts:
@@ -170,9 +168,8 @@ def test_a_message_above_the_limit_of_nsqd_is_refused(make_nsqd: Callable[..., N
     assert log_bodies(nsqd, topic) == []
 
 
-def test_a_partition_that_is_too_big_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(append, "PARTITION_BYTES_MAX", 1 << 20)
-    collected = Collected(7)
+def test_a_partition_that_is_too_big_says_so() -> None:
+    collected = Collected(7, bytes_max=1 << 20)
     collected.add(column([b"x" * 600_000]))
     with pytest.raises(AppendFailed, match=r"partition 7 has more than 1 MiB.*repartition"):
         collected.add(column([b"x" * 600_000]))

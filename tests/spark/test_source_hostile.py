@@ -13,7 +13,6 @@ import pytest
 from xxhash import xxh32_intdigest
 
 from nsquark.log.writer import encode_header
-from nsquark.spark import endpoint
 from nsquark.spark.endpoint import Endpoint, NsqdError, Refused, Unreachable, WrongAddress
 from nsquark.spark.nsqd_http import Finder, RangeNsqd, identify
 from nsquark.spark.options import Access, SourceOptions
@@ -164,10 +163,9 @@ def test_answers_that_drip_or_break_off(
     assert isinstance(within(0.5, lambda: asked.ask("/log/info")), Unreachable)
 
 
-def test_answers_without_end(hostile: Callable[[Script], Hostile], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "ANSWER_BYTES_MAX", 1 << 20)
+def test_answers_without_end(hostile: Callable[[Script], Hostile]) -> None:
     server = hostile(lambda target: itertools.chain([b"HTTP/1.1 200 OK\r\n\r\n"], itertools.repeat(b" " * 65536)))
-    error = within(5, lambda: Endpoint(server.address, Access()).ask("/log/info"))
+    error = within(5, lambda: Endpoint(server.address, Access(), answer_bytes_max=1 << 20).ask("/log/info"))
     assert "with more than 1 MiB" in str(error)
 
 

@@ -265,6 +265,7 @@ def test_connections_are_bounded(server: ServerThread) -> None:
 def test_a_peer_that_does_not_read_stops_the_work_done_for_it(server: ServerThread, app: App, path: str) -> None:
     with server.connect() as client:
         send_all_of(client, get(path) * 5000)
+        eventually(lambda: app.big_count)
         before = -1
         while before != app.big_count:
             before = app.big_count

@@ -32,11 +32,11 @@ OPEN_FOLDERS: Final = ("/static/", "/fonts/")
 JSON_TYPE: Final = "application/json"
 LOGIN_BYTES_MAX: Final = 16 << 10
 
-# No inline script or style and nothing of another host: what slips through escaping does nothing.
 CONTENT_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
+"""No inline script or style and nothing of another host: what slips through escaping does nothing."""
 HEADERS: Final = {
     "Content-Security-Policy": CONTENT_POLICY,
     "X-Frame-Options": "DENY",

@@ -38,8 +38,8 @@ FILE_CHECK_S: Final = 1.0
 BASIC_CACHED_MAX: Final = 256
 BASIC_CHARS_MAX: Final = 4096
 
-# Is tried when there is no such user, so that it takes as long to say so.
 _DECOY: Final = PasswordHash(SCRYPT_N, SCRYPT_R, SCRYPT_P, os.urandom(SALT_BYTES), os.urandom(HASH_BYTES))
+"""This password is tried when there is no such user, so that it takes as long to say so."""
 
 
 class TooManyLogins(Exception):

@@ -25,8 +25,8 @@ from nsquark.base.logs import Logger
 
 REQUEST_BYTES_MAX: Final = 8 << 20
 
-# Each has `routes`, with paths as they are below the base path. The first that fits a request takes it.
 PARTS: Final = (api, config_api, graphite, action_api, assets, access, events, messages, pages)
+"""Each has `routes`, with paths as they are below the base path. The first that fits a request takes it."""
 
 
 def make_state(options: NsqadminOptions, logger: Logger) -> AdminState:

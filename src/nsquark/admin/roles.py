@@ -33,8 +33,6 @@ class Identity(NamedTuple):
         return self.role >= ROLE_NEEDED[action]
 
 
-# An operator changes what can be changed back; what takes messages away for good is for admins. The words are those
-# of NSQ's notifications, and ours for what NSQ does not have.
 ROLE_NEEDED: Final = {
     "create_topic": Role.OPERATOR,
     "create_channel": Role.OPERATOR,
@@ -52,3 +50,6 @@ ROLE_NEEDED: Final = {
     "tombstone_topic_producer": Role.ADMIN,
     "config": Role.ADMIN,
 }
+"""An operator changes what can be changed back; what takes messages away for good is for admins. The words are those of
+NSQ's notifications, and ours for what NSQ does not have.
+"""

@@ -59,7 +59,7 @@ def show_peer(transport: asyncio.BaseTransport) -> str:
 
 
 class Listener(NamedTuple):
-    """A socket that listens, the address that people are shown for it, and its port."""
+    """Has a socket that listens, the address that people are shown for it, and its port."""
 
     socket: socket.socket
     shown: str

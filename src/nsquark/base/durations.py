@@ -14,15 +14,15 @@ _UNIT_NS: Final = {
     "m": 60_000_000_000,
     "h": 3_600_000_000_000,
 }
-# A Go duration is an int64: what does not fit there would be refused by every other NSQ program.
 DURATION_NS_MAX: Final = 2**63 - 1
+"""A Go duration is an int64: what does not fit there would be refused by every other NSQ program."""
 DURATION_TEXT_LENGTH_MAX: Final = 256
 
 _PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([^0-9.]*)")
 
 
 class Duration(int):
-    """A span of time in whole nanoseconds. Arithmetic gives plain integers."""
+    """Is a span of time in whole nanoseconds. Arithmetic gives plain integers."""
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -9,7 +9,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Family:
-    """One metric and its samples; `labels` are `name="value"` pairs with commas between, or empty."""
+    """Collects the samples of one metric; `labels` are `name="value"` pairs with commas between, or empty."""
 
     def __init__(self, name: str, kind: str, help_text: str) -> None:
         self._name = name
@@ -34,6 +34,7 @@ class Family:
 
 
 def single(name: str, kind: str, help_text: str, value: float, labels: str = "") -> Family:
+    """Makes a metric that has one sample."""
     family = Family(name, kind, help_text)
     family.add(value, labels)
     return family
@@ -48,6 +49,7 @@ def labelled(name: str, kind: str, help_text: str, label: str, values: Mapping[s
 
 
 def of_histogram(name: str, help_text: str, histogram: Histogram) -> Family:
+    """Makes a metric of a histogram: Prometheus wants its buckets, their sum and their count."""
     family = Family(name, "histogram", help_text)
     family.add_histogram(histogram)
     return family

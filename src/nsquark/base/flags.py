@@ -23,8 +23,8 @@ from nsquark.base.logs import Level, Logger
 T = TypeVar("T")
 OptionsT = TypeVar("OptionsT")
 
-# How much of a bad value an error message repeats.
 SHOWN_VALUE_LENGTH_MAX: Final = 200
+"""An error message repeats so much of a bad value."""
 EXIT_FATAL: Final = 1
 EXIT_USAGE: Final = 2
 
@@ -34,7 +34,7 @@ _HELP_FLAGS: Final = ("h", "help")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One declared option. `key` is its name in the config file, None if it cannot be set there."""
+    """Describes one declared option. `key` is its name in the config file, None if it cannot be set there."""
 
     attribute: str
     flag: str
@@ -53,7 +53,7 @@ class _Declaration:
 
 
 def option(kind: Kind[T], default: T, help: str, *, key: str | None = None, in_config: bool = True) -> T:
-    """Declares an option, typed as its value is; `key` only where the config file names it differently."""
+    """Declares an option, typed as its value is; `key` is given only where the config file names it differently."""
     metadata = {_METADATA_KEY: _Declaration(kind, help, key, in_config)}
     if isinstance(default, list):
         items: list[Any] = default
@@ -70,6 +70,7 @@ def option_table(cls: type[OptionsT]) -> type[OptionsT]:
 
 
 def table(options: type[Any]) -> tuple[Option, ...]:
+    """Lists what a class of options declares, in the order of its attributes."""
     rows = []
     for field in dataclasses.fields(options):
         declared: _Declaration = field.metadata[_METADATA_KEY]
@@ -103,6 +104,7 @@ def parse_with_rest(
 
 
 def usage(program: str, spec: Sequence[Option], example: str = "") -> str:
+    """Writes the text that `--help` shows, as Go's programs do."""
     lines = [f"Usage of {program}:"]
     for row in sorted(spec, key=lambda row: row.flag):
         lines.append(f"  -{row.flag} {row.kind.word}".rstrip())

@@ -4,7 +4,7 @@ from bisect import bisect_left
 
 
 class Histogram:
-    """`counts` has one more entry than `bounds`: `counts[i]` are the values up to `bounds[i]`, the last those above."""
+    """Counts values: `counts[i]` are those up to `bounds[i]`, and one more entry counts those above all bounds."""
 
     __slots__ = ("bounds", "counts", "sum")
 

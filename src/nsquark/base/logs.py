@@ -22,17 +22,17 @@ from nsquark.base.printable import printable, printable_lines
 if TYPE_CHECKING:
     import asyncio
 
-# What may wait for stderr: a few seconds of heavy logging, too little to matter for the daemon's memory.
 QUEUE_BYTES_MAX: Final = 4 * 1024 * 1024
-# One write takes at most this much, so that a slow reader gets lines while others still wait.
+"""So much may wait for stderr: a few seconds of heavy logging, too little to matter for the daemon's memory."""
 WRITE_BYTES_MAX: Final = 64 * 1024
-# At exit the last lines are worth a short wait, but a reader that is gone must not keep the process alive.
+"""One write takes at most this much, so that a slow reader gets lines while others still wait."""
 FLUSH_AT_EXIT_SECONDS_MAX: Final = 1.0
+"""At exit the last lines are worth a short wait, but a reader that is gone must not keep the process alive."""
 STDERR_FD: Final = 2
 
 
 class Level(IntEnum):
-    """The levels of log lines, numbered as `/config/log_level` shows them."""
+    """Names the levels of log lines, numbered as `/config/log_level` shows them."""
 
     DEBUG = 1
     INFO = 2
@@ -70,6 +70,7 @@ class LineWriter:
         self.dropped = 0
 
     def put(self, line: bytes) -> None:
+        """Queues a line; one that does not fit is dropped and counted."""
         with self._changed:
             if self._queued_bytes + len(line) > self._queue_bytes_max:
                 self.dropped += 1
@@ -86,7 +87,7 @@ class LineWriter:
             return self._changed.wait_for(lambda: not self._lines and not self._writing, timeout_seconds)
 
     def reset_dropped(self) -> int:
-        """Returns the number of lines lost since last asked, if a note about it now fits in the queue; else 0."""
+        """Returns the number of lines lost since last asked, if a line about it now fits in the queue; else 0."""
         with self._changed:
             if self._queued_bytes > self._queue_bytes_max // 2:
                 return 0

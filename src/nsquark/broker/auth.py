@@ -31,7 +31,7 @@ ANSWER_BYTES_MAX: Final = 4 << 20
 
 
 class Asker(NamedTuple):
-    """Who wants something, as auth servers are told."""
+    """Names who wants something, as auth servers are told."""
 
     secret: bytes
     common_name: str

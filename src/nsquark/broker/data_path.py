@@ -43,14 +43,14 @@ class ListedTopic(msgspec.Struct):
 
 
 class Metadata(msgspec.Struct):
-    """The content of nsqd.dat, NSQ's or ours."""
+    """Is the content of nsqd.dat, NSQ's or ours."""
 
     topics: list[ListedTopic] | None = None
     nsquark: int = 0
 
 
 class NodeIdentity(msgspec.Struct):
-    """Who this nsqd is, for as long as its data path lives, and in which format its files are."""
+    """Says who this nsqd is, for as long as its data path lives, and in which format its files are."""
 
     id: str
     format: int = FORMAT
@@ -61,10 +61,10 @@ class NodeIdentity(msgspec.Struct):
 
 
 class DataPath:
-    """This is an existing directory, locked for this process."""
+    """Knows the directory of nsqd's files, which exists and is locked for this process."""
 
     def __init__(self, path: str, new_id: str = "") -> None:
-        """`new_id` is the identity of an nsqd that has none yet; without it one is made up."""
+        """Reads who this nsqd is; `new_id` is the identity of one that has none yet, without it one is made up."""
         self.path = Path(path or ".")
         self._new_id = new_id
         self.own = self.path / OWN_DIRECTORY

@@ -34,7 +34,7 @@ class ExportError(Exception):
 
 
 class Exported(NamedTuple):
-    """What an export has written."""
+    """Tells what an export has written."""
 
     queues: dict[str, int]
     """The number of messages by the name of the queue: a topic, or a topic and a channel with a colon in between."""

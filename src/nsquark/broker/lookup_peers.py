@@ -21,6 +21,7 @@ from nsquark.wire.documents import decode_json
 from nsquark.wire.frames import MAGIC_V1
 from nsquark.wire.lookup_answer import read_channels
 from nsquark.wire.names import is_ephemeral, is_valid_name
+from nsquark.wire.record import SIZE_BYTES
 
 PING_INTERVAL_S = 15.0
 EXCHANGE_TIMEOUT_S = 1.0
@@ -41,8 +42,6 @@ COMMANDS_WAITING_MAX = 10_000
 nsqd carries.
 """
 
-SIZE_BYTES = 4
-
 Registration = tuple[str, str | None]
 
 
@@ -62,11 +61,15 @@ class LookupPeers:
         connect_timeout: float,
         request_timeout: float,
         max_body_bytes: int,
+        ping_interval_s: float = PING_INTERVAL_S,
+        retry_s_min: float = RETRY_S_MIN,
     ) -> None:
         self.logger = logger
         self.identity = identity
         self.registrations = registrations
         self.max_body_bytes = max_body_bytes
+        self.ping_interval_s = ping_interval_s
+        self.retry_s_min = retry_s_min
         self._connect_timeout_s = connect_timeout
         self._request_timeout_s = request_timeout
         self._peers: dict[str, LookupPeer] = {}
@@ -129,7 +132,7 @@ class LookupPeers:
 
 
 class _PeerInfo(msgspec.Struct):
-    """What an nsqlookupd answers to IDENTIFY; absent fields are no error, as for NSQ."""
+    """Is what an nsqlookupd answers to IDENTIFY; absent fields are no error, as for NSQ."""
 
     tcp_port: int = 0
     http_port: int = 0
@@ -172,7 +175,7 @@ class LookupPeer:
             await self._task
 
     async def _run(self) -> None:
-        retry_s = RETRY_S_MIN
+        retry_s = self._peers.retry_s_min
         try:
             while True:
                 waiting = len(self._commands)
@@ -180,18 +183,18 @@ class LookupPeer:
                     connected_at = time.monotonic()
                     await self._serve()
                     if time.monotonic() - connected_at >= retry_s:
-                        retry_s = RETRY_S_MIN
+                        retry_s = self._peers.retry_s_min
                     waiting = 0
                 for _ in range(min(waiting, len(self._commands))):
                     self._commands.popleft()
                 await self._pause(retry_s)
-                retry_s = min(2 * retry_s, PING_INTERVAL_S)
+                retry_s = min(2 * retry_s, self._peers.ping_interval_s)
         finally:
             self._disconnect()
 
     async def _serve(self) -> None:
         """Sends commands and pings until the connection fails."""
-        ping_at = time.monotonic() + PING_INTERVAL_S
+        ping_at = time.monotonic() + self._peers.ping_interval_s
         while self._connection is not None:
             if self._connection.is_lost:
                 self._fail("connection", "closed by nsqlookupd")
@@ -199,7 +202,7 @@ class LookupPeer:
                 # Due whatever else is sent: to nsqlookupd only PING is a sign of life.
                 self._logger.debug(f"LOOKUPD({self.address}): sending heartbeat")
                 await self._send(["PING"])
-                ping_at = time.monotonic() + PING_INTERVAL_S
+                ping_at = time.monotonic() + self._peers.ping_interval_s
             elif self._commands:
                 count = min(len(self._commands), PIPELINE_COMMANDS_MAX)
                 await self._send([self._commands.popleft() for _ in range(count)])

@@ -52,7 +52,7 @@ class NsqdStartError(Exception):
 
 
 class Nsqd:
-    """This is one broker. All of it but the log's threads runs in one event loop."""
+    """Is one broker. All of it but the log's threads runs in one event loop."""
 
     def __init__(self, options: NsqdOptions, logger: Logger, data: DataPath, router: Router | None = None) -> None:
         """Makes an nsqd that is not started; `router` is an empty one, which may refuse routes that are added to it."""

@@ -54,7 +54,7 @@ class TlsRequired(IntEnum):
 
 
 class TlsVersion(IntEnum):
-    """The version numbers of the TLS standards; `ssl.TLSVersion` has the same."""
+    """Has the version numbers of the TLS standards; `ssl.TLSVersion` has the same."""
 
     TLS1_0 = 0x0301
     TLS1_1 = 0x0302

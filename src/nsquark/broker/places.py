@@ -14,7 +14,7 @@ class NoPlace(Exception):
 
 
 class Place:
-    """A place that is taken. Who holds it says when it gets on, and gives it back."""
+    """Is a place that is occupied. Whoever has it says when it gets on, and gives it back."""
 
     def __init__(self, places: Places, peer: str, leave: Callable[[], object]) -> None:
         self.peer = peer
@@ -54,7 +54,7 @@ class Places:
                 raise NoPlace(f"there are {self._total} at once already")
 
     def occupy(self, peer: str, leave: Callable[[], object]) -> Place:
-        """Takes a place; `leave` is called when it is needed for another."""
+        """Gives a peer a place; `leave` is called when it is needed for another."""
         self.check(peer)
         if len(self._occupied) >= self._total:
             slowest = next(iter(self._occupied))

@@ -28,7 +28,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def begin_run(path: Path, first_seq: int, report: Callable[[str], None]) -> list[Run]:
-    """Notes a run that begins now, durably, before anything is published in it; returns all that are remembered, this
+    """Stores a run that begins now, durably, before anything is published in it; returns all that are remembered, this
     one last.
     """
     runs = _load(path, report)[-RUNS_MAX + 1 :]

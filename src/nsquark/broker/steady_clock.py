@@ -17,7 +17,7 @@ _SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class _Anchor(msgspec.Struct):
-    """The milliseconds to add to the time since a boot, to get the steady clock's."""
+    """Says how many milliseconds to add to the time since a boot, to get the steady clock's."""
 
     boot: str
     offset_ms: int

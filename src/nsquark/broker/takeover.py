@@ -57,14 +57,14 @@ their first attempt.
 
 
 class TakenFiles(msgspec.Struct):
-    """NSQ's files that a step took over: name, and (size, modification time in ns) to know them by."""
+    """Names the files of NSQ that a step took over: name, and (size, modification time in ns) to know them by."""
 
     files: dict[str, tuple[int, int] | None]
 
 
 @dataclass(slots=True)
 class NsqLeftovers:
-    """What NSQ left of one topic."""
+    """Collects what NSQ left of one topic."""
 
     listed: ListedTopic | None = None
     own: DiskQueue | None = None
@@ -90,7 +90,7 @@ class NsqLeftovers:
 
 @dataclass(slots=True)
 class Placed:
-    """Where a topic's imported messages are in its log, as sequence numbers."""
+    """Says where a topic's imported messages are in its log, as sequence numbers."""
 
     log_end: int
     """The end of what was in the log before."""

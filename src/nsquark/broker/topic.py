@@ -354,7 +354,7 @@ class Topic:
             self._remove_directory(self.directory)
 
     def _remove_directory(self, directory: Path) -> None:
-        """Gives it a name that says it is to go, and lets a thread make that durable and delete it."""
+        """Renames the topic's directory to one that is to go, and lets a thread make that durable and delete it."""
         logs, doomed = self.nsqd.logs, self.nsqd.doomed_path(directory)
         directory.rename(doomed)
         topics = logs.syncer.forget_directory(directory)

@@ -17,7 +17,7 @@ AWARE_CONSUMPTION: Final = "topology-aware-consumption"
 
 
 class Closeness(IntEnum):
-    """How close a consumer is, in the order in which consumers are served."""
+    """Says how close a consumer is, in the order in which consumers are served."""
 
     ZONE = 0
     REGION = 1

@@ -1,4 +1,4 @@
-"""The compiled hot path: the same Python source runs compiled by Cython or, slower, as it is."""
+"""Is the compiled hot path: the same Python source runs compiled by Cython or, slower, as it is."""
 
 import importlib.machinery
 import importlib.util

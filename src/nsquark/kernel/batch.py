@@ -1,5 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""A batch is what one turn of the event loop appends to a log, behind one header (`wire/batch_format.py`).
+"""Encodes the header of a batch, which is what one turn of the event loop appends to a log (`wire/batch_format.py`),
+and appends it to its file.
 
 Here its header is encoded and it is appended to its file.
 """
@@ -42,7 +43,7 @@ def encode_header(
 
 
 class BatchFile:
-    """A file of batches in order of sequence number, `size` bytes long, and what is known of its content.
+    """Writes batches to a file in order of sequence number, and knows its `size` and what is in it.
 
     `seqs`, `offsets` and `times` are a sparse index: the batch at `offsets[i]` starts with `seqs[i]`, and `times[i]` is
     the latest publish time of all records before it. A batch at `index_at` or beyond gets the next entry.
@@ -68,8 +69,8 @@ class BatchFile:
         time_min_ns: cython.longlong,
         time_max_ns: cython.longlong,
     ) -> cython.longlong:
-        """Writes the records of a chunk from `start` on, `size` bytes; returns how many bytes that took. If it raises,
-        the file is as it was.
+        """Writes the records of a chunk from `start` on, `size` bytes; returns how many messages these are. If it
+        raises, the file is as it was.
         """
         payload: object = chunk.view[chunk.offset(start) : chunk.used]
         first_seq: cython.longlong = chunk.first_seq + start
@@ -85,7 +86,7 @@ class BatchFile:
         return messages
 
     def reindex(self) -> None:
-        """Takes over an index that was loaded or cut."""
+        """Goes on with an index that was loaded or cut."""
         self.index_at = self.offsets[len(self.offsets) - 1] + INDEX_EVERY_BYTES if self.offsets else 0
 
     def grown(

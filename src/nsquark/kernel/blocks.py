@@ -1,5 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The state of a channel's messages, in blocks of 4096 slots of C arrays: a message is found by a shift and an index.
+"""Keeps the state of a channel's messages in blocks of 4096 slots of C arrays: a message is found by a shift and an
+index.
 
 A block comes with the first message of it that is taken, and goes when all of them are finished, wherever it lies: so
 an idle channel has none. The C types, and the constants for C, are in blocks.pxd.
@@ -34,7 +35,7 @@ BLOCKS_POOLED_MAX = cython.declare(cython.int, 64)
 
 
 class Block:
-    """4096 slots, or, once parked and thinly populated, a sorted list of those that are active."""
+    """Has 4096 slots, or, once parked and thinly populated, a sorted list of those that are active."""
 
     def __init__(self, size: cython.int, measure: cython.bint):
         self.size = size
@@ -140,7 +141,7 @@ class Block:
 
 
 class Blocks:
-    """The blocks of one channel, by number.
+    """Finds the blocks of one channel by number.
 
     * `order` has the numbers of the blocks from the floor's on, rising; a released one may stay there for a while.
     * `parked` has the numbers of those that the floor has passed; each holds something active.

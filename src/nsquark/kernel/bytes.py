@@ -1,4 +1,4 @@
-"""Numbers in bytes, as the kernel reads and writes them. This is the interpreted form; the C form is in bytes.pxd.
+"""Reads and writes numbers in bytes. This is the interpreted form; the C form is in bytes.pxd.
 
 The module itself is not compiled: other modules take the functions of bytes.pxd in, so that a call costs nothing.
 """

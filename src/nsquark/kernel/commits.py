@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Commits: what one write brings to a log, and the order in which they are written. The C types are in commits.pxd."""
+"""Keeps what one write brings to a log, and the order in which writes are made. The C types are in commits.pxd."""
 
 from collections import deque
 
@@ -13,7 +13,8 @@ _UNCOMMITTED_BYTES_MAX = cython.declare(cython.longlong, UNCOMMITTED_BYTES_MAX)
 
 
 class Commit:
-    """The records of one write: open while messages are being added, then settled once, with an error or without.
+    """Collects the records of one write: it is open while messages are being added, then settled once, with an error or
+    without.
 
     `slices` are parts of chunks, each from a record's index on.
     """
@@ -38,7 +39,7 @@ class Commit:
 
 
 class CommitQueue:
-    """The commits of one log on their way to its file, in the order of their sequence numbers.
+    """Brings the commits of one log to its file, in the order of their sequence numbers.
 
     * `writing` is the one that is being written; at most one is, and only `written` or `fail` end that.
     * `waiting` are those that were closed meanwhile.

@@ -20,7 +20,7 @@ GIVE_WAY_BYTES_MIN = cython.declare(cython.longlong, 64 << 10)
 
 @cython.cclass
 class Connection:
-    """A connection whose publishes are for its `_intake`; all else that a client sends is for a subclass.
+    """Reads what a client sends: its publishes are for `_intake`, all else is for a subclass.
 
     Bytes are read into a buffer that all connections share, since it is used up before the next read; only an
     incomplete command has a buffer of its own (`_partial`), so an idle connection has none. A subclass has

@@ -10,7 +10,7 @@ import cython
 
 
 class Extents:
-    """Ranges of existing sequence numbers, in order, each with the ordinal of its first message; none is empty.
+    """Has the ranges of existing sequence numbers, in order, each with the ordinal of its first message; none is empty.
 
     The ordinal counts the messages the log ever had; removing old ones does not change it. `head` is the sequence
     number after the last message the log ever had, 0 if it never had one.

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""A repeated publish by HTTP, past parser, router and request: `web/connection.py` says when it may take this way."""
+"""Takes a repeated publish by HTTP past parser, router and request; `web/lane.py` says when it may go this way."""
 
 from time import time_ns
 

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The records of a channel's journal: 32 bytes each, with a check of its own, so that a damaged one costs itself.
+"""Makes the records of a channel's journal: 32 bytes each, with a check of its own, so that a damaged one costs itself.
 
 What they mean is the ledger's; the C types are in journal.pxd.
 """

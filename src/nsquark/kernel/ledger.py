@@ -56,7 +56,7 @@ FINISHED_KIND = cython.declare(cython.int, JOURNAL_FINISHED)
 
 
 class Ledger:
-    """The messages of one channel that are neither untouched nor forgotten.
+    """Knows the messages of one channel that are neither untouched nor forgotten.
 
     * Below `floor` every message is finished or parked (its state is in the journal and its block set aside).
     * From `next` on no message was delivered since the start; some may be known from the journal: `ahead` of them.

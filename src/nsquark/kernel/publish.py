@@ -40,7 +40,7 @@ LETTER_P = cython.declare(cython.int, 80)
 
 @cython.cclass
 class Intake:
-    """The quick way of a client's publishes into the topic it published to last; what it leaves takes the long one.
+    """Takes a client's publishes quickly into the topic it published to last; what it leaves goes the long way.
 
     `published` counts by topic, and has this one's `name` already. `on_congested` is called when more is uncommitted
     than should be.

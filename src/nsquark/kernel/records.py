@@ -113,7 +113,7 @@ def _memory(size: cython.longlong) -> object:
 
 
 class Chunk:
-    """Records of consecutive sequence numbers in one piece of memory that never moves.
+    """Has records of consecutive sequence numbers in one piece of memory that never moves.
 
     Record i has sequence number `first_seq + i` and lies at `offsets[i] .. offsets[i + 1]`; `used` is where the
     next one goes. Bytes below `used` change only by `truncate`, which is for records nobody was shown yet.

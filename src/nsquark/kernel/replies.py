@@ -13,7 +13,7 @@ else:
 
 @cython.cclass
 class _Reply:
-    """The reply to `count` publishes that share a commit, or a frame that is ready; one with `then` is the last."""
+    """Is the reply to `count` publishes that share a commit, or a frame that is ready; one with `then` is the last."""
 
     commit = cython.declare(object)
     word = cython.declare(object)
@@ -30,7 +30,7 @@ class _Reply:
 
 
 class ReplyQueue:
-    """The replies that one connection is still owed, first come first answered.
+    """Keeps the replies that one connection is still owed, first come first answered.
 
     A subclass has `refusal(word, error)`, the bytes for a publish that failed; after those comes `close`, if any.
     `write` sends bytes to the client.

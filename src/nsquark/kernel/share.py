@@ -5,7 +5,7 @@ import cython
 
 
 class Share:
-    """The share of one consumer in a channel: its window and its counts."""
+    """Counts what one consumer has of a channel: its window, and what became of its messages."""
 
     def __init__(self, share_id: cython.uint, rdy_max: cython.longlong, msg_timeout_ms: cython.longlong):
         self.id = share_id

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The end of a log: where messages are appended, and how a turn's worth of them is written.
+"""Is the end of a log: messages are appended here, and a turn's worth of them is written at once.
 
     Tail.append ── Chunk             during the turn
     Tail.write ── BatchFile.append   at its end: one write for all of it
@@ -35,7 +35,7 @@ _SLOW_WRITE_S = cython.declare(cython.double, SLOW_WRITE_S)
 
 
 class Tail:
-    """The end of a log, which the log has.
+    """Appends to the end of a log, and commits what was appended.
 
     * `chunk` takes what is appended, `commits` are those that will write it. While it `is_closed`, nothing is to be
       appended.

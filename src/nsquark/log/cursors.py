@@ -38,7 +38,7 @@ _STATE_HEAD = struct.Struct("<QQ")  # checksum, number
 
 
 class ChannelState(msgspec.Struct, array_like=True, frozen=True):
-    """The part of a channel's state that changes rarely."""
+    """Has the part of a channel's state that changes rarely."""
 
     name: str
     paused: bool = False
@@ -50,7 +50,7 @@ class ChannelState(msgspec.Struct, array_like=True, frozen=True):
 
 
 class TopicState(msgspec.Struct, array_like=True, frozen=True):
-    """The part of a topic's state that changes rarely."""
+    """Has the part of a topic's state that changes rarely."""
 
     name: str
     paused: bool = False
@@ -75,7 +75,7 @@ def encode_state(state: ChannelState | TopicState) -> tuple[bytes, bytes]:
 
 @dataclass(slots=True)
 class Slot:
-    """One pair of places in the file. `position` and `deferred` are the topic's pump or the channel's floor."""
+    """Is one pair of places in the file. `position` and `deferred` are the topic's pump or the channel's floor."""
 
     index: int
     position: int = 0
@@ -93,7 +93,7 @@ class Slot:
 
 
 class CursorFile:
-    """All slots of a topic. Writes go to the page cache at once and to the disk within --sync-timeout.
+    """Keeps all slots of a topic. Writes go to the page cache at once and to the disk within --sync-timeout.
 
     After `load`, `lost` tells that there were channels of which nothing is left. What proves it stays in the file until
     `repair`, which is to be called when they are made again.

@@ -28,7 +28,9 @@ LOAD_RECORDS_MAX = 4096
 
 
 class Due:
-    """Messages that are due: to be appended to the log as append `append_number`, then `confirm`ed or `put_back`."""
+    """Has messages that are due: they are to be appended to the log as append `append_number`, then `confirm`ed or
+    `put_back`.
+    """
 
     def __init__(self, bucket: DeferredBucket, append_number: int, entries: list[Entry]) -> None:
         self.bucket = bucket
@@ -186,7 +188,7 @@ class DeferredMessages:
         return soonest
 
     def next_due(self, now_ms: int) -> Due | None:
-        """Takes some of what is due, noted as about to be appended; OSError if that cannot be noted."""
+        """Returns some of what is due, noted as about to be appended; OSError if that cannot be noted."""
         if self._refused is not None:
             self._refused.bucket.note_append(self._refused.append_number, [])
             self._refused = None

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 
 class Appends:
-    """Numbers of appends: all up to `durable` are in the log, and of those above just the ones in `later`.
+    """Knows the numbers of appends: all up to `durable` are in the log, and of those above just the ones in `later`.
 
     The highest number alone would not do: pages of a file reach the disk in any order, so after a power cut an append
     can be there and the one before it not.

@@ -52,7 +52,7 @@ class _Record(NamedTuple):
 
 
 class _Damage(NamedTuple):
-    """Bytes that are no intact record, with an intact one behind them or not."""
+    """Names bytes that are no intact record, with an intact one behind them or not."""
 
     offset: int
     end: int
@@ -173,7 +173,7 @@ class DeferredBucket:
             self._found.entries[number] = (due_ms, number, offset)
 
     def pop_due(self, now_ms: int, count: int) -> list[Entry]:
-        """Takes out at most `count` of those that are due."""
+        """Removes and returns at most `count` of those that are due."""
         entries: list[Entry] = []
         while self.waiting and self.waiting[0][0] <= now_ms and len(entries) < count:
             entries.append(heapq.heappop(self.waiting))

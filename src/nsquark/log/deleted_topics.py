@@ -36,7 +36,7 @@ class DeletedTopics:
         self._directory = directory
 
     def remember(self, name: str, topic_id: str, extents: Extents) -> None:
-        """Notes what is in a topic that is being deleted."""
+        """Remembers what is in a topic that is being deleted."""
         before = self._remembered(name)[1 - INCARNATIONS_MAX :]
         remembered = _Deleted(topic_id, extents.ranges(), before)
         with contextlib.suppress(OSError):

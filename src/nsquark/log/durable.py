@@ -33,7 +33,7 @@ class SyncFailed(OSError):
 
 
 class Directory:
-    """A directory whose entries become durable with the files in it, and its own entry with them."""
+    """Makes the entries of a directory durable with the files in it, and its own entry with them."""
 
     def __init__(self, path: Path, parent: Directory | None) -> None:
         self.path = path
@@ -77,7 +77,8 @@ class Directory:
 
 
 class DurableFile:
-    """One file, open as `fd`. All but `sync` is called in the event loop's thread.
+    """Keeps one file, open as `fd`, that must survive a power loss. All but `sync` is called in the event loop's
+    thread.
 
     * `is_changed` says that something was written which no sync under way covers.
     * After a failed sync, until it is written anew (`sync_error` says why), nothing may be written to it.
@@ -259,7 +260,7 @@ class DurableFile:
         self.directory.sync()
 
     def _swap(self, fresh: list[int]) -> None:
-        """Puts the new file into use; its name is, whether or not that is durable."""
+        """Puts the new file into use: it has the name already, whether or not that is durable."""
         if fresh:
             if self.fd >= 0:
                 os.close(self.fd)

@@ -35,7 +35,7 @@ _RECORD_BYTES_1 = 24
 
 
 class Journal:
-    """An append-only file of records; rewritten when most of it is out of date. Its bytes count as used disk."""
+    """Appends records to a file, which is rewritten when most of it is out of date. Its bytes count as used disk."""
 
     def __init__(self, shared: LogShared, path: Path, compact_bytes_min: int = COMPACT_BYTES_MIN) -> None:
         self._compact_bytes_min = compact_bytes_min

@@ -42,7 +42,7 @@ class KeptInMemory:
 
 @dataclass(slots=True)
 class Generation:
-    """A file that is not changed any more, open as `fd`, and where the batch with each record is in it."""
+    """Is a file that is not changed any more, open as `fd`, and knows where the batch with each record is in it."""
 
     fd: int
     places: dict[int, tuple[int, int]]

@@ -19,7 +19,7 @@ PARTS_MAX = 4096
 
 @dataclass(slots=True)
 class Part:
-    """The messages in `low <= seq < high`."""
+    """Names the messages in `low <= seq < high`."""
 
     low: int
     high: int
@@ -72,7 +72,7 @@ class ByteScale:
 
 
 class _Step:
-    """The step from one entry of a segment's index to the next."""
+    """Goes from one entry of a segment's index to the next."""
 
     def __init__(self, segment: Segment, entry: int) -> None:
         seqs, offsets = segment.index

@@ -18,15 +18,15 @@ from nsquark.wire.record import BODY_AT, record_bytes, timestamp_of
 
 HEADER_WALK_BYTES = 64 << 10
 """So much is read at a time to step from header to header."""
-FILES_HELD_MAX = 16
-"""A range reader holds this many files open, so that they can be removed meanwhile; a longer range opens as it goes."""
+FILES_OPEN_MAX = 16
+"""A range reader has this many files open, so that they can be removed meanwhile; a longer range opens as it goes."""
 
 GROUP_RANGES_MAX = 32
 GROUP_FILES_MAX = 64
 
 
 class _Span(NamedTuple):
-    """The bytes of one file between which the batches of a range lie, as exactly as the index knows."""
+    """Names the bytes of one file between which the batches of a range lie, as exactly as the index knows."""
 
     path: Path
     start: int
@@ -53,12 +53,12 @@ class RangeReader:
 
     @property
     def files(self) -> int:
-        """Tells how many files are held."""
+        """Tells how many files are open, beside the one that is read."""
         return len(self._fds)
 
     def open(self) -> None:
-        """Takes hold of the files. They exist now, and stay readable from here on even if they are removed."""
-        for span in list(self._spans)[:FILES_HELD_MAX]:
+        """Opens the files. They exist now, and stay readable from here on even if they are removed."""
+        for span in list(self._spans)[:FILES_OPEN_MAX]:
             self._fds.append(_open(span.path))
 
     def read(self, size: int) -> bytes:
@@ -210,7 +210,7 @@ class TimeEnd:
             self._start, self._size = self._last.offset_of(self._seq), self._last.size
 
     def find(self) -> int:
-        """Returns the number after the last message that was published before."""
+        """Returns the number after the last message that was published before the time."""
         if self._last is None or self._last.time_max_ns < self._time_ns:
             return self._seq
         try:
@@ -241,7 +241,7 @@ class TimeSearch:
         ]
 
     def find(self) -> int | None:
-        """Returns the sequence number of that message; None if all messages are older."""
+        """Returns the sequence number of the first message at the time or later; None if all are older."""
         for path, start, end in self._places:
             try:
                 fd = _open(path)

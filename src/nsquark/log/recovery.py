@@ -68,7 +68,7 @@ def _open_all(shared: LogShared, directory: Path) -> list[Segment]:
     bases = sorted(int(name[1]) for name in names if name is not None)
     segments: list[Segment] = []
     for base in bases:
-        segment = Segment(shared.syncer, directory, base)
+        segment = Segment(shared.syncer, directory, base, shared.settings.checkpoint_bytes)
         try:
             damages = segment.open_existing(last=base == bases[-1])
         except OSError as error:

@@ -32,6 +32,7 @@ from nsquark.wire.batch_format import (
 )
 
 CHECKPOINT_BYTES = 16 << 20
+"""The index of a segment is written each time so much was added, so that a start scans no more."""
 SCAN_BYTES = 4 << 20
 _INDEX_MAGIC = b"NQIX\x01"
 SEGMENT_SUFFIX = ".log"
@@ -39,7 +40,7 @@ INDEX_SUFFIX = ".idx"
 
 
 class _Index(msgspec.Struct, array_like=True):
-    """The content of an index file."""
+    """Is the content of an index file."""
 
     size: int
     sealed: bool
@@ -55,16 +56,19 @@ class _Index(msgspec.Struct, array_like=True):
 
 
 class Segment(BatchFile):
-    """A file of batches in order of sequence number; all below `size` are intact unless reported otherwise."""
+    """Knows a file of batches in order of sequence number; all below `size` are intact unless reported otherwise."""
 
     sealed: bool
     deferred: Appends
     tokens: list[bytes]
 
-    def __init__(self, syncer: Syncer, directory: Path, base_seq: int) -> None:
+    def __init__(
+        self, syncer: Syncer, directory: Path, base_seq: int, checkpoint_bytes: int = CHECKPOINT_BYTES
+    ) -> None:
         self.base_seq = base_seq
         self.path = directory / f"{base_seq:020d}{SEGMENT_SUFFIX}"
         self.forget()
+        self._checkpoint_every_bytes = checkpoint_bytes
         self._checkpoint_bytes = 0
         self._is_partly_unreadable = False
         self.file = DurableFile(syncer, self.path)
@@ -107,7 +111,7 @@ class Segment(BatchFile):
 
     @property
     def wants_checkpoint(self) -> bool:
-        return self.size - self._checkpoint_bytes >= CHECKPOINT_BYTES
+        return self.size - self._checkpoint_bytes >= self._checkpoint_every_bytes
 
     def index_content(self) -> bytes:
         """Encodes the index of all that is written now; to be stored only after the data was synced."""
@@ -175,8 +179,8 @@ class Segment(BatchFile):
         return damages
 
     def _read_on(self, fd: int, end: int) -> tuple[list[Damage], bool]:
-        """Notes whole batches up to `end`, of those that belong together all or none; tells whether a part is
-        unreadable.
+        """Adds whole batches up to `end` to what is known, of those that belong together all or none; tells whether a
+        part is unreadable.
         """
         damages: list[Damage] = []
         run: list[StoredBatch] = []

@@ -29,7 +29,7 @@ SYNC_INTERVAL_MIN_S = 0.2
 
 
 class RecordPlace(NamedTuple):
-    """A batch that reaches beyond `seq` starts in the file at `offset` or later."""
+    """Says that a batch which reaches beyond `seq` starts in the file at `offset` or later."""
 
     seq: int
     path: Path
@@ -135,7 +135,7 @@ class Segments:
             self._segments.pop()
             self._bases.pop()
             segment.delete()
-        segment = Segment(shared.syncer, self.directory, first_seq)
+        segment = Segment(shared.syncer, self.directory, first_seq, shared.settings.checkpoint_bytes)
         segment.create()
         self._watch(segment)
         self._segments.append(segment)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from nsquark.base.histogram import Histogram
 from nsquark.log.cache import ChunkCache
 from nsquark.log.disk import DiskLimitReached, DiskState
+from nsquark.log.segment import CHECKPOINT_BYTES
 from nsquark.log.sequences import Sequences
 from nsquark.log.syncer import Syncer
 
@@ -26,10 +27,11 @@ class LogSettings:
     retention_bytes: int = 0
     disk_bytes_max: int = 0
     sync_timeout_s: float = 2.0
+    checkpoint_bytes: int = CHECKPOINT_BYTES
 
 
 class LogShared:
-    """Is shared by all logs. `post` runs a function in the event loop's thread; everything but the functions given to
+    """Is what all logs share. `post` runs a function in the event loop's thread; everything but the functions given to
     `run` happens there.
     """
 

@@ -55,7 +55,7 @@ class Incomplete(Exception):
 
 @dataclass(slots=True)
 class StagedPart:
-    """A file with the body as it was sent: count, then each message behind its size."""
+    """Names a file with the body as it was sent: count, then each message behind its size."""
 
     path: Path
     count: int
@@ -64,7 +64,7 @@ class StagedPart:
 
 @dataclass(slots=True, eq=False)
 class Stage:
-    """The parts of one append so far, in files that `parts` names; `arriving` more are being written."""
+    """Collects the parts of one append so far, in files that `parts` names; `arriving` more are being written."""
 
     token: bytes
     directory: Path

@@ -83,7 +83,7 @@ class Syncer:
         return parent
 
     def _open_file_system(self, path: Path) -> None:
-        """Before anything is written; without it every file is synced by itself."""
+        """Opens the directory for `syncfs`, before anything is written; without it every file is synced by itself."""
         if self._file_system_fd is None:
             self._file_system_fd = -1
             with contextlib.suppress(OSError):

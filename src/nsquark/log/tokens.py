@@ -27,7 +27,7 @@ RECORD_BYTES = TOKEN_BYTES + CHECK_BYTES
 
 
 class Tokens:
-    """The last `tokens_max` tokens of a topic, oldest first: those in the file, then those that only the log has."""
+    """Knows the last `tokens_max` tokens of a topic, oldest first: those in the file, then those only the log has."""
 
     def __init__(self, shared: LogShared, path: Path, in_log: Iterable[bytes], tokens_max: int = TOKENS_MAX) -> None:
         self._tokens_max = tokens_max

@@ -43,7 +43,7 @@ class LogDiscarded(Exception):
 
 
 class ThreadedAppend(Protocol):
-    """Records that are made and written in a thread, from sequence numbers of their own."""
+    """Makes and writes records in a thread, from sequence numbers of their own."""
 
     first_seq: int
     bytes_max: int
@@ -54,7 +54,7 @@ class ThreadedAppend(Protocol):
 
 
 class ThreadedCommit(Commit):
-    """A commit of too many records for one turn: it has no slices, a thread writes its records."""
+    """Commits too many records for one turn: it has no slices, a thread writes its records."""
 
     def __init__(self, timestamp_ns: int, threaded: ThreadedAppend) -> None:
         super().__init__(timestamp_ns)

@@ -12,12 +12,10 @@ from nsquark.lookupd.http import LookupdApi
 from nsquark.lookupd.metrics import Metrics
 from nsquark.lookupd.options import LookupdOptions
 from nsquark.lookupd.registry import Registry
-from nsquark.lookupd.session import LookupdSessions
+from nsquark.lookupd.session import LookupdLimits, LookupdSessions
 from nsquark.web.browsers import BrowserGuard
 from nsquark.web.messages import encode_json
 from nsquark.web.server import HttpLimits, HttpServer
-
-STRANGER_CHECK_INTERVAL_S = 5.0
 
 
 class ListenError(Exception):
@@ -27,11 +25,11 @@ class ListenError(Exception):
 class Nsqlookupd:
     """Runs nsqlookupd: `start` opens both ports, `stop` closes them and every connection."""
 
-    def __init__(self, options: LookupdOptions, logger: Logger) -> None:
+    def __init__(self, options: LookupdOptions, logger: Logger, limits: LookupdLimits | None = None) -> None:
         self._options = options
         self._logger = logger
         self._registry = Registry(options.inactive_producer_timeout, options.tombstone_lifetime)
-        self._sessions = LookupdSessions(self._registry, logger)
+        self._sessions = LookupdSessions(self._registry, logger, limits or LookupdLimits())
         api = LookupdApi(self._registry, Metrics(self._registry, self._sessions), logger)
         browsers = BrowserGuard("nsqlookupd", (options.broadcast_address, *options.http_allowed_hosts))
         self._http = HttpServer(api.router(), browsers, HttpLimits(), logger)
@@ -78,7 +76,7 @@ class Nsqlookupd:
 
     async def _close_silent(self) -> None:
         while True:
-            await asyncio.sleep(STRANGER_CHECK_INTERVAL_S)
+            await asyncio.sleep(self._sessions.limits.stranger_check_s)
             self._sessions.close_silent_strangers()
 
 

@@ -13,7 +13,7 @@ from nsquark.wire.names import is_ephemeral
 
 
 class RegistryProducer:
-    """One identified connection of an nsqd; a second connection of the same nsqd is another producer.
+    """Is one identified connection of an nsqd; a second connection of the same nsqd is another producer.
 
     Always: `producer in key.producers` exactly if `key in producer.keys`; only those have tombstones.
     """
@@ -35,7 +35,7 @@ class RegistryProducer:
 
 
 class RegistryKey:
-    """A topic (no channel) or a channel, with its producers in the order they came."""
+    """Is a topic (no channel) or a channel, with its producers in the order they came."""
 
     __slots__ = ("channel", "producers", "topic")
 
@@ -106,7 +106,7 @@ class Registry:
         return producer
 
     def ping(self, producer: RegistryProducer) -> int:
-        """Notes that a producer was heard of; returns the nanoseconds since the last time."""
+        """Remembers when a producer was heard of; returns the nanoseconds since the last time."""
         before, producer.last_update_ns = producer.last_update_ns, self.clock_ns()
         return producer.last_update_ns - before
 

@@ -5,6 +5,7 @@ import contextlib
 import socket
 import time
 from collections import Counter
+from dataclasses import dataclass
 from typing import cast
 
 from nsquark.base.addresses import show_peer
@@ -16,21 +17,12 @@ from nsquark.web.fairness import TURN_NS_MAX
 from nsquark.wire.errors import FatalClientError
 from nsquark.wire.frames import MAGIC_V1
 from nsquark.wire.names import is_valid_name
+from nsquark.wire.record import SIZE_BYTES
 
 LINE_BYTES_MAX = 4096
 """The limit of a line. The longest meaningful one, REGISTER with two names, has 140 bytes. NSQ has no limit."""
 
 IDENTIFY_BODY_BYTES_MAX = 64 * 1024
-SIZE_BYTES = 4
-
-STRANGER_IDLE_S_MAX = 60.0
-"""Who has not identified must complete a command this often: a connection that only sits there is closed."""
-
-STRANGERS_MAX = 4096
-"""So many connections may not have identified; with one more, the one silent for longest is closed."""
-
-UNREAD_S_MAX = 60.0
-"""Who leaves its replies unread for so long is cut off."""
 
 LARGE_READ_BYTES = 64 * 1024
 """A read of so much is followed by another at once, by event loops that read until a socket is empty."""
@@ -54,14 +46,29 @@ def reply_frame(data: bytes) -> bytes:
 OK = reply_frame(b"OK")
 
 
+@dataclass(frozen=True, slots=True)
+class LookupdLimits:
+    """Sets the bounds for connections: no peer may take more than these."""
+
+    stranger_idle_s: float = 60.0
+    """Who has not identified must complete a command this often: a connection that only sits there is closed."""
+    stranger_check_s: float = 5.0
+    """So often it is looked for such connections."""
+    strangers: int = 4096
+    """So many connections may not have identified; with one more, the one silent for longest is closed."""
+    unread_s: float = 60.0
+    """Who leaves its replies unread for so long is cut off."""
+
+
 class LookupdSessions:
     """Holds what the connections of one nsqlookupd share, and the limit on those that never say who they are.
 
     Always: `strangers` are in the order of their last command, the one silent for longest first.
     """
 
-    def __init__(self, registry: Registry, logger: Logger) -> None:
+    def __init__(self, registry: Registry, logger: Logger, limits: LookupdLimits) -> None:
         self.registry = registry
+        self.limits = limits
         self.logger = logger
         self.identity = b""
         """The answer to IDENTIFY; it is known once the ports are."""
@@ -77,13 +84,14 @@ class LookupdSessions:
     def heard_of_stranger(self, session: "LookupdSession") -> None:
         self.strangers.pop(session, None)
         self.strangers[session] = time.monotonic()
-        if len(self.strangers) > STRANGERS_MAX:
+        if len(self.strangers) > self.limits.strangers:
             next(iter(self.strangers)).leave("too many connections that did not IDENTIFY")
 
     def close_silent_strangers(self) -> None:
-        silent_since = time.monotonic() - STRANGER_IDLE_S_MAX
+        idle_s = self.limits.stranger_idle_s
+        silent_since = time.monotonic() - idle_s
         for session in [session for session, heard in self.strangers.items() if heard < silent_since]:
-            session.leave(f"no command for {STRANGER_IDLE_S_MAX:g} s and not identified")
+            session.leave(f"no command for {idle_s:g} s and not identified")
 
     def close_all(self) -> None:
         for session in list(self.open):
@@ -186,7 +194,7 @@ class LookupdSession(asyncio.Protocol):
         # Who does not read the replies is not read either, or they would pile up here.
         self._write_paused = True
         self.transport.pause_reading()
-        self._unread_timer = self._loop.call_later(UNREAD_S_MAX, self._give_up)
+        self._unread_timer = self._loop.call_later(self._shared.limits.unread_s, self._give_up)
 
     def resume_writing(self) -> None:
         self._write_paused = False

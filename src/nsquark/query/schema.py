@@ -44,7 +44,7 @@ class TopicSchema:
     """The reasons why rows do not fit, and how many."""
 
     @property
-    def fraction(self) -> float:
+    def share(self) -> float:
         """Returns how much of the sample fits: 1.0 is all."""
         return self.fitting / self.rows if self.rows else 0.0
 
@@ -143,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
     if not schema.rows:
         raise UserError(f"topic {args.topic} has no messages to infer a schema from")
     print(printable(schema.ddl, len(schema.ddl)))
-    print(f"fits {schema.fitting} of {schema.rows} messages ({schema.fraction:.1%})", file=sys.stderr)
+    print(f"fits {schema.fitting} of {schema.rows} messages ({schema.share:.1%})", file=sys.stderr)
     for reason, count in list(schema.misfits.items())[:REASONS_TOLD_MAX]:
         print(f"{count}: {printable(reason)}", file=sys.stderr)
     return 0

@@ -127,7 +127,14 @@ class _TimedResponse(http.client.HTTPResponse):
 class Endpoint:
     """Asks one HTTP address, by a connection that is kept open between requests. It is for one thread."""
 
-    def __init__(self, address: str, access: Access, timeout_s: float = REQUEST_TIMEOUT_S):
+    def __init__(
+        self,
+        address: str,
+        access: Access,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        *,
+        answer_bytes_max: int = ANSWER_BYTES_MAX,
+    ):
         self.address = address
         self.deadline = Deadline()
         """The deadline of the request that is under way; who reads a stream may put it off."""
@@ -135,6 +142,7 @@ class Endpoint:
         # In clear it is not sent before somebody asks for it, which those who want TLS do only there.
         self._headers = bearer(access.secret) if address.startswith("https://") else {}
         self._timeout_s = timeout_s
+        self._answer_bytes_max = answer_bytes_max
         self._connection: http.client.HTTPConnection | None = None
 
     def close(self) -> None:
@@ -204,9 +212,9 @@ class Endpoint:
         data = bytearray()
         while piece := response.read(READ_BYTES):
             data += piece
-            if len(data) > ANSWER_BYTES_MAX:
+            if len(data) > self._answer_bytes_max:
                 self.close()
-                raise self.wrong(f" (with more than {ANSWER_BYTES_MAX >> 20} MiB)")
+                raise self.wrong(f" (with more than {self._answer_bytes_max >> 20} MiB)")
         if response.length:
             raise http.client.IncompleteRead(b"", response.length)
         return bytes(data)

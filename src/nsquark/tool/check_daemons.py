@@ -20,8 +20,8 @@ NSQD_HTTP_PORT: Final = 4151
 LOOKUPD_HTTP_PORT: Final = 4161
 CONNECT_SECONDS_MAX: Final = 3.0
 REQUEST_SECONDS_MAX: Final = 10.0
-# Times in HTTP headers are whole seconds, so less cannot be told apart.
 CLOCK_SECONDS_WANTED: Final = 2.0
+"""Times in HTTP headers are whole seconds, so less cannot be told apart."""
 
 _T = TypeVar("_T")
 _EVERYWHERE: Final = ("", "0.0.0.0", "[::]")

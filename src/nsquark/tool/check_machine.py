@@ -23,15 +23,15 @@ from nsquark.tool.findings import Finding, broken, ok, warning
 
 PYTHON_MIN: Final = (3, 11)
 JAVA_MIN: Final = 17
-# A topic keeps its newest file, of 100 MiB by default: with less than this a few topics fill the disk.
 FREE_BYTES_WANTED: Final = 2 * 1024**3
+"""A topic keeps its newest file, of 100 MiB by default: with less than this a few topics fill the disk."""
 FREE_BYTES_MIN: Final = 64 * 1024**2
 FSYNC_SECONDS_WANTED: Final = 0.1
 FILES_WANTED: Final = 4096
 CONNECT_SECONDS_MAX: Final = 1.0
 JAVA_SECONDS_MAX: Final = 20.0
-# 2025-01-01: a machine without a battery for its clock starts long before that.
 EARLIEST_TIME: Final = 1_735_689_600
+"""2025-01-01: a machine without a battery for its clock starts long before that."""
 DEFAULT_PORTS: Final = {4150: "nsqd TCP", 4151: "nsqd HTTP", 4160: "nsqlookupd TCP", 4161: "nsqlookupd HTTP"}
 
 _REQUIREMENT: Final = re.compile(r"^([A-Za-z0-9_.-]+)(?:\[[^\]]*\])?\s*([^;]*)(?:;(.*))?$")

@@ -17,7 +17,6 @@ from nsquark.base.version import NSQ_VERSION, __version__
 EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 130
 
-# command: (module, help). A module has `add_arguments(parser)` and `run(args)`, which returns the exit code.
 COMMANDS: Final = {
     "up": ("nsquark.tool.up", "run nsqlookupd, nsqds and nsqadmin together, for trying out and development"),
     "doctor": ("nsquark.tool.doctor", "check this machine, and the nsqds and nsqlookupds given"),
@@ -32,8 +31,10 @@ COMMANDS: Final = {
     "replay": ("nsquark.spark.jobs.replay", "publish messages of a log or an archive again, with Spark"),
     "report": ("nsquark.spark.jobs.report", "count what is in topics or archives, with Spark"),
 }
+"""The module and the help of each command. A module has `add_arguments(parser)` and `run(args)`, which returns the exit
+code.
+"""
 
-# command: (module, help). Its module has `main(argv)`, which reads flags as NSQ's programs do.
 TOOLS: Final = {
     "tap": ("nsquark.tap.main", "keep what NSQ's nsqds deliver to a channel in logs that Spark reads"),
     "tail": (
@@ -46,6 +47,7 @@ TOOLS: Final = {
     "publish": ("nsquark.tools.to_nsq", "publish the lines of stdin (to_nsq)"),
     "stat": ("nsquark.tools.nsq_stat", "show rates and depths of a channel (nsq_stat)"),
 }
+"""The module and the help of each tool. A module has `main(argv)`, which reads flags as NSQ's programs do."""
 
 
 class Subcommand(Protocol):

@@ -19,11 +19,11 @@ from nsquark.base.errors import UserError
 RESTART_WAIT_SECONDS_MIN: Final = 1.0
 RESTART_WAIT_SECONDS_MAX: Final = 30.0
 QUIET_SECONDS: Final = 60.0
-# A stop writes and syncs everything; after this long something hangs.
 STOP_SECONDS_MAX: Final = 60.0
+"""A stop writes and syncs everything; after this long something hangs."""
 READ_BYTES: Final = 64 * 1024
-# A longer line is shown in pieces rather than collected without end.
 LINE_BYTES_MAX: Final = 64 * 1024
+"""A longer line is shown in pieces rather than collected without end."""
 LAST_LINES_KEPT: Final = 5
 
 _LISTENING: Final = re.compile(r" INFO: (TCP|HTTP): listening on (\S*):(\d+)$")

@@ -14,7 +14,7 @@ from nsquark.web.reader import Persistence
 
 
 class AnswerSlot(msgspec.Struct, eq=False):
-    """The place of one answer in the order of answers."""
+    """Keeps the place of one answer in the order of answers."""
 
     request: Request
     persistence: Persistence

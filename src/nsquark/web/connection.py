@@ -24,17 +24,18 @@ from nsquark.web.router import BAD_REQUEST, Target
 if TYPE_CHECKING:
     from nsquark.web.server import HttpServer
 
-# The parser cannot stop in the middle of what it is fed, so it is fed no more than this at a time: that
-# bounds how many tiny requests are read before the limits are looked at again.
 FEED_BYTES_MAX: Final = 16 * 1024
-# A read of so much is followed by another at once, by event loops that read until a socket is empty.
+"""The parser cannot stop in the middle of what it is fed, so it is fed no more than this at a time: that bounds how
+many tiny requests are read before the limits are looked at again.
+"""
 LARGE_READ_BYTES: Final = 64 * 1024
+"""A read of so much is followed by another at once, by event loops that read until a socket is empty."""
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 TOO_SLOW: Final = plain(408, "408 Request Timeout", close=True)
 TOO_MANY_CONNECTIONS: Final = error(503, "TOO_MANY_CONNECTIONS", close=True)
-# Stands for a request line that could not be read.
 UNREADABLE: Final = Target("", "", "", "", {}, False, lambda request: BAD_REQUEST, False, 0, BAD_REQUEST)
+"""This target stands for a request line that could not be read."""
 
 
 class HttpConnection(asyncio.Protocol):
@@ -151,7 +152,7 @@ class HttpConnection(asyncio.Protocol):
                 self._give_way()
 
     def eof_received(self) -> bool:
-        """A client may close its side and still wait for answers; TLS has no such half."""
+        """Answers what a client still waits for that has closed its side; TLS has no such half."""
         self._eof = True
         for slot in self._slots:
             if slot.request.on_left is not None:
@@ -258,7 +259,7 @@ class HttpConnection(asyncio.Protocol):
             self._flush()
 
     def _go_on(self) -> None:
-        """Goes on with what was held back, as far as the limits and this turn's time allow."""
+        """Goes on with what was postponed, as far as the limits and this turn's time allow."""
         self._until_ns = 0
         while not self._ended and not self._is_full() and not self._turn_due:
             if (self._postponed or self._unread) and self._is_time_over():
@@ -420,7 +421,7 @@ class HttpConnection(asyncio.Protocol):
         asyncio.get_running_loop().call_later(self._limits.linger_seconds, self._transport.close)
 
     def shut_down(self) -> None:
-        """Closes with the server: what is being answered is finished, nothing more is taken."""
+        """Closes with the server: what is being answered is finished, nothing more is accepted."""
         self._reader.stopped = self._eof = True
         self._unread = b""
         self._flush()

@@ -43,7 +43,7 @@ class FetchError(Exception):
 
 
 class _TlsRequired(msgspec.Struct):
-    """The body with which an nsqd that requires TLS refuses plain HTTP."""
+    """Is the body with which an nsqd that requires TLS refuses plain HTTP."""
 
     https_port: int
 
@@ -97,7 +97,7 @@ def _bad_url(url: str, reason: str) -> FetchError:
 
 
 class _Call:
-    """One request in a thread of its own, which ends with it: a slow server never delays another request."""
+    """Makes one request in a thread of its own, which ends with it: a slow server never delays another request."""
 
     def __init__(
         self,

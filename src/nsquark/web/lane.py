@@ -19,7 +19,7 @@ _LENGTH: Final = re.compile(rb"(?<=\r\ncontent-length: )[0-9]+(?=\r\n)", re.IGNO
 
 
 class OwedAnswers(Protocol):
-    """The answers that a lane owes, in order."""
+    """Keeps the answers that a lane owes, in order."""
 
     # Called whenever some were given.
     after: Callable[[], None] | None
@@ -46,7 +46,7 @@ LaneMaker = Callable[["Request", Callable[[bytes], object]], Lane | None]
 
 
 class LaneOfConnection:
-    """The lane of one connection, `open` once there is one."""
+    """Keeps the lane of one connection, `open` once there is one."""
 
     __slots__ = ("_after", "_target", "open")
 

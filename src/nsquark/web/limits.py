@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
-# Body of a request whose route names no limit of its own.
 BODY_BYTES_MAX: Final = 1024 * 1024
+"""The body of a request has at most so many bytes where its route names no limit of its own."""
 
 
 @dataclass(frozen=True, slots=True)

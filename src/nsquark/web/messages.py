@@ -13,10 +13,9 @@ if TYPE_CHECKING:
 
 JSON_TYPE: Final = "application/json; charset=utf-8"
 TEXT_TYPE: Final = "text/plain; charset=utf-8"
-# go-nsq takes an answer of nsqlookupd for the current format only with exactly this header.
 NSQ_HEADER: Final = ("X-Nsq-Content-Type", "nsq; version=1.0")
+"""go-nsq takes an answer of nsqlookupd for the current format only with exactly this header."""
 
-# As Go does, so that an answer may stand inside a script element or an old JavaScript string.
 _JSON_ESCAPES: Final = (
     (b"<", rb"\u003c"),
     (b">", rb"\u003e"),
@@ -24,13 +23,14 @@ _JSON_ESCAPES: Final = (
     ("\u2028".encode(), rb"\u2028"),
     ("\u2029".encode(), rb"\u2029"),
 )
+"""These are escaped, as Go does, so that an answer may stand inside a script element or an old JavaScript string."""
 
 Headers = tuple[tuple[str, str], ...]
 
 
 class Request(msgspec.Struct, gc=False):
-    """One received request. It is not to be changed: what follows from the request line is shared
-    with others like it.
+    """Is one received request. It is not to be changed: what follows from the request line is shared with others like
+    it.
     """
 
     target: Target
@@ -75,7 +75,7 @@ class Request(msgspec.Struct, gc=False):
 
 
 class Response:
-    """A complete answer. Its bytes are kept once made, so a constant one costs nothing to send again."""
+    """Is a complete answer. Its bytes are remembered once made, so a constant one costs nothing to send again."""
 
     __slots__ = ("body", "close", "content_type", "headers", "keep_alive_wire", "omit_body", "status")
 
@@ -111,7 +111,7 @@ class Response:
 
 
 class StreamResponse:
-    """An answer of unknown length, sent in chunks as fast as the peer takes them."""
+    """Is an answer of unknown length, sent in chunks as fast as the peer reads them."""
 
     __slots__ = ("chunks", "content_type", "headers", "status")
 
@@ -129,7 +129,7 @@ class StreamResponse:
 
 
 class Pending(msgspec.Struct, eq=False):
-    """An answer promised for later: return it from a handler, and `resolve` it exactly once."""
+    """Promises an answer for later: return it from a handler, and `resolve` it exactly once."""
 
     _response: Response | StreamResponse | None = None
     _callback: Callable[[Response | StreamResponse], object] | None = None

@@ -27,14 +27,14 @@ class Persistence(IntEnum):
     CLOSE_1_0 = 3
 
 
-# Only browsers send these, and always with what a page asks of another site.
 OF_BROWSERS: Final = frozenset((b"origin", b"sec-fetch-site"))
+"""Only browsers send these, and always with what a page asks of another site."""
 
-# With one of these headers a request is more than a head and a body of the length that the head tells.
 UNLIKE: Final = frozenset((b"expect", b"transfer-encoding", b"upgrade"))
+"""With one of these headers a request is more than a head and a body of the length that the head tells."""
 
-# Looking a member up in its enumeration costs as much as a function call.
 KEEP: Final = Persistence.KEEP
+"""Looking a member up in its enumeration costs as much as a function call."""
 
 
 class RefusedError(Exception):

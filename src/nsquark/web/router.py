@@ -11,12 +11,12 @@ from nsquark.web.limits import BODY_BYTES_MAX
 from nsquark.web.messages import JSON_TYPE, NSQ_HEADER, Handler, Request, Response, encode_json, error, plain
 from nsquark.web.query import EscapeError, parse_query, unescape
 
-# The same few request lines come again and again; what they mean is kept for this many of them.
 TARGETS_MAX: Final = 1024
+"""The same few request lines come again and again; what they mean is remembered for this many of them."""
 TARGET_URL_BYTES_MAX: Final = 512
 
-# What may be repeated in a redirect as it is.
 _SEGMENT = re.compile(r"[A-Za-z0-9_.-]+")
+"""A segment of these characters may be repeated in a redirect as it is."""
 
 BAD_REQUEST: Final = plain(400, "400 Bad Request", close=True)
 

@@ -48,8 +48,8 @@ __all__ = [
     "text",
 ]
 
-# How often the time limits of connections are looked at; one pass for all costs requests nothing.
 TICK_SECONDS: Final = 1.0
+"""The time limits of connections are looked at so often; one pass for all costs requests nothing."""
 
 
 class HttpServer:
@@ -129,7 +129,7 @@ class HttpServer:
     def run(
         self, handler: Coroutine[Any, Any, Answer], on_answer: Callable[[Answer], None], request: Request
     ) -> asyncio.Task[None]:
-        """Runs a handler that waits."""
+        """Runs a handler that waits, and passes its answer on; a fault in it becomes an internal error."""
         return self.spawn(self._run(handler, on_answer, request))
 
     async def _run(

@@ -42,11 +42,11 @@ HEADER_BYTES_EVER = 512
 
 
 class UnknownVersion(Exception):
-    """A file was written by a later version of this program; the text says what to do."""
+    """Says that a file was written by a later version of this program, and what to do."""
 
 
 class StoredBatch(NamedTuple):
-    """A batch as it was found in a file: where it starts, and what its header says."""
+    """Describes a batch as it was found in a file: where it starts, and what its header says."""
 
     offset: int
     first_seq: int
@@ -67,7 +67,7 @@ class StoredBatch(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Bytes of a file that are no intact batch."""
+    """Names bytes of a file that are no intact batch."""
 
     offset: int
     end: int

@@ -46,7 +46,7 @@ class Decoder(Protocol):
         """Tells whether the other side has closed its stream."""
 
     def feed(self, data: Bytes) -> None:
-        """Takes encoded bytes; they are kept until read, so feed again when `read` has nothing left."""
+        """Adds encoded bytes to those that wait to be read; feed again when `read` has nothing left."""
 
     @property
     def has_more(self) -> bool:
@@ -95,7 +95,9 @@ class DeflateDecoder:
 
 
 class _Compressors(threading.local):
-    """A snappy compressor has 140 KB of buffers and no memory of what it did before, so all streams share one."""
+    """Keeps one snappy compressor for each thread: it has 140 KB of buffers and no memory of what it did before, so all
+    streams share it.
+    """
 
     def __init__(self) -> None:
         self.compressor = cramjam.snappy.Compressor()
@@ -189,7 +191,7 @@ class SnappyDecoder:
             raise CorruptStream(str(error)) from None
 
     def _check(self, kind: int, size: int) -> None:
-        """Refuses what no whole chunk can follow, before the whole of it is here."""
+        """Refuses a chunk by its type and size, before the whole of it is here."""
         if not self._has_started and kind != _STREAM_START:
             raise CorruptStream("snappy: the stream does not begin with its start chunk")
         if _UNCOMPRESSED < kind < _SKIPPABLE_FROM:

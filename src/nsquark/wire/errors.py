@@ -2,7 +2,7 @@
 
 
 class ClientError(Exception):
-    """A mistake that is answered with an error frame; the connection stays usable."""
+    """Says what a client did wrong, in an error frame; the connection stays usable."""
 
     fatal = False
 
@@ -20,6 +20,6 @@ class ClientError(Exception):
 
 
 class FatalClientError(ClientError):
-    """A mistake that is answered with an error frame, after which the connection is closed."""
+    """Says what a client did wrong, in an error frame, after which the connection is closed."""
 
     fatal = True

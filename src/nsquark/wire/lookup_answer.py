@@ -16,7 +16,7 @@ ERROR_CHARS_MAX: Final = 200
 
 
 class Found(msgspec.Struct, frozen=True):
-    """An nsqd as a nsqlookupd knows it. Its topics are not asked for: of thousands, reading them would take long."""
+    """Describes an nsqd as a nsqlookupd knows it. Its topics are left out: to read thousands takes long."""
 
     broadcast_address: str
     tcp_port: int
@@ -41,7 +41,7 @@ class _FoundList(msgspec.Struct):
 
 
 class _LookupAnswer(msgspec.Struct):
-    """An answer whose producers stand at the top, or in `data` as before NSQ 1.0."""
+    """Has the producers of an answer, which stand at its top, or in `data` as before NSQ 1.0."""
 
     producers: list[Found] | msgspec.UnsetType | None = msgspec.UNSET
     status_code: int = 200
@@ -84,7 +84,7 @@ def read_channels(body: bytes) -> list[str]:
 
 
 def read_refusal(body: bytes) -> str:
-    """Says in few words what the body of an answer says that is not a 200."""
+    """Returns, in few words, the reason that an answer other than a 200 gives in its body."""
     with contextlib.suppress(ValueError):
         refusal = decode_json(body, _LookupRefusal)
         return ": ".join(filter(None, (refusal.message, refusal.reason)))[:ERROR_CHARS_MAX]

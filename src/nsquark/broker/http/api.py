@@ -58,7 +58,7 @@ OFF_WORDS: Final = ("false", "0")
 
 @dataclass(frozen=True, slots=True)
 class StatsQuery:
-    """What a request to /stats asks for; equal ones get the same answer."""
+    """Says what a request to /stats asks for; equal ones get the same answer."""
 
     topic: str
     channel: str

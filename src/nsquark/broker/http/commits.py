@@ -13,14 +13,14 @@ EXITING: Final = error(503, "EXITING")
 
 
 class PublishAnswer(Pending):
-    """The answer to a publish, given by the commit that it waits for."""
+    """Answers a publish when the commit that it waits for is settled."""
 
     def settled(self, commit: Commit) -> None:
         self.resolve(_outcome(commit))
 
 
 class LaneReplies(ReplyQueue):
-    """The answers to the publishes that take a connection's lane."""
+    """Answers the publishes that take a connection's lane."""
 
     def refusal(self, word: str, error: Exception) -> bytes:
         return not_stored(error).wire()

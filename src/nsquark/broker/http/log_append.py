@@ -40,7 +40,9 @@ CLEAN_EVERY_S = STAGE_IDLE_S / 10
 
 
 class AppendApi:
-    """What is staged counts as used disk. A token is remembered from its append on; until then it names a stage."""
+    """Stages and appends. What is staged counts as used disk. A token is remembered from its append on; until then it
+    names a stage.
+    """
 
     def __init__(self, api: LogApi) -> None:
         self._nsqd = api.nsqd

@@ -33,7 +33,7 @@ READ = Rule("subscribe", is_ours=True)
 
 
 class LogRange(msgspec.Struct, frozen=True):
-    """A range of one topic's log; `id` is the incarnation of the topic that it must be of, if that matters."""
+    """Names a range of one topic's log; `id` is the incarnation of the topic that it must be of, if that matters."""
 
     topic: str
     low: Number = msgspec.field(name="from")

@@ -140,7 +140,7 @@ class ChannelPositions:
 
 
 class _Owner(NamedTuple):
-    """Who commits to which channel of whatever topic."""
+    """Says who commits to which channel of whatever topic."""
 
     channel: str
     name: str

@@ -20,7 +20,7 @@ FULL_GENERATION: Final = 2
 
 
 class ProcessFigures(NamedTuple):
-    """The figures of this process; what the system does not tell is 0."""
+    """Has the figures of this process; what the system does not tell is 0."""
 
     cpu_seconds: float
     resident_bytes: int
@@ -45,7 +45,7 @@ def process_figures() -> ProcessFigures:
 
 
 class MemoryStats(msgspec.Struct):
-    """The figures of memory in the order of /stats; what Python has no equivalent of is 0."""
+    """Has the figures of memory in the order of /stats; what Python has no equivalent of is 0."""
 
     heap_objects: int
     heap_idle_bytes: int

@@ -39,7 +39,7 @@ class PercentileStats(msgspec.Struct, gc=False):
 
 
 class LatencyStats(msgspec.Struct, gc=False):
-    """The latencies from publish to FIN; `percentiles` is None where it is not measured."""
+    """Has the latencies from publish to FIN; `percentiles` is None where it is not measured."""
 
     count: int = 0
     percentiles: list[PercentileStats] | None = None

@@ -27,7 +27,7 @@ QUIET_S: Final = 1.0
 
 
 class StatsdSocket(asyncio.DatagramProtocol):
-    """The socket of one push; it only listens for errors."""
+    """Sends one push, and listens for nothing but errors."""
 
     def __init__(self, pusher: StatsdPusher) -> None:
         self._pusher = pusher

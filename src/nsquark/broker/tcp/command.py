@@ -16,7 +16,7 @@ DIGITS_THAT_COUNT = 64
 
 
 class Command:
-    """The command whose line has been read; `data[pos:end]` holds what has arrived behind the line.
+    """Reads the command whose line has come; `data[pos:end]` has what has arrived behind the line.
 
     * `next` is where the following command starts, as far as is known: reading a body moves it behind that body.
     * A body that has not arrived as a whole is read as nothing. With `at_eof` it never will: then it is an error.

@@ -94,7 +94,7 @@ def CLS(session: Session, command: Command) -> bool:
 
 
 def NOP(session: Session, command: Command) -> bool:
-    """Answers a heartbeat; that something was heard is noted where it is read."""
+    """Answers a heartbeat; that something was heard is remembered where it is read."""
     return True
 
 

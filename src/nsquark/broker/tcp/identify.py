@@ -67,7 +67,7 @@ _KNOWN_NAME = re.compile(f'"(?:{"|".join(_ZEROS)})"[ \\t\\r\\n]{{0,{SPACE_CHARS_
 
 @dataclass(slots=True)
 class ClientSettings:
-    """The settings of one connection; the values an nsqd uses for a client that does not IDENTIFY."""
+    """Has the settings of one connection, at first those of a client that does not IDENTIFY."""
 
     client_id: str
     hostname: str
@@ -215,7 +215,7 @@ def read_fields(body: bytes) -> dict[str, Any]:
 
 
 def _known_values(text: str) -> dict[str, Any]:
-    """Reads the same of a long body, with no objects for what is not asked for."""
+    """Reads the known fields of a long body, with no objects for what is not asked for."""
     values = msgspec.json.decode(_with_names_in_lower_case(text), type=_Values)
     return {name: _scalar(memoryview(getattr(values, name))) for name in _ZEROS}
 

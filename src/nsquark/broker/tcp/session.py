@@ -128,7 +128,7 @@ class Session(Connection, asyncio.BufferedProtocol):
         self.nsqd.logger.info(f"PROTOCOL(V2): [{self.remote_address}] exiting ioloop")
 
     def eof_received(self) -> bool:
-        """The client sends no more: an unfinished command is answered as such, then all is closed in order."""
+        """Answers an unfinished command as such, since the client sends no more; then all is closed in order."""
         if self._partial_bytes and not self._is_closed and self._got_magic and self._partial is not None:
             self._data = self._partial
             self._run(0, self._partial_bytes, at_eof=True)
@@ -230,7 +230,7 @@ class Session(Connection, asyncio.BufferedProtocol):
         self.waits.give_way()
 
     def not_published(self, error: OSError) -> None:
-        """The kernel could not publish an MPUB."""
+        """Is told that the kernel could not publish an MPUB."""
         self.fail(failed("MPUB", error))
 
     def _run(self, pos: int, end: int, *, at_eof: bool = False) -> int:
@@ -437,7 +437,7 @@ COMMANDS: dict[bytes, Callable[[Session, Command], bool]] = {
 
 
 class BeforeTls:
-    """The commands of a client that must use TLS and does not yet: IDENTIFY; every other word is refused."""
+    """Has the commands of a client that must use TLS and does not yet: IDENTIFY; every other word is refused."""
 
     def get(self, word: bytes) -> Callable[[Session, Command], bool]:
         if word != b"IDENTIFY":

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 CLIENT_CERTIFICATE_POLICIES: Final = ("require", "require-verify")
 
-# TLS 1.0 and 1.1 sign with SHA-1 and MD5, which OpenSSL allows at this level only.
 _OLD_VERSION_CIPHERS: Final = "ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:RSA+AESGCM:RSA+AES:!aNULL:!eNULL:!AESCCM:@SECLEVEL=0"
+"""TLS 1.0 and 1.1 sign with SHA-1 and MD5, which OpenSSL allows at this level only."""
 
 _VERSIONS: Final = {"TLSv1": "TLS1.0", "TLSv1.1": "TLS1.1", "TLSv1.2": "TLS1.2", "TLSv1.3": "TLS1.3"}
 _CIPHER_SUITES: Final = {
@@ -100,7 +100,7 @@ def _set_versions(context: ssl.SSLContext, options: NsqdOptions) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TlsState:
-    """What is known of a connection after its handshake, in /stats' words."""
+    """Says what is known of a connection after its handshake, in /stats' words."""
 
     version: str
     cipher_suite: str

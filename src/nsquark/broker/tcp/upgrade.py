@@ -40,8 +40,8 @@ TLS_RECORD_BYTES_MAX: Final = 16 << 10
 """TLS gets its input in such portions: many tiny records in one call would take long."""
 TLS_HANDSHAKE_RECORD: Final = 0x16
 
-# All connections read into this, since what is read is taken over before the next read.
 _received = memoryview(bytearray(SOCKET_READ_BYTES))
+"""All connections read into this, since what is read is taken over before the next read."""
 
 
 def is_wanted(session: Session) -> bool:
@@ -50,7 +50,7 @@ def is_wanted(session: Session) -> bool:
 
 
 class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
-    """This is the socket's protocol and the session's transport; the session itself works as on a plain connection.
+    """Is the socket's protocol and the session's transport; the session itself works as on a plain connection.
 
     * Encoded bytes are read from the socket only while none are left from before, so a connection holds at most
       SOCKET_READ_BYTES of them and one unfinished record or chunk, however much they would become.

@@ -43,7 +43,7 @@ Record = tuple[int, int, int, int]
 
 
 class Piece(NamedTuple):
-    """Some of a file, and the whole records in it."""
+    """Has some bytes of a file, and the whole records in them."""
 
     data: bytearray
     records: list[Record]
@@ -52,7 +52,7 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True)
 class DiskQueue:
-    """A queue: the files found, and after `pieces` was read to its end, what was wrong with them."""
+    """Knows the files of a queue, and after `pieces` was read to its end, what was wrong with them."""
 
     base: str
     data_files: dict[int, Path] = field(default_factory=dict)
@@ -121,18 +121,19 @@ class DiskQueueWriter:
     says that writing goes on in a file behind the last, which is empty.
     """
 
-    def __init__(self, directory: Path, base: str) -> None:
+    def __init__(self, directory: Path, base: str, file_bytes_max: int = FILE_BYTES_MAX) -> None:
         self.depth = 0
         self.message_bytes_max = 0
         self._directory = directory
         self._base = base
+        self._file_bytes_max = file_bytes_max
         self._file: BinaryIO | None = None
         self._files = 0
         self._size = 0
 
     def add(self, timestamp_ns: int, attempts: int, message_id: bytes, body: bytes | memoryview) -> None:
         size = _RECORD.size + len(body)
-        if self._file is None or self._size + size > FILE_BYTES_MAX:
+        if self._file is None or self._size + size > self._file_bytes_max:
             self._file = self._next_file()
         self._file.write(_RECORD.pack(_ID_AND_BEFORE_BYTES + len(body), timestamp_ns, attempts, message_id))
         self._file.write(body)
@@ -189,10 +190,8 @@ def find_queues(directory: Path) -> dict[str, DiskQueue]:
 
 
 def _parse(data: bytearray, left: int) -> tuple[list[Record], int, int]:
-    """Reads the whole records at the start of `data`, of which `left` bytes are left in the file, and tells where they
-    end.
-
-    Third, how many bytes the next record needs; 0 if that is not known, -1 if there is none.
+    """Reads the whole records at the start of `data`, of which `left` bytes are left in the file. Returns them, where
+    they end, and how many bytes the next record needs: 0 if that is not known, -1 if there is none.
     """
     records: list[Record] = []
     pos, end = 0, len(data)

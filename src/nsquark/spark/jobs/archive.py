@@ -27,8 +27,8 @@ from nsquark.spark.jobs.streams import (
 )
 
 PARTITIONS = ("topic", "date", "hour")
-#: format: the directory in an archive that only this format has.
 FORMATS = {"parquet": SPARK_LOG, "delta": DELTA_LOG}
+"""The formats, each with the directory in an archive that only it has."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

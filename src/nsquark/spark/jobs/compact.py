@@ -39,12 +39,12 @@ from nsquark.spark.jobs.sink_log import (
 
 MIB: Final = 1 << 20
 TARGET_MIB_DEFAULT: Final = 128
-#: A file is small, and worth merging, below this share of the target.
 SMALL_SHARE: Final = 0.75
-#: Merged files that one replacement of a list brings in: it rewrites the whole list.
+"""A file is small, and worth merging, below this share of the target."""
 STEP_FILES_MAX: Final = 50
-#: Of the bodies that are in memory before they are written.
+"""One replacement of a list brings in so many merged files: it rewrites the whole list."""
 ROW_GROUP_BYTES: Final = 64 << 20
+"""So many bytes of bodies are in memory before they are written."""
 READ_ROWS: Final = 10_000
 JOURNAL: Final = "journal.json"
 LOCK: Final = "lock"

@@ -20,10 +20,12 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from nsquark.spark.sink.writer import QUERY_ID_PROPERTY
 
-#: A row for each file that a task wrote; `path` is relative to the table, `partition` its values as JSON.
 WRITTEN = "query string, path string, bytes bigint, messages bigint, partition string"
-#: Of one task: topics times hours. Above pyarrow's own limit, which is for mistakes in what to partition by.
+"""A row for each file that a task wrote; `path` is relative to the table, `partition` its values as JSON."""
 TASK_PARTITIONS_MAX = 100_000
+"""One task may write so many partitions, topics times hours: above pyarrow's own limit, which is for mistakes in what
+to partition by.
+"""
 
 
 class DeltaWriter:

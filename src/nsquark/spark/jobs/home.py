@@ -12,7 +12,6 @@ from nsquark.base.errors import UserError
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
-# Spark's own default hides the progress of queries, which is at INFO among much else.
 LOG_SETTINGS = """\
 rootLogger.level = warn
 rootLogger.appenderRef.stderr.ref = stderr
@@ -28,6 +27,7 @@ logger.hive.level = error
 logger.connect.name = org.apache.spark.sql.connect.utils.ErrorUtils
 logger.connect.level = off
 """
+"""Spark's own default hides the progress of queries, which is at INFO among much else."""
 
 
 class PipelineHome:

@@ -31,11 +31,11 @@ STOP_TIMEOUT_S = 30.0
 LOG_POLL_S = 0.2
 DEFAULT_DIRECTORY = "pipeline-data"
 
-#: Of the states that a flow goes through, those that tell something.
 SHOWN_STATES = (" is RUNNING.", " has COMPLETED.", " has FAILED.", " is EXCLUDED.", " is SKIPPED.", ": Run is ")
+"""These of the states that a flow goes through tell something."""
 
-#: With these the part of Spark's output begins that is about an error.
 ERROR_MARKS = ("FAILED", "Error", "Exception", "Traceback", "error:")
+"""The part of Spark's output that is about an error begins with one of these."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -45,17 +45,17 @@ from nsquark.spark.sink.writer import REQUEST_MESSAGES_MAX
 T = TypeVar("T")
 
 RATE_DEFAULT = 1000
-#: A burst is what the rate allows in this time.
 BURST_S = 0.1
-#: Spark hands over a partition at a time, so this much is in memory, and a few times it in Spark's.
+"""A burst is what the rate allows in this time."""
 PARTITION_BYTES = 32 << 20
-#: What a row takes beside its body.
+"""Spark hands over a partition at a time, so this much is in memory, and a few times it in Spark's."""
 ROW_BYTES = 200
+"""A row takes so many bytes beside its body."""
 SHOWN_EVERY_S = 2.0
 EXIT_STOPPED: Final = 130
 SIZE_BYTES = 4
-#: The order of a replay, in which no two messages are equal.
 ORDER = ("at_us", "nsqd", "topic", "seq")
+"""The order of a replay, in which no two messages are equal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,14 +9,14 @@ from pyspark.sql.functions import col, expr, lit, when
 
 from nsquark.spark.jobs.report_words import SECOND_US
 
-#: Points of a line in a picture.
 BUCKETS_MAX = 240
+"""A line in a picture has so many points at most."""
 DAY_S = 86_400
 WIDTHS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, DAY_S)
-#: Of Spark's approximate percentiles: an error of one in this many ranks.
 PERCENTILE_ACCURACY = 10_000
-#: Topics and nsqds with a line of their own on the page; the rest are drawn as one.
+"""Spark's approximate percentiles are wrong by one in this many ranks."""
 SHOWN_MAX = 8
+"""So many topics and nsqds have a line of their own on the page; the rest are drawn as one."""
 REST = ""
 """Stands for all that have no line of their own; no topic and no nsqd has this name."""
 

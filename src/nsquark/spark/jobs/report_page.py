@@ -25,8 +25,8 @@ from nsquark.spark.jobs.report_measures import (
 from nsquark.spark.jobs.report_words import SECOND_US, duration_text, rate_text, size_text, time_text
 from nsquark.spark.jobs.svg import PlotLine, bar_plot, escape, share_bar, time_plot
 
-#: Rows of the tables of topics, nsqds and channels; more are counted in the last row.
 ROWS_MAX = 200
+"""The tables of topics, nsqds and channels have so many rows; more are counted in the last one."""
 TICKS = 5
 DAY_US = 86_400 * SECOND_US
 NAMES_MAX = 3

@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 
 SECOND_US = 1_000_000
-#: Above this many hours a duration is told in days.
 HOURS_MAX = 48
+"""Above this many hours a duration is told in days."""
 
 
 def size_text(count: float) -> str:

@@ -37,11 +37,12 @@ from nsquark.spark.jobs.streams import (
 )
 from nsquark.spark.sink.options import SinkOptions
 
-#: In the output directory: what is computed there.
 IDENTITY = "_rollup"
-#: Of the numbers that are added. Sums of floating point depend on their order, which a batch that is run again does not
-#: keep: its rows would be taken for other rows, and published twice.
+"""This file of the output directory says what is computed there."""
 NUMBER = "decimal(28, 9)"
+"""Numbers are added as this type. Sums of floating point depend on their order, which a batch that is run again does
+not keep: its rows would be taken for other rows, and published twice.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,15 +13,15 @@ from nsquark.base.errors import UserError
 from nsquark.wire.names import is_ephemeral, is_valid_name
 
 MEASURES: Final = ("sum", "min", "max", "avg")
-#: Columns of every result, beside the keys and measures.
 OWN_COLUMNS: Final = ("window_start", "window_end", "topic", "count")
+"""Every result has these columns, beside the keys and measures."""
 NAMES: Final = ("topics", "window", "watermark", "time", "keys", *MEASURES, "output")
 OUTPUT_NAMES: Final = ("parquet", "topic")
 WATERMARK_DEFAULT: Final = "10s"
 SPEC_BYTES_MAX: Final = 1 << 20
 
-#: A field of the body, or one inside of it: `user.country`.
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*(\.[A-Za-z_][A-Za-z0-9_-]*)*")
+"""A field of the body, or one inside of it: `user.country`."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from nsquark.spark.java import spark_environment
 from nsquark.spark.jobs.layout import DELTA_LOG
 from nsquark.spark.nsq_arguments import add_where_arguments, settings_of
 
-#: For a Spark of our own; a user's --conf goes before.
 LOCAL_SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -30,9 +29,9 @@ LOCAL_SETTINGS = {
     # What goes wrong comes as an exception; what Spark logs besides are stack traces, also of a stop asked for.
     "spark.log.level": "FATAL",
 }
+"""A Spark of our own has these settings; a user's --conf goes before."""
 
 
-#: What Java and Spark say on every start.
 NOISE = (
     b"WARNING: Using incubator modules",
     b"Using Spark's default log4j profile",
@@ -41,6 +40,7 @@ NOISE = (
     b"Setting Spark log level",
     b"NativeCodeLoader",
 )
+"""Java and Spark say this on every start."""
 
 
 def add_spark_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,8 +15,8 @@ from nsquark.base.errors import UserError
 from nsquark.spark.jobs.progress import Progress, Terminal
 
 POLL_S = 0.5
-#: How long a stop waits for the batch that is being written.
 BATCH_WAIT_S = 30.0
+"""A stop waits so long for the batch that is being written."""
 BETWEEN_POLL_S = 0.01
 BATCH_MESSAGES_DEFAULT = 1_000_000
 

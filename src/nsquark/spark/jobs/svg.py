@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from nsquark.base.printable import printable
 
 HEIGHT_PX = 220
-#: Above the plot, for the label of the topmost line; and below, for the times.
 TOP_PX, BOTTOM_PX = 18, 22
+"""This room is above the plot, for the label of the topmost line, and below, for the times."""
 PLOT_PX = HEIGHT_PX - TOP_PX - BOTTOM_PX
 SMALL_HEIGHT_PX = 120
 STEPS = 1000

@@ -66,17 +66,18 @@ def digest(values: list[Any]) -> str:
 class Collected:
     """Collects all rows of a partition, by topic."""
 
-    def __init__(self, partition: int) -> None:
+    def __init__(self, partition: int, bytes_max: int = PARTITION_BYTES_MAX) -> None:
         self._partition = partition
+        self._bytes_max = bytes_max
         self._columns: dict[str, list[pa.Array]] = {}
         self._bytes = 0
 
     def add(self, bodies: Bodies) -> None:
         _, offsets = bodies.buffers()
         self._bytes += offsets[-1] - offsets[0]
-        if self._bytes > PARTITION_BYTES_MAX:
+        if self._bytes > self._bytes_max:
             raise AppendFailed(
-                f"partition {self._partition} has more than {PARTITION_BYTES_MAX >> 20} MiB of bodies, too much to "
+                f"partition {self._partition} has more than {self._bytes_max >> 20} MiB of bodies, too much to "
                 "append at once: use more partitions with repartition(n), smaller batches, or leave out idempotent=true"
             )
         self._columns.setdefault(bodies.topic, []).append(bodies.column)
@@ -86,7 +87,7 @@ class Collected:
             yield Bodies(topic, pa.concat_arrays(columns))
 
 
-def pieces(bodies: Bodies, part_bytes: int) -> tuple[str, list[Bodies]]:
+def pieces(bodies: Bodies, part_bytes: int, log_bytes_max: int = PIECE_LOG_BYTES_MAX) -> tuple[str, list[Bodies]]:
     """Returns what identifies these rows in any order, and the rows as appends: the same ones for the same rows in any
     order.
 
@@ -97,17 +98,17 @@ def pieces(bodies: Bodies, part_bytes: int) -> tuple[str, list[Bodies]]:
     body_bytes = offsets[-1] - offsets[0]
     content = f"{total:016x}-{len(bodies)}-{body_bytes}"
     fits_part = body_bytes + SIZE_BYTES * (len(bodies) + 1) <= part_bytes
-    if fits_part and body_bytes + RECORD_OVERHEAD_BYTES * len(bodies) <= PIECE_LOG_BYTES_MAX:
+    if fits_part and body_bytes + RECORD_OVERHEAD_BYTES * len(bodies) <= log_bytes_max:
         return content, [bodies]
-    return content, list(_cut(bodies.reordered(pc.sort_indices(hashes))))
+    return content, list(_cut(bodies.reordered(pc.sort_indices(hashes)), log_bytes_max))
 
 
-def _cut(bodies: Bodies) -> Iterator[Bodies]:
+def _cut(bodies: Bodies, log_bytes_max: int) -> Iterator[Bodies]:
     _, offsets = bodies.buffers()
     start, rows = 0, len(bodies)
     while start < rows:
         # Up to a row the log takes offsets[row] + RECORD_OVERHEAD_BYTES * row bytes, which rises with the row.
-        limit = PIECE_LOG_BYTES_MAX + offsets[start] + RECORD_OVERHEAD_BYTES * start
+        limit = log_bytes_max + offsets[start] + RECORD_OVERHEAD_BYTES * start
         end = bisect_right(range(rows + 1), limit, lo=start, key=lambda row: offsets[row] + RECORD_OVERHEAD_BYTES * row)
         end = max(end - 1, start + 1)
         yield Bodies(bodies.topic, bodies.column.slice(start, end - start))
@@ -117,8 +118,9 @@ def _cut(bodies: Bodies) -> Iterator[Bodies]:
 class Appenders:
     """Appends under tokens, to the nsqd that each name belongs to."""
 
-    def __init__(self, options: SinkOptions) -> None:
+    def __init__(self, options: SinkOptions, log_bytes_max: int = PIECE_LOG_BYTES_MAX) -> None:
         self._options = options
+        self._log_bytes_max = log_bytes_max
         self._by_address: dict[str, Appender] = {}
 
     def __enter__(self) -> Self:
@@ -133,7 +135,7 @@ class Appenders:
     def append(self, name: str, bodies: Bodies) -> None:
         """Returns when all messages are in the log, by this attempt or by an earlier one."""
         appender = self.of(choose_nsqd(self._options.nsqd, name, bodies.topic))
-        content, parts = pieces(bodies, self._options.request_bytes_max)
+        content, parts = pieces(bodies, self._options.request_bytes_max, self._log_bytes_max)
         for number, piece in enumerate(parts):
             appender.append(digest([name, content, number]), piece)
 
