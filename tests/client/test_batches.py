@@ -27,8 +27,8 @@ async def test_full_batches_do_not_wait(nsqd: Nsqd, topic: str) -> None:
     seen: list[bytes] = []
     async with consumer_of(nsqd, topic, max_in_flight=50) as consumer:
         async for batch in consumer.batches(25, LONG_S):
+            assert len(batch) == len(batch.bodies) == 25
             async with batch:
-                assert len(batch) == len(batch.bodies) == 25
                 seen += batch.bodies
             if len(seen) == 100:
                 break
@@ -73,7 +73,7 @@ async def test_answers_one_by_one_and_for_the_rest(nsqd: Nsqd, topic: str) -> No
         assert not batch.unanswered
         again: set[bytes] = set()
         while len(again) < 3:
-            async with await anext(consumer.batches(3, 0.1)) as batch:
+            async with (await anext(consumer.batches(3, 0.1))).or_raise() as batch:
                 assert {message.attempts for message in batch} == {2}
                 again.update(batch.bodies)
         assert again == kept
@@ -159,7 +159,7 @@ def test_batches_without_asyncio(nsqd: Nsqd, topic: str) -> None:
 async def test_what_is_gathered_longer_than_its_timeout_is_kept_alive(nsqd: Nsqd, topic: str) -> None:
     publish(nsqd, topic, b"1")
     async with consumer_of(nsqd, topic, msg_timeout="1s") as consumer:
-        async with await anext(consumer.batches(10, 3.0)) as batch:
+        async with (await anext(consumer.batches(10, 3.0))).or_raise() as batch:
             assert [(message.body, message.attempts) for message in batch] == [(b"1", 1)]
         await until(lambda: is_done(nsqd, topic))
     assert nsqd.channel(topic)["timeout_count"] == 0
@@ -212,7 +212,7 @@ async def test_what_is_lost_while_it_is_gathered_comes_again_as_one_that_nobody_
         gathering = asyncio.create_task(anext(consumer.batches(2, 5.0)))
         await until(lambda: consumer.stats().in_flight == 1)
         proxy.cut()
-        async with asyncio.timeout(20), await gathering as batch:
+        async with asyncio.timeout(20), (await gathering).or_raise() as batch:
             assert batch.bodies == [b"1"]
         assert (consumer.stats().given_up, consumer.stats().duplicates) == (0, 0)
     assert is_done(nsqd, topic)
@@ -225,7 +225,7 @@ async def test_what_goes_back_while_it_is_gathered_comes_again_as_one_that_nobod
     daemon = start_nsqd("--max-msg-timeout=1s")
     publish(daemon, topic, b"1")
     async with consumer_of(daemon, topic, msg_timeout="1s", max_attempts=1, dedupe=True) as consumer:
-        async with asyncio.timeout(20), await anext(consumer.batches(2, 5.0)) as batch:
+        async with asyncio.timeout(20), (await anext(consumer.batches(2, 5.0))).or_raise() as batch:
             assert batch.bodies == [b"1"]
         assert (consumer.stats().given_up, consumer.stats().duplicates) == (0, 0)
     assert is_done(daemon, topic)

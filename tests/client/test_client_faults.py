@@ -252,18 +252,18 @@ async def test_nsqlookupd_goes_and_comes_back(
     first = start_nsqd(flag)
     publish(first, topic, b"1")
     async with Consumer(topic, "ch", lookupd=lookupd.http_address, config=CONFIG) as consumer:
-        async with await asyncio.wait_for(anext(consumer), WAIT_S) as message:
+        async with (await asyncio.wait_for(anext(consumer), WAIT_S)).or_raise() as message:
             assert message.body == b"1"
         lookupd.kill()
         publish(first, topic, b"2")
-        async with await asyncio.wait_for(anext(consumer), WAIT_S) as message:
+        async with (await asyncio.wait_for(anext(consumer), WAIT_S)).or_raise() as message:
             assert message.body == b"2"
         await asyncio.sleep(0.2)  # rounds in which nobody answers
         assert consumer.connections == [address_of(first)]
         await asyncio.to_thread(lookupd.start)
         second = start_nsqd(flag)
         publish(second, topic, b"3")
-        async with await asyncio.wait_for(anext(consumer), 2 * WAIT_S) as message:
+        async with (await asyncio.wait_for(anext(consumer), 2 * WAIT_S)).or_raise() as message:
             assert message.nsqd_address == address_of(second)
 
 

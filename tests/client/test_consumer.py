@@ -183,8 +183,10 @@ async def test_iterate(nsqd: Nsqd, topic: str) -> None:
 async def test_with_message_finishes(nsqd: Nsqd, topic: str) -> None:
     publish(nsqd, topic, b"x")
     async with consumer_of(nsqd, topic) as consumer:
-        async with await anext(consumer) as message:
-            assert not message.is_answered
+        message = await anext(consumer)
+        assert not message.is_answered
+        async with message:
+            pass
         assert message.is_answered
     assert is_done(nsqd, topic)
 
@@ -196,7 +198,7 @@ async def test_with_message_and_an_exception(nsqd: Nsqd, topic: str) -> None:
         async with await anext(consumer):
             raise RuntimeError("swallowed")
         assert consumer.stats().backoff_level == 1
-        async with await anext(consumer) as again:
+        async with (await anext(consumer)).or_raise() as again:
             assert again.attempts == 2
         assert consumer.stats().backoff_level == 0
     assert is_done(nsqd, topic)
@@ -220,7 +222,7 @@ async def test_with_message_and_a_cancellation(nsqd: Nsqd, topic: str) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert consumer.stats().backoff_level == 0
-        async with await asyncio.wait_for(anext(consumer), WAIT_S) as again:
+        async with (await asyncio.wait_for(anext(consumer), WAIT_S)).or_raise() as again:
             assert again.attempts == AFTER_GIVING_BACK
     assert is_done(nsqd, topic)
 
@@ -262,7 +264,7 @@ async def test_requeue_with_a_delay(nsqd: Nsqd, topic: str, delay: float | timed
         (await anext(consumer)).requeue(delay, backoff=False)
         start_s = time.monotonic()
         assert consumer.stats().backoff_level == 0
-        async with await anext(consumer) as again:
+        async with (await anext(consumer)).or_raise() as again:
             assert again.attempts == 2
         assert time.monotonic() - start_s > 0.15
 

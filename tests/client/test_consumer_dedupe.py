@@ -192,7 +192,7 @@ async def test_a_body_like_an_envelope_arrives_as_it_is_where_none_was_asked_for
     async with Producer(address_of(nsqd)) as producer:
         await producer.publish(topic, body)
     consumer = Consumer(topic, "ch", nsqd=address_of(nsqd), **settings)  # type: ignore[arg-type]
-    async with consumer, await anext(consumer) as message:
+    async with consumer, (await anext(consumer)).or_raise() as message:
         assert message.body == (b"inside" if settings else body)
 
 

@@ -170,11 +170,11 @@ async def test_connect_and_disconnect_while_it_runs(nsqds: list[Nsqd], topic: st
     async with consumer_of(nsqds[0], topic) as consumer:
         with pytest.raises(NsqError, match="already connected"):
             await consumer.connect_to_nsqd(first)
-        async with await anext(consumer) as message:
+        async with (await anext(consumer)).or_raise() as message:
             assert message.nsqd_address == first
         await consumer.connect_to_nsqd(second)
         assert sorted(consumer.connections) == sorted([first, second])
-        async with await asyncio.wait_for(anext(consumer), WAIT_S) as message:
+        async with (await asyncio.wait_for(anext(consumer), WAIT_S)).or_raise() as message:
             assert message.nsqd_address == second
         await consumer.disconnect_from_nsqd(first)
         assert consumer.connections == [second]
@@ -255,7 +255,7 @@ async def test_a_filter_leaves_one_out(lookupd: Nsqlookupd, nsqds: list[Nsqd], t
         lookupd_poll_interval="20ms",
         address_filter=lambda addresses: [address for address in addresses if address == wanted],
     ) as consumer:
-        async with await asyncio.wait_for(anext(consumer), WAIT_S) as message:
+        async with (await asyncio.wait_for(anext(consumer), WAIT_S)).or_raise() as message:
             assert message.nsqd_address == wanted
         await asyncio.sleep(0.3)  # more rounds
         assert consumer.connections == [wanted]
@@ -268,12 +268,12 @@ async def test_a_topic_that_appears_later(lookupd: Nsqlookupd, nsqds: list[Nsqd]
     ) as consumer:
         assert consumer.connections == []
         publish(nsqds[0], topic, b"x")
-        async with await asyncio.wait_for(anext(consumer), WAIT_S) as message:
+        async with (await asyncio.wait_for(anext(consumer), WAIT_S)).or_raise() as message:
             assert message.nsqd_address == address_of(nsqds[0])
         late = new_nsqd(tmp_path, lookupd)
         try:
             publish(late, topic, b"y")
-            async with await asyncio.wait_for(anext(consumer), WAIT_S) as message:
+            async with (await asyncio.wait_for(anext(consumer), WAIT_S)).or_raise() as message:
                 assert message.nsqd_address == address_of(late)
         finally:
             late.kill()
@@ -287,7 +287,7 @@ async def test_nsqlookupds_while_it_runs(lookupd: Nsqlookupd, nsqds: list[Nsqd],
         with pytest.raises(ConfigError, match="missing port"):
             consumer.connect_to_nsqlookupd("127.0.0.1")
         consumer.connect_to_nsqlookupd(lookupd.http_address)
-        async with await asyncio.wait_for(anext(consumer), WAIT_S) as message:
+        async with (await asyncio.wait_for(anext(consumer), WAIT_S)).or_raise() as message:
             assert message.nsqd_address == address_of(nsqds[1])
         with pytest.raises(ConfigError, match="is the last one"):
             consumer.disconnect_from_nsqlookupd(lookupd.http_address)
@@ -331,7 +331,7 @@ async def test_nsqd_is_restarted(
     publish_known(lookupd, [daemon], topic, b"before")
     where = {"nsqd": address_of(daemon)} if by == "address" else {"lookupd": lookupd.http_address}
     async with Consumer(topic, "ch", lookupd_poll_interval="50ms", max_in_flight=5, **where) as consumer:  # type: ignore[arg-type]
-        async with await asyncio.wait_for(anext(consumer), WAIT_S) as message:
+        async with (await asyncio.wait_for(anext(consumer), WAIT_S)).or_raise() as message:
             assert message.body == b"before"
         await until(lambda: is_done(daemon, topic))
         await asyncio.to_thread(daemon.restart, crash=crash)

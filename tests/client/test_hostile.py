@@ -219,5 +219,5 @@ async def test_more_nsqds_than_any_cluster_has(
     address = answers(_producers(PRODUCERS_MAX))
     async with Consumer(topic, "ch", nsqd=address_of(nsqd), lookupd=address, dial_timeout="5s") as consumer:
         await until(lambda: "more than 1000 nsqds were found" in caplog.text)
-        async with await asyncio.wait_for(anext(consumer), 10) as message:
+        async with (await asyncio.wait_for(anext(consumer), 10)).or_raise() as message:
             assert message.body == b"x"

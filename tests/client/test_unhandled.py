@@ -93,7 +93,7 @@ async def test_cancelled_handlers_give_nothing_up(nsqd: Nsqd, topic: str) -> Non
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
-        async with await asyncio.wait_for(anext(consumer), 10) as message:
+        async with (await asyncio.wait_for(anext(consumer), 10)).or_raise() as message:
             assert message.body == b"x"
         assert consumer.stats().given_up == 0
     assert is_done(nsqd, topic)
