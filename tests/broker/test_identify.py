@@ -272,9 +272,10 @@ def test_commands_behind_a_long_document_wait_for_it(client: Wire, topic: str) -
 @pytest.mark.ours
 @pytest.mark.parametrize("depth", [2_000, 20_000, 1_000_000])
 def test_a_deep_document_is_refused(nsqd: Nsqd, client: Wire, depth: int) -> None:
-    """NSQ reads 10,000 levels, and no more."""
+    """NSQ reads 10,000 levels, and no more; how many fewer are read here depends on the version of Python."""
+    refusal = b"E_BAD_BODY IDENTIFY failed to decode JSON body"
     client.command("IDENTIFY", b'{"x":' + b"[" * depth + b"]" * depth + b"}")
-    client.expect_error("E_BAD_BODY IDENTIFY failed to decode JSON body")
+    assert client.read_frame().data in ((b"OK", refusal) if depth <= 10_000 else (refusal,))
     assert "Traceback" not in nsqd.log
 
 

@@ -124,12 +124,12 @@ def test_flipped_byte_while_running(make_nsqd: Make, connect: Connect, number: i
 def test_without_index_files_everything_is_served(make_nsqd: Make, connect: Connect, crash: bool) -> None:
     daemon = make_nsqd(SMALL_FILES)
     bodies = _publish_batches(daemon, connect)
+    indexes = [path.with_suffix(".idx") for path in segments(daemon.data_path, "t")]
+    eventually(lambda: any(path.exists() for path in indexes))
     if crash:
         daemon.kill()
     else:
         assert daemon.stop() == 0
-    indexes = [path.with_suffix(".idx") for path in segments(daemon.data_path, "t")]
-    assert any(path.exists() for path in indexes)
     for path in indexes:
         path.unlink(missing_ok=True)
     daemon.start()

@@ -57,11 +57,17 @@ class Hostile:
             try:
                 head = b""
                 while b"\r\n\r\n" not in head:
-                    head += connection.recv(65536)
+                    data = connection.recv(65536)
+                    if not data:
+                        return
+                    head += data
                 target = head.split(b" ")[1].decode()
                 self.requests.append(head)
                 for piece in self.script(target):
                     connection.sendall(piece)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):
+                    pass  # closed with something unread, it would be a reset, which may come before the answer is read
             except OSError:
                 return
 
