@@ -8,14 +8,15 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-FOLDERS_ON_ONE_WORKER = ("tests/spark/",)
-BUT_NOT = ("tests/spark/test_source_restart.py", "tests/spark/test_pipeline.py", "tests/spark/test_clusters.py")
+ALONE = ("tests/spark/test_pipeline.py", "tests/spark/test_clusters.py")
 """They spend their time in Sparks of their own."""
+ON_ONE_WORKER = ("tests/spark/test_s", "tests/spark/")
+"""Beginnings of test ids. All that have the first, source and sink, share a Spark session; so do the others."""
 LONGEST_FIRST = (
-    "tests/spark/",
+    *ON_ONE_WORKER,
     "tests/docs/test_blocks.py",
     "tests/tools/",
-    *BUT_NOT,
+    *ALONE,
     "tests/browser/",
     "tests/faults/",
     "tests/client/",
@@ -23,19 +24,19 @@ LONGEST_FIRST = (
     "tests/admin/",
     "tests/tool/",
 )
-"""Beginnings of test ids; those that have none of them come last. What computes and what waits are side by side: the
-folder of Spark, then the documents, then the tools.
+"""Beginnings of test ids; those that have none of them come last. What computes and what waits are side by side: Spark,
+then the documents, then the tools.
 """
 
 
 class WholeFiles(LoadFileScheduling):
-    """Hands out files in the order of collection, and some folders as if they were a file."""
+    """Hands out files in the order of collection, and some groups of files as if each were one."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = str(super()._split_scope(nodeid))
-        if file in BUT_NOT:
+        if file in ALONE:
             return file
-        return next((folder for folder in FOLDERS_ON_ONE_WORKER if nodeid.startswith(folder)), file)
+        return next((beginning for beginning in ON_ONE_WORKER if nodeid.startswith(beginning)), file)
 
 
 @pytest.hookimpl(optionalhook=True)
