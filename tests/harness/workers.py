@@ -8,8 +8,8 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-ALONE = ("tests/spark/test_pipeline.py", "tests/spark/test_clusters.py")
-"""They spend their time in Sparks of their own."""
+ALONE = ("tests/spark/test_pipeline.py",)
+"""It spends its time in a Spark of its own."""
 ON_ONE_WORKER = ("tests/spark/test_s", "tests/spark/")
 """Beginnings of test ids. All that have the first, source and sink, share a Spark session; so do the others."""
 LONGEST_FIRST = (

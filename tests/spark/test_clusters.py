@@ -55,7 +55,7 @@ def publish_all(nsqd: Nsqd, topic: str) -> None:
         publish(nsqd, topic, bodies(low, low + 4000))
 
 
-@pytest.mark.long  # the standalone cluster below shows all of it
+@pytest.mark.long  # six JVMs
 def test_local_cluster(nsqd: Nsqd, topic: str, tmp_path: Path) -> None:
     publish_all(nsqd, topic)
     result, log = tmp_path / "result", tmp_path / "driver.log"
@@ -64,6 +64,7 @@ def test_local_cluster(nsqd: Nsqd, topic: str, tmp_path: Path) -> None:
         assert counted(driver, log, result) == f"{MESSAGES} {MESSAGES}"
 
 
+@pytest.mark.long  # six JVMs
 def test_a_worker_killed_in_the_middle_of_a_batch(nsqd: Nsqd, topic: str, tmp_path: Path) -> None:
     publish_all(nsqd, topic)
     result, log = tmp_path / "result", tmp_path / "driver.log"
