@@ -252,6 +252,9 @@ def test_a_body_in_tiny_chunks_takes_little_memory(make_nsqd: Callable[..., Nsqd
         assert _resident_bytes(daemon) - before < 25 << 20
 
 
+COST_SAMPLES = 5
+
+
 def _make_channels(daemon: Nsqd, topics: int, channels: int) -> None:
     connection = http.client.HTTPConnection(*daemon.http, timeout=60)
     for number in range(topics):
@@ -266,8 +269,9 @@ def _make_channels(daemon: Nsqd, topics: int, channels: int) -> None:
 def _cost_of_stats_s(daemon: Nsqd) -> float:
     daemon.stats()
     before = _cpu_s(daemon)
-    daemon.stats()
-    return max(_cpu_s(daemon) - before, 0.005)
+    for _ in range(COST_SAMPLES):
+        daemon.stats()
+    return max((_cpu_s(daemon) - before) / COST_SAMPLES, 0.005)
 
 
 def test_a_flood_of_stats_by_a_client_that_leaves_costs_little(make_nsqd: Callable[..., Nsqd]) -> None:
@@ -285,7 +289,7 @@ def test_a_flood_of_stats_by_a_client_that_leaves_costs_little(make_nsqd: Callab
 
 def test_many_who_ask_for_stats_at_once_share_a_collection(make_nsqd: Callable[..., Nsqd]) -> None:
     daemon = make_nsqd()
-    _make_channels(daemon, 100, 10)
+    _make_channels(daemon, 300, 10)
     one_s = _cost_of_stats_s(daemon)
     before = _cpu_s(daemon)
     with contextlib.ExitStack() as stack:

@@ -18,6 +18,10 @@ SECONDS = 0.8
 SAMPLES_MIN = 30
 LOOP_MS_MAX = 25.0
 """Of the loop's CPU time, until another client's PUB is answered."""
+ATTEMPTS_MAX = 2
+"""The same turns cost more beside others who fill the processor's caches; a flood that is let through costs ten times
+as much, each time.
+"""
 SHARE = 0.9
 """Few PUBs fit into a test; `python -m tests.faults.greedy` has the 99th percentile."""
 
@@ -34,8 +38,11 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Nsqd:
 
 @pytest.mark.parametrize("name", FLOODS)
 def test_another_client_is_answered_soon(daemon: Nsqd, name: str) -> None:
-    taken = measure(daemon, name, SECONDS, SAMPLES_MIN)
-    assert quantile(taken, SHARE) < LOOP_MS_MAX, f"ms: {[round(each) for each in taken]}"
+    for _ in range(ATTEMPTS_MAX):
+        taken = measure(daemon, name, SECONDS, SAMPLES_MIN)
+        if quantile(taken, SHARE) < LOOP_MS_MAX:
+            return
+    pytest.fail(f"ms: {[round(each) for each in taken]}")
 
 
 def test_a_dripping_mpub_is_measured_once(make_nsqd, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
