@@ -9,13 +9,14 @@ import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from types import CoroutineType
 from typing import Any, Final
 
 from nsquark.client.checks import is_async
 from nsquark.client.errors import NsqError, WrongHandler
 from nsquark.client.logs import Log
 from nsquark.client.message import Message
-from nsquark.client.tasks import end_tasks, in_thread, is_cancelled
+from nsquark.client.tasks import end_tasks, in_thread
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -87,28 +88,33 @@ class Handlers:
 
     async def _work(self, handler: Handler, pool: Executor | None) -> None:
         next_message, next_now = self._next_message, self._next_now
+        task = asyncio.current_task()
+        assert task is not None
         is_ending = False
         while not is_ending and (message := next_now() or await next_message(pool)) is not None:
             try:
                 if pool is None:
                     outcome = handler(message)
                     if outcome is not None:
-                        await _end_of(outcome)
-                        is_ending = is_cancelled()  # which the handler did not let out
+                        if type(outcome) is CoroutineType or inspect.isawaitable(outcome):  # mostly the first
+                            await outcome
+                        else:
+                            _check_ended(outcome)
+                        is_ending = task.cancelling() > 0  # which the handler did not let out
                 else:
                     _check_ended(await in_thread(pool, handler, message))
             except WrongHandler:
                 message.abandon()
                 raise
             except asyncio.CancelledError as error:
-                if is_cancelled():
+                if task.cancelling():
                     message.conclude(error)
                     raise
                 message.fail(error)  # something inside the handler was cancelled, not the handler
             except BaseException as error:
                 if not message.conclude(error):
                     raise
-                is_ending = is_cancelled()
+                is_ending = task.cancelling() > 0
             else:
                 if message.auto_response:
                     message.finish()
@@ -116,13 +122,6 @@ class Handlers:
     async def end(self, timeout_s: float) -> None:
         """Waits for what they do, except for the one that calls this; cancels those that are late."""
         await end_tasks(self._tasks, timeout_s, "handlers", self._log)
-
-
-async def _end_of(outcome: object) -> None:
-    if inspect.isawaitable(outcome):
-        await outcome
-    else:
-        _check_ended(outcome)
 
 
 def _check_ended(outcome: object) -> None:
