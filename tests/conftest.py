@@ -15,6 +15,7 @@ pytest.register_assert_rewrite("harness")
 
 from harness import Nsqd, Wire, nsqd_is_ours, nsqd_program  # noqa: E402  (rewriting must be asked for first)
 from harness.lookupd import Nsqlookupd  # noqa: E402
+from nsquark.testing.daemons import started  # noqa: E402
 
 pytest_plugins = ["harness.workers"]
 
@@ -99,17 +100,13 @@ def nsqd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture
 def make_nsqd(tmp_path: Path) -> Iterator[Callable[..., Nsqd]]:
     """Starts an nsqd with these flags, by default on this test's own data path."""
-    daemons: list[Nsqd] = []
 
-    def make(*flags: str, data_path: Path | None = None) -> Nsqd:
+    def made(*flags: str, data_path: Path | None = None) -> Nsqd:
         directory = data_path or tmp_path / "data"
         directory.mkdir(exist_ok=True)
-        daemons.append(Nsqd(directory, *flags))
-        return daemons[-1].start()
+        return Nsqd(directory, *flags)
 
-    yield make
-    for daemon in daemons:
-        daemon.kill()
+    yield from started(made)
 
 
 @pytest.fixture(scope="module")
@@ -124,15 +121,7 @@ def lookupd() -> Iterator[Nsqlookupd]:
 @pytest.fixture
 def make_lookupd() -> Iterator[Callable[..., Nsqlookupd]]:
     """Starts an nsqlookupd with these flags."""
-    daemons: list[Nsqlookupd] = []
-
-    def make(*flags: str) -> Nsqlookupd:
-        daemons.append(Nsqlookupd(*flags))
-        return daemons[-1].start()
-
-    yield make
-    for daemon in daemons:
-        daemon.kill()
+    yield from started(Nsqlookupd)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import pytest
 from harness import Nsqd, eventually
 from harness.lookupd import Nsqlookupd
 from harness.nsqadmin import Nsqadmin
+from nsquark.testing.daemons import started
 
 PEERS = ("PEER_NSQD", "PEER_NSQLOOKUPD")
 WHOSE = [
@@ -84,12 +85,5 @@ def admin(request: pytest.FixtureRequest, cluster: Cluster) -> Nsqadmin:
 
 @pytest.fixture
 def make_admin() -> Iterator[Any]:
-    daemons: list[Nsqadmin] = []
-
-    def make(*flags: str) -> Nsqadmin:
-        daemons.append(Nsqadmin(*flags))
-        return daemons[-1].start()
-
-    yield make
-    for daemon in daemons:
-        daemon.kill()
+    """Starts an nsqadmin with these flags."""
+    yield from started(Nsqadmin)

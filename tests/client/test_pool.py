@@ -214,28 +214,27 @@ async def test_a_full_disk_is_not_the_publishs_fault(trio: list[Nsqd], topic: st
     assert len(messages_of(trio[0], topic)) == 10
 
 
-async def test_where_every_nsqd_wants_a_secret_the_error_comes_at_once(
-    make_nsqd: Callable[..., Nsqd], topic: str
-) -> None:
+@pytest.fixture
+def wants_secret(make_nsqd: Callable[..., Nsqd]) -> Iterator[str]:
+    """The address of an nsqd that wants a secret."""
     with AuthServer() as server:
-        nsqd = make_nsqd(f"--auth-http-address={server.address}")
-        async with ProducerPool([address_of(nsqd)], retry_deadline=60) as pool, asyncio.timeout(20):
-            with pytest.raises(AuthFailed):
-                await pool.publish(topic, b"x")
-            with pytest.raises(AuthFailed):
-                await pool.publish(topic, b"x")
+        yield address_of(make_nsqd(f"--auth-http-address={server.address}"))
 
 
-async def test_thousands_that_wait_for_room_are_all_told_of_a_refusal(
-    make_nsqd: Callable[..., Nsqd], topic: str
-) -> None:
-    with AuthServer() as server:
-        nsqd = make_nsqd(f"--auth-http-address={server.address}")
-        async with ProducerPool([address_of(nsqd)], outstanding_max=1) as pool, asyncio.timeout(20):
-            publishes = [pool.publish(topic, b"x") for _ in range(3000)]
-            outcomes = await asyncio.gather(*publishes, return_exceptions=True)
-            assert {type(outcome) for outcome in outcomes} == {AuthFailed}
-            assert pool.outstanding == 0
+async def test_where_every_nsqd_wants_a_secret_the_error_comes_at_once(wants_secret: str, topic: str) -> None:
+    async with ProducerPool([wants_secret], retry_deadline=60) as pool, asyncio.timeout(20):
+        with pytest.raises(AuthFailed):
+            await pool.publish(topic, b"x")
+        with pytest.raises(AuthFailed):
+            await pool.publish(topic, b"x")
+
+
+async def test_thousands_that_wait_for_room_are_all_told_of_a_refusal(wants_secret: str, topic: str) -> None:
+    async with ProducerPool([wants_secret], outstanding_max=1) as pool, asyncio.timeout(20):
+        publishes = [pool.publish(topic, b"x") for _ in range(3000)]
+        outcomes = await asyncio.gather(*publishes, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {AuthFailed}
+        assert pool.outstanding == 0
 
 
 async def test_mistakes_fail_before_anything_is_sent(trio: list[Nsqd], topic: str) -> None:

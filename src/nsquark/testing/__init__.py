@@ -16,7 +16,7 @@ from typing import Final
 
 import pytest
 
-from nsquark.testing.daemons import Daemon, HttpReply, Nsqd, Nsqlookupd, StartError
+from nsquark.testing.daemons import Daemon, HttpReply, Nsqd, Nsqlookupd, StartError, started
 
 __all__ = ["Daemon", "HttpReply", "Nsqd", "Nsqlookupd", "StartError"]
 
@@ -40,28 +40,17 @@ def topic() -> str:
 @pytest.fixture
 def make_nsqd(tmp_path: Path) -> Iterator[Callable[..., Nsqd]]:
     """Starts nsqds with flags of the test's choice, each on a data path of its own."""
-    daemons: list[Nsqd] = []
+    numbers = itertools.count()
 
-    def make(*flags: str) -> Nsqd:
-        data_path = tmp_path / f"nsqd{len(daemons)}"
+    def made(*flags: str) -> Nsqd:
+        data_path = tmp_path / f"nsqd{next(numbers)}"
         data_path.mkdir()
-        daemons.append(Nsqd(data_path, *flags))
-        return daemons[-1].start()
+        return Nsqd(data_path, *flags)
 
-    yield make
-    for daemon in daemons:
-        daemon.kill()
+    yield from started(made)
 
 
 @pytest.fixture
 def make_nsqlookupd() -> Iterator[Callable[..., Nsqlookupd]]:
     """Starts nsqlookupds with flags of the test's choice."""
-    daemons: list[Nsqlookupd] = []
-
-    def make(*flags: str) -> Nsqlookupd:
-        daemons.append(Nsqlookupd(*flags))
-        return daemons[-1].start()
-
-    yield make
-    for daemon in daemons:
-        daemon.kill()
+    yield from started(Nsqlookupd)

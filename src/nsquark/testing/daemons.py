@@ -11,11 +11,11 @@ import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self, TypeVar
 
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 30.0
@@ -321,3 +321,21 @@ def _collect(process: subprocess.Popen[str], lines: list[str]) -> None:
 def target(path: str, query: dict[str, Any]) -> str:
     """Makes a path with these query arguments."""
     return f"{path}?{urllib.parse.urlencode(query)}" if query else path
+
+
+SomeDaemon = TypeVar("SomeDaemon", bound=Daemon)
+
+
+def started(kind: Callable[..., SomeDaemon]) -> Iterator[Callable[..., SomeDaemon]]:
+    """Is the body of a fixture: yields a function that makes a daemon and starts it; all of them are killed at the
+    end.
+    """
+    daemons: list[SomeDaemon] = []
+
+    def make(*args: Any, **settings: Any) -> SomeDaemon:
+        daemons.append(kind(*args, **settings))
+        return daemons[-1].start()
+
+    yield make
+    for daemon in daemons:
+        daemon.kill()
