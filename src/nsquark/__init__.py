@@ -47,7 +47,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loads what is public when it is used: nsqd, which is this package too, starts without it."""
+    """Loads a public name when it is first used, so that nsqd, which is in this package too, starts without it."""
     if name in ("errors", "sync"):
         return importlib.import_module(f"nsquark.{name}")
     if name not in _HOMES:

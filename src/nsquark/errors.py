@@ -1,4 +1,4 @@
-"""Has the client's errors, where users look for them."""
+"""Exports the client's errors, where users look for them."""
 
 from nsquark.client.errors import (
     AuthFailed,

@@ -1,1 +1,1 @@
-"""This is nsqadmin: the cluster seen live, and acted on."""
+"""This is nsqadmin, which shows a cluster live in the browser and acts on it."""

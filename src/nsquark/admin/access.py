@@ -1,7 +1,7 @@
 """Decides whether a request may do what it asks for.
 
 Every request passes `guard`. It refuses hosts that are not ours, finds out who asks, and lets a browser change
-something only if one of our own pages asked it to. What role a change needs is said where it is made: `require`.
+something only if one of our own pages asked it to. The handler of a change calls `require` for the role that it needs.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ CONTENT_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-"""No inline script or style and nothing of another host: what slips through escaping does nothing."""
+"""Allows no inline script or style and nothing of another host, so that markup which slips through escaping does
+nothing.
+"""
 HEADERS: Final = {
     "Content-Security-Policy": CONTENT_POLICY,
     "X-Frame-Options": "DENY",
     "X-Content-Type-Options": "nosniff",
-    # With less than this, browsers send `Origin: null` with our own forms.
+    # A stricter policy would make browsers send `Origin: null` with our own forms.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -66,14 +68,14 @@ def may(request: web.Request, action: str) -> bool:
 
 
 def require(request: web.Request, action: str) -> None:
-    """Refuses who may not do this, in NSQ's words."""
+    """Refuses a user who may not do this action, with NSQ's code."""
     if not may(request, action):
         raise refusal(web.HTTPForbidden, "FORBIDDEN")
 
 
 def csrf_token(request: web.Request) -> str:
-    """Makes the token of a page that has buttons: its browser gets a session, if it has none, and the token that
-    belongs to it.
+    """Makes the CSRF token of a page that has buttons. A token belongs to a session, so a browser without one gets
+    one.
     """
     session = request.get(_SESSION)
     access = request.app[STATE].access
@@ -87,7 +89,7 @@ def session_of(request: web.Request) -> BrowserSession | None:
 
 
 def is_still_in(request: web.Request) -> bool:
-    """Tells, for an answer that goes on for long, whether who asked for it may still see it."""
+    """Tells whether the user may still see an answer that goes on for long, such as a stream of events."""
     access, session = request.app[STATE].access, request.get(_SESSION)
     if not access.needs_login:
         return True
@@ -129,22 +131,20 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     if request.method in SAFE_METHODS:
         return await handler(request)
     if path == "/login" and not 0 <= (request.content_length or -1) <= LOGIN_BYTES_MAX:
-        # Strangers get here: they must not fill the memory.
+        # Anybody can send a login, and must not fill the memory with it.
         raise refusal(web.HTTPBadRequest, "LOGIN_TOO_BIG")
     await _require_own_page(request, session, access)
     return await _to_its_end(handler(request))
 
 
 def _route(request: web.Request, base_path: str) -> str:
-    """Returns the path as the route that will answer has it, whatever tricks the request's own plays; empty without
-    one.
-    """
+    """Returns the path of the route that will answer, however the request spells it; it is empty without a route."""
     resource = request.match_info.route.resource
     return resource.canonical.removeprefix(base_path) if resource is not None else ""
 
 
 async def _to_its_end(change: Awaitable[web.StreamResponse]) -> web.StreamResponse:
-    """Lets a change go on when its client leaves: nobody gets around the line that tells of it."""
+    """Lets a change finish when its client disconnects, so that nobody gets around its line in the audit log."""
     task = asyncio.ensure_future(change)
     _changes.add(task)
     task.add_done_callback(_changes.discard)
@@ -159,8 +159,8 @@ def middlewares(access: Accounts) -> list[Middleware]:
 
 
 def _require_our_host(request: web.Request, access: Accounts) -> None:
-    """Refuses foreign names of this host while nobody has to log in: a page of a name that was pointed at our address
-    would see and do everything (DNS rebinding). To such a name browsers do not send our cookies.
+    """Refuses host names that are not ours while nobody has to log in: a page of a name that was pointed at our address
+    would see and do everything (DNS rebinding). With logins this is harmless, as browsers send such a name no cookies.
     """
     if not access.needs_login and not access.hosts.is_ours(request.host):
         reason = f"if {request.host} is this nsqadmin, start it with --http-allowed-hosts={request.host}"
@@ -190,10 +190,10 @@ def _login_needed(request: web.Request, base_path: str) -> web.HTTPException:
 
 
 async def _require_own_page(request: web.Request, session: BrowserSession | None, access: Accounts) -> None:
-    """Refuses pages that do not prove to be ours: a browser sends its cookies, and a proxy its header, for whatever
-    page asks it to.
+    """Refuses a browser's change unless it proves to come from one of our pages: a browser sends its cookies, and a
+    proxy its header, for any page that asks it to.
 
-    A program has no page: it sends none of what browsers cannot leave out, and needs no proof.
+    A program has no page and needs no proof; it sends none of the headers that browsers cannot leave out.
     """
     if session is None and not is_browser(request):
         return
@@ -217,8 +217,8 @@ def is_browser(request: web.Request) -> bool:
 
 
 def _is_same_origin(request: web.Request) -> bool:
-    """Tells whether a page of ours asks, by what only the browser itself can say. A proxy may have changed `Host`, but
-    then names the one it was sent; a page of another site cannot add that header.
+    """Tells whether one of our pages asks, by headers that only the browser itself can set. A proxy that changes `Host`
+    names the original in `X-Forwarded-Host`, which a page of another site cannot add.
     """
     site = request.headers.get("Sec-Fetch-Site")
     if site is not None:
@@ -231,7 +231,7 @@ def _is_same_origin(request: web.Request) -> bool:
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Adds headers to every answer, errors too: append it to `on_response_prepare`."""
+    """Adds our headers, and the session's cookie if it is due, to every answer, errors too."""
     for name, value in HEADERS.items():
         if name == "Server" or name not in response.headers:
             response.headers[name] = value
@@ -239,7 +239,7 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     if session is None:
         return
     access, base_path = request.app[STATE].access, request.app[STATE].base_path
-    # `set_cookie` would be too late here.
+    # The response's own cookies are in its headers already, so `set_cookie` would be too late.
     cookie = [
         f"{cookie_name(request)}={access.sessions.encode(session, access.key)}",
         f"Path={base_path or '/'}",
@@ -252,8 +252,8 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
 
 
 def cookie_name(request: web.Request) -> str:
-    """Names the cookie by port: browsers do not tell the ports of a host apart, but two nsqadmins
-    on one host are two.
+    """Names the cookie by port, since browsers share cookies between the ports of a host and two nsqadmins on one host
+    must not.
     """
     port = request.host.rpartition(":")[2]
     return f"{COOKIE}_{port}" if port.isdecimal() and port.isascii() else COOKIE
@@ -265,7 +265,7 @@ def is_secure(request: web.Request) -> bool:
 
 
 def address_of(request: web.Request) -> str:
-    """Returns the peer's address. What a proxy says of those behind it could be said by anybody."""
+    """Returns the peer's address, and not the one that a proxy forwards, which anybody could make up."""
     return show_host(request.remote or "")
 
 
@@ -296,7 +296,7 @@ async def log_in(request: web.Request) -> web.StreamResponse:
 
 
 async def log_out(request: web.Request) -> web.StreamResponse:
-    """Logs out: nothing is left of the session, here or in the browser."""
+    """Ends the session of a user, and gives the browser one without a user instead."""
     state = request.app[STATE]
     session = request.get(_SESSION)
     if session is not None and session.is_logged_in:
@@ -307,7 +307,7 @@ async def log_out(request: web.Request) -> web.StreamResponse:
 
 
 def _login_form(request: web.Request, onward: str, error: str = "", status: int = 200) -> web.Response:
-    from nsquark.admin import pages  # which needs this module: templates show what a user may do
+    from nsquark.admin import pages  # not at the top, since pages imports this module
 
     answer = pages.render(request, "login.html", csrf=csrf_token(request), next=onward, error=error)
     answer.set_status(status)
@@ -315,7 +315,9 @@ def _login_form(request: web.Request, onward: str, error: str = "", status: int 
 
 
 def _next_page(wanted: str, base_path: str) -> str:
-    """Returns a page of ours, and of no other host, whatever a link to the login page says."""
+    """Returns the wanted page if it is one of ours, else the start page, so that no link to the login page leads to
+    another host.
+    """
     home = base_path or "/"
     is_ours = wanted == home or wanted.startswith(f"{base_path}/")
     if not is_ours or wanted.startswith("//") or "\\" in wanted or not wanted.isprintable():

@@ -1,4 +1,4 @@
-"""Knows those who may ask: users of a file with sessions in cookies, NSQ's header rule, or everybody."""
+"""Knows who may use nsqadmin: the users of a file, whose sessions are in cookies, or those of NSQ's header rule."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from nsquark.base.logs import Logger
 from nsquark.web.browsers import BrowserGuard
 
 LOGINS_AT_ONCE_MAX: Final = 2
-"""So many logins are checked at once: each takes 32 MiB and a tenth of a second of a core."""
+"""At most this many logins are checked at once; each takes 32 MiB and a tenth of a second of a core."""
 LOGINS_WAITING_MAX: Final = 16
 FILE_CHECK_S: Final = 1.0
 BASIC_CACHED_MAX: Final = 256
 BASIC_CHARS_MAX: Final = 4096
 
 _DECOY: Final = PasswordHash(SCRYPT_N, SCRYPT_R, SCRYPT_P, os.urandom(SALT_BYTES), os.urandom(HASH_BYTES))
-"""This password is tried when there is no such user, so that it takes as long to say so."""
+"""This hash is checked when there is no such user, so that the refusal takes as long as that of a wrong password."""
 
 
 class TooManyLogins(Exception):
-    """Says that a password was not even looked at."""
+    """Says that a password was not checked, after too many attempts to log in."""
 
     def __init__(self, wait_s: float) -> None:
         super().__init__(f"too many attempts to log in: try again in {max(1, round(wait_s))} s")
@@ -51,7 +51,7 @@ class TooManyLogins(Exception):
 
 
 class Accounts:
-    """Keeps users, their sessions, and what is remembered of failed logins."""
+    """Keeps the users, their sessions and the counts of failed logins."""
 
     def __init__(self, options: NsqadminOptions, logger: Logger) -> None:
         self._logger = logger
@@ -86,7 +86,7 @@ class Accounts:
 
     @property
     def users(self) -> Users:
-        """Returns the users of the file as it is now: who was taken out of it is out within a second."""
+        """Returns the users of the file as it is now: a user who is removed from it loses access within a second."""
         if self._path is not None and time.monotonic() - self._checked_s > FILE_CHECK_S:
             self._checked_s = time.monotonic()
             self._read_again(self._path)
@@ -124,7 +124,7 @@ class Accounts:
         return Identity(user.name, user.role)
 
     def by_header(self, value: str) -> Identity:
-        """Decides by NSQ's rule: without named admins everybody is one."""
+        """Decides by NSQ's rule: the users of --admin-user are admins, or everybody if none is named."""
         if not self._admins:
             return Identity("", Role.ADMIN)
         return Identity(value, Role.ADMIN if value in self._admins else Role.VIEWER)
@@ -134,7 +134,7 @@ class Accounts:
         return self._header
 
     async def by_basic(self, authorization: str, address: str) -> Identity | None:
-        """Checks a program's `Authorization: Basic`. What was good is remembered: a script may ask
+        """Checks a program's `Authorization: Basic`. Good credentials are remembered, since a script may send them
         many times a second.
         """
         found = basic_credentials(authorization)
@@ -153,13 +153,13 @@ class Accounts:
         return Identity(user.name, user.role)
 
     async def log_in(self, name: str, password: str, address: str) -> User | None:
-        """Returns the user if the password is theirs; TooManyLogins if it was not looked at."""
+        """Returns the user if the password is right, else None. It raises TooManyLogins if it did not check."""
         wait_s = self._throttle.wait_s(address, name)
         if wait_s > 0:
             raise TooManyLogins(wait_s)
         if self._logins >= LOGINS_WAITING_MAX:
             raise TooManyLogins(1)
-        self._throttle.failed(address, name)  # until the contrary is shown, or many at once would be free
+        self._throttle.failed(address, name)  # counted before the check, or many at once would get past the throttle
         self._logins += 1
         user = self.users.by_name.get(name)
         stored = user.password if user is not None else _DECOY
@@ -185,7 +185,7 @@ def _state_of(path: Path) -> tuple[int, int, int] | None:
 
 
 def basic_credentials(authorization: str) -> tuple[str, str] | None:
-    """Reads name and password of an `Authorization: Basic`; None if it is something else."""
+    """Reads name and password of an `Authorization: Basic`; it returns None for anything else."""
     kind, _, value = authorization.partition(" ")
     if kind.lower() != "basic" or len(value) > BASIC_CHARS_MAX:
         return None

@@ -1,9 +1,9 @@
-"""Answers `POST /action`: what the pages do, with the result of each nsqd and nsqlookupd.
+"""Answers `POST /action`, which the pages' buttons send, with the result of each nsqd and nsqlookupd.
 
     {"action": "pause", "topic": "orders", "channel": "archive", "node": ""}
     {"ok": true, "message": "", "results": [{"address": "10.0.0.1:4151", "ok": true, "text": ""}]}
 
-The actions are create, delete, pause, unpause, empty and tombstone. 502 means that nobody did it.
+The actions are create, delete, pause, unpause, empty and tombstone. Status 502 means that no nsqd or nsqlookupd did it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ async def act(request: web.Request, state: AdminState) -> web.Response:
         outcome = await change(request, fields["action"], fields["topic"], fields["channel"], fields["node"])
     except AllFailed as error:
         return v1_json({"ok": False, "message": str(error), "results": []}, 502)
-    # A page that is shown next should show what was done.
+    # The page that is shown next should show what was done.
     await state.snapshot_after_change()
     results = [{"address": each.address, "ok": each.is_done, "text": each.text} for each in outcome.results]
     message = joined(outcome.errors) or ("" if results else "no nsqd has it")

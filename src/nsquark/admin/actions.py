@@ -1,4 +1,4 @@
-"""Does what can be done to the cluster, for the pages and for NSQ's /api alike."""
+"""Carries out the actions on a cluster, such as create, pause and delete, for the pages and for NSQ's /api."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from nsquark.admin.survey import Answers, Survey
 from nsquark.wire.names import is_valid_name
 
 PLAIN_ACTIONS: Final = ("pause", "unpause", "empty")
-"""The actions that are done by one POST to every nsqd that has the topic."""
+"""These actions are done by one POST to every nsqd that has the topic."""
 
 
 class ActionRefused(Exception):
-    """Says that the request is not one that can be done; the text is NSQ's code for it."""
+    """Says that a requested action cannot be done; its text is NSQ's error code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one nsqd or nsqlookupd made of an action."""
+    """Tells whether one nsqd or nsqlookupd did an action, or why not."""
 
     address: str
     is_done: bool
@@ -32,8 +32,8 @@ class Result:
 
 @dataclass(slots=True)
 class Outcome:
-    """The outcome of an action: `errors` in the order in which NSQ lists them; `results` of all who were asked to
-    change something.
+    """Collects what came of an action: `errors` has the order in which NSQ lists them, and `results` has one for every
+    nsqd and nsqlookupd that was told to change something.
     """
 
     errors: list[UpstreamError] = field(default_factory=list)
@@ -41,13 +41,13 @@ class Outcome:
 
     @property
     def is_done(self) -> bool:
-        """Tells whether at least one did it."""
+        """Tells whether at least one nsqd or nsqlookupd did the action."""
         return any(result.is_done for result in self.results)
 
 
 class Actions:
-    """Carries out actions: each finds out who is concerned, then tells all of them; who fails does not keep the others
-    from it.
+    """Carries out actions: each finds the nsqds and nsqlookupds that it concerns, then tells all of them, even if some
+    fail.
     """
 
     def __init__(self, cluster: ClusterClient, survey: Survey) -> None:
@@ -59,9 +59,9 @@ class Actions:
         return self._cluster.lookupds
 
     async def create(self, topic: str, channel: str = "") -> Outcome:
-        """Makes them known to all nsqlookupds, and makes the channel on nsqds that have the topic.
+        """Creates the topic and the channel at all nsqlookupds, and the channel on the nsqds that have the topic.
 
-        Without nsqlookupds, where NSQ does nothing, both are made on all nsqds.
+        Without nsqlookupds, where NSQ does nothing, it creates both on all nsqds.
         """
         if not is_valid_name(topic):
             raise ActionRefused("INVALID_TOPIC")
@@ -79,7 +79,7 @@ class Actions:
 
     async def delete(self, topic: str, channel: str = "") -> Outcome:
         outcome = Outcome()
-        # First, since afterwards nsqlookupds do not know any more who has it.
+        # The producers are looked up first, since nsqlookupds forget them with the topic.
         producers = _without_errors(outcome, await self._survey.producers_of(topic))
         verb = "channel/delete" if channel else "topic/delete"
         await self._post(outcome, self._lookupds, verb, topic, channel)

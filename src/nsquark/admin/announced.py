@@ -8,7 +8,7 @@ from nsquark.base.addresses import join_address
 
 
 class AnnouncedNsqd(msgspec.Struct, kw_only=True):
-    """An nsqd as an answer announces it; each answer leaves some of it out."""
+    """Describes an nsqd as an answer announces it; each kind of answer leaves some fields out."""
 
     remote_address: str = ""
     hostname: str = ""
@@ -24,11 +24,11 @@ class AnnouncedNsqd(msgspec.Struct, kw_only=True):
         return join_address(self.broadcast_address, self.http_port)
 
     def is_tombstoned(self, place: int) -> bool:
-        """Tells whether the topic at this place is one that consumers are not sent to."""
+        """Tells whether the topic at this index is tombstoned, so that consumers are not sent to it."""
         return place < len(self.tombstones or ()) and bool((self.tombstones or ())[place])
 
 
 class AnnouncedNsqds(msgspec.Struct):
-    """An answer of an nsqlookupd."""
+    """Holds the nsqds that an nsqlookupd answers with."""
 
     producers: list[AnnouncedNsqd] | None = None

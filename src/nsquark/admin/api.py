@@ -1,6 +1,6 @@
-"""Answers NSQ's /api: the same paths, JSON and errors as those of nsqadmin 1.3.0.
+"""Answers NSQ's /api with the paths, JSON and errors of nsqadmin 1.3.0.
 
-Unlike the pages, which show the last poll, it asks the cluster anew for each request, as NSQ's does.
+The pages show the last poll, but /api asks the cluster anew for each request, as NSQ's does.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def answer_v1(method: Method[web.Response]) -> Handler:
 
 
 def v1(method: Method[dict[str, Any]]) -> Handler:
-    """Wraps a handler that returns a value: it is answered as JSON, errors in NSQ's form."""
+    """Wraps a handler that returns a value: the value is sent as JSON, and errors have NSQ's form."""
 
     @wraps(method)
     async def answer(request: web.Request, state: AdminState) -> web.Response:
@@ -68,7 +68,7 @@ def v1(method: Method[dict[str, Any]]) -> Handler:
 
 
 def message_of(state: AdminState, *errors: Iterable[UpstreamError]) -> str:
-    """Writes the message of partial failures: empty if there were none."""
+    """Logs partial failures and writes the message about them, which is empty if there were none."""
     texts = [joined(each) for each in map(list, errors) if each]
     for text in texts:
         state.logger.warning(text)
@@ -96,7 +96,7 @@ async def topics(request: web.Request, state: AdminState) -> dict[str, Any]:
 
 
 def _query_trouble(query: str) -> str:
-    """Says what is wrong with a query as Go's reader does."""
+    """Says what is wrong with a query, in the words of Go's parser."""
     bad = re.search(r"%(?![0-9A-Fa-f]{2}).{0,2}", query)
     return f"invalid URL escape {quoted(bad[0])}" if bad else "invalid semicolon separator in query"
 

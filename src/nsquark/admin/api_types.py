@@ -1,6 +1,6 @@
-"""Defines the objects of NSQ's /api: their fields, the order of these, and how several nsqds are added up.
+"""Defines the objects of NSQ's /api: their fields in order, and how those of several nsqds are added up.
 
-They are decoded out of nsqd's /stats, which has the same names; what it does not have is filled in here.
+They are decoded from nsqd's /stats, which has the same names; fields that it does not have are filled in here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NS_PER_S: Final = 1_000_000_000
 
 
 class ApiLatency(msgspec.Struct, kw_only=True):
-    """The latency of one nsqd, or of several: then `host` is `*`."""
+    """Holds the latency of one nsqd, or of several if `host` is `*`."""
 
     count: int = 0
     percentiles: list[dict[str, float]] | None = None
@@ -35,7 +35,7 @@ class ApiClient(msgspec.Struct, kw_only=True):
     user_agent: str = ""
     connect_ts: int = 0
     connected: int = 0
-    """The nanoseconds since `connect_ts`."""
+    """Counts the nanoseconds since `connect_ts`."""
     in_flight_count: int = 0
     ready_count: int = 0
     finish_count: int = 0
@@ -95,7 +95,7 @@ class ApiNodeTopic(msgspec.Struct, kw_only=True):
 
 class ApiNode(msgspec.Struct, kw_only=True):
     remote_addresses: list[str] | None = None
-    """`nsqlookupd/address of nsqd there`; None without nsqlookupds."""
+    """Each is `nsqlookupd/address of nsqd there`; the list is None without nsqlookupds."""
     remote_address: str = ""
     hostname: str = ""
     broadcast_address: str = ""
@@ -121,7 +121,7 @@ class ApiCounter(msgspec.Struct, kw_only=True):
 
 
 def complete_topic(topic: ApiTopic, node: str, hostname: str) -> None:
-    """Adds what nsqadmin knows to what an nsqd said of a topic."""
+    """Fills in the fields of a topic that an nsqd's /stats does not have."""
     now_s = int(time.time())
     topic.node, topic.hostname, topic.nodes = node, hostname, None
     topic.memory_depth = topic.depth - topic.backend_depth
@@ -147,8 +147,8 @@ def _complete_latency(latency: ApiLatency | None) -> None:
 
 
 def add_topic(total: ApiTopic, one: ApiTopic) -> None:
-    """Adds one nsqd's topic. As in NSQ, the total's channels *are* those of the first nsqd, to which the others are
-    added, so that they show there too: scripts that were written for NSQ see what they saw.
+    """Adds one nsqd's topic to the total. As in NSQ, the total's channels *are* those of the first nsqd, so the sums
+    show in that nsqd's row too: scripts that were written for NSQ see what they saw.
     """
     total.node = ALL_NODES
     total.depth += one.depth
@@ -201,7 +201,7 @@ def _add_latency(total: ApiLatency, one: ApiLatency | None) -> None:
             total.percentiles = [*(total.percentiles or ()), sums]
         largest = each.get("max", 0.0)
         sums["max"] = max(largest, sums["max"])
-        # NSQ's minimum is the largest of whoever came last.
+        # As in NSQ, the minimum is the maximum of the nsqd that was added last.
         sums["min"] = min(largest, sums["max"])
         sums["count"] += each.get("count", 0.0)
         if sums["count"]:
@@ -211,8 +211,8 @@ def _add_latency(total: ApiLatency, one: ApiLatency | None) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Makes a value as JSON has it. Go writes a float without a fraction as an integer, and the
-    keys of a map in order.
+    """Turns a value into one that encodes to the JSON that Go writes: a float without a fraction becomes an integer,
+    and the keys of a map are in order.
     """
     if isinstance(value, msgspec.Struct):
         return {name: plain(getattr(value, name)) for name in value.__struct_fields__}

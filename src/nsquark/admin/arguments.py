@@ -1,4 +1,4 @@
-"""Reads what requests of the message browser say in their query, and refuses them."""
+"""Reads the arguments of requests to the message browser, and refuses those that are invalid."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def number(request: web.Request, name: str, low: int, high: int, default: int) -
 
 
 def name_in_path(request: web.Request, name: str) -> str:
-    """Reads a topic's or a channel's name: whatever else is in a path never reaches an nsqd."""
+    """Reads a topic's or a channel's name from the path, and refuses anything else before it reaches an nsqd."""
     value = request.match_info[name]
     if not is_valid_name(value):
         raise refusal(web.HTTPBadRequest, f"INVALID_{name.upper()}")
@@ -48,14 +48,14 @@ def position(text: str, name: str) -> tuple[str, int]:
 
 
 def known_node(snapshot: Snapshot, address: str) -> str:
-    """Reads an nsqd of this cluster: nobody makes nsqadmin ask another host."""
+    """Returns the address if it is that of an nsqd of this cluster, so that nobody makes nsqadmin ask another host."""
     if address not in snapshot.nodes:
         raise refusal(web.HTTPNotFound, "NODE_NOT_FOUND")
     return address
 
 
 def encode_cursor(positions: dict[str, int]) -> str | None:
-    """Writes where each nsqd's log was left, as one word of a URL; None if there is none."""
+    """Writes the position in each nsqd's log as one word of a URL; it returns None if there are no positions."""
     return ",".join(f"{node}~{seq}" for node, seq in sorted(positions.items())) or None
 
 

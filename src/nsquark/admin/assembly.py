@@ -1,4 +1,4 @@
-"""Puts snapshots together from the answers of a poll: rows of the nsqds summed up, and rates from their counters."""
+"""Builds the snapshot of a poll from its answers: it sums up the rows of the nsqds, and makes rates of counters."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def build(
     previous: Mapping[str, NodeAnswer] | None = None,
     last: Snapshot = EMPTY,
 ) -> Snapshot:
-    """Makes the snapshot of a poll. `previous` are the answers of the one before, from which rates are counted, and
-    `last` is its snapshot, of which that is used again which did not change.
+    """Makes the snapshot of a poll. `previous` has the answers of the poll before, from which rates are computed, and
+    `last` is its snapshot, whose unchanged topics are used again.
     """
     found = sorted(answers, key=lambda answer: (answer.producer.hostname, answer.producer.address))
     before = previous or {}
@@ -66,9 +66,7 @@ def build(
 
 
 def version_key(version: str) -> tuple[int, ...]:
-    """Makes a key that sorts semantic versions in their order; what is none sorts first. A pre-release is before its
-    release.
-    """
+    """Makes a key that sorts semantic versions, a pre-release before its release; what is no version comes first."""
     numbers, dash, _ = version.partition("-")
     try:
         return (*(int(number) for number in numbers.split(".")), 0 if dash else 1)
@@ -80,8 +78,8 @@ def version_key(version: str) -> tuple[int, ...]:
 
 
 def read_rows(rows: StatsRows, last: StatsAnswer | None) -> StatsAnswer:
-    """Reads the topics of an answer; those that are written as in the last one are taken from there. DecodeError if a
-    topic cannot be read.
+    """Reads the topics of an answer; a topic whose text is the same as in the last answer is taken from there. It
+    raises DecodeError if a topic cannot be read.
     """
     known = dict(zip(last.texts, last.topics or (), strict=False)) if last is not None else {}
     found = {
@@ -98,7 +96,7 @@ def read_rows(rows: StatsRows, last: StatsAnswer | None) -> StatsAnswer:
 
 
 def _complete(answer: NodeAnswer, before: NodeAnswer | None) -> None:
-    """Adds to the rows of an answer who gave it and how fast its counters rise."""
+    """Adds the nsqd's address, the state of its log and the rates of its counters to the rows of its answer."""
     stats = answer.stats
     if stats is None or stats.topics is None:
         return
@@ -119,7 +117,7 @@ def _complete(answer: NodeAnswer, before: NodeAnswer | None) -> None:
         is_tombstoned = topic.name in tombstones
         if not (topic is earlier and topic.is_still and topic.log == log and topic.is_tombstoned == is_tombstoned):
             if topic.node:
-                # A row that a snapshot shows already: that one stays as it is.
+                # A snapshot shows this row already and must not change, so a copy is completed.
                 topic = replace(topic, channels=tuple(map(replace, topic.channels)))
             topic.node, topic.log, topic.is_tombstoned = answer.producer.address, log, is_tombstoned
             _complete_topic(topic, earlier, seconds)
@@ -160,14 +158,14 @@ def _complete_topic(topic: TopicOnNode, earlier: TopicOnNode | None, seconds: fl
 
 
 def _rate(more: int, seconds: float) -> float | None:
-    """Returns how fast a counter rises. One that went back was made anew (a topic deleted and made again): its rate is
-    not known.
+    """Returns how fast a counter rises. A counter that went back is a new one (its topic was deleted and made again),
+    so its rate is not known.
     """
     return more / seconds if more >= 0 else None
 
 
 def _sum(rates: Iterable[float | None]) -> float | None:
-    """Sums those that are known; None if none is."""
+    """Sums the rates that are known; it returns None if none is."""
     known = [rate for rate in rates if rate is not None]
     return sum(known) if known else None
 
@@ -240,7 +238,7 @@ def _topic(name: str, nodes: list[TopicOnNode], last: ClusterTopic | None) -> Cl
 
 
 def _channel(topic: str, name: str, nodes: list[ChannelOnNode], owner: str) -> ClusterChannel:
-    """Sums a channel up in one pass, since there are many of them."""
+    """Sums up a channel over its nsqds in one pass, since there are many channels."""
     depth = backend_depth = in_flight = deferred = messages = requeued = timed_out = client_count = 0
     paused = False
     for node in nodes:

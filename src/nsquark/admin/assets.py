@@ -1,7 +1,7 @@
-"""Answers `/static/<file>`: our scripts and styles, out of the package or out of --dev-static-dir.
+"""Answers `/static/<file>` with our scripts and styles, from the package or from --dev-static-dir.
 
-They are few and small, so they are read once and kept with a tag of their content: a browser asks each time and is
-mostly told that nothing changed, and a new version is seen at once.
+They are few and small, so those of the package are read once and kept with a tag of their content: a browser asks each
+time and is mostly told that nothing changed, and a new version is seen at once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _packaged(name: str) -> tuple[bytes, str] | None:
 
 
 def _read(directory: Path, name: str) -> tuple[bytes, str] | None:
-    """Reads a file right in the directory; the name is one piece of a path, and no way out of it."""
+    """Reads a file that is directly in the directory; it refuses names that could lead out of it."""
     if "/" in name or "\\" in name or name.startswith("."):
         return None
     try:

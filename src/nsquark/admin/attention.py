@@ -1,4 +1,4 @@
-"""Finds what needs a person, by comparing snapshots: worst first, each with since when and where to look."""
+"""Finds the problems that need a person, by comparing snapshots: the worst first, each with its start and its page."""
 
 from __future__ import annotations
 
@@ -15,51 +15,51 @@ Severity = Literal["critical", "warning", "info"]
 
 SEVERITIES: Final[tuple[Severity, ...]] = ("critical", "warning", "info")
 ATTENTION_MAX: Final = 100
-"""So many findings are shown; the rest is counted."""
+"""At most this many findings are shown; the rest are only counted."""
 DISK_WARNING: Final = 0.85
 DISK_CRITICAL: Final = 0.95
 GROWING_S: Final = 30.0
-"""A depth that grew for less long may be a burst."""
+"""A depth that has grown for less time than this may be a burst."""
 GROWING_WAITING_MIN: Final = 100
 GROWING_RATE_MIN: Final = 0.5
 REQUEUES_RATE_MIN: Final = 0.5
-"""The least messages a second that are handed back; fewer are never told."""
+"""Fewer requeues or timeouts a second than this are never reported."""
 ABOVE_NORMAL: Final = 3.0
 SILENT_QUERY_S: Final = 300.0
-"""A Spark query says at least every 30 s that it lives."""
+"""A Spark query reports at least every 30 s that it is alive, so one that is silent for this long is in trouble."""
 
 
 class Attention(msgspec.Struct, kw_only=True, frozen=True):
     severity: Severity
     text: str
     since: float
-    """The time since when, in unix seconds."""
+    """This is when the problem began, in unix seconds."""
     path: str
-    """The page to look at, below the base path."""
+    """This is the page to look at, relative to the base path."""
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """A finding is something that is so now. `key` is the same as long as it is the same thing that is wrong."""
+    """Describes something that is wrong now. `key` stays the same as long as the same thing is wrong."""
 
     key: tuple[str, ...]
     severity: Severity
     text: str
     path: str
     weight: float = 0.0
-    """Among findings of the same severity the heavier is the worse."""
+    """Among findings of the same severity, the heavier one is worse."""
     since: float = 0.0
-    """The time since when, where it is known; else it is since it was first found."""
+    """This is when the problem began, in unix seconds, or 0 if only the time when it was found is known."""
 
 
 class Watch:
-    """Remembers since when each finding holds."""
+    """Remembers when each finding began."""
 
     def __init__(self) -> None:
         self._trends = Trends()
         self._since: dict[tuple[str, ...], float] = {}
 
     def update(self, snapshot: Snapshot) -> tuple[Attention, ...]:
-        """Compares a new snapshot; to be called after each poll."""
+        """Returns the findings of a new snapshot; it is called after each poll."""
         self._trends.update(snapshot)
         found = sorted(findings(snapshot, self._trends), key=_rank)
         self._since = {finding.key: finding.since or self._since.get(finding.key, snapshot.at) for finding in found}
@@ -78,7 +78,7 @@ def _rank(finding: Trouble) -> tuple[int, float]:
 
 
 def findings(snapshot: Snapshot, trends: Trends) -> Iterator[Trouble]:
-    """Yields all that is wrong in this snapshot."""
+    """Yields everything that is wrong in this snapshot."""
     yield from _silent(snapshot)
     for node in snapshot.nodes.values():
         yield from _of_node(node, snapshot)
@@ -103,7 +103,7 @@ def _silent(snapshot: Snapshot) -> Iterator[Trouble]:
 
 
 def _reason(text: str) -> str:
-    """Returns a reason without the address that stands before it anyway."""
+    """Returns the reason of a failure without its URL, since the finding names the address already."""
     return text.rpartition('": ')[2] or text
 
 

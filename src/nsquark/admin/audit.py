@@ -1,7 +1,7 @@
-"""Tells of every change: by a line in the log, and by NSQ's JSON at the notification endpoint.
+"""Reports every change with a line in the log, and with NSQ's JSON to the notification endpoint.
 
-The line has who, what, from where, and what came of it. What people and peers wrote into it cannot end the line nor
-look like another field: values are quoted where they are not plain words.
+The line says who did what, from where, and what came of it. Text from users and peers cannot end the line or look like
+another field: a value that is not a plain word is quoted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PLAIN: Final = re.compile(r"[\w.:@#+*\[\]-]+", re.ASCII)
 
 
 class Notice(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """A notice as NSQ's nsqadmin sends it, and what came of it."""
+    """Describes a change with the fields of NSQ's nsqadmin and, in `result`, what came of it."""
 
     action: str
     topic: str
@@ -48,7 +48,9 @@ class Notice(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Audit:
-    """Writes the lines, and sends the notices one after the other. More than can wait are dropped, and counted."""
+    """Writes the log lines, and sends the notices one after the other. When too many wait, new ones are dropped and
+    counted.
+    """
 
     def __init__(self, options: NsqadminOptions, cluster: ClusterClient, logger: Logger) -> None:
         self._endpoint = options.notification_http_endpoint
@@ -102,7 +104,7 @@ class Audit:
 async def changed(
     request: web.Request, action: str, *, topic: str = "", channel: str = "", node: str = "", result: str = "ok"
 ) -> None:
-    """Tells the log and the notification endpoint of a change."""
+    """Reports a change to the log and the notification endpoint."""
     peer = request.transport.get_extra_info("peername") if request.transport is not None else None
     state = request.app[STATE]
     state.audit.tell(
@@ -123,7 +125,7 @@ async def changed(
 
 
 def _claimed_name(request: web.Request) -> str:
-    """Returns who a proxy, or the client itself, says it is where nobody has to log in; NSQ tells this one."""
+    """Returns the name that a proxy, or the client itself, claims where nobody has to log in; NSQ reports it too."""
     found = basic_credentials(request.headers.get("Authorization", ""))
     return found[0] if found is not None else ""
 

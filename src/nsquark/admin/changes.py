@@ -1,4 +1,4 @@
-"""Makes a change from the request to the last word about it: may they, do it, tell of it. For pages and /api alike."""
+"""Makes the changes of the pages and of /api: it checks that the user may make one, makes it, and reports it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ACTIONS: Final = ("create", "delete", "pause", "unpause", "empty", "tombstone")
 
 
 async def change(request: web.Request, action: str, topic: str, channel: str = "", node: str = "") -> Outcome:
-    """Makes a change; returns what came of it. Refused, AllFailed and 403 are raised; all but the first and the last
-    are told of first.
+    """Makes a change and returns what came of it. It raises AllFailed, which is reported to the audit as well, and
+    ActionRefused and 403, which are not.
     """
     if action not in ACTIONS:
         raise ActionRefused("INVALID_ACTION")
@@ -34,7 +34,7 @@ async def change(request: web.Request, action: str, topic: str, channel: str = "
 
 
 def _words(action: str, channel: str) -> list[str]:
-    """Returns the words by which NSQ's notifications call a change."""
+    """Returns the names that a change has in NSQ's notifications."""
     if action == "tombstone":
         return ["tombstone_topic_producer"]
     if action == "create":

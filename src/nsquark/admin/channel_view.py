@@ -1,10 +1,10 @@
-"""Looks into a channel and moves it: what it has in flight and requeued, and a seek with what it would do.
+"""Lists the messages that a channel has in flight or requeued, previews a seek of the channel, and does it.
 
-GET  /topics/{t}/{c}/messages.json?state=in_flight|requeued     the longest in flight, or the next due, first
-GET  /topics/{t}/{c}/seek.json?to=POSITION[&node=]              how many messages come again and are passed over
-POST /topics/{t}/{c}/seek?to=POSITION[&node=]                   does it, on each nsqd that has the channel
+GET  /topics/{t}/{c}/messages.json?state=in_flight|requeued     lists them, the longest in flight or the next due first
+GET  /topics/{t}/{c}/seek.json?to=POSITION[&node=]              tells how many would come again or be passed over
+POST /topics/{t}/{c}/seek?to=POSITION[&node=]                   seeks, on each nsqd that has the channel
 
-A position is oldest, newest, time:<milliseconds> or, of one nsqd, a sequence number. NSQ's own nsqds have none of this.
+A position is oldest, newest, time:<milliseconds> or, on one nsqd, a sequence number. NSQ's own nsqds can do none of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ JSON_TYPE: Final = "application/json"
 
 
 class Held(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A message in flight or requeued, as nsqd lists it."""
+    """Describes a message in flight or requeued, as nsqd lists it."""
 
     node: str = ""
     seq: int
@@ -53,7 +53,7 @@ class Listing(msgspec.Struct, kw_only=True):
 
 
 class Preview(msgspec.Struct, kw_only=True, rename={"again": "come_again", "passed": "passed_over"}):
-    """The effect that a seek would have, as nsqd says."""
+    """Describes the effect that a seek would have, as nsqd reports it."""
 
     position: int
     target: int
@@ -146,7 +146,7 @@ def _result(node: str, is_done: bool, text: str) -> dict[str, object]:
 
 
 async def _nodes(request: web.Request) -> list[str]:
-    """Returns the nsqds that have the channel, or the one that was asked for."""
+    """Returns the nsqds that have the channel, or the one that the request names."""
     snapshot: Snapshot = await request.app[STATE].fresh_snapshot()
     channel = snapshot.channel(name_in_path(request, "topic"), name_in_path(request, "channel"))
     if channel is None:
@@ -170,7 +170,7 @@ def _target(request: web.Request, verb: str, arguments: str) -> str:
 async def _ask_all(
     state: AdminState, nodes: list[str], target: str, kind: type[T], method: str = "GET"
 ) -> tuple[dict[str, T], dict[str, str]]:
-    """Returns what each nsqd answers, and why some do not."""
+    """Returns the answers of the nsqds, and for those that gave none the reason."""
 
     async def ask(node: str) -> T | UpstreamError:
         try:

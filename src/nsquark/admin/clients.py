@@ -1,4 +1,4 @@
-"""Asks for the clients of channels that somebody looks at: they are many, so nobody else is asked for them."""
+"""Asks nsqds for the clients of the channels that somebody looks at, since all clients would be too many to poll."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from nsquark.admin.snapshot import ClientInfo, Snapshot, StatsAnswer
 
 WATCHED_MAX: Final = 64
 WATCHED_S: Final = 10.0
-"""So long after somebody looked clients are asked for."""
+"""Clients are asked for until this long after somebody last looked."""
 ANSWER_S_MAX: Final = 0.8
 CLIENTS_MAX: Final = 2000
-"""So many clients are shown of one channel, and of one nsqd."""
+"""At most this many clients of one channel, or of one nsqd, are shown."""
 
 Place = tuple[str, str, str]
-"""A topic and a channel, on all nsqds or, if it is named, on one; or all clients of one nsqd."""
+"""This is a topic, a channel and an nsqd. Without an nsqd all are meant; an nsqd alone means all of its channels."""
 
 
 class Clients:
-    """Keeps for each place that is watched the clients that were there last."""
+    """Keeps the clients of each watched place as they were at the last poll."""
 
     def __init__(self, cluster: ClusterClient) -> None:
         self._cluster = cluster
@@ -32,7 +32,7 @@ class Clients:
         self._asking: dict[Place, asyncio.Task[None]] = {}
 
     def watch(self, topic: str, channel: str, node: str = "") -> None:
-        """Has clients asked for at each poll, from now on and for a while."""
+        """Makes each poll ask for these clients, for the next `WATCHED_S`."""
         place = topic, channel, node
         self._watched_at.pop(place, None)
         if len(self._watched_at) >= WATCHED_MAX:
@@ -44,7 +44,7 @@ class Clients:
         return self._seen.get((topic, channel, node), ())
 
     async def fetch(self, snapshot: Snapshot, topic: str, channel: str, node: str = "") -> tuple[ClientInfo, ...]:
-        """Asks for the clients of now."""
+        """Asks for the clients as they are now, and watches them."""
         place = topic, channel, node
         self.watch(*place)
         await self._asked(snapshot, place)
@@ -65,7 +65,7 @@ class Clients:
         self._seen.pop(place, None)
 
     async def _asked(self, snapshot: Snapshot, place: Place) -> None:
-        """Asks unless that is being done already."""
+        """Asks for the clients of a place, or waits for the request that does so already."""
         task = self._asking.get(place)
         if task is None:
             task = self._asking[place] = asyncio.create_task(self._ask(snapshot, place))
@@ -84,7 +84,7 @@ class Clients:
             self._seen[place] = tuple(found[:CLIENTS_MAX])
 
     async def _of_node(self, address: str, target: str) -> list[ClientInfo]:
-        """Asks one nsqd; nothing comes of one that does not answer: the page says so elsewhere."""
+        """Asks one nsqd for its clients. It returns none if the nsqd does not answer: the page says so elsewhere."""
         try:
             stats = await self._cluster.get(address, target, StatsAnswer, timeout_s=ANSWER_S_MAX)
         except UpstreamError:

@@ -1,5 +1,6 @@
-"""Answers /config/<name>: options as the config file names them, read and, two of them, set; for a network of
-operators.
+"""Answers /config/<name>: it shows an option by its name in the config file, and sets two of them.
+
+It answers only clients in the network of --allow-config-from-cidr, if that is set.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
-"""Defines what goes wrong between nsqadmin and those it asks."""
+"""Defines the errors of asking nsqds and nsqlookupds."""
 
 from collections.abc import Iterable
 
 
 class UpstreamError(Exception):
-    """Says that an nsqd or nsqlookupd gave no usable answer. The text is what NSQ's nsqadmin would say of it."""
+    """Says that an nsqd or nsqlookupd gave no usable answer, in the words of NSQ's nsqadmin."""
 
     def __init__(self, text: str, status: int = 0, body: bytes = b"") -> None:
         super().__init__(text)
         self.status = status
-        """The status of the answer, 0 if there was none."""
+        """This is the HTTP status of the answer, or 0 if there was none."""
         self.body = body
         self.address = ""
-        """The address of who gave it, as far as it is known."""
+        """This is the address that was asked, or empty if it is not known."""
 
 
 class AllFailed(Exception):
-    """Says that nobody that was asked gave an answer, so that there is nothing to show."""
+    """Says that none of the nsqds or nsqlookupds that were asked gave an answer, so that there is nothing to show."""
 
     def __init__(self, kind: str, errors: Iterable[UpstreamError]) -> None:
         super().__init__(f"failed to query any {kind}: " + joined(errors))

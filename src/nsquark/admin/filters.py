@@ -1,4 +1,4 @@
-"""Decides which messages somebody looks for: a piece of text, or what JSON has in a field.
+"""Decides which messages a search finds, by a piece of text or by the fields of their JSON.
 
     timeout                                   the body has this text somewhere
     .user.id == 7                             the body is JSON, and this field is 7
@@ -6,8 +6,8 @@
     .tags[] == "new" || .name contains "x"    `[]`: any of a list; `contains`: a piece of a string
     "Traceback" && .level == "error"          a quoted text is looked for in the whole body
 
-Anything else is a piece of text as it stands. A field that is not there is like null. Values of different kinds are
-never equal, and neither is more than the other.
+Anything else is a piece of text as it stands. A field that is not there is like null. Values of different types are
+never equal, and neither is greater than the other.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ FILTER_CHARS_MAX: Final = 1000
 TERMS_MAX: Final = 32
 DEPTH_MAX: Final = 16
 STEPS_MAX: Final = 32
-"""The most steps of one path."""
+"""A path has at most this many steps."""
 VALUES_MAX: Final = 10_000
-"""The most values that the `[]` of one path may come to in one message; those behind are not looked at."""
+"""The `[]` of a path look at no more than this many values in one message."""
 
 
 class FilterError(ValueError):
-    """Says that the text is no filter; `at` is the place of the mistake in it."""
+    """Says that a text is no valid filter; `at` is the index of the mistake in it."""
 
     def __init__(self, reason: str, at: int) -> None:
         super().__init__(f"{reason} (at character {at + 1})")
@@ -36,9 +36,10 @@ class FilterError(ValueError):
 
 
 class Body:
-    """A message in which text is looked for, and what it has in its envelope, if it has one.
+    """Holds a message for filters: text is looked for in all of it, and fields in the content of its envelope, if it
+    has one.
 
-    The JSON of that is read once, and only if a filter asks for it.
+    The JSON is parsed once, and only if a filter asks for it.
     """
 
     __slots__ = ("_content", "_document", "raw")
@@ -50,7 +51,7 @@ class Body:
 
     @property
     def document(self) -> Any:
-        """Returns what the JSON says; `NOT_JSON` if it is none."""
+        """Returns the parsed JSON of the content, or `NOT_JSON` if it is none."""
         if self._document is _UNREAD:
             try:
                 self._document = msgspec.json.decode(self._content)
@@ -80,7 +81,7 @@ class TextFilter(NamedTuple):
 
 
 class FieldFilter(NamedTuple):
-    """Compares what a path leads to with a value. A step is a name, a place in a list, or None for any of a list."""
+    """Compares what a path leads to with a value. A step is a name, an index of a list, or None for any item."""
 
     path: tuple[str | int | None, ...]
     compare: Callable[[Any, Any], bool]
@@ -126,7 +127,7 @@ _EXPRESSION: Final = re.compile(r"""[.(!]|"(?:[^"\\]|\\.)*"\s*(?:$|&&|\|\|)""", 
 
 
 def parse_filter(text: str) -> MessageFilter:
-    """Reads the filter that a person wrote; FilterError says what is wrong with it."""
+    """Parses the filter that a person wrote, or raises FilterError, which says what is wrong with it."""
     text = text.strip()
     if len(text) > FILTER_CHARS_MAX:
         raise FilterError(f"a filter has at most {FILTER_CHARS_MAX} characters", FILTER_CHARS_MAX)
@@ -141,7 +142,7 @@ def parse_filter(text: str) -> MessageFilter:
 
 
 def _at(value: Any, step: str | int) -> Any:
-    """Follows a step; None where there is nothing: a field that is not there is like null."""
+    """Follows one step of a path; it returns None where there is nothing, as a missing field is like null."""
     if isinstance(step, str):
         return value.get(step) if isinstance(value, dict) else None
     return value[step] if isinstance(value, list) and -len(value) <= step < len(value) else None
@@ -289,7 +290,7 @@ class _Parser:
                 self._fail(f"a path has at most {STEPS_MAX} steps")
 
     def _index(self) -> str | int | None:
-        """Reads what stands in brackets, behind the opening one."""
+        """Reads what stands in brackets, once the opening one is read."""
         if self._accepts("]"):
             return None
         token = self._next()

@@ -1,7 +1,7 @@
 """Reads one nsqd's log of a topic from the newest message back in pieces of bounded size.
 
 `/log/plan` says where a range may be split, without reading it; the last part is split again until it is small
-enough to read as a whole. So the newest messages of a log of any length come with three requests.
+enough to read as a whole. So a few requests bring the newest messages of a log of any length.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ T = TypeVar("T")
 
 PIECE_BYTES: Final = 512 << 10
 READ_BYTES_MAX: Final = 32 << 20
-"""A piece is made of whole batches, so it may be longer than it was meant to be; but not longer than this."""
+"""A piece is made of whole batches, so it may be longer than `PIECE_BYTES`, but not longer than this."""
 RECEIVED_BYTES: Final = 256 << 10
 PLAN_PARTS_MAX: Final = 64
 SPLITS_MAX: Final = 16
-"""The most splits to come to a piece: more than any log needs, so an nsqd whose plans do not get
-smaller is given up.
+"""A part is split at most this often. No log needs as many splits, so an nsqd whose plans do not get smaller is given
+up.
 """
 
 
 class LogMessage(NamedTuple):
-    """One message, out of its envelope if it has one; of a long body only the beginning may be here."""
+    """Holds one message, without its envelope if it had one, and perhaps only the beginning of a long body."""
 
     node: str
     seq: int
@@ -50,7 +50,7 @@ class LogMessage(NamedTuple):
 
 
 class LogInfo(msgspec.Struct, kw_only=True):
-    """The answer of /log/info about a topic, as far as it is used."""
+    """Holds what is used of the answer of /log/info about a topic."""
 
     first: int
     next: int
@@ -83,7 +83,9 @@ class Wanted(NamedTuple):
 
 
 class LogPiece(NamedTuple):
-    """The messages found in a piece, newest first, down to `seq`, where the count that was wanted was reached."""
+    """Holds the messages found in a piece, newest first. The search went down to `seq`, where the piece begins or
+    enough was found.
+    """
 
     messages: list[LogMessage]
     seq: int
@@ -93,7 +95,7 @@ class LogPiece(NamedTuple):
 
 
 def read_piece(data: bytes | bytearray, node: str, low: int, high: int, wanted: Wanted) -> LogPiece:
-    """Looks through the batches of an answer of /log/read. It may take a while: call it in a thread."""
+    """Looks through the batches of an answer of /log/read. It may take a while, so it is called in a thread."""
     view = memoryview(data)
     batches = list(scan(view, 0))
     found: list[LogMessage] = []
@@ -143,7 +145,7 @@ def _match(view: memoryview, pos: int, node: str, seq: int, wanted: Wanted) -> L
 
 
 class RemoteLog:
-    """Asks one nsqd for its log of one topic. UpstreamError is whatever goes wrong."""
+    """Asks one nsqd for its log of one topic. Its methods raise UpstreamError, whatever goes wrong."""
 
     def __init__(self, cluster: ClusterClient, node: str, topic: str) -> None:
         self.node = node
@@ -160,7 +162,7 @@ class RemoteLog:
         return await self._get("plan", f"&from={low}&to={high}&parts={parts}{limits}", LogPlan)
 
     async def read(self, low: int, high: int, wanted: Wanted) -> tuple[LogPiece, int]:
-        """Reads what is wanted of a range; returns the bytes that were read for it too."""
+        """Returns what is wanted of a range, and the number of bytes that were read for it."""
         target = f"/log/read?topic={self._topic}&from={low}&to={high}"
         data = bytearray()
         async with self._cluster.request("GET", f"http://{self.node}{target}") as answer:
@@ -177,23 +179,23 @@ class RemoteLog:
 
 
 class BackwardReader:
-    """Goes back through the range `low <= seq < high` of a log, a piece with every `step`.
+    """Goes back through the range `low <= seq < high` of a log, one piece with every `step`.
 
-    Always: everything from `seq` on was looked at, and what matched is in `found`, newest first.
+    At all times, everything from `seq` on was looked at, and what matched is in `found`, newest first.
     """
 
     def __init__(self, log: RemoteLog, low: int, high: int) -> None:
         self.log = log
         self.seq = high
         self.frontier_ns: int | None = None
-        """The time when the oldest message that was looked at was published; None before the first."""
+        """This is when the oldest message that was looked at was published; it is None before the first."""
         self.found: list[LogMessage] = []
         self.looked_at = 0
         self.bytes_read = 0
         self.damaged = 0
         self._low = low
         self._parts: list[LogPart] = []
-        """The parts that lie before `seq`, the newest last."""
+        """These parts lie before `seq`, the newest last."""
         self._is_planned = False
 
     @property
@@ -212,11 +214,11 @@ class BackwardReader:
         self.seq = piece.seq
         if piece.oldest_ns is not None:
             self.frontier_ns = piece.oldest_ns
-        if piece.seq > part.low:  # enough was found before its end
+        if piece.seq > part.low:  # enough was found before all of the part was looked at
             self._parts.append(LogPart(part.low, piece.seq, part.count, part.size))
 
     async def _next_part(self) -> LogPart | None:
-        """Finds the newest part that is not read yet, split until it is small enough."""
+        """Returns the newest part that is not read yet, split until it is small enough, or None if all are read."""
         if not self._is_planned:
             self._is_planned = True
             self._parts = await self._split(self._low, self.seq)
@@ -238,7 +240,7 @@ class BackwardReader:
 
 
 def joined_parts(parts: list[LogPart]) -> list[LogPart]:
-    """Joins parts to the same range in as few parts as pieces need."""
+    """Joins neighbouring parts as long as they are small enough to be read as one piece."""
     joined: list[LogPart] = []
     for part in reversed(parts):
         last = joined[-1] if joined else None

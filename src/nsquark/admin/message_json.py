@@ -1,4 +1,4 @@
-"""Writes a message as JSON: for pages, which escape it, and as a line of a file, which a terminal may be shown."""
+"""Writes a message as JSON: as an object for the pages, and as a line of a file that is safe to show in a terminal."""
 
 import base64
 import codecs
@@ -10,11 +10,11 @@ from nsquark.admin.log_reader import LogMessage
 
 NS_PER_S: Final = 1_000_000_000
 SECONDS_MAX: Final = 253_402_300_799
-"""The end of the year 9999."""
+"""This is the end of the year 9999, the last that datetime can hold."""
 
 
 def shown(message: LogMessage) -> dict[str, Any]:
-    """Makes the object of a message; `text` is null for what is no UTF-8, which is in `base64` then."""
+    """Makes the object of a message. A body that is no UTF-8 is in `base64`, and its `text` is null."""
     text = _text(message.body, is_cut=message.is_cut)
     return {
         "node": message.node,
@@ -33,7 +33,9 @@ def shown(message: LogMessage) -> dict[str, Any]:
 
 
 def line(topic: str, message: LogMessage) -> bytes:
-    """Writes a line with everything but ASCII escaped: some terminals obey control characters above it."""
+    """Writes a message as a line with everything but ASCII escaped, since some terminals obey control characters beyond
+    ASCII.
+    """
     text = _text(message.body, is_cut=False)
     fields = {
         "topic": topic,
@@ -49,14 +51,14 @@ def line(topic: str, message: LogMessage) -> bytes:
 
 
 def exact_time(time_ns: int) -> str:
-    """Writes a time in UTC, to the nanosecond; whatever a publisher's clock said."""
+    """Writes a time in UTC to the nanosecond. The seconds of a wrong clock are moved into the years 1970 to 9999."""
     seconds, ns = divmod(time_ns, NS_PER_S)
     moment = datetime.fromtimestamp(min(max(seconds, 0), SECONDS_MAX), UTC)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{ns:09d}Z"
 
 
 def _text(body: bytes, *, is_cut: bool) -> str | None:
-    """Decodes a text; a character that was cut in two at the end is left out."""
+    """Decodes UTF-8, or returns None if it is none. A character that was cut in two at the end is left out."""
     try:
         return codecs.getincrementaldecoder("utf-8")().decode(body, final=not is_cut)
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Declares the options of nsqadmin: NSQ's own, then ours. Order and wording of the checks are NSQ's."""
+"""Declares the options of nsqadmin, NSQ's own and then ours. The order and wording of the checks are NSQ's."""
 
 import ipaddress
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class NsqadminOptions:
         key="admin_users",
     )
 
-    # Ours: NSQ has none of these
+    # These are ours: NSQ has none of them.
     auth_file: str = option(STRING, "", "file of users, password hashes and roles; `nsquark passwd` writes it")
     auth_secret_file: str = option(STRING, "", "file with the secret to show to nsqds with --http-auth")
     session_ttl: Duration = option(DURATION, Duration.parse("12h"), "time after which a login ends")

@@ -1,6 +1,6 @@
-"""Makes the pages: HTML from the last snapshot, the same pieces for the event stream, and the names that `/` finds.
+"""Makes the pages of the last snapshot, their pieces for the event stream, and the list of names that `/` searches.
 
-A page is found by its path in one place, `find`, for the browser that opens it and for its stream.
+`find` is the one place where a path becomes a page, for the browser that opens it and for its stream.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SEARCH_ENTRIES_MAX: Final = 50_000
 
 
 def find(state: AdminState, page: str) -> View | None:
-    """Returns the page at this path and query; None if there is none, or not any more."""
+    """Returns the page at this path and query, or None if there is none, or none any more."""
     path, _, query = page.partition("?")
     match [unquote(piece) for piece in path.split("/") if piece]:
         case []:
@@ -70,7 +70,7 @@ def find(state: AdminState, page: str) -> View | None:
 
 
 def live(state: AdminState, page: str) -> Live:
-    """Returns what the stream of this page sends."""
+    """Returns what the event stream of this page sends."""
     view = find(state, page)
     if view is None:
         return Live()
@@ -89,7 +89,7 @@ async def page(request: web.Request) -> web.Response:
     below = request.raw_path.removeprefix(state.base_path)
     view = find(state, below)
     if view is None:
-        # It may have been made since the last poll.
+        # The topic, channel or nsqd may be newer than the last poll.
         await state.snapshot_after_change()
         view = find(state, below)
     if view is not None and view.client_watch:
@@ -111,7 +111,7 @@ async def lookup_page(request: web.Request) -> web.Response:
 
 
 async def search(request: web.Request) -> web.Response:
-    """Lists everything that has a name, for the browser to search as fast as one types."""
+    """Lists everything that has a name, so that the browser can search as fast as the user types."""
     snapshot = await request.app[STATE].fresh_snapshot()
     entries = [entry for entry, _ in zip(_entries(snapshot), range(SEARCH_ENTRIES_MAX), strict=False)]
     response = web.json_response({"entries": entries})
@@ -173,7 +173,9 @@ class Permissions:
 
     @property
     def classes(self) -> str:
-        """Returns classes for rows, which are the same for everybody: styles hide what this person may not do."""
+        """Returns CSS classes for what the user may do. Rows are the same for everybody, and styles hide what the user
+        may not do.
+        """
         return " ".join(f"may-{action}" for action in ROLE_NEEDED if self(action))
 
 
@@ -207,7 +209,7 @@ def _count(state: AdminState, section: str) -> int:
 
 
 def render(request: web.Request, template: str, **values: Any) -> web.Response:
-    """Makes a whole page."""
+    """Renders a template to a whole page."""
     values = {"urls": _urls(request.app[STATE]), "version": __version__, **values}
     response = web.Response(text=environment().get_template(template).render(values), content_type="text/html")
     return response

@@ -21,19 +21,19 @@ from nsquark.admin.snapshot import Snapshot
 PAGE_MESSAGES: Final = 50
 PAGE_MESSAGES_MAX: Final = 500
 WINDOW_BYTES_MAX: Final = 16 * PIECE_BYTES
-"""The most bytes of one nsqd's log, for a step forward."""
+"""A step forward looks through at most this many bytes of one nsqd's log."""
 TAIL_WAIT_S_MAX: Final = 30
 TAIL_POLL_S: Final = 0.5
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question is what a request asks for, checked."""
+    """Holds what a request asks for, once it is checked."""
 
     topic: str
     nodes: tuple[str, ...]
     silent: dict[str, str]
-    """The nsqds that did not answer the last poll, and why: they may have the topic too."""
+    """These nsqds did not answer the last poll, each with the reason; they may have the topic too."""
     at: tuple[str, int]
     older: dict[str, int] | None
     newer: dict[str, int] | None
@@ -67,7 +67,7 @@ class Question:
 
 
 def _nodes(snapshot: Snapshot, topic: str, wanted: str) -> tuple[str, ...]:
-    """Returns addresses, which come from what the cluster is known to be, never from a request."""
+    """Returns the addresses to ask, which always come from the snapshot, never from a request."""
     if topic not in snapshot.topics:
         raise refusal(web.HTTPNotFound, "TOPIC_NOT_FOUND")
     if wanted:
@@ -76,15 +76,13 @@ def _nodes(snapshot: Snapshot, topic: str, wanted: str) -> tuple[str, ...]:
 
 
 def _silent(snapshot: Snapshot, asked: tuple[str, ...]) -> dict[str, str]:
-    """Returns those whose answer is missing; asking them again would keep the page waiting."""
+    """Returns the nsqds that did not answer the last poll; asking them again would keep the page waiting."""
     return {node: found.failure for node, found in snapshot.nodes.items() if found.failure and node not in asked}
 
 
 @dataclass
 class Nodes:
-    """The answers of a topic's nsqds about its log: those that have one, those that have none, those that do not
-    answer.
-    """
+    """Sorts a topic's nsqds by their answers about its log: they have one, they have none, or they do not answer."""
 
     logs: dict[str, RemoteLog] = field(default_factory=dict)
     infos: dict[str, LogInfo] = field(default_factory=dict)
@@ -106,7 +104,7 @@ async def ask_nodes(cluster: ClusterClient, question: Question) -> Nodes:
 
 
 async def wait_for_news(cluster: ClusterClient, question: Question, request: web.Request) -> Nodes:
-    """Asks again and again until one of the logs has more, the time is over, or nobody waits for the answer."""
+    """Asks again and again until one of the logs has more, the time is over, or the client has left."""
     ends_s = time.monotonic() + question.wait_s
     seen = question.newer or {}
     while True:
@@ -120,12 +118,12 @@ async def wait_for_news(cluster: ClusterClient, question: Question, request: web
 
 @dataclass
 class Asked:
-    """The ranges to look through, and how many messages to show of them."""
+    """Holds the ranges to look through, and how many messages to show of them."""
 
     ranges: list[SearchRange]
     messages_max: int
     newer: dict[str, int]
-    """The place where a later page goes on, for each nsqd."""
+    """This is the position at which a newer page goes on, for each nsqd."""
     failures: dict[str, str] = field(default_factory=dict)
 
 
@@ -171,7 +169,7 @@ async def _backward(question: Question, log: RemoteLog, info: LogInfo) -> Search
 
 
 async def _forward(question: Question, log: RemoteLog, info: LogInfo) -> tuple[SearchRange, int]:
-    """Finds the next messages of the log, as many as a page has at most."""
+    """Returns the range of the next messages, at most as many as a page shows, and their number."""
     low = min(max(_start(info), (question.newer or {}).get(log.node, 0)), info.next)
     limits = f"&max_messages={question.messages_max}&max_bytes={WINDOW_BYTES_MAX}"
     plan = await log.plan(low, info.next, 1, limits)
@@ -183,7 +181,9 @@ def _start(info: LogInfo) -> int:
 
 
 def older_positions(question: Question, nodes: Nodes, asked: Asked, found: SearchResult) -> dict[str, int]:
-    """Finds where the page before this one begins: behind what was shown, or where this one began in its middle."""
+    """Returns where an older page begins on each nsqd: where the search of this page stopped, or where its range
+    begins if the search went through all of it.
+    """
     positions = dict(found.positions)
     for one in asked.ranges:
         node = one.log.node

@@ -1,4 +1,4 @@
-"""Gives places to what takes memory and time: so many in this process, however many ask."""
+"""Limits how many searches, live tails and downloads there are in this process at once."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ class _Places:
         self.free = asyncio.Semaphore(SEARCHES_AT_ONCE_MAX)
         self.waiting = 0
         self.in_use: Counter[str] = Counter()
-        """How many tails and downloads there are."""
+        """Counts the live tails and downloads that are open."""
 
 
 _places: Final = _Places()
@@ -29,7 +29,7 @@ _places: Final = _Places()
 
 @contextlib.asynccontextmanager
 async def searching() -> AsyncIterator[None]:
-    """Takes a place; who finds none free waits, as long as few do."""
+    """Takes a place for a search. It waits for a free one, or refuses the request if too many wait already."""
     if _places.waiting >= SEARCHES_WAITING_MAX:
         raise refusal(web.HTTPServiceUnavailable, "TOO_MANY_SEARCHES", reason="try again in a moment")
     _places.waiting += 1
@@ -54,7 +54,7 @@ def downloading() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _place(kind: str, places_max: int, code: str, reason: str) -> Iterator[None]:
-    """Takes a place of this kind; who finds none free is refused."""
+    """Takes a place of this kind, or refuses the request if none is free."""
     if _places.in_use[kind] >= places_max:
         raise refusal(web.HTTPServiceUnavailable, code, reason=reason)
     _places.in_use[kind] += 1

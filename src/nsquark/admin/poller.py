@@ -1,7 +1,7 @@
-"""Asks the cluster for all tabs, in one loop: fast while somebody looks, slowly otherwise, for the history.
+"""Polls the cluster for all tabs in one loop: fast while somebody looks, and slowly otherwise, for the history.
 
-Whoever does not answer holds up nobody: a poll waits a moment for all, then shows the rest and says what is missing.
-The late answer is used by the poll after it.
+A server that does not answer holds up nobody: a poll waits a moment for all, then shows the rest and says what is
+missing. A late answer is used by the next poll.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ T = TypeVar("T")
 
 LOOKUPD_WAIT_S: Final = 0.6
 NSQD_WAIT_S: Final = 0.8
-"""An nsqd has so long to answer: a page is shown within two seconds, whoever stalls: these, and the time to put it
-together.
+"""An nsqd has this long to answer. With the wait for nsqlookupds and the time to put it together, a page is shown
+within two seconds, whichever server stalls.
 """
 IDLE_INTERVAL_S: Final = 15.0
-"""The time between polls that nobody looks at."""
+"""This is the time between polls while nobody looks."""
 LOOKED_S: Final = 10.0
-"""A page that was asked for is taken to be looked at for so long."""
+"""A page counts as looked at for this long after it was asked for."""
 NODES_MAX: Final = 1000
 STATS_TARGET: Final = "/stats?format=json&include_clients=false"
 HEADS_TARGET: Final = "/log/info"
 
 
 class Source(Generic[T]):
-    """Asks somebody again and again, at most once at a time."""
+    """Asks one nsqd or nsqlookupd again and again, with at most one request at a time."""
 
     def __init__(self, kind: str, address: str, ask: Callable[[], Awaitable[T]]) -> None:
         self.kind = kind
@@ -85,7 +85,7 @@ class Source(Generic[T]):
         self.failing_since = self.failing_since or self._asked_at
 
     def stayed_silent(self, patience_s: float) -> None:
-        """Is told that a poll goes on without the answer. What was known stays for a while, with a word."""
+        """Sets a failure if a poll goes on without the answer. The last value stays until it is `patience_s` old."""
         if self._task is None or self._task.done():
             return
         silent_s = time.time() - self._asked_at
@@ -105,7 +105,7 @@ class NsqdAnswer(msgspec.Struct, kw_only=True):
 
 
 class Poller:
-    """Polls the cluster. Always: `snapshot` is whole, of one moment, and replaced rather than changed."""
+    """Polls the cluster. Its `snapshot` is always whole, of one moment, and replaced rather than changed."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Poller:
         self._watchers = 0
         self._looked_at = -LOOKED_S
         self._began_at = 0.0
-        """The time when the poll of `snapshot` began, in unix seconds."""
+        """This is when the poll of `snapshot` began, in unix seconds."""
         self._wanted = asyncio.Event()
         self._polled = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
@@ -148,11 +148,11 @@ class Poller:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._loop_task
 
-    # For those who look
+    # For pages and streams
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Has the cluster asked at the full pace while somebody is inside."""
+        """Makes polls come at the full pace inside the `with`."""
         self._watchers += 1
         self._hasten()
         try:
@@ -161,13 +161,13 @@ class Poller:
             self._watchers -= 1
 
     async def next(self, after: float) -> Snapshot:
-        """Waits for the first snapshot newer than `after` (its `at`)."""
+        """Waits for the first snapshot whose `at` is later than `after`."""
         while self.snapshot.at <= after:
             await self._polled.wait()
         return self.snapshot
 
     async def fresh(self) -> Snapshot:
-        """Returns a snapshot that is not much older than a poll at the full pace would give."""
+        """Returns a snapshot that is at most two intervals old, and waits for a new one if there is none."""
         self._looked_at = time.monotonic()
         if time.time() - self.snapshot.at > 2 * self._interval_s:
             self._hasten()
@@ -175,7 +175,7 @@ class Poller:
         return self.snapshot
 
     async def again(self) -> Snapshot:
-        """Returns a snapshot that was asked for after this call: for who has just changed something."""
+        """Returns a snapshot whose poll began after this call, for a caller that has just changed something."""
         now = time.time()
         while self._began_at < now:
             self._wanted.set()
@@ -195,7 +195,7 @@ class Poller:
             try:
                 await self._poll()
             except Exception as error:
-                # A bug in what we make of answers must not end the polling of everybody.
+                # A bug in how we read one answer must not end the polling of all.
                 self._logger.failure("POLL: failed", error)
             self._began_at = began_at
             polled, self._polled = self._polled, asyncio.Event()
@@ -245,7 +245,7 @@ class Poller:
         for source in sources:
             source.stayed_silent(self._patience_s)
 
-    # Whom there is to ask
+    # Asking nsqlookupds and nsqds
 
     async def _producers(self) -> dict[str, DescribedNsqd]:
         _keep(self._lookupds, self._cluster.lookupds, self._lookupd_source)
@@ -297,7 +297,7 @@ class Poller:
         return NsqdAnswer(stats=stats, heads=heads, info=info)
 
     async def _heads(self, address: str, start_time: int) -> LogHeads | None:
-        """Asks for the logs; None of an nsqd without a log; NSQ's own is asked once in its life."""
+        """Asks for the heads of the logs. NSQ's own nsqd has no logs, and is asked once after each of its starts."""
         if self._not_ours.get(address) == start_time:
             return None
         try:
@@ -309,7 +309,7 @@ class Poller:
 
 
 def _keep(sources: dict[str, Source[T]], addresses: list[str], make: Callable[[str], Source[T]]) -> None:
-    """Makes the sources those of these addresses."""
+    """Adds and removes sources until there is one for each of these addresses."""
     for address in [each for each in sources if each not in addresses]:
         sources.pop(address).cancel()
     for address in addresses:
@@ -318,7 +318,7 @@ def _keep(sources: dict[str, Source[T]], addresses: list[str], make: Callable[[s
 
 
 def _producer(address: str, node: AnnouncedNsqd, lookupd: str, known: DescribedNsqd | None) -> DescribedNsqd:
-    """Describes an nsqd as this nsqlookupd does, added to what others said."""
+    """Describes an nsqd as this nsqlookupd does, and adds what other nsqlookupds said of it."""
     remote = f"{lookupd}/{node.remote_address or 'N/A'}"
     topics = node.topics or []
     tombstones = {topic for place, topic in enumerate(topics) if node.is_tombstoned(place)}

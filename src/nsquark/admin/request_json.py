@@ -1,4 +1,4 @@
-"""Reads small JSON objects that requests bring, with Go's words for what is wrong with them."""
+"""Reads the small JSON objects in the bodies of requests, and words errors as Go does."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _KINDS: Final = {list: "array", str: "string", bool: "bool", int: "number", floa
 
 
 def string_fields(body: bytes, *names: str) -> dict[str, str]:
-    """Reads the values of these fields, empty where they are missing; ValueError says what is wrong as Go would.
+    """Returns the values of these fields, empty where they are missing, or raises ValueError in Go's words.
 
-    As Go's decoder does it, only the first value of the body is read, and names are compared without regard to case.
+    As in Go's decoder, only the first value of the body is read, and names are compared without regard to case.
     """
     text = body.decode("utf-8", "replace").lstrip(" \t\r\n")
     if not text:

@@ -1,11 +1,11 @@
-"""Knows who may do what: three roles, and the role that each change needs."""
+"""Defines three roles, and the role that each change needs."""
 
 from enum import IntEnum
 from typing import Final, NamedTuple, Self
 
 
 class Role(IntEnum):
-    """The role of a user; each may do all that those below it may."""
+    """Ranks users: each role may do everything that the roles below it may."""
 
     VIEWER = 1
     OPERATOR = 2
@@ -24,7 +24,7 @@ class Role(IntEnum):
 
 
 class Identity(NamedTuple):
-    """Says who asks. The name is empty where nobody has to say who they are."""
+    """Says who makes a request. The name is empty if nothing names the user."""
 
     name: str
     role: Role
@@ -50,6 +50,6 @@ ROLE_NEEDED: Final = {
     "tombstone_topic_producer": Role.ADMIN,
     "config": Role.ADMIN,
 }
-"""An operator changes what can be changed back; what takes messages away for good is for admins. The words are those of
-NSQ's notifications, and ours for what NSQ does not have.
+"""An operator may make changes that can be undone; those that remove messages for good are for admins. The names are
+those of NSQ's notifications, or our own where NSQ has none.
 """

@@ -17,7 +17,7 @@ _VARIABLE = re.compile(r"\{(\w+)\}")
 
 
 def v1_error(status: int, code: str, headers: dict[str, str] | None = None) -> web.Response:
-    """Makes NSQ's form of an error: the code in JSON."""
+    """Makes an error in NSQ's form, which has its code in JSON."""
     return v1_json({"message": code}, status, headers)
 
 
@@ -35,13 +35,13 @@ def v1_text(text: str) -> web.Response:
     headers = {name: version, **({"Content-Type": TEXT_TYPE} if text else {})}
     response = web.Response(body=text.encode() or None, headers=headers)
     if not text:
-        # Else aiohttp says application/octet-stream, where NSQ says nothing.
+        # Otherwise aiohttp would send application/octet-stream, where NSQ sends no type.
         response.headers.popall("Content-Type", None)
     return response
 
 
 class NotFoundRules:
-    """Knows the routes, as methods and paths, with `{name}` for a piece of any text."""
+    """Answers requests that fit none of the routes, which it knows as methods and paths with `{name}` for any text."""
 
     def __init__(self, routes: Sequence[tuple[str, str]]) -> None:
         self._routes = [(method, path, _pattern(path)) for method, path in routes]

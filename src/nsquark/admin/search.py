@@ -15,7 +15,7 @@ from nsquark.admin.log_reader import BackwardReader, LogInfo, LogMessage, Remote
 SEARCH_S_MAX: Final = 8.0
 SEARCH_BYTES_MAX: Final = 128 << 20
 FOUND_BYTES_MAX: Final = 8 << 20
-"""The most body bytes held for one answer; with more of them it is shorter than asked for."""
+"""A search that holds this many bytes of bodies ends, with fewer messages than were asked for."""
 
 
 class Limits(NamedTuple):
@@ -26,14 +26,14 @@ class Limits(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """Tells what was looked at, so that nobody takes what was not found for what is not there."""
+    """Tells what was looked at, so that nobody thinks that a message is not there when it was only not reached."""
 
     messages: int
     bytes: int
     seconds: float
     oldest_ns: int | None
     ended: str
-    """The reason why it stopped: start (of all logs, or of what was asked for), limit, time or bytes."""
+    """This is why the search stopped: start (of all logs, or of what was asked for), limit, time or bytes."""
     damaged: int
 
 
@@ -41,14 +41,12 @@ class SearchResult(NamedTuple):
     messages: list[LogMessage]
     searched: Searched
     positions: dict[str, int]
-    """The places to go on at, below which messages were not looked at; nothing for a log that was
-    looked at as a whole.
-    """
+    """The next search goes on below these positions; a log that was looked at as a whole has none."""
     failures: dict[str, str]
 
 
 class SearchRange(NamedTuple):
-    """The part of one nsqd's log to look through."""
+    """Says which part of one nsqd's log to look through."""
 
     log: RemoteLog
     low: int
@@ -60,7 +58,7 @@ async def search(ranges: Iterable[SearchRange], wanted: MessageFilter, limits: L
 
 
 class _Search:
-    """Keeps the readers of all nsqds abreast of each other: next is always the one that is latest in time."""
+    """Keeps the readers of all nsqds abreast of each other: the one that is latest in time makes the next step."""
 
     def __init__(self, readers: Sequence[BackwardReader], wanted: MessageFilter, limits: Limits) -> None:
         self._readers = {reader.log.node: reader for reader in readers}
@@ -90,7 +88,7 @@ class _Search:
         unfinished = self._unfinished()
         if not unfinished:
             return "start" if sum(len(reader.found) for reader in readers) <= self._limits.messages else "limit"
-        # What is older than where some reader stands may have to stand behind what that one will find.
+        # A message is certain if no reader can still find a newer one, which would come before it.
         frontier = max(map(_frontier, unfinished))
         certain = sum(message.timestamp_ns >= frontier for reader in readers for message in reader.found)
         held = sum(len(message.body) for reader in readers for message in reader.found)
@@ -112,8 +110,8 @@ class _Search:
         )
 
     def _positions(self, chosen: Sequence[LogMessage]) -> dict[str, int]:
-        """Finds where each log goes on: behind the last message that was chosen of it; if all were, behind what was
-        looked at.
+        """Returns where the next search goes on in each log: at the first message that was found but not chosen, or
+        where the reader stands if all were chosen.
         """
         counts: dict[str, int] = {}
         for message in chosen:
@@ -133,13 +131,14 @@ def _frontier(reader: BackwardReader) -> int:
 
 
 def _newest_first(logs: Iterable[Sequence[LogMessage]]) -> list[LogMessage]:
-    """Merges logs by time without changing the order of any: a deferred message keeps the time of its publishing, and
-    stands where it entered the log."""
+    """Merges logs by time without changing the order within any: a deferred message has the time of its publish, but
+    stays where it entered the log.
+    """
     return [message for _, message in heapq.merge(*map(_by_arrival, logs), key=lambda pair: -pair[0])]
 
 
 def _by_arrival(log: Sequence[LogMessage]) -> list[tuple[int, LogMessage]]:
-    """Gives each message the latest time of it and of all before it in the log."""
+    """Pairs each message with the latest time of itself and of all before it in the log."""
     latest, keyed = 0, []
     for message in reversed(log):
         latest = max(latest, message.timestamp_ns)
@@ -149,7 +148,7 @@ def _by_arrival(log: Sequence[LogMessage]) -> list[tuple[int, LogMessage]]:
 
 
 async def infos(logs: Sequence[RemoteLog]) -> Mapping[str, LogInfo | UpstreamError]:
-    """Returns what each nsqd says of its log, or why it does not."""
+    """Returns what each nsqd says of its log, or the error of asking it."""
     answers = await asyncio.gather(*(log.info() for log in logs), return_exceptions=True)
     found: dict[str, LogInfo | UpstreamError] = {}
     for log, answer in zip(logs, answers, strict=True):

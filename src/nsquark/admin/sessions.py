@@ -1,6 +1,4 @@
-"""Keeps sessions in signed cookies: nothing is kept here of who is logged in, but for those who logged out before the
-end.
-"""
+"""Keeps sessions in signed cookies; nsqadmin itself remembers only the sessions that were logged out."""
 
 import base64
 import binascii
@@ -14,14 +12,14 @@ from typing import Final, NamedTuple
 import msgspec
 
 CLOCK_SKEW_S_MAX: Final = 60
-"""The clocks of nsqadmins that share a key may differ so much."""
+"""The clocks of nsqadmins that share a key may differ by this much."""
 COOKIE_CHARS_MAX: Final = 1024
 LOGGED_OUT_MAX: Final = 10_000
 ID_BYTES: Final = 16
 
 
 class BrowserSession(NamedTuple):
-    """One browser's visit, of nobody in particular until they log in, which begins another one."""
+    """Describes one browser's visit. It has no user unless a login began it."""
 
     id: bytes
     user: str
@@ -45,13 +43,13 @@ class BrowserSessions:
         self._logged_out: OrderedDict[bytes, None] = OrderedDict()
 
     def begin(self, user: str = "", fingerprint: bytes = b"") -> BrowserSession:
-        """Begins a session, always with a new id: one that somebody planted in the browser before the login is worth
-        nothing after it.
+        """Begins a session, always with a new id, so that one that somebody planted in the browser before the login is
+        worth nothing after it.
         """
         return BrowserSession(secrets.token_bytes(ID_BYTES), user, fingerprint, int(time.time()))
 
     def end(self, session: BrowserSession) -> None:
-        """Ends a session: no copy of the cookie is good any more. The oldest of very many are forgotten first."""
+        """Ends a session: no copy of its cookie is good any more. If very many end, the oldest are forgotten."""
         self._logged_out[session.id] = None
         while len(self._logged_out) > self._logged_out_max:
             self._logged_out.popitem(last=False)
@@ -61,7 +59,7 @@ class BrowserSessions:
         return f"{payload}.{_sign(key, 'session', payload.encode())}"
 
     def decode(self, cookie: str, key: bytes) -> BrowserSession | None:
-        """Returns the session of a cookie that we signed with this key, and that has not ended."""
+        """Returns the session of a cookie that we signed with this key and that has not ended, or None."""
         if len(cookie) > COOKIE_CHARS_MAX or not cookie.isascii():
             return None
         payload, _, signature = cookie.partition(".")
@@ -69,12 +67,12 @@ class BrowserSessions:
             return None
         try:
             session = BrowserSession(*_decoder.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))))
-        except (binascii.Error, msgspec.MsgspecError):  # of another version
+        except (binascii.Error, msgspec.MsgspecError):  # another version made the cookie
             return None
         return session if self.is_alive(session) else None
 
     def is_alive(self, session: BrowserSession) -> bool:
-        """Tells whether a session goes on. A visit of nobody in particular allows nothing, so it need not end."""
+        """Tells whether a session goes on. One without a user allows nothing, so it need not end."""
         if not session.is_logged_in:
             return True
         age_s = time.time() - session.issued_s
@@ -82,7 +80,7 @@ class BrowserSessions:
 
 
 def csrf_token(session: BrowserSession, key: bytes) -> str:
-    """Makes the token that a page of ours says with each change, and a page of another site cannot know."""
+    """Makes the token that our pages send with each change and that a page of another site cannot know."""
     return _sign(key, "csrf", session.id)
 
 

@@ -1,10 +1,9 @@
-"""Shows the cluster at one moment, as pages, history and the attention list read it. Nothing here waits or asks
-anybody.
+"""Describes the cluster at one moment, as pages, history and the attention list read it, without any I/O.
 
-The rows of one nsqd (`TopicOnNode`, `ChannelOnNode`) are decoded right out of its `/stats`, so field names are mapped
+The rows of one nsqd (`TopicOnNode`, `ChannelOnNode`) are decoded directly from its `/stats`, so field names are mapped
 here and nowhere else. `assembly.build` puts a snapshot together; after it has returned, nothing of it changes any more.
 
-Rates are per second and None where they are not known: at the first sight, or since the nsqd was started anew.
+Rates are per second, and None where they are not known: after the first poll, or after the nsqd was restarted.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ import msgspec
 class Percentile(msgspec.Struct, frozen=True, gc=False):
     quantile: float
     value: float
-    """The latency in nanoseconds."""
+    """This is the latency in nanoseconds."""
 
     @property
     def name(self) -> str:
-        """Names a percentile as series and columns do: p50, p99, p99.9."""
+        """Returns the name of the percentile in series and columns: p50, p99, p99.9."""
         return f"p{self.quantile * 100:g}"
 
 
 class Latency(msgspec.Struct, frozen=True, gc=False):
-    """The latencies from publish to FIN; no percentiles where nsqd does not measure it."""
+    """Holds the latency from publish to FIN; it has no percentiles where nsqd does not measure it."""
 
     count: int = 0
     percentiles: tuple[Percentile, ...] | None = None
@@ -36,7 +35,7 @@ NO_LATENCY: Final = Latency()
 
 
 class ClientInfo(msgspec.Struct, kw_only=True, gc=False, rename={"in_flight": "in_flight_count"}):
-    """A consumer of a channel, or a producer, on one nsqd."""
+    """Describes a consumer of a channel, or a producer, on one nsqd."""
 
     node: str = ""
     topic: str = ""
@@ -83,7 +82,7 @@ class ChannelOnNode(
         "latency": "e2e_processing_latency",
     },
 ):
-    """A channel on one nsqd."""
+    """Describes a channel on one nsqd."""
 
     name: str
     depth: int
@@ -91,24 +90,24 @@ class ChannelOnNode(
     in_flight: int = 0
     deferred: int = 0
     messages: int = 0
-    """The number of messages. Counters (this, requeued, timed_out) are since the start of nsqd."""
+    """Counts messages since the start of nsqd, as `requeued` and `timed_out` do."""
     requeued: int = 0
     timed_out: int = 0
     client_count: int = 0
     clients: tuple[ClientInfo, ...] | None = None
-    """The clients; None unless they were asked for."""
+    """This is None unless the clients were asked for."""
     paused: bool = False
     latency: Latency = NO_LATENCY
 
     node: str = ""
     rate_out: float | None = None
-    """The rate of messages that left it: finished, or emptied."""
+    """This is the rate of messages that left the channel: those that were finished or emptied."""
     rate_requeued: float | None = None
     rate_timed_out: float | None = None
 
     @property
     def waiting(self) -> int:
-        """Counts all that it still has to see finished."""
+        """Counts the messages of the channel that are not finished."""
         return self.depth + self.in_flight + self.deferred
 
 
@@ -123,7 +122,7 @@ class TopicOnNode(
         "latency": "e2e_processing_latency",
     },
 ):
-    """A topic on one nsqd."""
+    """Describes a topic on one nsqd."""
 
     name: str
     channels: tuple[ChannelOnNode, ...] = ()
@@ -139,9 +138,9 @@ class TopicOnNode(
     rate_in: float | None = None
     rate_bytes_in: float | None = None
     log: LogHead | None = None
-    """The topic's log; of our nsqds only."""
+    """This is the topic's log, which only our nsqds have."""
 
-    # Of its channels together
+    # These sum up its channels.
     channel_depth: int = 0
     in_flight: int = 0
     deferred: int = 0
@@ -150,7 +149,7 @@ class TopicOnNode(
     rate_requeued: float | None = None
     rate_timed_out: float | None = None
     is_still: bool = False
-    """Tells whether it is as it was in the poll before, all rates zero."""
+    """Tells whether the topic is as it was in the poll before, with all rates zero."""
 
 
 class Memory(msgspec.Struct, kw_only=True, gc=False):
@@ -161,20 +160,22 @@ class Memory(msgspec.Struct, kw_only=True, gc=False):
 
 
 class StatsAnswer(msgspec.Struct, kw_only=True, gc=False):
-    """The answer of /stats, as far as it is used."""
+    """Holds what is used of the answer of /stats."""
 
     version: str = ""
     health: str = "OK"
     start_time: int = 0
     topics: tuple[TopicOnNode, ...] | None = None
     texts: tuple[bytes, ...] = ()
-    """The topics as they were written, if they were read one by one."""
+    """This is the JSON of each topic, if they were decoded one by one."""
     memory: Memory | None = None
     producers: tuple[ClientInfo, ...] | None = None
 
 
 class StatsRows(msgspec.Struct, kw_only=True, gc=False):
-    """The answer of /stats with each topic as it was written: most are as they were in the last poll."""
+    """Holds the answer of /stats with the JSON of each topic, most of which need no decoding: they are as they were in
+    the last poll.
+    """
 
     version: str = ""
     health: str = "OK"
@@ -184,18 +185,18 @@ class StatsRows(msgspec.Struct, kw_only=True, gc=False):
 
 
 class RangeChannel(msgspec.Struct, kw_only=True, frozen=True, gc=False):
-    """A channel that is read by range and committed, as Spark queries do."""
+    """Describes a channel that is read by range and committed, as Spark queries do."""
 
     channel: str
     owner: str
     position: int = 0
     ttl_s: float = 0.0
     idle_s: float = 0.0
-    """The seconds since its owner last committed or said that it lives."""
+    """Counts the seconds since its owner last committed or said that it is alive."""
 
 
 class LogHead(msgspec.Struct, kw_only=True, frozen=True, gc=False):
-    """A topic's log on one of our nsqds; the first message there is, the number after the last, and how many."""
+    """Describes a topic's log on one of our nsqds: its first message, the number after the last, and their count."""
 
     topic: str
     first: int = 0
@@ -205,7 +206,9 @@ class LogHead(msgspec.Struct, kw_only=True, frozen=True, gc=False):
 
 
 class Disk(msgspec.Struct, kw_only=True, frozen=True, gc=False):
-    """The disk below an nsqd's data path, and its share of it; `limit_bytes` is --max-disk-bytes, 0 for none."""
+    """Describes the disk of an nsqd's data path, and what the nsqd uses of it. `limit_bytes` is --max-disk-bytes, or 0
+    if there is no limit.
+    """
 
     free_bytes: int
     total_bytes: int
@@ -214,13 +217,13 @@ class Disk(msgspec.Struct, kw_only=True, frozen=True, gc=False):
 
     @property
     def fullness(self) -> float:
-        """Returns from 0 to 1 how full it is: of the disk or of the limit, whichever is closer to its end."""
+        """Returns how full the disk is, or how much of the limit is used if that is more, from 0 to 1."""
         of_disk = 1 - self.free_bytes / self.total_bytes if self.total_bytes > 0 else 0.0
         return max(of_disk, self.used_bytes / self.limit_bytes if self.limit_bytes > 0 else 0.0)
 
 
 class LogHeads(msgspec.Struct, kw_only=True, gc=False):
-    """The answer of our nsqds' /log/info without a topic."""
+    """Holds the answer of our nsqds' /log/info without a topic."""
 
     topics: tuple[LogHead, ...] = ()
     nsqd_id: str = ""
@@ -228,27 +231,27 @@ class LogHeads(msgspec.Struct, kw_only=True, gc=False):
 
 
 class DescribedNsqd(msgspec.Struct, kw_only=True, frozen=True):
-    """An nsqd as an nsqlookupd, or the nsqd itself, describes it."""
+    """Holds what nsqlookupds, or the nsqd itself, say about an nsqd."""
 
     address: str
-    """`broadcast_address:http_port`, by which everything else names it."""
+    """This is `broadcast_address:http_port`, by which everything else names the nsqd."""
     hostname: str = ""
     broadcast_address: str = ""
     tcp_port: int = 0
     http_port: int = 0
     version: str = ""
     remote_addresses: tuple[str, ...] = ()
-    """`nsqlookupd/address of nsqd there`, one for each nsqlookupd that knows it."""
+    """There is one `nsqlookupd/address of nsqd there` for each nsqlookupd that knows the nsqd."""
     topics: tuple[str, ...] = ()
     tombstones: frozenset[str] = frozenset()
 
 
 class Node(msgspec.Struct, kw_only=True, frozen=True):
-    """An nsqd: what is known of it, and what it said last, if it did."""
+    """Describes an nsqd: what is known of it, and what it said last, if it answered."""
 
     producer: DescribedNsqd
     failure: str = ""
-    """The reason why its figures are missing or old; empty if they are neither."""
+    """This is why its figures are missing or old; it is empty if they are neither."""
     answered: bool = False
     """Tells whether the figures below are there."""
     health: str = ""
@@ -278,7 +281,7 @@ class Node(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ClusterChannel(msgspec.Struct, kw_only=True, frozen=True, gc=False):
-    """A channel on all nsqds together."""
+    """Sums up a channel over all nsqds."""
 
     topic: str
     name: str
@@ -296,9 +299,9 @@ class ClusterChannel(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     rate_requeued: float | None
     rate_timed_out: float | None
     latency: tuple[Percentile, ...]
-    """The latencies of the worst of the nsqds for each quantile."""
+    """This is the worst latency of all nsqds for each quantile."""
     owner: str = ""
-    """The owner of a channel that is read by range."""
+    """This is the owner of a channel that is read by range, and empty for other channels."""
 
     @property
     def waiting(self) -> int:
@@ -306,7 +309,7 @@ class ClusterChannel(msgspec.Struct, kw_only=True, frozen=True, gc=False):
 
 
 class ClusterTopic(msgspec.Struct, kw_only=True, frozen=True, gc=False):
-    """A topic on all nsqds together."""
+    """Sums up a topic over all nsqds."""
 
     name: str
     nodes: tuple[TopicOnNode, ...]
@@ -314,7 +317,7 @@ class ClusterTopic(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     depth: int
     backend_depth: int
     total_depth: int
-    """The depth with that of its channels: how much there is to do."""
+    """This is the depth of the topic and its channels together: how much there is to do."""
     in_flight: int
     deferred: int
     messages: int
@@ -324,35 +327,35 @@ class ClusterTopic(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     rate_in: float | None
     rate_bytes_in: float | None
     rate_out: float | None
-    """The rate of all its channels, as the next two."""
+    """This and the next two are the rates of all its channels."""
     rate_requeued: float | None
     rate_timed_out: float | None
     latency: tuple[Percentile, ...]
 
     @property
     def has_log(self) -> bool:
-        """Tells whether some nsqd has it as a log that can be read."""
+        """Tells whether some nsqd has a log of the topic that can be read."""
         return any(node.log is not None for node in self.nodes)
 
 
 class SparkQuery(msgspec.Struct, kw_only=True, frozen=True, gc=False):
-    """A reader by range is what a Spark query is to its topic."""
+    """Describes a Spark query, which reads a topic by range and commits to a channel that it owns."""
 
     topic: str
     channel: str
     owner: str
     lag: int
     rate: float | None
-    """Messages committed per second."""
+    """This is how many messages it commits per second."""
     rate_in: float | None
-    """Messages published to its topic per second."""
+    """This is how many messages are published to its topic per second."""
     last_commit: float
-    """The time of the last commit in unix seconds, the oldest of its nsqds."""
+    """This is when it last committed or said that it is alive, in unix seconds, on the nsqd where that was earliest."""
     nodes: tuple[str, ...]
 
     @property
     def remaining_s(self) -> float | None:
-        """Tells how long it is until the backlog is read, if both rates stay; None if it never is, or not known."""
+        """Returns how long the backlog takes to read if both rates stay, or None if that is never or not known."""
         if self.rate is None or self.rate_in is None:
             return None
         gain = self.rate - self.rate_in
@@ -362,14 +365,14 @@ class SparkQuery(msgspec.Struct, kw_only=True, frozen=True, gc=False):
 
 
 class Failure(msgspec.Struct, kw_only=True, frozen=True, gc=False):
-    """Something that could not be asked: an nsqd or an nsqlookupd."""
+    """Describes an nsqd or nsqlookupd that gave no answer."""
 
     kind: str
-    """nsqd or nsqlookupd."""
+    """This is nsqd or nsqlookupd."""
     address: str
     text: str
     since: float
-    """The time since when, in unix seconds."""
+    """This is when it began to fail, in unix seconds."""
 
 
 class Lookupd(msgspec.Struct, kw_only=True, frozen=True, gc=False):
@@ -379,7 +382,7 @@ class Lookupd(msgspec.Struct, kw_only=True, frozen=True, gc=False):
 
 
 class ClusterTotals(msgspec.Struct, kw_only=True, frozen=True, gc=False):
-    """The totals of the whole cluster."""
+    """Sums up the whole cluster."""
 
     topics: int = 0
     channels: int = 0
@@ -399,11 +402,11 @@ class ClusterTotals(msgspec.Struct, kw_only=True, frozen=True, gc=False):
 
 class Snapshot(msgspec.Struct, kw_only=True, frozen=True):
     at: float = 0.0
-    """The time of the poll in unix seconds; 0 before the first."""
+    """This is the time of the poll in unix seconds, or 0 before the first."""
     nodes: dict[str, Node] = {}
-    """The nodes by address, in the order of host names."""
+    """These are the nsqds by address, in the order of host names."""
     topics: dict[str, ClusterTopic] = {}
-    """The topics by name, in the order of names."""
+    """These are the topics by name, in the order of names."""
     lookupds: tuple[Lookupd, ...] = ()
     failures: tuple[Failure, ...] = ()
     queries: tuple[SparkQuery, ...] = ()
@@ -418,7 +421,7 @@ EMPTY: Final = Snapshot()
 
 
 class NodeAnswer(msgspec.Struct, kw_only=True, frozen=True):
-    """What a poll got from one nsqd. `stats` may be an older answer while a newer one is awaited."""
+    """Holds what a poll got from one nsqd. `stats` may be an older answer while a newer one is awaited."""
 
     producer: DescribedNsqd
     stats: StatsAnswer | None = None

@@ -1,4 +1,4 @@
-"""Makes sparklines: the last minutes of a series in a few values, as text that a page carries."""
+"""Makes the values of sparklines: the last minutes of a series in a few numbers, as text that a page carries."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ BUCKETS: Final = 40
 
 
 def spark_values(history: History, key: SeriesKey) -> str:
-    """Writes the highest value of each bucket, separated by commas; nothing between two commas is a gap."""
+    """Writes the highest value of each bucket, separated by commas; a bucket without values is empty."""
     step = SECONDS / BUCKETS
-    # Aligned to the step, so that a bucket's value changes only while it is the newest.
+    # Buckets are aligned to the step, so that a value changes only while its bucket is the newest.
     end = (int(time.time() / step) + 1) * step
     buckets: list[float | None] = [None] * BUCKETS
     times, values = history.points(key, end - SECONDS)

@@ -1,6 +1,4 @@
-"""Limits how often a password may be tried: after some failures each further one makes the next
-wait for twice as long.
-"""
+"""Limits how often a password may be tried: after some failures, each further one doubles the wait for the next try."""
 
 import ipaddress
 import time
@@ -9,15 +7,15 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 FREE_FAILURES: Final = 5
-"""The failures of one user from one place that cost no waiting."""
+"""This many failures of one user from one network cost no waiting."""
 FREE_FAILURES_SHARED: Final = 50
-"""The failures of a place whoever it tries, which may be a proxy with many behind it, and of a user wherever they are
-tried from, that cost no waiting.
+"""This many failures cost no waiting if they are counted for a network and any user, since the network may be a proxy
+with many users, or for a user and any network.
 """
 WAIT_S_MAX: Final = 300.0
 SHARED_WAIT_S_MAX: Final = 30.0
-"""The longest wait by shared counts: short, or strangers would keep a user out by guessing, or all who come by the same
-proxy.
+"""This is the longest wait for those shared counts. A longer one would let strangers keep out a user, or everybody
+behind the same proxy, by guessing.
 """
 FORGET_S: Final = 900.0
 COUNTS_MAX: Final = 20_000
@@ -36,7 +34,7 @@ class _Count(NamedTuple):
 
 
 class LoginThrottle:
-    """Counts failed logins by place and user. Always: at most `counts_max` counts, the latest ones."""
+    """Counts failed logins by network and user. There are never more than `counts_max` counts, the latest ones."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, counts_max: int = COUNTS_MAX) -> None:
         self._counts_max = counts_max
@@ -44,13 +42,13 @@ class LoginThrottle:
         self._counts: OrderedDict[tuple[str, str], _Count] = OrderedDict()
 
     def wait_s(self, address: str, user: str) -> float:
-        """Tells for how long this user cannot be tried from this address; 0 if now."""
+        """Returns for how long this user cannot be tried from this address; 0 means that it can be tried now."""
         now = self._clock()
         return max(0.0, *(self._count(rule.key, now).next_s - now for rule in _rules(address, user)))
 
     def failed(self, address: str, user: str) -> None:
-        """Counts a failure. Call it before the password is looked at, and `succeeded` after, so that many at once count
-        as many.
+        """Counts a failure. It is called before the password is checked, and `succeeded` afterwards, so that many at
+        once count as many.
         """
         now = self._clock()
         for rule in _rules(address, user):
@@ -63,7 +61,7 @@ class LoginThrottle:
             self._counts.popitem(last=False)
 
     def succeeded(self, address: str, user: str) -> None:
-        """Forgets this user's failures here; of the shared counts only the one that was no failure."""
+        """Forgets this user's failures from this network, and in the shared counts only the one that was no failure."""
         own, *shared = _rules(address, user)
         self._counts.pop(own.key, None)
         for rule in shared:
@@ -86,7 +84,7 @@ def _rules(address: str, user: str) -> tuple[_Rule, _Rule, _Rule]:
 
 
 def _place(address: str) -> str:
-    """Returns the network of an address: one customer of a provider has all of an IPv6 network of 64 bits."""
+    """Returns the network of an address, since one customer of a provider has a whole IPv6 network of 64 bits."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""Follows how a channel moves over time: smoothed rates, from which "grows" and "above normal" are told."""
+"""Follows channels over time with smoothed rates, which tell that a depth grows or that a rate is above normal."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from nsquark.admin.snapshot import ClusterChannel, Snapshot
 TRENDS_MAX: Final = 20_000
 STEP_S: Final = 10.0
 FAST_S: Final = 20.0
-"""Over about this long a rate is smoothed."""
+"""A rate is smoothed over about this long."""
 SLOW_S: Final = 900.0
-"""What was so for about this long is normal."""
+"""A rate that has lasted for about this long is normal."""
 
 Place = tuple[str, str]
-"""A topic and a channel."""
+"""This is a topic and a channel."""
 
 
 class Trend(msgspec.Struct, gc=False):
-    """The trend of one channel. It grows if the least that waited in it was more in each step of time than in the one
-    before: a burst that is worked off, or a consumer that takes batches, is no growth.
+    """Follows one channel. The channel grows if the least that waited in it was more in each step of time than in the
+    step before; a burst that is worked off, or a consumer that takes batches, is no growth.
     """
 
     at: float
     node_count: int
     lowest: int
-    """The least that waited in this step."""
+    """This is the least that waited in this step."""
     last_lowest: int
     step_began: float
     growing_since: float = 0.0
-    """The time since when it grows; 0 while it does not."""
+    """This is when the channel began to grow, or 0 while it does not."""
     growing_from: int = 0
     growth: float = 0.0
-    """The messages per second that it grew by since then."""
+    """This is how many messages per second the channel grew by since `growing_since`."""
     requeued: float = 0.0
-    """The rate of requeued messages per second, smoothed."""
+    """This is the smoothed rate of requeued messages per second."""
     usual_requeued: float | None = None
     timed_out: float = 0.0
     usual_timed_out: float | None = None
@@ -48,7 +48,7 @@ class Trend(msgspec.Struct, gc=False):
         return Trend(at, len(channel.nodes), channel.waiting, channel.waiting, at)
 
     def move(self, at: float, channel: ClusterChannel, fast: float, slow: float) -> None:
-        """Moves on; `fast` and `slow` are the weights of what is new in rates."""
+        """Adds a poll; `fast` and `slow` are the weights of its rates in the smoothed and in the usual rates."""
         self.at = at
         if channel.rate_requeued or self.requeued:
             self.requeued, self.usual_requeued = _moved(
@@ -76,13 +76,13 @@ def _moved(now: float, usual: float | None, rate: float | None, fast: float, slo
     if rate is None:
         return now, usual
     now += fast * (rate - now)
-    # Nothing is usual yet when it is seen for the first time: what goes on then is told, too.
+    # The first rate is not taken as usual, so that what goes on from the beginning is reported too.
     return now, (0.0 if usual is None else usual + slow * (rate - usual))
 
 
 class Trends:
-    """Keeps the trends of all channels in which something waits or is handed back; of others there
-    is nothing to tell.
+    """Keeps the trends of all channels in which messages wait, or had been requeued or timed out; there is nothing to
+    report of others.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Trends:
                 break
             place = channel.topic, channel.name
             trend = self._trends.get(place)
-            # With an nsqd more or less it is another sum, which is not compared with the one before.
+            # With an nsqd more or less the sum is another one, which cannot be compared with the one before.
             if trend is None or trend.node_count != len(channel.nodes):
                 trend = Trend.of(snapshot.at, channel)
             else:

@@ -1,4 +1,4 @@
-"""Makes links to our own pages; names are escaped for a path, and all are below the base path."""
+"""Makes links to our own pages: names are escaped for a path, and `Urls` puts the base path before them."""
 
 from __future__ import annotations
 

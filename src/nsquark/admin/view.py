@@ -1,5 +1,4 @@
-"""Holds what a page shows, apart from its frame: blocks and rows of HTML with a name each, and the series of its
-charts.
+"""Describes what a page shows inside its frame: named blocks and rows of HTML, and the series of its charts.
 
 The page in a browser is built of the same pieces that the event stream sends later, so both are always alike. A piece
 is made by a macro of `templates/parts/`; a row's macro gets one item of a list.
@@ -29,12 +28,12 @@ class Crumb(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of a chart; with `axis` 2 it has the scale at the right."""
+    """Describes a line of a chart; with `axis` 2 it has the scale at the right."""
 
     series: SeriesKey
     label: str
     kind: str
-    """The kind of figure, which decides its colour."""
+    """This is the kind of figure, which decides the colour of the line."""
     axis: int = 1
 
     @property
@@ -46,7 +45,7 @@ class Chart(NamedTuple):
     name: str
     lines: tuple[Line, ...]
     unit: str
-    """The unit, one of those in static/format.js."""
+    """This is one of the units in static/format.js."""
     unit2: str = ""
 
     @property
@@ -66,7 +65,7 @@ class PageRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A list on a page, drawn by the macro `macro`."""
+    """Describes a list on a page, whose rows the macro `macro` draws."""
 
     name: str
     macro: str
@@ -82,23 +81,23 @@ def client_rows(clients: Sequence[ClientInfo]) -> Rows:
 class View:
     template: str
     parts: str
-    """The file of macros in `templates/parts/`."""
+    """This is the file of macros in `templates/parts/`."""
     title: str
     section: str
-    """The entry of the navigation it belongs to."""
+    """This is the entry of the navigation that the page belongs to."""
     context: Mapping[str, Any]
     blocks: tuple[str, ...] = ()
     lists: tuple[Rows, ...] = ()
     series: tuple[SeriesKey, ...] = ()
-    """The series that are drawn as charts."""
+    """These series are drawn as charts."""
     sparks: tuple[SeriesKey, ...] = ()
-    """The series that are drawn small, in rows: their history is kept while somebody looks."""
+    """These series are drawn small, in rows; their history is kept while somebody looks."""
     client_watch: tuple[str, ...] = ()
-    """Topic and channel, or two empty words and a node, whose clients are shown."""
+    """This is a topic and a channel, or two empty strings and an nsqd, whose clients the page shows."""
     crumbs: tuple[Crumb, ...] = ()
     status: int = 200
     scripts: tuple[str, ...] = ()
-    """The scripts of this page only."""
+    """Only this page loads these scripts."""
     is_live: bool = field(default=True)
 
 
@@ -116,12 +115,12 @@ def environment() -> Environment:
 
 
 def series_name(key: SeriesKey) -> str:
-    """Names a series as the event stream does; no name of NSQ's holds a comma."""
+    """Returns the name of a series in the event stream. Names in NSQ have no commas."""
     return ",".join(key)
 
 
 def pieces(view: View, urls: Any) -> dict[str, str]:
-    """Makes every piece by its name. `rows:<list>` is the order of a list's rows as JSON."""
+    """Makes every piece of a page, by name. `rows:<list>` is the order of a list's rows as JSON."""
     parts = environment().get_template(f"parts/{view.parts}").module
     made: dict[str, str] = {}
     for name in view.blocks:
@@ -138,7 +137,7 @@ ORDER: Final = msgspec.json.Encoder()
 
 
 class Pieces:
-    """The pieces of a view as its template asks for them."""
+    """Gives a template the pieces of its view."""
 
     def __init__(self, view: View, made: Mapping[str, str]) -> None:
         self._view = view

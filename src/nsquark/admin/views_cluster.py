@@ -14,7 +14,7 @@ from nsquark.admin.views_topics import topic_row
 
 BUSIEST_SHOWN_MAX: Final = 8
 TOPIC_ROWS_MAX: Final = 300
-"""The most topics that a node's page lists; the rest are on the page of topics."""
+"""A node's page lists at most this many topics; the rest are on the page of topics."""
 
 RATES: Final = Chart(
     "Messages per second", (Line(("cluster", "in"), "in", "in"), Line(("cluster", "out"), "out", "out")), "rate"
@@ -96,7 +96,7 @@ def nodes(state: AdminState) -> View:
 
 @dataclass(frozen=True, slots=True)
 class NodeTopicRow:
-    """A topic on a node, or, below it, one of its channels."""
+    """Describes the row of a topic on a node, or of one of its channels below it."""
 
     topic: TopicOnNode
     channel: ChannelOnNode | None
@@ -174,7 +174,7 @@ def counter(state: AdminState) -> View:
 
 
 def lookup(state: AdminState, inactive: Mapping[str, Sequence[str]], trouble: str) -> View:
-    """Makes the page; `inactive` are topics that nsqlookupds know and no nsqd has, with their channels."""
+    """Makes the page of nsqlookupds; `inactive` has the topics that they know and no nsqd has, with their channels."""
     snapshot = state.snapshot
     return View(
         template="lookup.html",

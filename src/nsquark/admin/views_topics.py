@@ -24,7 +24,7 @@ from nsquark.admin.view import (
 )
 
 ROWS_MAX: Final = 100
-"""The most topics on one page of the list."""
+"""One page of the list has at most this many topics."""
 
 TOPICS: Final = Crumb("Topics", "/topics")
 
@@ -37,7 +37,7 @@ SORTS: Final[dict[str, Callable[[ClusterTopic], float]]] = {
     "channels": lambda topic: len(topic.channels),
     "clients": lambda topic: topic.client_count,
 }
-"""The orders of the list, largest first; without one of these it is by name."""
+"""The list can be in one of these orders, largest first; otherwise it is by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class ChannelRow:
 
 @dataclass(frozen=True, slots=True)
 class TopicNodeRow:
-    """A topic or channel on one nsqd, with the name of that nsqd's host."""
+    """Describes the row of a topic or channel on one nsqd, with the name of that nsqd's host."""
 
     on_node: TopicOnNode | ChannelOnNode
     hostname: str
@@ -167,7 +167,7 @@ def _depth_chart(key: SeriesKey) -> Chart:
 
 
 def _latency_charts(key: SeriesKey, percentiles: tuple[Percentile, ...]) -> tuple[Chart, ...]:
-    """Makes a chart of the worst and the mildest percentile that nsqd measures, where it does."""
+    """Makes a chart of the highest and the lowest percentile that nsqd measures, if it measures any."""
     if not percentiles:
         return ()
     chosen = dict.fromkeys((percentiles[0].name, percentiles[-1].name))

@@ -1,1 +1,1 @@
-"""Holds what every part stands on: options, logs, addresses, durations, metrics. It imports nothing of ours."""
+"""Has what every part stands on: options, logs, addresses, durations, metrics. It imports no other part."""

@@ -24,7 +24,7 @@ T = TypeVar("T")
 OptionsT = TypeVar("OptionsT")
 
 SHOWN_VALUE_LENGTH_MAX: Final = 200
-"""An error message repeats so much of a bad value."""
+"""An error message repeats at most this many characters of a bad value."""
 EXIT_FATAL: Final = 1
 EXIT_USAGE: Final = 2
 
@@ -34,7 +34,7 @@ _HELP_FLAGS: Final = ("h", "help")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Describes one declared option. `key` is its name in the config file, None if it cannot be set there."""
+    """Describes one declared option. `key` is its name in the config file, or None if it cannot be set there."""
 
     attribute: str
     flag: str
@@ -77,13 +77,14 @@ def table(options: type[Any]) -> tuple[Option, ...]:
         factory = field.default_factory
         default = field.default if factory is dataclasses.MISSING else factory()
         key = (declared.key or field.name) if declared.in_config else None
-        flag = field.name.rstrip("_").replace("_", "-")  # a Python keyword has a `_` behind it
+        flag = field.name.rstrip("_").replace("_", "-")  # an attribute that would be a Python keyword ends in `_`
         rows.append(Option(field.name, flag, key, declared.kind, default, declared.help))
     return tuple(rows)
 
 
 def parse(program: str, options: type[OptionsT], argv: Sequence[str], version: str = "") -> OptionsT:
-    """Reads flags over config file over defaults. What ends the program (help, version, a mistake) is a SystemExit.
+    """Reads options: flags override the config file, which overrides the defaults. Help, version and mistakes raise
+    SystemExit.
 
     The flags `version` and `config`, where the table has them, are acted upon here.
     """
@@ -93,7 +94,7 @@ def parse(program: str, options: type[OptionsT], argv: Sequence[str], version: s
 def parse_with_rest(
     program: str, options: type[OptionsT], argv: Sequence[str], version: str = "", example: str = ""
 ) -> tuple[OptionsT, list[str]]:
-    """Does as `parse`, and returns the arguments behind the flags too; the usage text ends with the example."""
+    """Does what `parse` does, and also returns the arguments behind the flags; the usage text ends with the example."""
     spec = table(options)
     given, rest = _read_flags(program, spec, argv, example)
     if version and given.get("version"):
@@ -161,7 +162,7 @@ def _read_flags(
 
 
 def _with(before: list[object] | None, kind: Kind[Any], value: str) -> object:
-    """Returns what a use of a flag makes of the option's value so far."""
+    """Returns an option's value after one more use of its flag, given its value `before`."""
     read = kind.from_flag(value)
     return kind.arrange([*(before or ()), *read]) if kind.repeated else read
 

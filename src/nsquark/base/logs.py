@@ -1,4 +1,4 @@
-"""Writes log lines to stderr, in NSQ's form, and never holds the daemon up for them.
+"""Writes log lines to stderr, in NSQ's form, and never delays the daemon for them.
 
 A line is handed to a thread that writes it. When nobody reads stderr (a full pipe, a stopped terminal) the
 thread waits, the queue fills, and further lines are dropped and counted; the event loop goes on serving.
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import asyncio
 
 QUEUE_BYTES_MAX: Final = 4 * 1024 * 1024
-"""So much may wait for stderr: a few seconds of heavy logging, too little to matter for the daemon's memory."""
+"""At most this much waits for stderr: a few seconds of heavy logging, too little to matter for the daemon's memory."""
 WRITE_BYTES_MAX: Final = 64 * 1024
-"""One write takes at most this much, so that a slow reader gets lines while others still wait."""
+"""One write has at most this much, so that a slow reader gets lines while others still wait."""
 FLUSH_AT_EXIT_SECONDS_MAX: Final = 1.0
 """At exit the last lines are worth a short wait, but a reader that is gone must not keep the process alive."""
 STDERR_FD: Final = 2
@@ -82,12 +82,12 @@ class LineWriter:
             self._changed.notify_all()
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Waits until all lines are written; False if that took too long."""
+        """Waits until all lines are written; returns False if that took too long."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._lines and not self._writing, timeout_seconds)
 
     def reset_dropped(self) -> int:
-        """Returns the number of lines lost since last asked, if a line about it now fits in the queue; else 0."""
+        """Returns how many lines were lost since the last call, or 0 while the queue has no room to tell that."""
         with self._changed:
             if self._queued_bytes > self._queue_bytes_max // 2:
                 return 0
@@ -124,7 +124,7 @@ class LineWriter:
             try:
                 rest = rest[os.write(self._fd, rest) :]
             except BlockingIOError:
-                # Somebody sharing the terminal made it non-blocking.
+                # Another process that shares the terminal made it non-blocking.
                 select.select([], [self._fd], [], 1.0)
             except OSError:
                 # The reader is gone: there is nobody to tell.
@@ -164,17 +164,15 @@ class Logger:
         self._log(Level.INFO, text, is_always=True)
 
     def fatal(self, text: str) -> None:
-        """Writes a last word: the caller ends the program after it."""
+        """Writes a last line: the caller ends the program after it."""
         self._log(Level.FATAL, text)
 
     def failure(self, text: str, error: BaseException) -> None:
-        """Writes an unexpected error with its traceback, which is indented: no line of it can be taken for
-        one of ours.
-        """
+        """Writes an unexpected error with its traceback, which is indented: no line of it can pass for one of ours."""
         self.trace(f"{printable(text)}\n{''.join(traceback.format_exception(error))}")
 
     def trace(self, text: str) -> None:
-        """Writes an error of several lines: the first is a text like others, the rest is indented."""
+        """Writes an error of several lines: the first is like any other, the rest is indented."""
         if self.level <= Level.ERROR:
             first, *others = text.rstrip().split("\n")
             self.error(first)
@@ -182,7 +180,7 @@ class Logger:
                 self._writer.put(_encoded(f"    {printable(line.expandtabs())}\n"))
 
     def report_failures(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Lets this log tell, from now on, what fails in the loop where nobody else would be told."""
+        """Makes the event loop report exceptions that nothing else catches to this log."""
 
         def report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
             error = context.get("exception")
@@ -217,9 +215,7 @@ def _encoded(line: str) -> bytes:
 
 
 def library_log(name: str) -> logging.Logger:
-    """Returns the logger of a part that runs in other programs: what it says is printable, wherever they let it be
-    written.
-    """
+    """Returns the logger of a part that runs in other programs: its lines are printable, wherever those write them."""
     log = logging.getLogger(name)
     if make_printable not in log.filters:
         log.addFilter(make_printable)
@@ -227,7 +223,7 @@ def library_log(name: str) -> logging.Logger:
 
 
 def make_printable(record: logging.LogRecord) -> bool:
-    """Lets every record through a filter, with what peers have put into it made printable."""
+    """Is a logging filter that lets every line through, with what peers have put into it made printable."""
     said = record.getMessage()
     shown = printable(said)
     if shown != said:

@@ -1,9 +1,9 @@
-"""Makes text that strangers wrote fit for a log or a terminal: it neither begins a line nor moves the cursor."""
+"""Makes text that strangers wrote fit for a log or a terminal: it can neither begin a line nor move the cursor."""
 
 from typing import Final
 
 TEXT_CHARS_MAX: Final = 4096
-"""The longest line: more than honest peers say, and little enough that nobody fills a disk by one command."""
+"""A line has at most this many characters: more than honest peers send, too few to fill a disk by one command."""
 
 
 def printable(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
@@ -19,7 +19,7 @@ def printable_lines(text: str) -> str:
 
 
 def escaped(char: str) -> str:
-    """Escapes text as Go's %q does, without the quotes."""
+    """Escapes a character as Go's %q does, without the quotes."""
     if char.isprintable():
         return char
     if char in _NAMED:

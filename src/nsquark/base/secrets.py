@@ -7,7 +7,7 @@ SECRET_BYTES_MAX: Final = 4096
 
 
 def read_secret(path: str | Path) -> str:
-    """Returns the file's text without the line break at its end; ValueError says what is wrong with it."""
+    """Returns the file's text without the line break at its end; a ValueError says what is wrong with it."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(SECRET_BYTES_MAX + 1)

@@ -4,10 +4,10 @@ import sys
 from typing import Final
 
 __version__: Final = "0.1.0"
-"""nsquark's version; it stands nowhere else."""
+"""This is nsquark's version; it stands nowhere else."""
 
 NSQ_VERSION: Final = "1.3.0"
-"""The version that nsqd, nsqlookupd and nsqadmin show: clients decide by it which features to expect."""
+"""nsqd, nsqlookupd and nsqadmin show this version: clients decide by it which features to expect."""
 
 
 def version_line(program: str) -> str:

@@ -1,3 +1,3 @@
-"""This is nsqd. The path of a message: publishing (PUB), topic, log, turn, channel, session; then ledger (FIN),
-channel.
+"""This is nsqd. A message goes from a session (PUB) through log, turn, topic and channel to a consumer, whose FIN the
+ledger carries out.
 """

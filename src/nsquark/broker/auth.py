@@ -1,5 +1,5 @@
-"""Carries out AUTH: an auth server says who may publish and subscribe. Nothing here waits: a session goes on when it
-knows.
+"""Carries out AUTH: an auth server says who may publish and subscribe. Nothing here blocks: a session goes on when the
+answer is known.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from nsquark.broker.tcp.session import Session
 
 QUERIES_AT_ONCE_MAX: Final = 64
-"""So many queries run at once: each has a thread while it lasts."""
+"""At most this many queries run at once: each has a thread while it lasts."""
 ANSWER_BYTES_MAX: Final = 4 << 20
 
 
 class Asker(NamedTuple):
-    """Names who wants something, as auth servers are told."""
+    """Says who asks for a permission, as auth servers are told."""
 
     secret: bytes
     common_name: str
-    """The common name of the client's certificate, if it showed one."""
+    """Is the common name of the client's certificate, if it showed one."""
     remote_ip: str
     is_tls: bool
 
@@ -63,8 +63,8 @@ class AuthServers:
             self._ssl_context = client_context(options)
 
     async def ask(self, asker: Asker) -> Grant | None:
-        """Returns the first good answer, starting anywhere; None if there is none. The log says why, without the
-        secret.
+        """Returns the first good answer, asking from a random server on, or None if there is none. The log says why,
+        without the secret.
         """
         query = asker.query()
         start = random.randrange(len(self._addresses))
@@ -119,7 +119,7 @@ class Guard:
         self._secret = b""
         self._task: asyncio.Task[None] | None = None
         self._is_answered = False
-        """A server was asked, and the command that waits for it has not seen the answer yet."""
+        """Tells whether a server was asked, and the command that waits for the answer has not seen it yet."""
         self.grant: Grant | None = None
 
     @property
@@ -127,7 +127,7 @@ class Guard:
         return self._task is not None
 
     def authorize(self, secret: bytes) -> bytes | None:
-        """Returns AUTH's answer; None while a server is asked."""
+        """Returns AUTH's answer, or None while a server is asked."""
         if not self._is_answered:
             if self.grant is not None:
                 raise FatalClientError("E_INVALID", "AUTH already set")
@@ -140,8 +140,8 @@ class Guard:
         return grant.shown()
 
     def allows(self, word: str, topic: str, channel: str) -> bool:
-        """Tells whether the command `word` may go on; False while that is being found out. What is not allowed is
-        raised.
+        """Returns True if the command `word` may go on, and False while that is being found out; raises
+        FatalClientError if it is not allowed.
         """
         grant = self.grant
         question: Question = ("subscribe" if word == "SUB" else "publish", topic, channel)

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from nsquark.broker.topic import Topic
 
 PARK_BLOCKS = 64
-"""When this many blocks lie above the floor, the lowest are parked: that bounds the memory a held message costs."""
+"""With more blocks than this above the floor, the lowest are parked: that bounds the memory a held message costs."""
 NOTE_INTERVAL_S = 0.1
-"""So often it is noted what was finished above a held message: a crash repeats twice as much of it at most."""
+"""What was finished above a held message is noted this often: a crash repeats twice as much of it at most."""
 NOT_STORED = 0
 
 
@@ -47,14 +47,12 @@ class Channel:
         self.name = name = state.name
         self.ephemeral = is_ephemeral(name)
         self.is_trimmed = self.ephemeral or topic.directory is None
-        """What the channel holds back lies in memory only, so it is bounded."""
+        """Tells whether the messages that wait lie in memory only, so that their number is bounded."""
         self.paused = state.paused
         self.owner = state.owner
         self.owner_ttl_ms = state.owner_ttl_ms
         self._owner_seen_ms = now_ms()
-        """The time when the owner was heard of, by the monotonic clock; while nsqd was down nobody
-        could be heard of.
-        """
+        """Says when the owner was heard of last, by the monotonic clock; a start of nsqd counts as hearing of it."""
         self.deferred = deferred
         self.sessions: list[Session] = []
         self.had_subscribers = state.had_subscribers
@@ -70,7 +68,7 @@ class Channel:
         self.sharing = Sharing(self.feed, self.topology, self.wake, nsqd.loop.call_later)
         self._joined_at = topic.pumped
         self._counted_ahead = 0
-        """The number of deferred messages in the log that the topic has yet to count."""
+        """Counts the deferred messages in the log that the topic has yet to count."""
         self._slot = slot
         self._journal: Journal | None = None
         self._is_parking = False
@@ -108,7 +106,7 @@ class Channel:
 
     @property
     def backend_depth(self) -> int:
-        """Counts what lies below the part of the log that is in memory."""
+        """Counts the messages that wait below the part of the log that is in memory."""
         log = self.topic.log
         if log.segments is None:
             return 0
@@ -206,11 +204,9 @@ class Channel:
         return True
 
     def _note_finished(self) -> None:
-        """Notes what is finished above a held message, which keeps the floor down but need not keep this from being
-        remembered.
-        """
+        """Notes what is finished above a held message, which keeps the floor down: no crash is to repeat it."""
         self._note_timer = False
-        if not self.ledger.journal:  # else the disk has not taken what was noted before
+        if not self.ledger.journal:  # else the disk has refused what was noted before
             note_finished(self.ledger)
         if self.ledger.has_news or self.ledger.journal:
             self.wake()
@@ -257,7 +253,7 @@ class Channel:
 
     @property
     def floor_needed(self) -> int:
-        """Returns the position below which only parked messages are needed; an ephemeral channel holds nothing back."""
+        """Returns the position below which only parked messages are needed; an ephemeral channel needs nothing."""
         return self.topic.log.head if self.ephemeral else self.ledger.floor
 
     def state(self) -> ChannelState:
@@ -273,8 +269,8 @@ class Channel:
             self.topic.slots.store(self._slot)
 
     def _store_state(self) -> None:
-        """Stores the state where nobody can be refused: if the disk does not take it, it is stored with the next thing
-        to note.
+        """Stores the state where nobody can be told of an error: if the disk refuses it, it is stored with the next
+        thing to note.
         """
         try:
             self._write_state()
@@ -298,9 +294,7 @@ class Channel:
         self._write_state()
 
     def seek_counts(self, seq: int) -> tuple[int, int]:
-        """Counts the finished messages that would come again if the channel were set to `seq`, and the others that
-        never would.
-        """
+        """Counts the finished messages that would come again after a seek to `seq`, and the others that never would."""
         log, ledger = self.topic.log, self.ledger
         unfinished, known = ledger.count_below(seq)
         unfinished += self._new_below(seq, known)
@@ -369,7 +363,7 @@ class Channel:
         return bool(self.owner and self.owner_ttl_ms and self.owner_idle_ms > self.owner_ttl_ms)
 
     def close(self) -> None:
-        """Stops cleanly: attempts, due times and what was finished out of order are kept."""
+        """Stops cleanly: attempts, due times and what was finished out of order are stored."""
         if self._slot is None or self.is_deleted:
             return
         self.ledger.raise_floor()

@@ -50,7 +50,7 @@ class Deferrals:
         segments = topic.log.segments
         self.voided = list(state.voided_deferred)
         self.removed_append = state.deferred_append
-        """The last append of deferred messages that was in a segment which is gone."""
+        """Is the last append of deferred messages that was in a segment which is gone."""
         appends = segments.deferred_appends if segments is not None else Appends()
         appends.add_durable(state.deferred_append)
         self._topic = topic
@@ -67,7 +67,7 @@ class Deferrals:
         self._messages.on_missing = self._are_missing
         self._own = Awaited(1)
         self.appending: tuple[Due, list[int], list[int]] | None = None
-        """The messages on their way into the log, with their numbers and sequence numbers."""
+        """Has the messages on their way into the log, with their numbers and sequence numbers."""
 
     @property
     def number(self) -> int:
@@ -128,7 +128,7 @@ class Deferrals:
     # -- into the log ------------------------------------------------------------------------------------
 
     def tick(self) -> bool:
-        """Moves what is due into the log; False if nothing waits any more."""
+        """Moves what is due into the log; returns False if nothing waits any more."""
         now = self._clock.now_ms()
         self._messages.load_near(now)
         due_ms = self._messages.next_due_ms(now)
@@ -160,7 +160,7 @@ class Deferrals:
         try:
             commit, seqs = topic.log.append_apart([message[1:] for message in messages], DEFERRED, token)
         except OSError as error:
-            if not isinstance(error, BlockingIOError):  # the log is busy: the next tick tries again
+            if not isinstance(error, BlockingIOError):  # if the log is only busy, the next tick tries again
                 nsqd.logs.disk.failed(error)
             self._messages.put_back(due)
             return
@@ -169,7 +169,7 @@ class Deferrals:
         topic.log.write()
 
     def settled(self, commit: Commit) -> None:
-        """Is told whether the log took what was due."""
+        """Is told whether what was due is in the log."""
         assert self.appending is not None
         due, numbers, seqs = self.appending
         self.appending = None
@@ -185,7 +185,8 @@ class Deferrals:
     def _are_missing(self, number: int, count: int) -> None:
         """Is told that a file proved to be damaged: `count` messages, from `number` on, are gone, or back if negative.
 
-        Who waits only for later ones cannot tell whether they are meant, and is right again after a restart.
+        A channel that waits only for later ones cannot tell whether they are among these; its count is right after a
+        restart.
         """
         for awaited in (self._own, *(channel.deferred for channel in self._topic.channels.values())):
             if number >= awaited.first:
@@ -194,9 +195,7 @@ class Deferrals:
     # -- the pump ----------------------------------------------------------------------------------------
 
     def pump_stopped(self) -> None:
-        """Is told that the pump stands still: what waits now is the channels', what is published from now on is the
-        topic's own.
-        """
+        """Is told that the pump stands still: what waits is the channels', what comes later is the topic's own."""
         self._own = Awaited(self.number)
 
     def void_own(self) -> None:
@@ -215,7 +214,7 @@ class Deferrals:
         return (message for message in self._messages.waiting() if not self._is_voided(message[0]))
 
     def segment_goes(self, segment: Segment) -> bool:
-        """Takes over from the log which appends happened, when a segment goes; True if that has to be stored."""
+        """Remembers which appends happened, when their segment goes; returns True if that has to be stored."""
         if segment.deferred.last <= self.removed_append:
             return False
         self.removed_append = segment.deferred.last

@@ -4,7 +4,7 @@
     <topic>:<channel>.diskqueue.*   what the channel has not finished: requeued, deferred, in flight at the stop, or new
     nsqd.dat                        topics, channels and pauses; written last, so without it an export is not complete
 
-It is the reverse of takeover.py. Nothing is taken away from here.
+It is the reverse of takeover.py. None of nsqd's own files is removed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Exported(NamedTuple):
     """Tells what an export has written."""
 
     queues: dict[str, int]
-    """The number of messages by the name of the queue: a topic, or a topic and a channel with a colon in between."""
+    """Has the number of messages by the name of the queue: a topic, or a topic and a channel with a colon between."""
     message_bytes_max: int
 
 
@@ -124,7 +124,7 @@ class NsqExport:
                     after = log.extents.at_or_after(seq)
                     if after == seq:
                         raise ExportError(f"topic {topic.name} cannot be read from message {seq} on")
-                    seq = after  # damaged, which is in the log
+                    seq = after  # the message is damaged, which was reported
                     continue
                 first, end = seq - chunk.first_seq, min(high - chunk.first_seq, chunk.count)
                 for index in range(first, end):
@@ -132,9 +132,7 @@ class NsqExport:
                 seq = log.extents.at_or_after(chunk.first_seq + end)
 
     def _deferred(self, topic: Topic, low: int, high: int) -> Iterator[tuple[int, int, bytes, bytes]]:
-        """Yields deferred messages. NSQ's files have no place for a delay: these are ready at once, as after a restart
-        of NSQ.
-        """
+        """Yields deferred messages. NSQ's files have no delays: these are ready at once, as after NSQ's restart."""
         for number, timestamp_ns, body in topic.deferrals.waiting():
             if low <= number < high:
                 yield timestamp_ns, 0, self._new_id(), body
@@ -152,9 +150,7 @@ def _message(record: memoryview, attempts: int) -> tuple[int, int, bytes, memory
 
 
 def _known(channel: Channel) -> tuple[dict[int, int], list[Range]]:
-    """Returns what was delivered and is not finished, with its attempts; and the ranges that are finished above the
-    floor.
-    """
+    """Returns what was delivered and is not finished, with its attempts, and what is finished above the floor."""
     attempts: dict[int, int] = {}
     finished: list[Range] = []
     for _, kind, attempts_so_far, seq, _, span in JOURNAL_RECORD.iter_unpack(snapshot(channel.ledger)):

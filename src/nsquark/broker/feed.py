@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nsquark.kernel.records import Chunk
 
 RUN_BYTES_MAX = 64 << 10
-"""The longest run of messages written to one consumer at a time."""
+"""A run of messages written to one consumer has at most this many bytes, or is one message."""
 REDELIVERY_RUN_MAX = 256
 
 
@@ -37,19 +37,19 @@ class Feed:
         self.topic = topic
         self.ledger = ledger
         self.skips = skips
-        """The ranges of sequence numbers that are not for this channel, in order."""
+        """Has the ranges of sequence numbers that are not for this channel, in order."""
         self.is_loading = False
         self._latency = latency
         self._kept = topic.retention.kept
         self._wake = wake
         self._credit = 0
-        """So many redeliveries may come before the next new message, while both wait; see `_take_turns`."""
+        """This many redeliveries may come before the next new message, while both wait; see `_take_turns`."""
 
     # -- what there is -----------------------------------------------------------------------------------
 
     @property
     def new_count(self) -> int:
-        """Tells how many messages were never delivered since the start."""
+        """Tells how many messages below the pump were never delivered since the start."""
         extents, start, pump = self.topic.log.extents, self.ledger.next, self.topic.pump
         count = extents.between(start, pump) - self.ledger.ahead
         for low, high in self.skips:
@@ -65,7 +65,7 @@ class Feed:
         return bool(self.ledger.queued) or self.ledger.next < self.topic.pump
 
     def trim(self, messages_max: int) -> None:
-        """Drops the oldest of the new messages that are more than this; for what lies in memory only."""
+        """Drops the oldest of the new messages beyond `messages_max`; it is for messages that lie in memory only."""
         excess = self.new_count - messages_max
         if excess > 0:
             extents = self.topic.log.extents
@@ -132,7 +132,7 @@ class Feed:
         return count
 
     def _send_sampled(self, session: Session, count: int, now: int) -> int:
-        """Draws for each message; what loses is discarded for the whole channel, as NSQ does."""
+        """Draws lots for each message; one that loses is discarded for the whole channel, as in NSQ."""
         assert session.consumer is not None
         for _ in range(count):
             seq = self.ledger.next
@@ -174,7 +174,7 @@ class Feed:
     # -- what comes next ---------------------------------------------------------------------------------
 
     def _next_run_end(self) -> int:
-        """Steps over what does not exist, was voided or is known; returns where the messages from there on end."""
+        """Moves `next` over what does not exist, is skipped or known; returns where the messages from there on end."""
         ledger = self.ledger
         while True:
             end = self._end_before_skips()
@@ -195,7 +195,7 @@ class Feed:
         return self._skip_gap(end)
 
     def _skip_gap(self, limit: int) -> int:
-        """Moves on to the next message that exists, if that is below `limit`; returns that message."""
+        """Moves `next` on to a message that exists, or to `limit` if that comes first; returns `limit`."""
         self.ledger.skip(min(self.topic.log.extents.at_or_after(self.ledger.next), limit))
         return limit
 

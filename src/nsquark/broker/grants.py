@@ -14,14 +14,12 @@ from nsquark.wire.documents import decode_json
 EXPRESSIONS_MAX: Final = 10_000
 EXPRESSION_MEMORY_BYTES_MAX: Final = 1 << 20
 EXPRESSIONS_AT_ONCE_MAX: Final = 256
-"""So many expressions are searched on the event loop, which takes about a millisecond; more are
-searched in a thread.
-"""
+"""At most this many expressions are searched on the event loop, in about a millisecond; a thread searches more."""
 DECISIONS_KEPT_MAX: Final = 1024
 
 Permission = Literal["subscribe", "publish", "admin"]
 Question = tuple[Permission, str, str]
-"""A permission, and the topic and channel it is asked for; the channel is empty where none is meant."""
+"""Names a permission, and the topic and channel it is asked for; the channel is empty where none is meant."""
 
 
 class AuthError(Exception):
@@ -116,12 +114,10 @@ class Grant:
 
 
 class _Compiled(dict[str, _Expression]):
-    """Keeps expressions by their text, in the syntax of Go's `regexp`; the time to search is linear in the name's
-    length.
-    """
+    """Keeps expressions by their text, in the syntax of Go's `regexp`; a search is linear in the name's length."""
 
     def __init__(self) -> None:
-        import re2  # for those who use AUTH: the others start without it
+        import re2  # only with AUTH, so that others start without it
 
         self._re2 = re2
         self._options = re2.Options()

@@ -264,7 +264,7 @@ def validate(options: NsqdOptions) -> None:
 
 
 def config_value(options: NsqdOptions, key: str) -> str | int | bool | list[str] | list[float] | None:
-    """Returns what `GET /config/<key>` shows: durations in nanoseconds, words by number. KeyError for other keys."""
+    """Returns what `GET /config/<key>` shows: durations in nanoseconds, words by number. Other keys raise KeyError."""
     value: str | int | bool | list[str] | list[float] | None = getattr(options, _BY_KEY[key].attribute)
     # Durations and numbered words are subclasses of int; JSON wants the plain number.
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else value

@@ -1,6 +1,4 @@
-"""Gives places to requests that take long: a bounded number in all and for each peer, and nobody keeps one by being
-slow.
-"""
+"""Gives a bounded number of places, in all and for each peer, to long requests; nobody keeps one by being slow."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from collections.abc import Callable
 
 
 class NoPlace(Exception):
-    """Says that all places are taken; the text says whose."""
+    """Says that all places are occupied; the text says whose."""
 
 
 class Place:
@@ -31,8 +29,8 @@ class Place:
 
 
 class Places:
-    """Gives out places. When all are taken, whoever got on least lately has to leave, if that was at least `patience_s`
-    ago.
+    """Gives out places. When all are occupied, the one that got on longest ago has to leave, if that was at least
+    `patience_s` ago.
 
     Always: `_occupied` is in the order of `used_s`, the slowest first.
     """

@@ -1,4 +1,4 @@
-"""Decides what of a topic's log may go, and sets records aside so that it can."""
+"""Decides what of a topic's log may go, and copies records that outlive it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Retention:
-    """Removes what no channel needs of one topic, and what neither time nor size asks to be kept.
+    """Removes from one topic's log what no channel needs, unless --retention-time or --retention-bytes asks for it.
 
     `kept` has the records of messages that are held for so long that their segment is gone. At most one thread at a
     time writes it anew.
@@ -28,10 +28,10 @@ class Retention:
         self._is_keeping = False
         self._error = ""
         self.guarded_from: int | None = None
-        """From here on nothing may go, whatever channels have done with it; set by who runs this nsqd as a part."""
+        """Nothing from this sequence number on may go, whatever channels have done with it; the tap sets this."""
 
     def collect(self, *, newest_too: bool = False, keep_none: bool = False) -> None:
-        """Removes what nobody needs; the newest file too, and what is kept for readers by range, if that is asked."""
+        """Removes what nobody needs, the newest file too if `newest_too`, and what retention keeps if `keep_none`."""
         segments = self._topic.log.segments
         if isinstance(self.kept, KeptInMemory):
             self._collect_memory(self.kept)
@@ -51,9 +51,7 @@ class Retention:
         return min(needed if self.guarded_from is None else [*needed, self.guarded_from])
 
     def _collect_memory(self, kept: KeptInMemory) -> None:
-        """Forgets what it can of a log without files: only what was never delivered stays; what was, and is not
-        finished, is copied.
-        """
+        """Forgets what was delivered of a log without files; what was delivered and is not finished is copied first."""
         log, channels = self._topic.log, self._topic.channels.values()
         cut = min([self._topic.pump, *(channel.ledger.next for channel in channels)])
         records: dict[int, bytearray] = {}

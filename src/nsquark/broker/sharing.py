@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from nsquark.broker.tcp.session import Session
 
 REFILL_DELAY_S = 0.005
-"""A consumer with most of its window in flight is refilled in larger portions, at most this much later."""
+"""A consumer with most of its RDY in flight is refilled in larger portions, at most this much later."""
 
 
 class Sharing:
-    """Divides what a `Feed` has among sessions; a session is ready while its RDY and its socket take more.
+    """Divides what a `Feed` has among sessions; a session is ready while its RDY and its socket allow more.
 
-    * A burst reaches all who are ready: each gets an equal share, and another one is the first each time.
+    * A burst reaches all sessions that are ready: each gets an equal part, and another one is the first each time.
     * With a topology the nearest are served first, and the others get what is left.
     * `wake` asks for another delivery in the next turn, `call_later` is the event loop's.
     """
@@ -84,7 +84,7 @@ class Sharing:
                 group = [session for session in group if session.is_ready]
 
     def _without_nearly_full(self, ready: list[Session]) -> list[Session]:
-        """Leaves out who would get a small portion now and a larger one in a few milliseconds."""
+        """Leaves out sessions that would get a small portion now and a larger one in a few milliseconds."""
         chosen = [session for session in ready if not session.is_nearly_full]
         if not self._refill_timer:
             self._refill_timer = True

@@ -26,7 +26,7 @@ class Slots:
         self._disk = logs.disk
         self._file = CursorFile(logs, path) if path is not None else None
         self._unfreed: list[Slot] = []
-        """The slots of deleted channels that are still in the file."""
+        """Has the slots of deleted channels that are still in the file."""
         if self._file is not None:
             self.found = self._file.load()
             if self.found and self.found[0].index == 0:
@@ -60,7 +60,7 @@ class Slots:
         self.own.position, self.own.deferred = position, deferred
 
     def new(self, state: ChannelState, position: int, deferred: int) -> Slot | None:
-        """Makes a slot for a new channel, not stored yet; None if the channel is not to be stored."""
+        """Makes a slot for a new channel, not stored yet; returns None if the channel is not to be stored."""
         if self._file is None or is_ephemeral(state.name):
             return None
         slot = self._file.new_slot()
@@ -87,7 +87,7 @@ class Slots:
         self._file.move_on(slot, position)
 
     def free(self, slot: Slot) -> None:
-        """Frees the slot of a channel that is gone; if the disk does not take that now, it is tried again."""
+        """Frees the slot of a channel that is gone; if the disk refuses that now, it is tried again."""
         assert self._file is not None
         try:
             self._file.free(slot)
@@ -101,12 +101,12 @@ class Slots:
             self.free(slot)
 
     def repair(self) -> None:
-        """Is told that all that was lost is made again, so that the file need not tell any more that it was."""
+        """Is told that all that was lost is made again, so that the file need not tell any more what was lost."""
         if self._file is not None:
             self._file.repair()
 
     def make_durable(self) -> None:
-        """Syncs the file here and now, or raises; when no thread uses it."""
+        """Syncs the file here and now, or raises; to be called when no thread uses it."""
         if self._file is not None:
             self._file.make_durable()
 

@@ -17,10 +17,10 @@ class _Run(Generic[T]):
 
 
 class Together(Generic[T]):
-    """Runs the same work for all who ask for it before it begins.
+    """Does the same work once for all who ask for it before it begins.
 
-    Who asks while it is being done shares the next run, so that no answer is older than its question; of each key at
-    most one run is under way and one waits for it. A run that nobody waits for any more is cancelled.
+    Whoever asks while it is being done shares the next round, so that no answer is older than its question; of each key
+    at most one round is under way and one waits for it. A round that nobody waits for any more is cancelled.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,4 @@
-"""Knows where nsqd and its consumers stand, so that messages need not leave a zone or a region when that can be
-avoided.
-"""
+"""Knows where nsqd and its consumers stand, so that messages need not leave a zone or a region without need."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ if TYPE_CHECKING:
     from nsquark.broker.tcp.identify import ClientSettings
 
 AWARE_CONSUMPTION: Final = "topology-aware-consumption"
-"""The name of the feature for --enable-experiment."""
+"""Names the feature for --enable-experiment."""
 
 
 class Closeness(IntEnum):
@@ -33,7 +31,7 @@ class TopologyCounts:
         self.sent = dict.fromkeys(Closeness, 0)
 
     def closeness(self, client: ClientSettings) -> Closeness:
-        """Tells how close a consumer is; a name that is not given is nobody's neighbour."""
+        """Tells how close a consumer is; an empty zone or region matches nothing."""
         if self._zone and client.topology_zone == self._zone:
             return Closeness.ZONE
         if self._region and client.topology_region == self._region:
@@ -46,7 +44,5 @@ def is_aware(options: NsqdOptions) -> bool:
 
 
 def is_shown(options: NsqdOptions) -> bool:
-    """Tells whether these fields are shown: NSQ 1.3.0 has none of them, so they are left out where nobody asked for
-    them.
-    """
+    """Tells whether zone and region are shown: NSQ 1.3.0 has neither, so they are only where somebody asks for them."""
     return bool(options.topology_region or options.topology_zone or is_aware(options))

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from nsquark.broker.nsqd import Nsqd
 
 TICK_S = 0.1
-"""So often timeouts and delays are looked at, as in NSQ."""
+"""Timeouts and delays are looked at this often, as in NSQ."""
 COLLECT_S = 1.0
 PROBE_BYTES = 64 << 10
 OPEN_AGAIN_S = 5.0
 ROOM_EVERY_S = 0.1
-"""So often, at the most, all topics are searched for files that can go while the disk is full."""
+"""All topics are searched at most this often for files that can go while the disk is full."""
 
 
 class Upkeep:
@@ -31,7 +31,7 @@ class Upkeep:
         self._is_probing = False
 
     async def run(self) -> None:
-        """Goes on until it is cancelled."""
+        """Does each step when it is due, until it is cancelled."""
         nsqd, collected_s = self._nsqd, 0.0
         while True:
             await asyncio.sleep(TICK_S)
@@ -54,9 +54,7 @@ class Upkeep:
             self._nsqd.logger.error(f"INTERNAL: {type(error).__name__}: {error}")
 
     def make_room(self, size: int) -> bool:
-        """Makes room: finished files go, the newest too; with --disk-policy=drop-oldest then the oldest of all, read or
-        not.
-        """
+        """Makes room: finished files go, the newest too, and with --disk-policy=drop-oldest the oldest, read or not."""
         nsqd, now = self._nsqd, self._nsqd.loop.time()
         if now - self._made_room_s >= ROOM_EVERY_S:
             self._made_room_s = now
@@ -90,7 +88,7 @@ class Upkeep:
                 del deferring[topic]
 
     def _follow_clock(self) -> None:
-        """Follows the clock of due times, which runs on while the machine sleeps; the monotonic clock stands."""
+        """Follows the clock of due times, which runs on while the machine sleeps; the monotonic clock stands still."""
         offset = self._nsqd.clock.offset_ms()
         for topic in self._nsqd.topics.values():
             for channel in topic.channels.values():

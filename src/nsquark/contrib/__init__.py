@@ -1,1 +1,1 @@
-"""Has bridges to other libraries, each with an extra of its own."""
+"""Contains bridges to other libraries, each with an extra of its own."""

@@ -1,4 +1,4 @@
-"""Is the compiled hot path: the same Python source runs compiled by Cython or, slower, as it is."""
+"""Is the hot path: its Python source runs compiled by Cython or, slower, as it is."""
 
 import importlib.machinery
 import importlib.util
@@ -32,7 +32,7 @@ MODULES = (
     "http_lane",
     "turn",
 )
-"""The kernel's modules, each after those it imports."""
+"""Lists the kernel's modules, each after those it imports."""
 
 
 def load_sources() -> None:

@@ -24,9 +24,9 @@ def acknowledge(
     end: cython.longlong,
     now_ms: cython.longlong,
 ) -> cython.longlong:
-    """Carries out the FIN, REQ, TOUCH, RDY and NOP commands at `pos`; tells where the first other thing starts.
+    """Carries out the FIN, REQ, TOUCH, RDY and NOP commands at `pos`; returns where the first other thing starts.
 
-    What is incomplete, malformed or refused is left there for the session, which knows how to answer.
+    What is incomplete, malformed or refused is left for the session, which knows how to answer.
     """
     seq: cython.longlong
     value: cython.longlong
@@ -79,14 +79,14 @@ def acknowledge(
 
 
 def sequence_of(message_id: bytes) -> int:
-    """Finds the sequence number in a message id; -1 if it is not an id of ours."""
+    """Returns the sequence number in a message id, or -1 if it is not an id of ours."""
     return _sequence(memoryview(bytearray(message_id)), 0) if len(message_id) == ID_BYTES else -1
 
 
 @cython.cfunc
 @cython.exceptval(check=False)
 def _sequence(data: cython.uchar[::1], pos: cython.longlong) -> cython.longlong:
-    """Finds the sequence number in a message id, without the node's bits; -1 if it is not an id of ours."""
+    """Returns the sequence number in the id at `pos`, without the node's bits, or -1 if it is not an id of ours."""
     value: cython.longlong = 0
     end: cython.longlong = pos + ID_BYTES
     char: cython.int
@@ -108,7 +108,7 @@ def _sequence(data: cython.uchar[::1], pos: cython.longlong) -> cython.longlong:
 @cython.cfunc
 @cython.exceptval(check=False)
 def _number_end(data: cython.uchar[::1], pos: cython.longlong, end: cython.longlong) -> cython.longlong:
-    """Finds the line feed after 1 to 9 digits; -1 if there is something else."""
+    """Returns where the line feed after 1 to 9 digits is, or -1 if there is something else."""
     at: cython.longlong = pos
     while at < end and 48 <= data[at] <= 57 and at - pos < 10:
         at += 1

@@ -1,9 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Encodes the header of a batch, which is what one turn of the event loop appends to a log (`wire/batch_format.py`),
-and appends it to its file.
-
-Here its header is encoded and it is appended to its file.
-"""
+"""Encodes the header of a batch (`wire/batch_format.py`), which one write appends to a log, and does that write."""
 
 import errno
 import os
@@ -69,8 +65,8 @@ class BatchFile:
         time_min_ns: cython.longlong,
         time_max_ns: cython.longlong,
     ) -> cython.longlong:
-        """Writes the records of a chunk from `start` on, `size` bytes; returns how many messages these are. If it
-        raises, the file is as it was.
+        """Writes the records of a chunk from record `start` on, which have `size` bytes; returns how many they are. If
+        it raises, the file is as it was.
         """
         payload: object = chunk.view[chunk.offset(start) : chunk.used]
         first_seq: cython.longlong = chunk.first_seq + start
@@ -86,7 +82,7 @@ class BatchFile:
         return messages
 
     def reindex(self) -> None:
-        """Goes on with an index that was loaded or cut."""
+        """Sets which batch gets the next entry, after the index was loaded."""
         self.index_at = self.offsets[len(self.offsets) - 1] + INDEX_EVERY_BYTES if self.offsets else 0
 
     def grown(
@@ -98,7 +94,7 @@ class BatchFile:
         time_min_ns: cython.longlong,
         time_max_ns: cython.longlong,
     ) -> cython.void:
-        """Adds a batch that was written at the end to what is known."""
+        """Adds a batch that was written at the end to what is known of the file."""
         if offset >= self.index_at:
             self.seqs.append(first_seq)
             self.offsets.append(offset)

@@ -2,8 +2,8 @@
 """Keeps the state of a channel's messages in blocks of 4096 slots of C arrays: a message is found by a shift and an
 index.
 
-A block comes with the first message of it that is taken, and goes when all of them are finished, wherever it lies: so
-an idle channel has none. The C types, and the constants for C, are in blocks.pxd.
+A block is made when the first of its messages is taken, and goes when all of them are finished, wherever it lies: so an
+idle channel has none. The C types, and the constants for C, are in blocks.pxd.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ if not cython.compiled:
     BLOCK_SLOTS = 1 << BLOCK_BITS
     SLOT_MASK = BLOCK_SLOTS - 1
 
-    # The states of a slot. A message that is NOTED is finished, and the journal says so.
+    # These are the states of a slot. A message that is NOTED is finished, and the journal says so.
     FREE, IN_FLIGHT, QUEUED, DEFERRED, FINISHED, NOTED = range(6)
 
 NEVER = cython.declare(cython.longlong, 1 << 62)
@@ -30,12 +30,12 @@ SIZE_BYTES = cython.declare(cython.longlong, record.SIZE_BYTES)
 TIMESTAMP_AT = cython.declare(cython.longlong, record.TIMESTAMP_AT)
 
 SPARSE_SLOTS_MAX = cython.declare(cython.int, 1024)
-"""A parked block with fewer active messages than this becomes a short sorted list instead of 4096 slots."""
+"""A parked block with at most this many active messages becomes a short sorted list instead of 4096 slots."""
 BLOCKS_POOLED_MAX = cython.declare(cython.int, 64)
 
 
 class Block:
-    """Has 4096 slots, or, once parked and thinly populated, a sorted list of those that are active."""
+    """Has 4096 slots, or, once parked and thinly populated, a sorted list of the active ones."""
 
     def __init__(self, size: cython.int, measure: cython.bint):
         self.size = size
@@ -68,7 +68,7 @@ class Block:
                 self.state[index] = 0
 
     def index(self, slot: cython.int) -> cython.int:
-        """Finds where a slot's state lies; -1 if it is not here any more."""
+        """Returns where a slot's state lies, or -1 if it is not here any more."""
         if not self.sparse:
             return slot
         low: cython.int = 0
@@ -95,7 +95,7 @@ class Block:
         return FREE < self.state[index] < FINISHED
 
     def thinned(self, measure: cython.bint):
-        """Makes the same block with only what is active in it."""
+        """Makes a copy of this block with only its active slots."""
         thin: Block = Block(self.active, measure)
         at: cython.int = 0
         index: cython.int
@@ -144,7 +144,7 @@ class Blocks:
     """Finds the blocks of one channel by number.
 
     * `order` has the numbers of the blocks from the floor's on, rising; a released one may stay there for a while.
-    * `parked` has the numbers of those that the floor has passed; each holds something active.
+    * `parked` has the numbers of the blocks that the floor has passed; each has something active.
     * `recent` is the block that was found last, if it is still there.
     """
 
@@ -161,7 +161,7 @@ class Blocks:
         self.recent = None
 
     def find(self, seq: cython.longlong):
-        """Finds the block of a message; None if there is none."""
+        """Returns the block of a message, or None if there is none."""
         block: Block = self.recent
         if block is None or block.number != seq >> BLOCK_BITS:
             block = self.by_number.get(seq >> BLOCK_BITS)
@@ -178,7 +178,7 @@ class Blocks:
         if block is None:
             block = self._fresh(number)
             self.by_number[number] = block
-            if self.order and number < self.order[len(self.order) - 1]:  # the journal knew of later ones
+            if self.order and number < self.order[len(self.order) - 1]:  # the journal named later blocks
                 self.order = deque(sorted([*self.order, number]))
             else:
                 self.order.append(number)
@@ -211,7 +211,7 @@ class Blocks:
             self.recent = None
 
     def set_parked_aside(self, floor: cython.longlong) -> cython.void:
-        """Sets aside the blocks wholly below the floor: they hold parked messages, or nothing any more."""
+        """Sets aside the blocks wholly below the floor that have parked messages, and lets go of the others."""
         block: Block
         first_open: cython.longlong = floor >> BLOCK_BITS
         for number in [number for number in self.order if number < first_open]:
@@ -262,7 +262,7 @@ class Blocks:
         return [found_seq for found_seq in found if found_seq < seq]
 
     def count_below(self, seq: cython.longlong, next_seq: cython.longlong, has_ahead: cython.bint) -> tuple:
-        """Counts the messages below `seq` that are active, and those from `next_seq` up to it that have a state."""
+        """Counts the messages below `seq` that are active, and those from `next_seq` up to `seq` that have a state."""
         active: cython.longlong = 0
         known: cython.longlong = 0
         last: cython.longlong = seq >> BLOCK_BITS
@@ -289,7 +289,8 @@ class Blocks:
         """Lists up to `count` messages from `seq` on that are in flight, or to be delivered again.
 
         The second value tells where to go on, or is -1. Each message is (sequence number, attempts, consumer's id, when
-        it was delivered, deadline or due time; 0: now). No more than `slots_max` slots and one block are looked at.
+        it was delivered, deadline or due time, which is 0 for now). No more than `slots_max` slots and one block are
+        looked at.
         """
         found: list = []
         looked_at: cython.longlong = 0

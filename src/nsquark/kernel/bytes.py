@@ -1,6 +1,6 @@
 """Reads and writes numbers in bytes. This is the interpreted form; the C form is in bytes.pxd.
 
-The module itself is not compiled: other modules take the functions of bytes.pxd in, so that a call costs nothing.
+The module itself is not compiled: other modules have the functions of bytes.pxd inline, so that a call costs nothing.
 """
 
 

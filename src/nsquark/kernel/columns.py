@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Turns the records of a log into columns in Arrow's layout, without a Python object per message.
 
-A column of numbers is a row of int64, a column of bodies a row of bytes and the int32 offsets between them: exactly
-the buffers that pyarrow wraps without copying.
+A column of numbers is an array of int64, a column of bodies is their bytes and the int32 offsets between them: these
+are the buffers that pyarrow wraps without copying.
 """
 
 import cython
@@ -66,11 +66,12 @@ def without_bodies(data: cython.const[cython.uchar][::1], start: cython.longlong
 
 @cython.cclass
 class ColumnBuilder:
-    """Collects the messages of a range, until a batch of `rows_max` rows or `body_bytes_max` bytes of bodies is full.
+    """Collects the messages of a range, until an Arrow batch of `rows_max` rows or `body_bytes_max` bytes of bodies is
+    full.
 
-    A body larger than that gets a batch of its own. Buffers that were taken are never written again. `low` and
-    `high` may be set anew: for a reader that starts again after a lost connection, to leave out what it already has,
-    and for one that goes on with another range.
+    A body larger than that gets an Arrow batch of its own. Buffers that were handed over are never written again. `low`
+    and `high` may be set anew: for a reader that starts again after a lost connection, to leave out what it already
+    has, and for one that goes on with another range.
     """
 
     rows = cython.declare(cython.longlong, visibility="readonly")
@@ -137,9 +138,9 @@ class ColumnBuilder:
         end: cython.longlong,
         seq: cython.longlong,
     ) -> tuple[int, int]:
-        """Takes the records in data[start:end], the first of which is message `seq`, as far as there is room.
+        """Adds the records in data[start:end], the first of which is message `seq`, as far as there is room.
 
-        Gives the position and the sequence number it stopped at; position `end` means that all were taken. Messages
+        Returns the position and the sequence number it stopped at; position `end` means that all were added. Messages
         outside of the range are left out.
         """
         pos: cython.longlong = start

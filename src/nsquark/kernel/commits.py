@@ -31,7 +31,7 @@ class Commit:
         self.token = NO_TOKEN
 
     def settle(self, error: object = None) -> None:
-        """Says how the write went, to everyone who waits for it."""
+        """Tells everyone who waits for the commit how its write went."""
         self.is_settled = True
         self.error = error
         for waiter in self.waiters:
@@ -41,10 +41,10 @@ class Commit:
 class CommitQueue:
     """Brings the commits of one log to its file, in the order of their sequence numbers.
 
-    * `writing` is the one that is being written; at most one is, and only `written` or `fail` end that.
-    * `waiting` are those that were closed meanwhile.
-    * `open` is the last, and takes what is appended.
-    * `uncommitted_bytes` is the sum of the bytes added to all of them.
+    * `writing` is the commit that is being written, at most one; only `written` or `fail` end that.
+    * `waiting` are the commits that were closed meanwhile.
+    * `open` is the last commit, which gets what is appended.
+    * `uncommitted_bytes` is the sum of the bytes added to all these commits.
     """
 
     def __init__(self):
@@ -63,7 +63,7 @@ class CommitQueue:
 
     @property
     def last(self) -> object:
-        """Returns the commit after which everything that was appended by now is written; None if it is already."""
+        """Returns the commit after which everything that was appended by now is written, or None if it is already."""
         if self.open is not None:
             return self.open
         return self.waiting[len(self.waiting) - 1] if self.waiting else self.writing
@@ -73,7 +73,7 @@ class CommitQueue:
         return any(used is chunk for commit in self._all() for used, _ in commit.slices)
 
     def begin(self, timestamp_ns: cython.longlong):
-        """Opens a commit; only while none is open."""
+        """Opens a commit; to be called only while none is open."""
         self.open = Commit(timestamp_ns)
         return self.open
 
@@ -88,7 +88,7 @@ class CommitQueue:
             commit.time_min_ns = timestamp_ns
 
     def put_apart(self, commit: Commit) -> None:
-        """Closes what is open and puts a commit behind it that takes nothing more."""
+        """Closes the open commit and puts one behind it that gets nothing more."""
         if self.open is not None:
             self.waiting.append(self.open)
             self.open = None
@@ -96,7 +96,7 @@ class CommitQueue:
         self.uncommitted_bytes += commit.bytes_added
 
     def start_next(self) -> object:
-        """Makes the next commit in order the one that is being written; None if there is none."""
+        """Makes the next commit in order the one that is being written, and returns it, or None if there is none."""
         if self.waiting:
             self.writing = self.waiting.popleft()
         else:
@@ -115,7 +115,7 @@ class CommitQueue:
         self.writing = None
 
     def fail(self) -> list:
-        """Ends the write that failed; lists its commit and all behind it, which are to be settled with the error."""
+        """Ends the write that failed; returns its commit and all behind it, which are to be settled with the error."""
         failed: list = self._all()
         self.writing = None
         self.abandon()
@@ -123,7 +123,7 @@ class CommitQueue:
         return failed
 
     def abandon(self) -> list:
-        """Forgets all commits but the one being written; lists them: they are to be settled with an error."""
+        """Forgets all commits but the one being written; returns them, which are to be settled with an error."""
         writing: Commit = self.writing
         abandoned: list = [commit for commit in self._all() if commit is not writing]
         self.waiting.clear()

@@ -7,15 +7,11 @@ import cython
 
 REFILL_RDY_MIN = cython.declare(cython.longlong, 8)
 READ_BYTES_MAX = cython.declare(cython.longlong, 256 << 10)
-"""The most of one read: a connection that fills it has more to say, and has to let the others have their turn at some
-time.
-"""
+"""One read has at most this much: a connection that fills it has more to say, and has to give way at some time."""
 BUSY_NS_MAX = cython.declare(cython.longlong, 1_000_000)
-"""A connection's full reads may take this long together before it gives way: half of a turn's budget, since the last
-may take long.
-"""
+"""A connection gives way after full reads of this time together: half of a turn's budget, for the last may be long."""
 GIVE_WAY_BYTES_MIN = cython.declare(cython.longlong, 64 << 10)
-"""A smaller read that fills its buffer is the rest of a command: a turn for each would cost too much."""
+"""A smaller read that fills its buffer is the rest of a command: giving way after each would cost too much."""
 
 
 @cython.cclass
@@ -84,7 +80,7 @@ class Connection:
             self._data = self._shared
             if self._intake is not None and not self._write_paused_at_ms:
                 pos = self.publish(0, end)
-        if pos < end:  # not for nearly all publishes
+        if pos < end:  # false for nearly all publishes
             self.received(pos, end)
         if started_ns and nbytes == self._offered:
             self._busy_ns += monotonic_ns() - started_ns
@@ -94,7 +90,7 @@ class Connection:
 
     @cython.ccall
     def publish(self, pos: cython.longlong, end: cython.longlong) -> cython.longlong:
-        """Lets `_intake` publish what it can; tells where the first other thing starts."""
+        """Lets `_intake` publish what it can; returns where the first other thing starts."""
         try:
             return self._intake.publish(self._data, pos, end)
         except OSError as error:
@@ -105,7 +101,7 @@ class Connection:
 
     @property
     def free(self) -> int:
-        """Returns how many more messages the window allows."""
+        """Returns how many more messages RDY allows."""
         return self.consumer.rdy - self.consumer.in_flight
 
     @property
@@ -119,7 +115,7 @@ class Connection:
 
     @property
     def is_nearly_full(self) -> bool:
-        """Tells whether most of the window is in flight, and little of it is free."""
+        """Tells whether most of what RDY allows is in flight, and little of it is free."""
         rdy: cython.longlong = self.consumer.rdy
         in_flight: cython.longlong = self.consumer.in_flight
         return rdy > REFILL_RDY_MIN and 2 * in_flight >= rdy and 8 * (rdy - in_flight) < rdy

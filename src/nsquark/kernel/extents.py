@@ -25,7 +25,7 @@ class Extents:
 
     @property
     def first(self) -> int:
-        """Returns the lowest existing sequence number; the head if there is none."""
+        """Returns the lowest existing sequence number, or the head if there is none."""
         return self._starts[0] if self._starts else self.head
 
     @property
@@ -58,7 +58,7 @@ class Extents:
         return self._ordinals[index] + min(seq, self._ends[index]) - self._starts[index]
 
     def nth(self, ordinal: int) -> int:
-        """Returns the sequence number of the message with this ordinal; the head if there is none."""
+        """Returns the sequence number of the message with this ordinal, or the head if there is none."""
         index = bisect_right(self._ordinals, ordinal) - 1
         if index < 0:
             return self.first

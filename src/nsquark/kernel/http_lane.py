@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Takes a repeated publish by HTTP past parser, router and request; `web/lane.py` says when it may go this way."""
+"""Publishes a repeated HTTP request without parser, router and handler; `web/lane.py` says when it may go this way."""
 
 from time import time_ns
 
@@ -17,10 +17,10 @@ else:
 
 @cython.cclass
 class HttpLane:
-    """Publishes HTTP requests whose head is that of one before, but for the length of their body.
+    """Publishes HTTP requests whose head is that of an earlier one, but for the length of the body.
 
     `before` and `behind` are the parts of that head around the number of the body's bytes. A request is published here
-    only if that is all that came; its answers are due in `replies`.
+    only if nothing else came with it; `replies` owes its answer.
     """
 
     replies = cython.declare(ReplyQueue, visibility="readonly")
@@ -39,7 +39,7 @@ class HttpLane:
         self._message_bytes_max = message_bytes_max
 
     def handle(self, data: bytes) -> cython.bint:
-        """Publishes such a request, which will be answered; tells whether it was one."""
+        """Publishes `data` if it is such a request, which then will be answered; tells whether it was."""
         at: cython.longlong = len(self._before)
         end: cython.longlong = len(data)
         size: cython.longlong = 0

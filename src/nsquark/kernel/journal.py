@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Makes the records of a channel's journal: 32 bytes each, with a check of its own, so that a damaged one costs itself.
+"""Makes the records of a channel's journal: each has 32 bytes and its own check, so that a damaged one costs no other.
 
-What they mean is the ledger's; the C types are in journal.pxd.
+The ledger knows what they mean; the C types are in journal.pxd.
 """
 
 from struct import Struct
@@ -13,19 +13,19 @@ if cython.compiled:
 else:
     from nsquark.kernel.bytes import little_u64
 
-JOURNAL_REQUEUED = 1  # holds while the message is not below the floor
-JOURNAL_PARKED = 2  # holds until a JOURNAL_FINISHED
-JOURNAL_FINISHED = 3  # `span` messages from the sequence number on
+JOURNAL_REQUEUED = 1  # counts while the message is not below the floor
+JOURNAL_PARKED = 2  # counts until a JOURNAL_FINISHED
+JOURNAL_FINISHED = 3  # `span` messages from the sequence number on are finished
 JOURNAL_RECORD = Struct("<IHHQqQ")
-"""Check, kind, attempts, sequence number, due time (steady clock, ms), span: a count, or how long it is until then."""
+"""Packs check, kind, attempts, sequence number, due time (steady clock, ms), span: a count, or the ms until then."""
 RECORD_BYTES = cython.declare(cython.int, 32)
 _RECORD_1 = Struct("<BxHIQq")  # kind, attempts, count, sequence number, due time
 _FINISHED = cython.declare(cython.int, JOURNAL_FINISHED)
 
-# Odd numbers with well-mixed bits; multiplication by one of them loses nothing.
+# These are odd numbers with well-mixed bits; multiplication by one of them loses nothing.
 _MIX = cython.declare(cython.ulonglong, 0x9E3779B97F4A7C15)
 _LAST_MIX = cython.declare(cython.ulonglong, 0xC2B2AE3D27D4EB4F)
-_BITS = cython.declare(cython.ulonglong, 0xFFFFFFFFFFFFFFFF)  # what C does by itself
+_BITS = cython.declare(cython.ulonglong, 0xFFFFFFFFFFFFFFFF)  # C drops higher bits by itself
 
 
 @cython.ccall
@@ -55,7 +55,7 @@ def _check(
 
 
 def keep_intact(records: bytearray) -> int:
-    """Takes out what is no intact record, in place; returns how many there were, a part of one at the end included."""
+    """Removes damaged records in place; returns how many there were, counting a part of one at the end."""
     size = len(records)
     intact = _compact(memoryview(records), size)
     del records[intact:]
@@ -84,7 +84,7 @@ def _compact(data: cython.uchar[::1], size: cython.longlong) -> cython.longlong:
 
 
 def from_format_1(old: bytes, delay_max_ms: int) -> bytearray:
-    """Rewrites records of 24 bytes, without a check and without the time until they are due, as they are now."""
+    """Converts records of format 1: they have 24 bytes, no check, and no time until they are due."""
     records = bytearray()
     for kind, attempts, count, seq, due_ms in _RECORD_1.iter_unpack(old):
         records += record(kind, attempts, seq, due_ms, count if kind == _FINISHED else delay_max_ms if due_ms else 0)

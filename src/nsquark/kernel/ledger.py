@@ -2,7 +2,7 @@
 """Keeps what a channel knows of each message between its floor and the next one to deliver, and the rules for it.
 
 The state of messages lies in blocks (blocks.py), what is queued again is delivered in sweeps (sweep.py), a consumer's
-answers are read by answers.py, and restart.py takes up a journal. The C types are in ledger.pxd.
+answers are read by answers.py, and a journal by restart.py. The C types are in ledger.pxd.
 """
 
 import cython
@@ -44,7 +44,7 @@ else:
 
 NEVER = cython.declare(cython.longlong, 1 << 62)
 
-# What FIN, REQ and TOUCH come to. The plain names are for callers in Python, the others for C.
+# These are the outcomes of FIN, REQ and TOUCH. The plain names are for callers in Python, the others for C.
 DONE, NOT_IN_FLIGHT, NOT_OWNER = 0, -1, -2
 _DONE = cython.declare(cython.int, DONE)
 _NOT_IN_FLIGHT = cython.declare(cython.int, NOT_IN_FLIGHT)
@@ -58,7 +58,7 @@ FINISHED_KIND = cython.declare(cython.int, JOURNAL_FINISHED)
 class Ledger:
     """Knows the messages of one channel that are neither untouched nor forgotten.
 
-    * Below `floor` every message is finished or parked (its state is in the journal and its block set aside).
+    * Below `floor` every message is finished or parked (its state is in the journal, and its block is set aside).
     * From `next` on no message was delivered since the start; some may be known from the journal: `ahead` of them.
     * Between the two each message is in flight, queued (for delivery again), deferred or finished.
     * `in_flight`, `queued` and `deferred` are the numbers of messages in these states, wherever they lie.
@@ -124,7 +124,9 @@ class Ledger:
     # -- delivery ----------------------------------------------------------------------------------------
 
     def untouched(self, count: cython.longlong) -> cython.longlong:
-        """Tells how many of the `count` messages from `next` on are new; if negative, so many or more are known."""
+        """Returns how many of the `count` messages from `next` on precede the first known one; if `next` itself is
+        known, minus how many in a row are.
+        """
         if self.ahead == 0:
             return count
         seq: cython.longlong = self.next
@@ -185,7 +187,7 @@ class Ledger:
             self.next = seq
 
     def next_queued(self) -> cython.longlong:
-        """Finds the message that is to be delivered again next; -1 if there is none."""
+        """Returns the message that is to be delivered again next, or -1 if there is none."""
         return self.sweep.next()
 
     def retake(self, share: Share, seq: cython.longlong, now_ms: cython.longlong) -> cython.int:
@@ -210,7 +212,7 @@ class Ledger:
         self.blocks.stamp(seq, records)
 
     def discard(self, seq: cython.longlong) -> None:
-        """Finishes a queued message that no consumer gets: sampled out, or its body is lost."""
+        """Finishes a queued message that no consumer gets: it was sampled out, or its body is lost."""
         block: Block = self.blocks.by_number[seq >> BLOCK_BITS]
         index: cython.int = block.index(seq & SLOT_MASK)
         self.sweep.unqueue(block, index)
@@ -240,7 +242,7 @@ class Ledger:
         now_ms: cython.longlong,
         counted: cython.bint = True,
     ) -> cython.int:
-        """Carries out REQ; a message that was not `counted` has as many attempts as before this delivery."""
+        """Carries out REQ; unless it is `counted`, the message has as many attempts as before this delivery."""
         index: cython.int = self._index_in_flight(share, seq)
         if index < 0:
             return index
@@ -278,7 +280,7 @@ class Ledger:
         return _DONE
 
     def _index_in_flight(self, share: Share, seq: cython.longlong) -> cython.int:
-        """Finds a message that is in flight to this consumer: its index in `blocks.recent`, or why it is not there."""
+        """Returns the index in `blocks.recent` of a message in flight to this consumer, or why there is none."""
         block: Block = self.blocks.find(seq)
         index: cython.int = -1 if block is None else block.index(seq & SLOT_MASK)
         if index < 0 or block.state[index] != IN_FLIGHT:
@@ -359,7 +361,7 @@ class Ledger:
 
     @property
     def blocks_open(self) -> int:
-        """Tells how many blocks hold the floor back."""
+        """Tells how many blocks keep the floor from rising."""
         first_ahead: cython.longlong = self.next >> BLOCK_BITS
         if self.ahead == 0:
             return len(self.blocks.order)
@@ -385,13 +387,13 @@ class Ledger:
         block: Block
         for number in numbers:
             block = self.blocks.get(number)
-            # One that is not noted came after the channel was emptied or sent back.
+            # A block that is not noted was made after the channel was emptied or moved back.
             if block is not None and block.active > 0 and block.noted:
                 self.blocks.set_aside(block)
         self.raise_floor()
 
     def lowest(self) -> cython.longlong:
-        """Finds the message below which none is needed any more."""
+        """Returns the sequence number below which no message is needed any more."""
         if not self.blocks.parked:
             return self.floor
         lowest: cython.longlong = min(self.blocks.parked) << BLOCK_BITS
@@ -447,7 +449,7 @@ class Ledger:
     # -- inside ------------------------------------------------------------------------------------------
 
     def due(self, block: Block, deadline: cython.longlong) -> cython.void:
-        """Keeps the lower bounds of deadlines true for a new one."""
+        """Keeps `earliest` of the block and of the ledger at or below a new deadline."""
         if deadline < block.earliest:
             block.earliest = deadline
             if deadline < self.earliest:

@@ -53,8 +53,8 @@ def pack(
 ) -> tuple[bytearray, int]:
     """Makes an MPUB body of rows from `first` on; returns the row after them too.
 
-    It takes as many rows before `last` as both limits allow, but always one: what to do with a message that is too
-    big alone is for the caller to know.
+    It packs as many rows before `last` as both limits allow, but always one: the caller knows what to do with a message
+    that alone is too big.
     """
     size: cython.longlong = _COUNT_BYTES
     end: cython.longlong = first
@@ -71,7 +71,7 @@ def pack(
 
 
 def pack_bodies(bodies: list) -> bytearray:
-    """Makes an MPUB body of these messages, each `bytes`; nsqd refuses an empty one."""
+    """Makes an MPUB body of these messages, each `bytes`; an empty one is a ValueError, since nsqd refuses it."""
     size: cython.longlong = _COUNT_BYTES
     length: cython.longlong
     pos: cython.longlong = _COUNT_BYTES
@@ -128,9 +128,7 @@ def hash_rows(
     last: cython.longlong,
     out: cython.ulonglong[::1],
 ) -> int:
-    """Writes a 64-bit hash of each row's bytes to `out`; returns their sum modulo 2^64, the same for any order of the
-    rows.
-    """
+    """Writes a 64-bit hash of each row's bytes to `out`; returns their sum modulo 2^64, whatever their order."""
     total: cython.ulonglong = 0
     value: cython.ulonglong
     row: cython.longlong = first
@@ -160,7 +158,7 @@ def _hash(data: cython.const[cython.uchar][::1], pos: cython.longlong, end: cyth
 @cython.inline
 @cython.exceptval(check=False)
 def _mixed(value: cython.ulonglong) -> cython.ulonglong:
-    """Mixes a word one to one: only equal words at equal places leave equal values equal."""
+    """Mixes the bits of a value one to one: different values stay different."""
     value = ((value ^ (value >> 32)) * _ODD_2) & _MASK
     value = ((value ^ (value >> 29)) * _ODD_1) & _MASK
     return value ^ (value >> 32)
@@ -182,7 +180,7 @@ _NEWLINE = cython.declare(cython.uchar, 10)
 
 
 def measure_lines(data: cython.const[cython.uchar][::1], size_max: cython.longlong) -> cython.longlong:
-    """Counts the lines that are not empty; -1 if one is longer than `size_max`."""
+    """Returns how many lines are not empty, or -1 if one is longer than `size_max`."""
     count: cython.longlong = 0
     start: cython.longlong = 0
     end: cython.longlong = len(data)
@@ -201,8 +199,8 @@ def measure_lines(data: cython.const[cython.uchar][::1], size_max: cython.longlo
 def size_lines(
     data: cython.const[cython.uchar][::1], pos: cython.longlong, count_max: cython.longlong
 ) -> tuple[bytearray, int, int]:
-    """Puts the size before each of the next lines that are not empty, as in MPUB; returns how many, and where the rest
-    starts.
+    """Puts its size before each of the next lines that are not empty, as in MPUB; returns that, how many they are, and
+    where the rest starts.
     """
     end: cython.longlong = len(data)
     first: cython.longlong = pos

@@ -27,11 +27,11 @@ else:
 MESSAGE_BYTES_MIN = cython.declare(cython.longlong, 5)
 
 MPUB_WHOLE_MESSAGES_MAX = 65_536
-"""So many messages of an MPUB are written all or none. More are spread over several turns, or other clients would wait
-for all of them.
+"""An MPUB of at most this many messages is written all or none. More are spread over several turns, or other clients
+would wait for all of them.
 """
 MPUB_TURN_MESSAGES_MAX = 16_384
-"""So many messages of a larger MPUB are written in each turn."""
+"""At most this many messages of a larger MPUB are written in each turn."""
 _MPUB_WHOLE_MESSAGES_MAX = cython.declare(cython.longlong, MPUB_WHOLE_MESSAGES_MAX)
 
 LETTER_M = cython.declare(cython.int, 77)
@@ -40,10 +40,10 @@ LETTER_P = cython.declare(cython.int, 80)
 
 @cython.cclass
 class Intake:
-    """Takes a client's publishes quickly into the topic it published to last; what it leaves goes the long way.
+    """Publishes quickly what a client sends to the topic it published to last; the session handles what it leaves.
 
-    `published` counts by topic, and has this one's `name` already. `on_congested` is called when more is uncommitted
-    than should be.
+    `published` counts messages by topic, and has this topic's `name` already. `on_congested` is called when more is
+    uncommitted than should be.
     """
 
     tail = cython.declare(Tail, visibility="readonly")
@@ -78,7 +78,7 @@ class Intake:
 
     @cython.ccall
     def publish(self, data: bytearray, pos: cython.longlong, end: cython.longlong) -> cython.longlong:
-        """Publishes whole and well-formed PUBs and MPUBs to this topic; tells where the first other thing starts."""
+        """Publishes whole and well-formed PUBs and MPUBs to this topic; returns where the first other thing starts."""
         after: cython.longlong = pos
         while after < end and not self.tail.is_closed:
             pos = after

@@ -26,7 +26,7 @@ MESSAGE_TYPE = cython.declare(cython.longlong, FrameType.MESSAGE)
 POOLED_BYTES = cython.declare(cython.longlong, 1 << 20)
 SPARE_MAX = 4
 
-# Results of `measure_mpub` that are not a position.
+# `measure_mpub` returns these where it has no position.
 MPUB_INCOMPLETE = -1
 MPUB_BAD_SIZE = -2
 MPUB_TOO_BIG = -3
@@ -63,9 +63,9 @@ def measure_mpub(
     count: cython.longlong,
     size_max: cython.longlong,
 ) -> tuple:
-    """Walks `count` sized messages from `pos`: (position after them or MPUB_*, index, size, start) of where it ended.
+    """Walks `count` sized messages from `pos`; returns (position after them or MPUB_*, index, size, start) of its end.
 
-    Who gets more bytes later goes on at `start` with `count - index` messages.
+    A caller that gets more bytes later goes on at `start` with `count - index` messages.
     """
     index: cython.longlong = 0
     size: cython.longlong = 0
@@ -85,9 +85,9 @@ def measure_mpub(
 
 
 _spare: list = []
-"""The memory of full-grown chunks that are gone, for those to come.
+"""Has the memory of full-grown chunks that are gone, for those to come.
 
-To get it anew from the system costs more than to fill it: it comes page by page, and zeroed.
+Fresh memory from the system costs more than filling it: it comes page by page, and zeroed.
 """
 
 
@@ -145,7 +145,7 @@ class Chunk:
         size: cython.longlong,
         timestamp_ns: cython.longlong,
     ) -> cython.bint:
-        """Appends one message with its body at `source[pos:pos + size]`; False when there is no room for it."""
+        """Appends one message with its body at `source[pos:pos + size]`; returns False when there is no room for it."""
         if self.count >= self._count_max or self.used + BODY_AT + size > self._size:
             return False
         self._write(source, pos, size, timestamp_ns)
@@ -182,9 +182,7 @@ class Chunk:
         size_max: cython.longlong,
         timestamp_ns: cython.longlong,
     ) -> cython.longlong:
-        """Appends the whole PUB commands at `pos` whose line is `line`; returns how many fit. `resume` is where the
-        rest starts.
-        """
+        """Appends the whole PUB commands at `pos` whose line is `line`; returns how many fit. `resume` is their end."""
         done: cython.longlong = 0
         size: cython.longlong
         at: cython.longlong
@@ -241,7 +239,7 @@ class Chunk:
         size: cython.longlong,
         count: cython.longlong,
     ) -> cython.bint:
-        """Adds `count` records as they lie in the log; False if they do not fit here or are not `count` records."""
+        """Adds `count` records as they lie in the log; returns False if they do not fit, or are not so many records."""
         if self.count + count > self._count_max or self.used + size > self._size:
             return False
         at: cython.longlong = self.used
@@ -277,7 +275,7 @@ class Chunk:
         return self._offsets[index] if self.count > 0 else 0
 
     def fit(self, index: cython.longlong, count_max: cython.longlong, bytes_max: cython.longlong) -> cython.longlong:
-        """Tells how many records from `index` on fit both limits; at least one if there is one."""
+        """Tells how many records from `index` on fit both limits, but at least one if there is one."""
         stop: cython.longlong = index + count_max
         if stop > self.count:
             stop = self.count

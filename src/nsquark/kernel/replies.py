@@ -32,8 +32,8 @@ class _Reply:
 class ReplyQueue:
     """Keeps the replies that one connection is still owed, first come first answered.
 
-    A subclass has `refusal(word, error)`, the bytes for a publish that failed; after those comes `close`, if any.
-    `write` sends bytes to the client.
+    A subclass has `refusal(word, error)`, which returns the bytes for a publish that failed; `close`, if any, is called
+    behind them. `write` sends bytes to the client.
     """
 
     def __init__(self, ok: bytes, write: object, close: object):
@@ -63,25 +63,25 @@ class ReplyQueue:
             commit.waiters.append(self)
 
     def settled(self, commit: object) -> None:
-        """Is called by a commit that replies wait for."""
+        """Is called when a commit that replies wait for is settled."""
         if not self._is_stopped:
             self.flush()
             if self.after is not None:
                 self.after()
 
     def send(self, data: object) -> None:
-        """Sends a frame in its turn."""
+        """Sends a frame behind the replies that are owed."""
         if self._waiting:
             self._waiting.append(_Reply(None, "", 0, data, None))
         elif not self._is_stopped:
             self.write(data)
 
     def send_last(self, data: object) -> None:
-        """Sends a frame in its turn, and closes the connection behind it."""
+        """Sends a frame behind the replies that are owed, and closes the connection behind it."""
         self.send_then(data, self._close)
 
     def send_then(self, data: object, then: object) -> None:
-        """Sends a frame in its turn; once it is written nothing else is owed, and `then` is called."""
+        """Sends a frame behind the replies that are owed; then nothing else is owed, and `then` is called."""
         self._waiting.append(_Reply(None, "", 0, data, then))
         self.flush()
 
@@ -91,7 +91,7 @@ class ReplyQueue:
         self._waiting.clear()
 
     def flush(self) -> cython.void:
-        """Writes what is settled, up to the first that is not."""
+        """Writes the replies whose commits are settled, up to the first that still waits."""
         out: list = []
         then: object = None
         reply: _Reply

@@ -1,7 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Brings a ledger over a restart: it notes what a crash must not lose, makes the snapshot of a clean stop, and reads
-both.
-"""
+"""Brings a ledger over a restart: notes what a crash must not lose, makes the snapshot of a stop, and reads both."""
 
 import cython
 
@@ -42,11 +40,11 @@ PARKED_KIND = cython.declare(cython.int, JOURNAL_PARKED)
 FINISHED_KIND = cython.declare(cython.int, JOURNAL_FINISHED)
 
 DENSE_BLOCKS_MAX = cython.declare(cython.int, 256)
-"""So many blocks below the floor have all slots while a journal is read."""
+"""While a journal is read, blocks below the floor are set aside whenever this many blocks have all slots."""
 
 
 def note_finished(ledger: Ledger) -> None:
-    """Notes what was finished above a message that was not, between two calls of this: a crash repeats the rest.
+    """Notes what was finished above a message that has been unfinished since the last call: a crash repeats the rest.
 
     While messages are finished about as they came, the floor follows and nothing has to be noted.
     """
@@ -97,7 +95,7 @@ def snapshot(ledger: Ledger) -> bytes:
         block = ledger.blocks.get(number)
         if block is not None:
             _note_block(ledger, block)
-        elif number < ledger.next >> BLOCK_BITS:  # finished as a whole, above the floor
+        elif number < ledger.next >> BLOCK_BITS:  # the block was finished as a whole, above the floor
             ledger.note_done(number << BLOCK_BITS, BLOCK_SLOTS)
     records, ledger.journal = bytes(ledger.journal), unwritten
     return records
@@ -123,10 +121,10 @@ def _note_block(ledger: Ledger, block: Block):
 def restore(
     ledger: Ledger, records: object, now_ms: cython.longlong, ranges: object = None, outliving: object = ()
 ) -> cython.longlong:
-    """Takes up a journal's records, in order; only before the ledger took anything.
+    """Reads a journal's records, in order, into a ledger that has taken nothing yet.
 
     `ranges` are the messages that exist, as (first, count) in order; of others only those in `outliving` matter. None
-    is due later than it was when it was noted: tells how many would have been, since the clock was ahead then.
+    waits longer than it had left when it was noted; returns how many would have, since the clock was ahead then.
     """
     data: cython.uchar[::1] = memoryview(records if isinstance(records, bytearray) else bytearray(records))
     starts: cython.longlong[::1] = _column(ranges, False)
@@ -207,7 +205,7 @@ def _restore_waiting(
 
 @cython.cfunc
 def _restore_nothing(ledger: Ledger, block: Block, slot: cython.int):
-    """Takes back what an earlier record said of a message."""
+    """Undoes what an earlier record said of a message."""
     if block.state[slot] == QUEUED:
         ledger.sweep.unqueue(block, slot)
         block.active -= 1
@@ -219,7 +217,7 @@ def _restore_nothing(ledger: Ledger, block: Block, slot: cython.int):
 
 @cython.cfunc
 def _dense(ledger: Ledger, seq: cython.longlong, make: cython.bint) -> Block:
-    """Finds the block of a message with all its slots; below the floor only some have them at a time."""
+    """Returns the block of a message with all its slots; below the floor only some blocks have them at a time."""
     block: Block = ledger.blocks.find(seq)
     if block is not None and not block.sparse:
         return block
@@ -234,7 +232,7 @@ def _dense(ledger: Ledger, seq: cython.longlong, make: cython.bint) -> Block:
 
 
 def _column(ranges: object, ends: bool) -> object:
-    """Makes a C array of where the ranges start, or end; without ranges, one that holds everything."""
+    """Makes a C array of where the ranges start, or end; without ranges, of one range that has everything."""
     if ranges is None:
         values = [NEVER if ends else 0]
     else:

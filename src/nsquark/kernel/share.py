@@ -1,11 +1,11 @@
 # cython: language_level=3
-"""Counts what one consumer has of a channel. The C types are in share.pxd."""
+"""Keeps a consumer's share of a channel. The C types are in share.pxd."""
 
 import cython
 
 
 class Share:
-    """Counts what one consumer has of a channel: its window, and what became of its messages."""
+    """Keeps what one consumer has of a channel: its RDY, what it has in flight, and what became of its messages."""
 
     def __init__(self, share_id: cython.uint, rdy_max: cython.longlong, msg_timeout_ms: cython.longlong):
         self.id = share_id

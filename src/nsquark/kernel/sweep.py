@@ -12,13 +12,13 @@ else:
 
 
 class Sweep:
-    """Goes over what is queued by rising sequence number, up to where there was something when it began.
+    """Goes over what is queued by rising sequence number, up to the last block that had something when the sweep began.
 
-    What is queued behind the sweep waits for the next one: so no message comes a third time before all that waited
-    when it came first, and the log is read in its order. (A queue would take memory for each message.)
+    What is queued behind the sweep waits for the next one: so no message comes a third time before all that waited when
+    it came first have come, and the log is read in its order. (A queue would cost memory for each message.)
 
     * `count` slots of all blocks are QUEUED.
-    * A block with one is `listed` in the sweep that is under way or `listed_later` in the next one, or in both.
+    * A block with such a slot is `listed` in the sweep that is under way or `listed_later` in the next one, or in both.
     """
 
     def __init__(self, blocks: Blocks):
@@ -37,7 +37,7 @@ class Sweep:
         block.state[index] = QUEUED
         self.count += 1
         if block.listed and index >= block.queued_from:
-            return  # the sweep comes to it
+            return  # the sweep will come to it
         if self._at < block.number <= self._end:
             block.queued_from = index
             if not block.listed:
@@ -51,13 +51,13 @@ class Sweep:
             block.later_from = index
 
     def unqueue(self, block: Block, index: cython.int) -> cython.void:
-        """Notices that a message is not QUEUED any more; its new state is the caller's to set."""
+        """Is told that a message is not QUEUED any more; the caller sets its new state."""
         self.count -= 1
         if index == block.queued_from:  # if it is queued again, that is behind the sweep
             block.queued_from = index + 1
 
     def next(self) -> cython.longlong:
-        """Finds the message that is to be delivered again next; -1 if there is none."""
+        """Returns the message that is to be delivered again next, or -1 if there is none."""
         block: Block
         index: cython.int
         if not self._now:

@@ -37,12 +37,11 @@ _SLOW_WRITE_S = cython.declare(cython.double, SLOW_WRITE_S)
 class Tail:
     """Appends to the end of a log, and commits what was appended.
 
-    * `chunk` takes what is appended, `commits` are those that will write it. While it `is_closed`, nothing is to be
-      appended.
-    * `extents` are the messages that are committed, `on_committed` is told of each commit's.
+    * `chunk` gets what is appended, `commits` will write it. While the tail `is_closed`, nothing is to be appended.
+    * `extents` are the messages that are committed; `on_committed` is told of those of each commit.
     * `log` gives `chunk` room for a message (`extend`), writes the commits that are not simple (`write_next`), and is
-      told of writes that failed (`write_failed`) or took long (`was_slow`). Simple is what is to be `writes_inline`
-      and fits one batch: nearly all.
+      told of writes that failed (`write_failed`) or took long (`was_slow`). A commit is simple if the tail
+      `writes_inline` and it fits one batch: nearly all are.
     * `files` are the log's segments, or None where it has none; `on_dirty` is told when a commit is opened.
     """
 
@@ -90,7 +89,7 @@ class Tail:
         return commit
 
     def begin(self, timestamp_ns: cython.longlong, first: cython.longlong = -1) -> object:
-        """Gives the commit that is open; if it has to be opened, from record `first` of the chunk on, or the next."""
+        """Returns the open commit; one that is opened here begins with record `first` of the chunk, or the next."""
         if self.commits.open is not None:
             return self.commits.open
         commit: Commit = self.commits.begin(timestamp_ns)
@@ -103,7 +102,7 @@ class Tail:
         """Writes what was appended since the last time; called at the end of each turn in which there was something."""
         commit: Commit = self.commits.open
         if self.commits.writing is not None:
-            return  # when it is done, the next is written
+            return  # when that write is done, the next begins
         if (
             commit is not None
             and self.writes_inline

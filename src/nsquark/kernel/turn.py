@@ -11,9 +11,9 @@ from time import monotonic_ns
 import cython
 
 MISS = cython.declare(cython.int, 16)
-"""A poll that found nothing is made up for by so many that did, or by so many turns without one."""
+"""A poll that found nothing is made up for by this many that did, or by this many turns without one."""
 LUCK_MAX = cython.declare(cython.int, 64)
-"""The most luck that is saved up: four polls in a row that find nothing are forgiven if all was well before."""
+"""Luck is saved up to this: four polls in a row that find nothing are forgiven if all was well before."""
 
 
 @cython.cclass
@@ -22,7 +22,7 @@ class Turn:
 
     Before the loop sleeps again, it looks for more for `poll_ns`, if that has paid lately: clients that wait for an
     answer and then send the next command are back in less time than it takes to fall asleep and be woken. It does not
-    while there are `jobs` in threads, which need the interpreter to end.
+    look while there are `jobs` in threads, which need the interpreter to end.
     """
 
     jobs = cython.declare(dict, visibility="public")
@@ -59,7 +59,7 @@ class Turn:
         self._luck = 1
 
     def write(self, log: object) -> None:
-        """Is told that a log has something to commit; each log says so once."""
+        """Is told that a log has something to commit."""
         self._logs.append(log)
         if not self._is_due:
             self._is_due = True
@@ -112,9 +112,7 @@ class Turn:
         self._poll_until_ns = now_ns + self._poll_ns
 
     def poll(self) -> None:
-        """Calls itself again until its time is over: meanwhile the loop looks at the sockets and does not
-        wait for them.
-        """
+        """Schedules itself again until its time is over: meanwhile the loop looks at the sockets without waiting."""
         if self.jobs:
             self._is_polling = False
         elif self._clock_ns() < self._poll_until_ns:

@@ -1,4 +1,4 @@
-"""Keeps the memory over all logs within one budget for the whole nsqd; the least recently used chunk goes first."""
+"""Keeps the chunks of all logs within one budget of memory for the whole nsqd; the least recently used goes first."""
 
 from collections import OrderedDict
 from typing import Protocol
@@ -8,7 +8,7 @@ from nsquark.kernel.records import Chunk
 CHUNK_BYTES_MIN = 16 << 10
 CHUNK_BYTES_MAX = 1 << 20
 RECORD_BYTES_EXPECTED = 64
-"""A chunk has room for the offsets of this many bytes a record; smaller records fill it earlier."""
+"""A chunk has as many offsets as it has room for records of this size; smaller records fill it earlier."""
 
 
 def chunk_records(size: int) -> int:
@@ -18,7 +18,7 @@ def chunk_records(size: int) -> int:
 
 class ChunkOwner(Protocol):
     def evict(self, chunk: Chunk) -> bool:
-        """Lets go of a chunk; False if it must stay for now."""
+        """Lets go of a chunk; returns False if it must stay for now."""
 
 
 class ChunkCache:
@@ -46,9 +46,7 @@ class ChunkCache:
             self.used_bytes -= len(chunk.view)
 
     def _shrink(self) -> None:
-        """Evicts chunks in one pass over the others at most: what was just added stays, however large, or it could not
-        be read.
-        """
+        """Evicts chunks, looking at each at most once: the one just added stays, however large, so it can be read."""
         for _ in range(len(self._chunks) - 1):
             if self.used_bytes <= self.budget_bytes:
                 return

@@ -5,7 +5,7 @@ one. (A mapped page was considered: a full disk kills the process, and a crash c
 others belong to channels. The two places lie in different pages of the file, and what may not get lost is written to
 both: losing a page loses neither a channel nor its state, only how far it came lately. The head of a slot, which
 changes with every FIN, is 40 bytes and is written alone as long as the state has not changed. A state that does not fit
-is in a file of its own beside, and the slot has a brief one.
+is in a file of its own, and the slot has a brief one.
 
 Pages 2k and 2k + 1 of the file hold the first and the second places of slots 4k to 4k + 3. In format 1 the two places
 of a slot lay side by side; such a file is read, and written anew as a whole.
@@ -27,12 +27,12 @@ from nsquark.log.services import LogShared
 SLOT_BYTES = 1024
 SLOTS_PER_PAGE = PAGE_BYTES // SLOT_BYTES
 _HEAD = struct.Struct("<QQQQIHBx")
-"""The head of a place: checksum, generation, position, deferred position, number of the file with the state, bytes of
-the state, in use.
+"""Packs the head of a place: checksum, generation, position, deferred position, number of the file with the state,
+bytes of the state, in use.
 """
 STATE_BYTES_MAX = SLOT_BYTES - _HEAD.size
 _SEED = 2
-"""The seed of the checksums, so that a slot of one layout is never taken for one of the other."""
+"""Seeds the checksums, so that a slot of one layout never passes for one of the other."""
 _HEAD_1 = struct.Struct("<QQQQII")  # checksum, generation, position, deferred position, bytes of the state, in use
 _STATE_HEAD = struct.Struct("<QQ")  # checksum, number
 
@@ -42,11 +42,11 @@ class ChannelState(msgspec.Struct, array_like=True, frozen=True):
 
     name: str
     paused: bool = False
-    owner: str = ""  # of a channel that is read by range
+    owner: str = ""  # the reader of a channel that is read by range
     owner_ttl_ms: int = 0
     owner_seen_ms: int = 0  # not used any more: the time to live starts again with nsqd
     skips: tuple[tuple[int, int], ...] = ()
-    had_subscribers: bool = False  # so it is never read by range
+    had_subscribers: bool = False  # then it is never read by range
 
 
 class TopicState(msgspec.Struct, array_like=True, frozen=True):
@@ -57,12 +57,12 @@ class TopicState(msgspec.Struct, array_like=True, frozen=True):
     follows: bool = False
     voided_deferred: tuple[tuple[int, int], ...] = ()
     deferred_append: int = 0  # the last append of deferred messages in a segment that was removed
-    slots: int = 0  # in the file, so that one that was cut is noticed
-    id: str = ""  # of this incarnation: one that is deleted and made again has another
+    slots: int = 0  # how many are in the file, so that a file that was cut is noticed
+    id: str = ""  # a topic that is deleted and made again has another
 
 
 def encode_state(state: ChannelState | TopicState) -> tuple[bytes, bytes]:
-    """Encodes all of a state, and a brief form without what may grow: losing that brings messages back that were
+    """Encodes all of a state, and a brief form without what may grow: losing the rest brings messages back that were
     emptied, and loses none.
     """
     brief = (
@@ -75,19 +75,21 @@ def encode_state(state: ChannelState | TopicState) -> tuple[bytes, bytes]:
 
 @dataclass(slots=True)
 class Slot:
-    """Is one pair of places in the file. `position` and `deferred` are the topic's pump or the channel's floor."""
+    """Is one pair of places in the file. `position` is the topic's pump or the channel's floor, `deferred` the lowest
+    number of a deferred message that it waits for.
+    """
 
     index: int
     position: int = 0
     deferred: int = 0
     state: bytes = b""
     brief: bytes = b""
-    """The part of `state` that is left if it does not fit and its file is lost."""
+    """This is left of `state` if it does not fit and its file is lost."""
     generation: int = 0
     state_number: int = 0
-    """The number of the file that holds `state`, counted up with each that is written; 0 if the state fits."""
+    """Numbers the file that has `state`, counted up with each that is written; it is 0 if the state fits."""
     stored: tuple[int, bytes, bool] | None = None
-    """The deferred position, the state and whether the slot is in use, as written last."""
+    """Has the deferred position, the state and whether the slot is in use, as written last."""
     stored_position: int = 0
     rest_written: list[bytes] = field(default_factory=lambda: [b"", b""])
 
@@ -95,8 +97,8 @@ class Slot:
 class CursorFile:
     """Keeps all slots of a topic. Writes go to the page cache at once and to the disk within --sync-timeout.
 
-    After `load`, `lost` tells that there were channels of which nothing is left. What proves it stays in the file until
-    `repair`, which is to be called when they are made again.
+    After `load`, `lost` tells that there were channels of which nothing is left. The proof of that stays in the file
+    until `repair`, which is to be called when they are made again.
     """
 
     def __init__(self, shared: LogShared, path: Path) -> None:
@@ -105,9 +107,9 @@ class CursorFile:
         self.lost = False
         self.is_new = False
         self.slots = 1
-        """The number of slots in the file, used or free."""
+        """Counts the slots in the file, used or free."""
         self._report = shared.report
-        self._free: dict[int, int] = {}  # generations, since a reused slot must outdo the one before
+        self._free: dict[int, int] = {}  # generations by index, since a reused slot must outdo the one before
         self._damaged: dict[int, Slot | None] = {}
         self._image: bytearray | None = None
 
@@ -193,7 +195,7 @@ class CursorFile:
             )
 
     def _states(self, index: int) -> dict[int, tuple[int, bytes]]:
-        """Reads the files with the state of a slot that are intact: which of the two, to number and state."""
+        """Reads the intact ones of the two files for a slot's state; returns number and state by place."""
         found: dict[int, tuple[int, bytes]] = {}
         for place in (0, 1):
             try:
@@ -219,7 +221,8 @@ class CursorFile:
     def write(self, slot: Slot, *, used: bool = True) -> None:
         """Stores a slot as it is now.
 
-        If it only moved on, in one of its places: the other then has an older position, from which nothing is lost.
+        A slot that only moved on is written to one of its places: the other then has an older position, from which
+        nothing is lost.
         """
         if self._image is not None:
             self._replace()
@@ -234,7 +237,7 @@ class CursorFile:
         self._damaged.pop(slot.index, None)
 
     def move_on(self, slot: Slot, position: int) -> None:
-        """Stores that a slot in use moved on: the short way, once a turn for each busy channel."""
+        """Stores that a slot in use moved on, in a short way, since each busy channel does so once a turn."""
         slot.position = position
         generation = slot.generation + 1
         place = generation & 1
@@ -278,7 +281,7 @@ class CursorFile:
         return self.path.with_name(f"{self.path.name}.{index}.{place}")
 
     def free(self, slot: Slot) -> None:
-        """Clears both places, so that no older generation comes back."""
+        """Clears both places of a slot, so that no older generation comes back."""
         slot.state, slot.stored = b"", None
         self.write(slot, used=False)
         self._free[slot.index] = slot.generation
@@ -329,7 +332,7 @@ def _checksum(head: bytes, state: bytes, seed: int) -> int:
 
 
 def _read_place(raw: bytearray, offset: int) -> tuple[Slot, bool] | None:
-    """Reads the slot at an offset and whether it is in use; None if it is not intact."""
+    """Returns the slot at an offset and whether it is in use, or None if it is not intact."""
     piece = bytes(raw[offset : offset + SLOT_BYTES])
     if len(piece) < _HEAD.size:
         return None
@@ -341,7 +344,7 @@ def _read_place(raw: bytearray, offset: int) -> tuple[Slot, bool] | None:
 
 
 def _read_format_1(raw: bytearray) -> dict[int, tuple[Slot, bool]]:
-    """Reads the slots of a file in format 1; none if it is not in that."""
+    """Reads the slots of a file in format 1; a file in another format gives none."""
     found: dict[int, tuple[Slot, bool]] = {}
     for number in range(-(-len(raw) // SLOT_BYTES)):
         piece = bytes(raw[number * SLOT_BYTES : (number + 1) * SLOT_BYTES])
@@ -358,7 +361,7 @@ def _read_format_1(raw: bytearray) -> dict[int, tuple[Slot, bool]]:
 
 
 def _image(found: dict[int, tuple[Slot, bool]]) -> bytearray:
-    """Makes a file with these slots in both places, and nothing where others should be."""
+    """Makes the content of a file that has these slots in both places, and zeros elsewhere."""
     slots = max([1, *(index + 1 for index in found)])
     image = bytearray(-(-slots // SLOTS_PER_PAGE) * 2 * PAGE_BYTES)
     for index, (slot, used) in found.items():

@@ -1,7 +1,7 @@
 """Remembers what was in a topic when it was deleted, so that a reader can be told how much it has lost.
 
-A file for each name, of its last incarnations: a small document with the sequence numbers that existed. It is a help
-and no promise: it is not synced, and only the latest DELETED_MAX are kept. But what it says is all there was: where an
+Each name has a file for its last incarnations: a small document with the sequence numbers that existed. It is a help
+and no promise: it is not synced, and only the latest DELETED_MAX stay. But what it says is all there was: where an
 incarnation cannot be remembered, those before it are forgotten too, since a reader that knew them has lost this one as
 well.
 """
@@ -16,9 +16,9 @@ from nsquark.log.files import DIRECTORY_MODE, write_atomically
 
 DELETED_MAX = 1000
 INCARNATIONS_MAX = 16
-"""The most incarnations that are remembered of one name."""
+"""At most this many incarnations of one name are remembered."""
 RANGES_MAX = 100_000
-"""The most ranges of sequence numbers in one document: a log with more gaps leaves none."""
+"""A document has at most this many ranges of sequence numbers: a log with more gaps leaves none."""
 
 
 class _Incarnation(msgspec.Struct):
@@ -28,7 +28,7 @@ class _Incarnation(msgspec.Struct):
 
 class _Deleted(_Incarnation):
     before: list[_Incarnation] = []
-    """Has the earlier ones, the oldest first."""
+    """Has the earlier incarnations, the oldest first."""
 
 
 class DeletedTopics:
@@ -51,8 +51,8 @@ class DeletedTopics:
             self._drop_oldest()
 
     def count_from(self, name: str, topic_id: str, seq: int) -> int | None:
-        """Counts the messages from `seq` on that went with this incarnation of a topic and with those that followed it;
-        None if that is not known.
+        """Returns how many messages from `seq` on went with this incarnation of a topic and with those that followed
+        it, or None if that is not known.
         """
         remembered = self._remembered(name)
         place = next((place for place, one in enumerate(remembered) if one.id == topic_id), None)

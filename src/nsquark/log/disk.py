@@ -8,10 +8,10 @@ class DiskLimitReached(OSError):
 
 
 class DiskState:
-    """Knows whether the disk takes what is written to it.
+    """Knows whether the disk accepts what is written to it.
 
-    A refusal is counted with its reason; the first of a row is reported, and so is its end, with a count. Files that
-    wait to be written anew after a failed sync keep the state at "not well", whatever else succeeds meanwhile.
+    Refused messages are counted; the first refusal is reported, and so is the end of refusals, with the count. Files
+    that wait to be written anew after a failed sync keep `error` set, whatever else succeeds meanwhile.
     """
 
     def __init__(self, report: Callable[[str], None]) -> None:
@@ -20,13 +20,13 @@ class DiskState:
         self._unsafe: dict[Hashable, Exception] = {}
         self._refused = 0
         self.error: Exception | None = None
-        """The reason why the disk is not well; None while it is. Hot paths read it directly, to save a call."""
+        """Says why the disk is not well, and is None while it is. Hot paths read it directly, to save a call."""
 
     def failed(self, error: Exception, refused: int = 0) -> None:
         """Is told that a write failed, and `refused` messages with it."""
         if self._write_error is None:
             self._report(f"DISK: publishes are refused - {error}")
-        self._write_error = error.with_traceback(None)  # which would hold on to all that was in use
+        self._write_error = error.with_traceback(None)  # a traceback would keep alive all that was in use
         self._refused += refused
         self._judge()
 

@@ -1,5 +1,5 @@
 """Reads a range of a log without the bodies of its messages, for readers that only want to know which there are, and
-when.
+when they were published.
 """
 
 from nsquark.kernel.columns import without_bodies
@@ -9,8 +9,8 @@ from nsquark.wire.batch_format import HEADER_BYTES, StoredBatch, scan
 
 
 class HeadsReader:
-    """Makes batches in the same format, whose records end where the body began. What is damaged is left out, which a
-    reader notices that was told the number of messages. `read` and `close` are for threads.
+    """Makes batches in the same format, whose records end where the body began. What is damaged is left out; a reader
+    that was told the number of messages notices that. `read` and `close` run in threads.
     """
 
     def __init__(self, reader: RangeReader) -> None:
@@ -28,7 +28,7 @@ class HeadsReader:
         self._reader.close()
 
     def read(self, size: int) -> bytes:
-        """Returns the heads of what the next bytes hold; none at the end of the range."""
+        """Returns the next batches without bodies, or nothing at the end of the range."""
         while piece := self._reader.read(size):
             self._rest += piece
             if heads := self._heads():
@@ -36,7 +36,7 @@ class HeadsReader:
         return b""
 
     def _heads(self) -> bytes:
-        """Returns the heads of all whole batches that were read."""
+        """Returns all whole batches that were read, without bodies."""
         found, used = bytearray(), 0
         for item in scan(memoryview(bytes(self._rest)), 0):
             used = item.end

@@ -1,4 +1,4 @@
-"""Plans what a range of a log holds, and where to split it, from the index in memory alone.
+"""Finds out what is in a range of a log, and where to split it, from the index in memory alone.
 
 Counts are exact. Bytes are exact where the sparse index has an entry and interpolated in between, so they change a
 little while the log grows. Where a range is split must not: a writer that is started again recognises what it has
@@ -31,7 +31,7 @@ class Part:
 class Plan(Part):
     parts: list[Part] = field(default_factory=list)
     settled_bytes: int = 0
-    """The exact size of the range; known if parts of so many bytes were asked for."""
+    """Is what the function of this name returns, or 0 if `part_bytes` was not given."""
 
 
 class ByteScale:
@@ -60,7 +60,7 @@ class ByteScale:
         return self._step(position)[0].low
 
     def message_at(self, position: int) -> int:
-        """Finds about which message is at this byte."""
+        """Finds about which message lies at this byte."""
         step, offset = self._step(position)
         return step.seq_at(offset)
 
@@ -72,7 +72,7 @@ class ByteScale:
 
 
 class _Step:
-    """Goes from one entry of a segment's index to the next."""
+    """Covers a segment from one entry of its index to the next."""
 
     def __init__(self, segment: Segment, entry: int) -> None:
         seqs, offsets = segment.index
@@ -125,10 +125,10 @@ def plan(
 
 
 def settled_bytes(segments: Segments, low: int, high: int) -> int:
-    """Tells what a range takes in the files, up to a step of the index less: the same however the log goes on.
+    """Returns the bytes of a range in the files, up to a step of the index less: the same however the log goes on.
 
     It counts from the entry at or below the range's first message to that of its last. Both were there when the range
-    was, later entries lie beyond it, and an index that is made again has the same ones.
+    was, later entries lie beyond it, and an index that is made again has the same entries.
     """
     extents = segments.extents
     first, last = extents.at_or_after(low), extents.nth(extents.ordinal(high) - 1)
@@ -142,7 +142,7 @@ def settled_bytes(segments: Segments, low: int, high: int) -> int:
 
 
 def _cut(scale: ByteScale, extents: Extents, low: int, position: int) -> int:
-    """Finds where to end at about this byte, but behind a message from `low` on: between batches, if it can be."""
+    """Finds where a range from `low` on can end at about this byte: behind a message, between batches if possible."""
     one_more = extents.nth(extents.ordinal(low) + 1)
     cut = scale.batch_at(position)
     return cut if cut >= one_more else max(scale.message_at(position), one_more)

@@ -1,7 +1,7 @@
-"""Reads a log by range: raw batches of its files, what a range holds, and where a time begins.
+"""Reads a log by range, as raw batches of its files, and finds where a time begins or ends in it.
 
-Nothing here reads in the event loop's thread: a `RangeReader` and a `TimeSearch` note there, from the index in
-memory, which parts of which files they need, and do the reading in a thread.
+Nothing here reads in the event loop's thread: a `RangeReader` and a `TimeSearch` find out there, from the index in
+memory, which parts of which files they need, and read them in a thread.
 """
 
 import os
@@ -17,9 +17,9 @@ from nsquark.wire.batch_format import HEADER_BYTES, RANGE_PIECE, RANGE_REFUSED, 
 from nsquark.wire.record import BODY_AT, record_bytes, timestamp_of
 
 HEADER_WALK_BYTES = 64 << 10
-"""So much is read at a time to step from header to header."""
+"""This much is read at a time to step from header to header."""
 FILES_OPEN_MAX = 16
-"""A range reader has this many files open, so that they can be removed meanwhile; a longer range opens as it goes."""
+"""A range reader opens this many files at first, so that they can be removed meanwhile, and the others as it goes."""
 
 GROUP_RANGES_MAX = 32
 GROUP_FILES_MAX = 64
@@ -37,7 +37,7 @@ class _Span(NamedTuple):
 class RangeReader:
     """Reads the committed batches that overlap `low <= seq < high`, as they lie in the files.
 
-    Made in the event loop's thread; `read` and `close` are for threads and exclude each other.
+    It is made in the event loop's thread; `read` and `close` run in threads and exclude each other.
     """
 
     def __init__(self, segments: Segments, low: int, high: int) -> None:
@@ -117,9 +117,10 @@ class Readable(Protocol):
 
 
 class RangeGroup:
-    """Reads small ranges of many logs one behind the other: pieces, each behind the number of its range and its size.
+    """Reads small ranges of many logs one behind the other, in pieces, each behind the number of its range and its
+    size.
 
-    What is given as bytes instead is the document that says why a range cannot be read. `read` is for threads.
+    For a range that cannot be read it is given bytes instead, the document that says why. `read` runs in threads.
     """
 
     def __init__(self) -> None:
@@ -130,12 +131,12 @@ class RangeGroup:
 
     @property
     def is_full(self) -> bool:
-        """Tells whether the group should be read before more ranges are added, since each holds its files open."""
+        """Tells whether the group should be read before more ranges are added, since each has its files open."""
         held = sum(what.files for _, what in self._ranges if not isinstance(what, bytes))
         return len(self._ranges) >= GROUP_RANGES_MAX or held >= GROUP_FILES_MAX
 
     def read(self, size: int) -> bytes:
-        """Returns the next bytes, about so many; none at the end."""
+        """Returns the next bytes, about `size` of them, or none at the end."""
         found = bytearray()
         while self._ranges and len(found) < size:
             number, what = self._ranges[0]
@@ -168,7 +169,7 @@ def _spans(segments: Segments, low: int, high: int) -> Iterator[_Span]:
 
 
 def _whole(segments: Segments) -> Iterator[Segment]:
-    """Yields the segments that have all their messages, and have any."""
+    """Yields the segments that have messages."""
     return (segment for segment in segments if segment.size and segment.extents.count)
 
 
@@ -196,8 +197,8 @@ def headers(fd: int, start: int, end: int) -> Iterator[StoredBatch]:
 class TimeEnd:
     """Finds where messages end that were published before `time_ns`: from there on all are of this time or later.
 
-    Exact to the batch. The order of the log is not strictly that of time, so the file in which they end is walked
-    through by the headers of its batches. Made in the event loop's thread; `find` is for threads.
+    It is exact to the batch. The order of the log is not strictly that of time, so the file in which they end is walked
+    through by the headers of its batches. It is made in the event loop's thread; `find` runs in a thread.
     """
 
     def __init__(self, segments: Segments, time_ns: int) -> None:
@@ -210,7 +211,7 @@ class TimeEnd:
             self._start, self._size = self._last.offset_of(self._seq), self._last.size
 
     def find(self) -> int:
-        """Returns the number after the last message that was published before the time."""
+        """Returns the sequence number after the last message that was published before the time."""
         if self._last is None or self._last.time_max_ns < self._time_ns:
             return self._seq
         try:
@@ -229,7 +230,7 @@ class TimeEnd:
 class TimeSearch:
     """Finds where the first message of a log lies that was published at `time_ns` or later.
 
-    Made in the event loop's thread; `find` is for threads.
+    It is made in the event loop's thread; `find` runs in a thread.
     """
 
     def __init__(self, segments: Segments, time_ns: int) -> None:
@@ -241,7 +242,7 @@ class TimeSearch:
         ]
 
     def find(self) -> int | None:
-        """Returns the sequence number of the first message at the time or later; None if all are older."""
+        """Returns the sequence number of the first message at the time or later, or None if all are older."""
         for path, start, end in self._places:
             try:
                 fd = _open(path)
@@ -266,8 +267,8 @@ class TimeSearch:
         return None
 
     def _first_record(self, payload: bytes) -> int | None:
-        """Finds the message in a batch. The header's times are those of the whole commit, so the batch may hold only
-        older messages.
+        """Returns the index of the first message at the time or later in a batch, or None: the header's times are those
+        of the whole commit, so the batch may have only older ones.
         """
         pos, index = 0, 0
         while pos + BODY_AT <= len(payload):

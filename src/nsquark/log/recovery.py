@@ -16,13 +16,13 @@ from nsquark.log.services import LogShared
 from nsquark.wire.batch_format import StoredBatch
 
 REMOVED_SUFFIX = ".removed"
-"""The suffix of segments that nobody needs, until they are deleted."""
+"""Ends the names of segments that nobody needs, until they are deleted."""
 _SEGMENT_NAME = re.compile(rf"([0-9]{{20}}){re.escape(SEGMENT_SUFFIX)}")
-"""Any other file is not ours, and is left alone."""
+"""Matches the names of segments; any other file is not ours, and is left alone."""
 MERGED_SUFFIX = ".merged.bad"
-"""The suffix of segments whose messages were written to another one."""
+"""Ends the names of segments whose messages were written to another one."""
 LEFTOVERS = (f"*{REMOVED_SUFFIX}", f"*{ANEW_SUFFIX}", "*.tmp")
-"""The suffixes of what a crash may leave unfinished: copies and files that were about to be removed."""
+"""Lists patterns of what a crash may leave unfinished: copies and files that were about to be removed."""
 
 
 def open_segments(shared: LogShared, directory: Path) -> list[Segment]:
@@ -39,7 +39,7 @@ def open_segments(shared: LogShared, directory: Path) -> list[Segment]:
 
 
 def _repaired(shared: LogShared, segments: list[Segment]) -> bool:
-    """Repairs the first thing that is out of order; False if there is none."""
+    """Repairs the first thing that is out of order; returns False if there is none."""
     for segment in segments:
         if segment.extents.count and segment.extents.first < segment.base_seq:
             _rename(shared, segment, [other for other in segments if other.base_seq == segment.extents.first])
@@ -99,8 +99,8 @@ class _Piece(NamedTuple):
 def _merge(shared: LogShared, low: Segment, high: Segment) -> None:
     """Writes the batches of two overlapping segments, each once and in order, to a file that replaces the lower one.
 
-    The copy is durable before it takes the name; the higher one keeps its content under another name. A crash in
-    between leaves the overlap, to be found by the next start.
+    The copy is durable before it gets the name; the higher one keeps its content under another name. A crash in between
+    leaves the overlap, to be found by the next start.
     """
     pieces = sorted(
         _Piece(item.first_seq, item, segment.fd)

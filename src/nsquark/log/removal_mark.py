@@ -25,9 +25,7 @@ class Removed:
         self.to = 0
 
     def load(self, base_left: int) -> None:
-        """Reads the mark. If it does not fit the lowest segment, a crash came between: all below that counts as
-        removed.
-        """
+        """Reads the mark. After a crash it may not fit the lowest segment: then all below that counts as removed."""
         try:
             raw, whole = read_surviving(self._path, self._report)
         except FileNotFoundError:
@@ -45,8 +43,8 @@ class Removed:
     def store(self, to: int, base_left: int) -> None:
         """Stores the mark, before the files go. It is not synced: it reaches the disk no later than their removal does.
 
-        On a full disk it is left out, since the removal is what makes room: the next start then takes all below the
-        lowest segment for removed.
+        On a full disk it is left out, since the removal is what makes room: the next start then counts all below the
+        lowest segment as removed.
         """
         body = _RECORD.pack(to, base_left)
         with contextlib.suppress(OSError):

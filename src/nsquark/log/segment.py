@@ -1,6 +1,6 @@
 """Knows a segment: one file of batches, and beside it an index file.
 
-The index file holds what reading needs (extents, a sparse index by sequence and by time) up to a size of the data file
+The index file has what reading needs (extents, a sparse index by sequence and by time) up to a size of the data file
 that is known to be on disk. It is written when the segment is sealed, at a clean stop, and every CHECKPOINT_BYTES in
 between, always after the data was synced. A start therefore reads only what follows it.
 """
@@ -32,7 +32,7 @@ from nsquark.wire.batch_format import (
 )
 
 CHECKPOINT_BYTES = 16 << 20
-"""The index of a segment is written each time so much was added, so that a start scans no more."""
+"""The index of a segment is written each time this much was added, so that a start scans no more."""
 SCAN_BYTES = 4 << 20
 _INDEX_MAGIC = b"NQIX\x01"
 SEGMENT_SUFFIX = ".log"
@@ -153,7 +153,7 @@ class Segment(BatchFile):
         """Reads the index and whatever lies behind it; returns what is damaged, after setting it aside.
 
         A segment may end in what a crash or a failed write left behind, half a batch or half of batches that belong
-        together: that is not served, and cut off the last segment. Behind the end of a sealed one nothing counts. A
+        together: that is not served, and is cut off the last segment. Behind the end of a sealed one nothing counts. A
         segment of which a part cannot be read is never written to again.
         """
         self._load_index()
@@ -179,8 +179,8 @@ class Segment(BatchFile):
         return damages
 
     def _read_on(self, fd: int, end: int) -> tuple[list[Damage], bool]:
-        """Adds whole batches up to `end` to what is known, of those that belong together all or none; tells whether a
-        part is unreadable.
+        """Adds whole batches up to `end` to what is known, of those that belong together all or none; returns the
+        damage, and whether a part is unreadable.
         """
         damages: list[Damage] = []
         run: list[StoredBatch] = []
@@ -200,7 +200,7 @@ class Segment(BatchFile):
 
     def _set_aside(self, fd: int, damage: Damage) -> None:
         path = self.path.with_suffix(f".{damage.offset}.bad")
-        with contextlib.suppress(OSError):  # a copy for the curious; on a full disk there is none
+        with contextlib.suppress(OSError):  # the copy is only for people to look at
             path.write_bytes(read_readable(fd, min(damage.end - damage.offset, SCAN_BYTES), damage.offset)[0])
 
     def forget(self) -> None:
@@ -219,11 +219,11 @@ class Segment(BatchFile):
         if not raw.startswith(_INDEX_MAGIC) or xxh3_64_intdigest(content) != int.from_bytes(
             raw[head - 8 : head], "little"
         ):
-            return  # scanned instead
+            return  # the data is scanned instead
         try:
             index = msgspec.msgpack.decode(content, type=_Index)
         except msgspec.MsgspecError:
-            return  # of another version of this program
+            return  # another version of this program wrote it
         self.size = index.size
         self.sealed = index.sealed
         for first, count in index.ranges:
@@ -244,12 +244,12 @@ class Segment(BatchFile):
         return self.seqs, self.offsets
 
     def offset_beyond(self, seq: int) -> int:
-        """Finds where a batch starts that holds nothing below `seq`, or the file ends."""
+        """Finds where a batch starts that has nothing below `seq`, or where the file ends."""
         index = bisect_left(self.seqs, seq)
         return self.offsets[index] if index < len(self.offsets) else self.size
 
     def offset_of(self, seq: int) -> int:
-        """Finds where a batch starts that is not behind the one with `seq`."""
+        """Finds where the batch with `seq` starts, or one before it."""
         index = bisect_right(self.seqs, seq) - 1
         return self.offsets[index] if index >= 0 else 0
 

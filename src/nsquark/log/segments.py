@@ -20,10 +20,10 @@ from nsquark.log.services import LogShared
 from nsquark.wire.batch_format import HEADER_BYTES, Damage, StoredBatch, scan
 
 READ_BYTES = 256 << 10
-"""One cold read brings in so much of a file, unless a single batch is larger."""
+"""One cold read brings in this much of a file, unless a single batch is larger."""
 READ_RETRY_S = 1.0
 READ_TRIES = 3
-"""A read is tried so often; the last time, what the disk cannot read is left out."""
+"""A read is tried this many times; the last time, what the disk cannot read is left out."""
 SYNC_INTERVAL_MIN_S = 0.2
 """At a high rate a log is synced by time instead of by count: back to back, syncs cost a third of the throughput."""
 
@@ -54,7 +54,7 @@ class Segments:
         self._unsynced_messages = 0
         self._sync_not_before_s = 0.0
         self._refused_by: Exception | None = None
-        """The reason why nothing may be appended: a segment could not be synced and not be written anew."""
+        """Says why nothing may be appended: a segment could neither be synced nor written anew."""
         if not directory.exists():
             directory.mkdir(mode=DIRECTORY_MODE, parents=True)
             shared.syncer.directory(directory.parent).changed()
@@ -112,9 +112,9 @@ class Segments:
     def for_append(self, first_seq: int, size: int, *, limited: bool = True) -> Segment:
         """Returns the segment that the next `size` bytes go to; a new one if they do not fit.
 
-        An empty one is left from a write that failed. It stays if its name is not above what comes now: after a
-        failure numbers may go on below those that failed, and files must be in the order of their names.
-        What is not `limited` only moves: it is on disk already, and goes from there when the log has it.
+        An empty segment is left from a write that failed. It is used if its name is not above `first_seq`: after a
+        failure numbers may go on below those that failed, and files must be in the order of their names. What is not
+        `limited` only moves: it is on disk already, and goes from there when the log has it.
         """
         shared = self.shared
         if limited and shared.settings.disk_bytes_max:
@@ -151,7 +151,7 @@ class Segments:
         return bool(self._segments) and self._segments[-1].file.is_written_in_thread
 
     def written(self, messages: int, size: int) -> None:
-        """Is told that a write succeeded: the disk is well; it is synced if enough came together."""
+        """Is told that a write succeeded: the disk is well, and the log is synced if enough came together."""
         if not messages:
             return  # there was no sequence number to be had
         shared = self.shared
@@ -248,9 +248,7 @@ class Segments:
         return self._segments[max(index, 0)] if self._segments else None
 
     def read(self, seq: int, stop: int, then: Callable[[list[Chunk]], None]) -> list[Chunk] | None:
-        """Returns the records from `seq` on and below `stop`, as many as one read brings; if None, `then` gets them
-        later.
-        """
+        """Returns the records from `seq` on and below `stop`, as many as one read brings; if None, `then` gets them."""
         segment = self.segment_of(seq)
         assert segment is not None
         offset = segment.offset_of(seq)
@@ -271,7 +269,7 @@ class Segments:
     ) -> None:
         pieces: list[memoryview] = []
         end = segment.size
-        # What cannot be read at last is left out, so that it does not hold up all that follows.
+        # What cannot be read by the last try is left out, so that what follows need not wait for it.
         read = _read_whole if tries < READ_TRIES else read_readable
 
         def again(error: Exception) -> None:
@@ -337,7 +335,7 @@ class Segments:
         return chunk
 
     def _lost(self, segment: Segment, low: int, high: int) -> None:
-        """Takes messages that cannot be read any more out of the count, so that channels go on behind them."""
+        """Removes messages that cannot be read any more from `extents`, so that channels go on behind them."""
         count = self.extents.remove(low, high)
         if count:
             self.shared.report(f"LOG({segment.path}): {count} messages from {low} on are damaged and left out")
@@ -352,17 +350,17 @@ class Segments:
         return places
 
     def last_base_at_or_below(self, seq: int) -> int:
-        """Finds the lowest message of the segment that holds `seq`; everything below could be removed."""
+        """Finds the lowest message of the segment that has `seq`; everything below could be removed."""
         index = bisect_right(self._bases, seq) - 1
         return self._bases[index] if index >= 0 else 0
 
     # -- removing ----------------------------------------------------------------------------------------
 
     def remove_below(self, needed_seq: int, now_ns: int, *, newest_too: bool = False, keep_none: bool = False) -> int:
-        """Deletes segments that nobody needs and retention does not hold; returns the lowest message left.
+        """Deletes segments that nobody needs and retention does not keep; returns the lowest message left.
 
         The newest one stays unless its removal is asked for or `is_newest_out_of_time`; with `keep_none` retention
-        holds nothing.
+        keeps nothing.
         """
         settings = self.shared.settings
         left_bytes = self.total_bytes
@@ -386,7 +384,7 @@ class Segments:
         return self._bases[0] if self._bases else max(needed_seq, self.extents.head)
 
     def is_newest_out_of_time(self, now_ns: int) -> bool:
-        """Tells whether all messages are older than --retention-time, which is a maximum too for what is finished."""
+        """Tells whether all messages are older than --retention-time, which is also a maximum for what is finished."""
         retention_ns = self.shared.settings.retention_ns
         return bool(self._segments and retention_ns and now_ns - self._segments[-1].time_max_ns >= retention_ns)
 
@@ -395,7 +393,7 @@ class Segments:
         return wanted and bool(newest.size) and not newest.file.is_written_in_thread and newest.file.sync_error is None
 
     def drop_oldest(self) -> bool:
-        """Deletes the lowest segment, read or not, to make room; False if there is none that can go."""
+        """Deletes the lowest segment, read or not, to make room; returns False if there is none that can go."""
         if not self._segments or (len(self._segments) == 1 and not self._may_drop_newest(True)):
             return False
         self.remove_first()
@@ -416,7 +414,7 @@ class Segments:
         segment.index_path.unlink(missing_ok=True)
         self.shared.run(lambda: doomed.unlink(missing_ok=True), lambda error: None)
         self._accept_again()
-        for callback in waiting:  # what is gone has no more to wait for
+        for callback in waiting:  # what is gone need not become durable
             callback()
         return left
 
@@ -452,7 +450,7 @@ def _read_whole(fd: int, size: int, offset: int) -> tuple[bytes, int]:
 
 
 def _read_batch(fd: int, offset: int, end: int, seq: int, read: Read = read_readable) -> memoryview:
-    """Reads a piece of a file that holds, if there is one, a whole batch reaching beyond `seq`."""
+    """Reads a piece of a file that has, if there is one, a whole batch reaching beyond `seq`."""
     size = READ_BYTES
     while True:
         piece = memoryview(read(fd, min(size, end - offset), offset)[0])
@@ -464,7 +462,7 @@ def _read_batch(fd: int, offset: int, end: int, seq: int, read: Read = read_read
 
 
 def read_records(places: list[RecordPlace]) -> dict[int, bytes]:
-    """Reads the records at these places, less those that are damaged."""
+    """Reads the records at these places, except those that are damaged."""
     found: dict[int, bytes] = {}
     for seq, path, offset, end in places:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

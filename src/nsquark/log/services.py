@@ -1,4 +1,4 @@
-"""Holds what all logs of one nsqd share: settings, sequence numbers, memory, threads and the state of the disk."""
+"""Has what all logs of one nsqd share: settings, sequence numbers, memory, threads and the state of the disk."""
 
 import errno
 from collections.abc import Callable
@@ -58,10 +58,10 @@ class LogShared:
         self.commit_messages = Histogram(COMMIT_BOUNDS)
         self.post = post
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="log")
-        # Of their own, so that reading does not wait behind syncs.
+        # Syncs have their own thread, so that reading does not wait behind them.
         self._sync_thread = ThreadPoolExecutor(1, thread_name_prefix="sync")
         self.running: dict[Future[None], Callable[[], None]] = {}
-        """The work that is done in threads now."""
+        """Has the work that is done in threads now, and what follows it."""
         self.syncer = Syncer(
             self.run, self._run_sync, later, self.disk, report, self.sync_seconds.observe, settings.sync_timeout_s
         )
@@ -99,7 +99,7 @@ class LogShared:
         self.running[future] = finish
 
     def drain(self) -> None:
-        """Waits for all threads and runs what they left to do; for closing, when the event loop no longer turns."""
+        """Waits for all threads and calls what follows them; it is for closing, when the event loop does not run."""
         while self.running:
             done, _ = wait_for(list(self.running), timeout=DRAIN_TIMEOUT_S)
             if not done:
@@ -108,7 +108,7 @@ class LogShared:
                 self.running[future]()
 
     def flush(self) -> None:
-        """Makes durable what was written; for closing."""
+        """Makes durable what was written; it is for closing."""
         self.drain()
         self.syncer.flush()
 

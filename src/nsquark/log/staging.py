@@ -22,27 +22,27 @@ from nsquark.wire.batch_format import APPEND_ONCE, HEADER_BYTES, MORE_FOLLOWS, S
 from nsquark.wire.record import RECORD_OVERHEAD_BYTES, SIZE_BYTES
 
 STAGE_BYTES_MAX = 64 << 20
-"""The most bytes of one append, as it will be in the log: each message counts its body and RECORD_OVERHEAD_BYTES."""
+"""One append has at most this many bytes in the log, where each message counts its body and RECORD_OVERHEAD_BYTES."""
 STAGED_BYTES_MAX = 1 << 30
-"""The most bytes that all staged appends of one nsqd have together."""
+"""All staged appends of one nsqd together have at most this many bytes."""
 STAGES_MAX = 1000
 PEER_SHARE = 2
-"""One peer may have a half of either limit; what was left alone for longest makes room for others."""
+"""One peer may have a half of either limit."""
 STAGE_PATIENCE_S = 60.0
-"""A stage that got no part for so long may have to make room."""
+"""A stage that got no part for this long may have to make room."""
 PARTS_MAX = 10_000
 """Part numbers are below this."""
 STAGE_IDLE_S = 600.0
-"""A stage that got no part for so long is dropped."""
+"""A stage that got no part for this long is dropped."""
 BATCH_BYTES = 128 << 10
-"""The size of the batches made here: a cold read gets one whole."""
+"""The batches made here have about this size: a cold read gets one whole."""
 WRITE_BYTES = 1 << 20
 DIRECTORY = "staged"
 COUNT_BYTES = 4
 
 
 class AppendTooBig(Exception):
-    """Says that an append has more than one may have."""
+    """Says that an append has more bytes than it may have."""
 
 
 class StagingFull(Exception):
@@ -86,9 +86,7 @@ class Stage:
         return self.log_bytes - (replaced.log_bytes if replaced is not None else 0)
 
     def check_complete(self, parts: int | None) -> None:
-        """Raises unless all parts are here: a stage that was dropped in between, and begun again, must not pass for a
-        whole one.
-        """
+        """Raises unless all parts are here: a stage that was dropped and begun again must not pass for a whole one."""
         if self.arriving:
             raise Incomplete(f"{self.arriving} parts are still arriving")
         wanted = len(self.parts) if parts is None else parts
@@ -100,7 +98,7 @@ class Stage:
 
 
 class Staging:
-    """Keeps all stages of an nsqd within its bounds: `staged_bytes` is the sum of their `log_bytes`."""
+    """Keeps all stages of an nsqd within their bounds: `staged_bytes` is the sum of their `log_bytes`."""
 
     def __init__(self) -> None:
         self.staged_bytes = 0
@@ -117,7 +115,7 @@ class Staging:
         return {topic for topic, _ in self._stages}
 
     def has_room(self, log_bytes: int) -> bool:
-        """Tells whether there is room for one more stage, with a part of so many bytes."""
+        """Tells whether there is room for one more stage, with a part of `log_bytes` bytes."""
         return self.staged_bytes + log_bytes <= STAGED_BYTES_MAX and len(self._stages) < STAGES_MAX
 
     def find(self, topic: Hashable, token: bytes) -> Stage | None:
@@ -126,7 +124,7 @@ class Staging:
     def begin_part(
         self, topic: Hashable, directory: Path, token: bytes, number: int, count: int, log_bytes: int, peer: str = ""
     ) -> tuple[Stage, StagedPart]:
-        """Makes room for a part; then `write_part` in a thread, then `end_part`."""
+        """Reserves room for a part; `write_part` is to follow in a thread, then `end_part`."""
         stage = self._stages.get((topic, token))
         if (stage.bytes_beside(number) if stage is not None else 0) + log_bytes > STAGE_BYTES_MAX:
             raise AppendTooBig(f"an append has at most {STAGE_BYTES_MAX} bytes: split it, each piece with a token")
@@ -149,9 +147,7 @@ class Staging:
         return stage, StagedPart(stage.directory / f"{token.hex()}.{self._serial}", count, log_bytes)
 
     def end_part(self, stage: Stage, number: int, part: StagedPart, *, written: bool) -> StagedPart | None:
-        """Is told that the part is there, or failed; returns what is to be deleted now: one that it replaces, or
-        itself.
-        """
+        """Is told that a part is there, or failed; returns the part to delete: the one that it replaces, or itself."""
         stage.arriving -= 1
         useless: StagedPart | None = part
         if written and not stage.is_dropped:
@@ -176,7 +172,7 @@ class Staging:
         return paths
 
     def drop_idle(self) -> list[Path]:
-        """Drops what was left alone for too long; returns the files to delete."""
+        """Drops stages that got no part for too long; returns the files to delete."""
         before = time.monotonic() - STAGE_IDLE_S
         paths: list[Path] = []
         for (topic, _), stage in list(self._stages.items()):
@@ -185,8 +181,8 @@ class Staging:
         return paths
 
     def drop_slowest(self, log_bytes: int) -> list[Path]:
-        """Makes room for a part of so many bytes, at the cost of what nobody seems to come back to; returns the files
-        to delete.
+        """Makes room for a part of `log_bytes` bytes by dropping the stages that got no part for longest; returns the
+        files to delete.
         """
         paths: list[Path] = []
         before = time.monotonic() - STAGE_PATIENCE_S
@@ -214,7 +210,7 @@ def token_of(text: str) -> bytes:
 
 
 def log_bytes_of(body_bytes: int, count: int) -> int:
-    """Returns how many bytes a part's messages take in the log."""
+    """Returns how many bytes a part's messages have in the log."""
     return body_bytes - COUNT_BYTES + count * (RECORD_OVERHEAD_BYTES - SIZE_BYTES)
 
 
@@ -249,7 +245,7 @@ def lease_spans(sequences: Sequences, count: int) -> list[tuple[int, int]]:
 
 
 class StagedAppend:
-    """Makes the batches of one append from its parts and writes them: memory for one part and a few batches."""
+    """Makes the batches of one append from its parts and writes them; memory has one part and a few batches."""
 
     def __init__(
         self, node_id: int, token: bytes, parts: Iterable[StagedPart], spans: list[tuple[int, int]], timestamp_ns: int

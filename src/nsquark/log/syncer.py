@@ -15,7 +15,7 @@ from nsquark.log.durable import Directory, DurableFile
 SYNCFS_FILES_MIN = 16
 """With this many files to sync, one sync of the whole file system costs less than one for each."""
 LAG_ALLOWED_S = 1.0
-"""Syncs may fall so far behind --sync-timeout before publishers are slowed."""
+"""Syncs may fall this far behind --sync-timeout before publishers are slowed."""
 
 
 class Runner(Protocol):
@@ -58,9 +58,9 @@ class Syncer:
         self._in_round: list[DurableFile] = []
         self._directories: dict[Path, Directory] = {}
         self._file_system_fd: int | None = None
-        """-1 if it is not to be used: it could not be opened, or a sync of it failed."""
+        """It is -1 if it is not to be used: it could not be opened, or a sync of it failed."""
         self.is_behind = False
-        """Syncs take so long that the promise of --sync-timeout is not kept: publishers are to be slowed."""
+        """Tells whether syncs take so long that --sync-timeout is exceeded: publishers are to be slowed."""
         self.on_behind: Callable[[], None] = lambda: None
 
     def directory(self, path: Path) -> Directory:
@@ -94,7 +94,7 @@ class Syncer:
         self._changed[file] = time.monotonic()
 
     def mark_unsafe(self, file: DurableFile, error: Exception) -> None:
-        """Leaves out a file that is not to be synced, but to be written anew."""
+        """Leaves out of the rounds a file that is not to be synced, but to be written anew."""
         self.forget(file)
         self._untrusted[file] = None
         self.disk.mark_unsafe(file, error)
@@ -112,7 +112,7 @@ class Syncer:
         self._begin()
 
     def flush(self) -> None:
-        """Makes everything durable here and now, and reports what cannot be; for a clean stop, without threads."""
+        """Makes everything durable here and now, or reports what cannot be, for a clean stop without threads."""
         files = list(self._changed)
         if self._sync_all(files):
             for file in files:
@@ -180,7 +180,7 @@ class Syncer:
                 for file in files:
                     file.ended(error or errors.get(file))
             finally:
-                self._in_round = []  # not before: a round that whoever is told begins would pass for this one
+                self._in_round = []  # not before: a round that a callback began would be forgotten here
             if self._hurried:
                 self._begin()
             else:
@@ -189,7 +189,7 @@ class Syncer:
         self._run_round(work, done)
 
     def _sync_all(self, files: list[DurableFile]) -> bool:
-        """Makes many files durable by one sync of their file system; False if that is not possible or failed."""
+        """Makes many files durable by one sync of their file system; returns False if that was not possible."""
         fd = self._file_system_fd
         if len(files) < SYNCFS_FILES_MIN or fd is None or fd < 0 or _syncfs is None:
             return False
@@ -219,7 +219,7 @@ def _sync_each(files: Iterable[DurableFile]) -> dict[DurableFile, Exception]:
 
 
 def _find_syncfs() -> Callable[[int], int] | None:
-    """Finds the system's syncfs, where it tells of failed writes: Linux from 5.8 on."""
+    """Returns the system's syncfs where it tells of failed writes, which is Linux from 5.8 on, or None."""
     system, release = os.uname().sysname, os.uname().release
     try:
         major, minor = (int(part) for part in release.split(".")[:2])

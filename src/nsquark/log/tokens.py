@@ -1,4 +1,4 @@
-"""Remembers which appends were done, by their idempotency tokens: bounded, and kept over restarts.
+"""Remembers which appends were done, by their idempotency tokens: a bounded number, over restarts too.
 
 The log itself has the token of every append, in the same batch as its messages, so the two are durable together. But a
 token is to be known for longer than its messages: before a segment goes, its tokens are stored in a small file, and if
@@ -20,7 +20,7 @@ from nsquark.log.services import LogShared
 from nsquark.wire.batch_format import NO_TOKEN
 
 TOKENS_MAX = 100_000
-"""The most tokens of a topic; the oldest are forgotten first."""
+"""A topic has at most this many tokens; the oldest are forgotten first."""
 TOKEN_BYTES = len(NO_TOKEN)
 CHECK_BYTES = 8
 RECORD_BYTES = TOKEN_BYTES + CHECK_BYTES
@@ -47,7 +47,7 @@ class Tokens:
         self._trim(self._tokens)
 
     def store_of(self, segment: Segment) -> None:
-        """Makes the tokens of a segment durable, which is about to go; OSError if that was not possible."""
+        """Makes durable the tokens of a segment that is about to go, or raises OSError."""
         new = dict.fromkeys(token for token in segment.tokens if token not in self._stored)
         if not new:
             return

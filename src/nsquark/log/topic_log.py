@@ -1,4 +1,4 @@
-"""Keeps a topic's log: append, commit, and the memory over its tail.
+"""Keeps a topic's log: appending, committing, and the chunks in memory.
 
 The path of a message: `append` puts its record into the tail chunk and opens a commit; at the end of the event loop's
 turn `write` puts all that was appended into the file with one system call; then the commit is settled, publishers get
@@ -28,9 +28,9 @@ from nsquark.wire.record import RECORD_OVERHEAD_BYTES
 
 SLOW_WRITES_TO_MOVE = 3
 SLOW_WINDOW_S = 1.0
-"""So many slow writes within this time move this log's writing to a thread."""
+"""SLOW_WRITES_TO_MOVE slow writes within this time move a log's writing to a thread."""
 THREADED_WRITES_MAX = 200
-"""After so many writes in a thread, it is tried again here."""
+"""After this many writes in a thread, writing in the event loop's thread is tried again."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -43,7 +43,7 @@ class LogDiscarded(Exception):
 
 
 class ThreadedAppend(Protocol):
-    """Makes and writes records in a thread, from sequence numbers of their own."""
+    """Makes and writes records in a thread, with sequence numbers of their own."""
 
     first_seq: int
     bytes_max: int
@@ -54,7 +54,7 @@ class ThreadedAppend(Protocol):
 
 
 class ThreadedCommit(Commit):
-    """Commits too many records for one turn: it has no slices, a thread writes its records."""
+    """Is a commit of too many records for one turn: it has no slices, a thread writes its records."""
 
     def __init__(self, timestamp_ns: int, threaded: ThreadedAppend) -> None:
         super().__init__(timestamp_ns)
@@ -62,11 +62,11 @@ class ThreadedCommit(Commit):
 
 
 class TopicLog:
-    """Owns an append-only sequence of messages; how they are appended, and most of them written, is its `tail`'s.
+    """Owns an append-only sequence of messages; its `tail` appends them, and writes most of them.
 
     * Messages below `head` are committed: in the file (or, without a directory, in memory) and visible.
-    * Chunks in `_chunks` are in order and do not overlap; the last is the tail's while that has one.
-    * `_commits` are those on their way to the file, in order; this class writes those that the tail does not.
+    * Chunks in `_chunks` are in order and do not overlap; the last is the tail's while the tail has one.
+    * `_commits` has the commits on their way to the file, in order; this class writes those that the tail does not.
     """
 
     def __init__(self, shared: LogShared, directory: Path | None, on_dirty: Callable[[Tail], None]) -> None:
@@ -101,7 +101,7 @@ class TopicLog:
 
     @property
     def open_commit(self) -> Commit | None:
-        """Returns the commit after which everything that was appended by now is written, if there is something."""
+        """Returns the commit after which everything that was appended by now is written, or None if it is already."""
         return self._commits.last
 
     # -- appending ---------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class TopicLog:
         return commit, seqs
 
     def append_threaded(self, threaded: ThreadedAppend, timestamp_ns: int) -> Commit:
-        """Makes a commit of its own, written in a thread; its sequence numbers were leased in this turn."""
+        """Makes a commit that is written in a thread; its sequence numbers were leased in this turn."""
         assert self.segments is not None
         commit = ThreadedCommit(timestamp_ns, threaded)
         self._commits.put_apart(commit)
@@ -182,7 +182,7 @@ class TopicLog:
             self._write_threaded(commit, commit.threaded)
             return
         batches = _batches(commit)
-        if self.segments is None or not batches:  # nothing, if there was no sequence number to be had
+        if self.segments is None or not batches:  # it is empty if there was no sequence number to be had
             self._written(commit, [batch for batch, _ in batches])
             return
         try:
@@ -281,7 +281,7 @@ class TopicLog:
         self.tail.committed(commit, sum(batch.messages for batch in batches), len(batches))
 
     def write_failed(self, error: Exception) -> None:
-        """Takes back what was not written, and what was appended behind it meanwhile; their publishers fail."""
+        """Drops what was not written, and what was appended behind it meanwhile; their publishers fail."""
         failed = self._commits.fail()
         slices = [piece for commit in failed for piece in commit.slices]
         if self.segments is not None:
@@ -300,7 +300,7 @@ class TopicLog:
     # -- reading -----------------------------------------------------------------------------------------
 
     def chunk_at(self, seq: int) -> Chunk | None:
-        """Returns the chunk in memory that holds a message below the head; None if it has to be loaded."""
+        """Returns the chunk in memory that has a message below the head, or None if it has to be loaded."""
         index = bisect_right(self._firsts, seq) - 1
         if index >= 0:
             chunk = self._chunks[index]
@@ -391,7 +391,7 @@ class TopicLog:
     # -- the end -----------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Writes and syncs everything; only after all publishers are gone."""
+        """Writes and syncs everything; to be called after all publishers are gone."""
         while not self._commits.is_empty:
             self.write()
             self.shared.drain()
@@ -414,7 +414,9 @@ class TopicLog:
 
 
 def _batches(commit: Commit) -> list[tuple[StoredBatch, memoryview]]:
-    """Makes a batch and its payload of each slice, since a batch has consecutive sequence numbers; without places."""
+    """Makes a batch and its payload of each slice, since a batch has consecutive sequence numbers; their places in the
+    file are still open.
+    """
     slices = [(chunk, start) for chunk, start in commit.slices if chunk.count > start]
     batches: list[tuple[StoredBatch, memoryview]] = []
     for chunk, start in slices:

@@ -13,7 +13,7 @@ from nsquark.kernel import batch as kernel
 from nsquark.wire.batch_format import HEADER_BYTES, Bytes, StoredBatch
 
 PIECES_PER_WRITE_MAX = 1024
-"""The most pieces the system takes in one vectored write."""
+"""The system accepts at most this many pieces in one vectored write."""
 
 
 def encode_header(batch: StoredBatch, payload: Bytes) -> bytes:
@@ -36,9 +36,7 @@ class BatchWriter:
     """
 
     def __init__(self, fd: int, offset: int, *, unwritten_bytes_max: int = 0) -> None:
-        """Begins behind the file's content; with `unwritten_bytes_max`, no more than about so many bytes are kept in
-        memory.
-        """
+        """Begins behind the file's content; about `unwritten_bytes_max` bytes, if given, wait in memory at most."""
         self.batches: list[StoredBatch] = []
         self._fd = fd
         self._start = offset

@@ -16,7 +16,7 @@ from nsquark.web.messages import JSON_TYPE, NSQ_HEADER, Request, Response, empty
 from nsquark.web.router import Router
 
 NEVER_UNIX_NS = -6795364578871345152
-"""The way NSQ shows a time that never was: the year 1 in nanoseconds, overflowed."""
+"""NSQ shows a time that never was like this: as the year 1 in nanoseconds, overflowed."""
 
 Handler = Callable[[Request], Response]
 

@@ -9,13 +9,13 @@ from nsquark.lookupd.session import LookupdSessions
 
 
 class Metrics:
-    """Reads what is there when asked; only HTTP requests are counted here."""
+    """Reads the numbers where they are when it is asked; only HTTP requests are counted here."""
 
     def __init__(self, registry: Registry, sessions: LookupdSessions) -> None:
         self._registry = registry
         self._sessions = sessions
         self.requests: Counter[tuple[str, int]] = Counter()
-        """The number of requests by path and status."""
+        """Counts requests by path and status."""
 
     def text(self) -> str:
         return "".join(family.text for family in self._families())

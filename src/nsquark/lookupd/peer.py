@@ -1,7 +1,7 @@
 """Reads what an nsqd says of itself in IDENTIFY, and writes the JSON of it.
 
-Read as NSQ reads it: keys in any letter case, unknown ones ignored, null like absent, broken text repaired.
-A parser stricter than that would lock out programs that register with NSQ's nsqlookupd today.
+It is read as NSQ reads it: keys in any letter case, unknown ones ignored, null like absent, broken text repaired. A
+parser stricter than that would lock out programs that register with NSQ's nsqlookupd today.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from nsquark.web.messages import encode_json
 
 STRING_CHARS_MAX = 1_024
-"""The longest text of what a peer says of itself; more is cut off."""
+"""A text that a peer says of itself has at most this many characters; more are cut off."""
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -46,7 +46,7 @@ _INTEGERS = frozenset(("tcp_port", "http_port"))
 
 
 def read_peer_info(body: bytes) -> PeerInfo:
-    """Reads the peer of an IDENTIFY body; BadJsonError where NSQ would not read it either."""
+    """Reads the peer of an IDENTIFY body; raises BadJsonError where NSQ would not read it either."""
     try:
         # Objects become tuples of pairs: of a repeated key the last value counts, but each is checked.
         document = json.loads(

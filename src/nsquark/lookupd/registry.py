@@ -1,7 +1,7 @@
 """Knows who produces what: nsqlookupd's whole database, in memory.
 
-The same facts are held twice, by name for `/lookup` and by producer for `/nodes` and for a disconnect, so no
-answer scans the whole table. A registration costs two dictionary entries, about 110 bytes; names are shared.
+The same facts are stored twice, by name for `/lookup` and by producer for `/nodes` and for a disconnect, so no answer
+scans the whole table. A registration costs two dictionary entries, about 110 bytes; names are shared.
 """
 
 import time
@@ -24,11 +24,11 @@ class RegistryProducer:
         self.id = info.remote_address
         self.info = info
         self.json = json
-        """The JSON that `/lookup` shows. It never changes, so it is written once instead of at every request."""
+        """Is the JSON that `/lookup` shows. It never changes, so it is written once instead of at every request."""
         self.last_update_ns = now_ns
         self.keys: dict[RegistryKey, None] = {}
         self.tombstones: dict[RegistryKey, int] = {}
-        """The time when each topic was tombstoned, even if long ago."""
+        """Has the time when each topic was tombstoned, even if long ago."""
 
     def topics(self) -> list["RegistryKey"]:
         return [key for key in self.keys if not key.channel]
@@ -53,7 +53,7 @@ class RegistryKey:
         return f"category:{self.category} key:{self.topic} subkey:{self.channel}"
 
     def add(self, producer: RegistryProducer) -> bool:
-        """Adds a producer; False if it was there already: then nothing changes, a tombstone included."""
+        """Adds a producer; returns False if it was there already: then nothing changes, a tombstone included."""
         if producer in self.producers:
             return False
         self.producers[producer] = None
@@ -78,7 +78,7 @@ class RegistryKey:
 
 
 class Registry:
-    """Holds all keys and producers. Times are monotonic: a step of the wall clock must not hide the cluster.
+    """Has all keys and producers. Times are monotonic: a step of the wall clock must not hide the cluster.
 
     Always: a key that lost its last producer stays listed, so that a new nsqd learns the topic's channels;
     only an `#ephemeral` key goes when UNREGISTER empties it.
@@ -95,7 +95,7 @@ class Registry:
         self.clock_ns = clock_ns
         self.producers: dict[RegistryProducer, None] = {}
         self.topics: dict[str, RegistryKey] = {}
-        # Beside the topics, not below them: a channel's key outlives its topic's when that was ephemeral.
+        # Channels stand beside topics, not below them: a channel's key outlives that of an ephemeral topic.
         self.channels: dict[str, dict[str, RegistryKey]] = {}
 
     # What connections do
@@ -159,9 +159,7 @@ class Registry:
         self._topic_key(topic)
 
     def delete_topic(self, topic: str) -> list[RegistryKey]:
-        """Deletes a topic; returns the keys that were there. Live nsqds are not told, and come back only with a new
-        REGISTER.
-        """
+        """Deletes a topic; returns its keys. Live nsqds are not told, and come back only with a new REGISTER."""
         removed = list(self.channels.pop(topic, {}).values())
         key = self.topics.pop(topic, None)
         if key is not None:

@@ -1,4 +1,4 @@
-"""Serves one TCP connection to nsqlookupd: lines in, length-prefixed replies out, every error the last word."""
+"""Serves one TCP connection to nsqlookupd: it reads lines, sends length-prefixed replies, and closes after an error."""
 
 import asyncio
 import contextlib
@@ -20,22 +20,22 @@ from nsquark.wire.names import is_valid_name
 from nsquark.wire.record import SIZE_BYTES
 
 LINE_BYTES_MAX = 4096
-"""The limit of a line. The longest meaningful one, REGISTER with two names, has 140 bytes. NSQ has no limit."""
+"""A line has at most this many bytes. The longest useful one, REGISTER with two names, has 140. NSQ has no limit."""
 
 IDENTIFY_BODY_BYTES_MAX = 64 * 1024
 
 LARGE_READ_BYTES = 64 * 1024
-"""A read of so much is followed by another at once, by event loops that read until a socket is empty."""
+"""Event loops that read until a socket is empty read again at once after a read of this much."""
 
 LINGER_S = 1.0
-"""A connection that we ended waits so long for the peer to take the error; closing at once may reset it away."""
+"""A connection that we end waits this long for the peer to read the error, which closing at once may lose."""
 
-# As Go's runtime sets them for NSQ: a host that lost its power is noticed after two and a half minutes.
+# Go's runtime sets these for NSQ: a host that lost its power is noticed after two and a half minutes.
 KEEPALIVE_IDLE_S = 15
 KEEPALIVE_INTERVAL_S = 15
 
 WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
-"""The characters that NSQ trims from a line. str.strip() takes four control characters more."""
+"""NSQ trims these characters from a line. str.strip() trims four control characters more."""
 
 
 def reply_frame(data: bytes) -> bytes:
@@ -48,20 +48,20 @@ OK = reply_frame(b"OK")
 
 @dataclass(frozen=True, slots=True)
 class LookupdLimits:
-    """Sets the bounds for connections: no peer may take more than these."""
+    """Sets the bounds for connections: no peer may use more than these."""
 
     stranger_idle_s: float = 60.0
-    """Who has not identified must complete a command this often: a connection that only sits there is closed."""
+    """A client that has not identified must complete a command this often, or its connection is closed."""
     stranger_check_s: float = 5.0
-    """So often it is looked for such connections."""
+    """Connections that neither identified nor completed a command are looked for this often."""
     strangers: int = 4096
-    """So many connections may not have identified; with one more, the one silent for longest is closed."""
+    """At most this many connections may not have identified; with one more, the one silent for longest is closed."""
     unread_s: float = 60.0
-    """Who leaves its replies unread for so long is cut off."""
+    """A client that leaves its replies unread for this long is cut off."""
 
 
 class LookupdSessions:
-    """Holds what the connections of one nsqlookupd share, and the limit on those that never say who they are.
+    """Has what the connections of one nsqlookupd share, and limits those that never say who they are.
 
     Always: `strangers` are in the order of their last command, the one silent for longest first.
     """
@@ -71,7 +71,7 @@ class LookupdSessions:
         self.limits = limits
         self.logger = logger
         self.identity = b""
-        """The answer to IDENTIFY; it is known once the ports are."""
+        """Is the answer to IDENTIFY, which is known once the ports are."""
         self.open: set[LookupdSession] = set()
         self.strangers: dict[LookupdSession, float] = {}
         self.accepted = 0
@@ -117,7 +117,7 @@ class LookupdSession(asyncio.Protocol):
         self._producer: RegistryProducer | None = None
         self._left = False
         self._waits = False
-        """The session waits while the others have their turn."""
+        """Tells whether the session waits while the others have their turn."""
         self._write_paused = False
         self._abort_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
@@ -160,7 +160,7 @@ class LookupdSession(asyncio.Protocol):
             self._fail(error)
 
     def _give_way(self) -> None:
-        """Goes on when the others had their turn."""
+        """Waits until the others had their turn."""
         self._waits = True
         self.transport.pause_reading()
         self._loop.call_soon(self._next_turn)
@@ -191,7 +191,7 @@ class LookupdSession(asyncio.Protocol):
         self._shared.open.discard(self)
 
     def pause_writing(self) -> None:
-        # Who does not read the replies is not read either, or they would pile up here.
+        # A client that does not read its replies is not read either, or they would pile up here.
         self._write_paused = True
         self.transport.pause_reading()
         self._unread_timer = self._loop.call_later(self._shared.limits.unread_s, self._give_up)
@@ -239,7 +239,7 @@ class LookupdSession(asyncio.Protocol):
         self.transport.write(reply_frame(error.payload()))
         self.leave(text)
 
-    # Reading: each step takes one complete thing from the buffer, or returns False and waits for more
+    # Reading: each step cuts one complete thing from the buffer, or returns False and waits for more
 
     def _read_magic(self) -> bool:
         if len(self._buffer) < len(MAGIC_V1):
@@ -365,7 +365,7 @@ _COMMANDS = {
 
 
 def names_of(command: str, words: list[str]) -> tuple[str, str]:
-    """Reads topic and channel, the latter empty if not given. Words beyond them are ignored."""
+    """Reads topic and channel, which is empty if it is not given. Words beyond them are ignored."""
     if not words:
         raise FatalClientError("E_INVALID", f"{command} insufficient number of params")
     topic, channel = words[0], words[1] if len(words) > 1 else ""

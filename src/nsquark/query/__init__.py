@@ -1,1 +1,1 @@
-"""Answers small questions without a JVM: topics as Arrow tables, as tables of SQL, and what their JSON looks like."""
+"""Reads topics without a JVM, for small questions: into Arrow tables, by SQL, or to infer the schema of their JSON."""

@@ -1,4 +1,4 @@
-"""Holds what the commands that read topics without Spark share: where NSQ is, and their topics by name."""
+"""Declares the flags of the commands that read topics without Spark, and finds the topics that they can read."""
 
 import argparse
 from dataclasses import replace
@@ -23,7 +23,7 @@ def add_nsq_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def all_topics(args: argparse.Namespace) -> SourceOptions:
-    """Makes options for whatever topics there are."""
+    """Makes the options to read all topics of the NSQ that the flags name."""
     if args.nsqd_http_address and args.lookupd_http_address:
         raise UserError("say where NSQ is: either --nsqd-http-address or --lookupd-http-address")
     more = {"topicPattern": ".*", **settings_of(args.option, "--option")}
@@ -38,7 +38,7 @@ def only(options: SourceOptions, topic: str) -> SourceOptions:
 
 
 def topic_names(options: SourceOptions) -> list[str]:
-    """Returns the topics of all nsqds that can be read by range."""
+    """Returns the names of all topics on the nsqds, without ephemeral ones, which cannot be read by range."""
     finder = Finder(options)
     nsqds = finder.find()
     if finder.unreachable:

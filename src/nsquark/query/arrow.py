@@ -1,4 +1,4 @@
-"""Has `nsquark.read_arrow` and `nsquark.read_polars`: what is in topics now, as a table of Arrow or polars."""
+"""Reads what is in topics now into a table of Arrow (`nsquark.read_arrow`) or of polars (`nsquark.read_polars`)."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -30,19 +30,19 @@ def read_arrow(
 ) -> pa.Table:
     """Reads what is in topics now, without consuming anything, into a `pyarrow.Table`.
 
-    Its columns are `topic`, `nsqd`, `seq`, `id`, `timestamp` and `body`. Rows of one topic on one nsqd are in the order
-    of its log. All of them are held in memory; `columns`, `since`, `until` and `where` also save fetching what they
-    leave out.
+    The table has the columns `topic`, `nsqd`, `seq`, `id`, `timestamp` and `body`. Rows of one topic on one nsqd are in
+    the order of its log. All rows are held in memory; what `columns`, `since`, `until` and `where` leave out is not
+    even fetched where that is possible.
 
-    topic: one or several.
+    topic: the name of a topic, or several.
     nsqd: HTTP addresses of nsqds, like 127.0.0.1:4151.
-    lookupd: instead, HTTP addresses of nsqlookupds.
+    lookupd: HTTP addresses of nsqlookupds, instead of `nsqd`.
     columns: some of the columns, instead of all.
-    since: the earliest time of publishing.
-    until: the time of publishing before which messages are wanted.
+    since: the earliest time at which messages were published.
+    until: the time before which messages were published.
     where: a filter, like `pyarrow.compute.field("seq") > 42`.
-    text: the body is a string, and a column `raw` has it as bytes.
-    options: further options of the Spark source, by its names: `authSecretFile`, `tlsRootCaFile`, `headers`.
+    text: whether `body` is a string; the column `raw` then has its bytes.
+    options: further options of the Spark source, by name, like `authSecretFile`, `tlsRootCaFile` or `headers`.
     """
     dataset = TopicDataset(source_options(topic, nsqd, lookupd, options), text=text)
     if columns is not None:
@@ -54,8 +54,8 @@ def read_arrow(
 def read_polars(topic: str | Sequence[str], **arguments: Any) -> "polars.DataFrame":
     """Reads what `read_arrow` reads into a `polars.DataFrame`.
 
-    topic: one or several.
-    **arguments: those of `read_arrow`.
+    topic: the name of a topic, or several.
+    **arguments: further arguments, as of `read_arrow`.
     """
     import polars
 
@@ -70,7 +70,7 @@ def source_options(
     lookupd: str | Sequence[str],
     more: Mapping[str, str] | None = None,
 ) -> SourceOptions:
-    """Checks options for a batch read; what is wrong with them is an `OptionError`."""
+    """Makes checked options for a batch read; raises `OptionError` if one of them is wrong."""
     check_names(more or {}, NAMES)
     given = {"topic": topic, "nsqd": nsqd, "lookupd": lookupd}
     named = {name: value if isinstance(value, str) else ",".join(value) for name, value in given.items() if value}

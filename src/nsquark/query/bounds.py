@@ -1,7 +1,7 @@
-"""Finds which part of a log a filter can be true for, by asking Arrow, which simplifies filters for its own files.
+"""Finds the part of a log in which rows can pass a filter, by asking Arrow, which does this for its own files.
 
-Arrow is told that a file has only rows with, say, `seq < 1000`, and asked whether the filter needs that file. Where the
-answer changes lies the bound, which a binary search finds. So every filter that Arrow understands narrows what is read,
+Arrow is told that a file has only rows with, say, `seq < 1000`, and asked whether the filter needs that file. The bound
+is where the answer changes, and a binary search finds it. So every filter that Arrow understands narrows what is read,
 however it is written, and one that it does not understand narrows nothing.
 """
 
@@ -17,8 +17,8 @@ INT64_MAX: Final = (1 << 63) - 1
 
 
 class LogBounds(NamedTuple):
-    """The bounds outside of which rows do not pass the filter: `low <= value < high`, for seqs and for microseconds
-    since 1970.
+    """Holds the bounds outside of which no row passes a filter, as `low <= value < high`: for sequence numbers, and for
+    microseconds since 1970.
     """
 
     seq_low: int
@@ -28,14 +28,14 @@ class LogBounds(NamedTuple):
 
 
 class RowFilter:
-    """An Arrow expression over rows of `schema`."""
+    """Tells which rows of `schema` can pass a filter, and which columns the filter needs."""
 
     def __init__(self, expression: pc.Expression, schema: pa.Schema):
         self._expression = expression
         self._schema = schema
 
     def bounds(self, topic: str, nsqd_id: str) -> LogBounds | None:
-        """Finds the bounds for the rows of one topic on one nsqd; None if none of them can pass."""
+        """Returns the bounds for the rows of one topic on one nsqd, or None if none of these rows can pass."""
         base = (pc.field("topic") == topic) & (pc.field("nsqd") == nsqd_id)
         if not self._may_pass(base):
             return None
@@ -51,7 +51,7 @@ class RowFilter:
         )
 
     def needs(self, column: str) -> bool:
-        """Tells whether it looks at a column."""
+        """Tells whether the filter looks at a column."""
         without = self._schema.remove(self._schema.get_field_index(column))
         try:
             ds.dataset(without.empty_table()).count_rows(filter=self._expression)
@@ -60,7 +60,7 @@ class RowFilter:
         return False
 
     def _may_pass(self, guarantee: pc.Expression) -> bool:
-        """Tells whether a row of which `guarantee` is true may pass the filter. The file is never opened."""
+        """Tells whether a row for which `guarantee` is true may pass the filter. The file "-" is never opened."""
         files = ds.FileSystemDataset.from_paths(
             ["-"], schema=self._schema, format=ds.IpcFileFormat(), filesystem=LocalFileSystem(), partitions=[guarantee]
         )
@@ -68,7 +68,7 @@ class RowFilter:
 
 
 def _first_true(test: Callable[[int], bool]) -> int:
-    """Finds the least number of those from 0 on for which `test`, once true, stays true; INT64_MAX if there is none."""
+    """Returns the least number from 0 on for which `test` is true, or INT64_MAX; once true, `test` has to stay true."""
     low, high = 0, INT64_MAX
     if test(low):
         return low

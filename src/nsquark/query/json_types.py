@@ -1,7 +1,8 @@
-"""Finds what JSON values have in common, as a type of Spark: inferred from many values, and checked against each.
+"""Infers a Spark type from many JSON values, and tells which of the values do not fit it.
 
-A field gets the kind that most of its values have. A few values of another kind do not fit, and are counted; where they
-are many, the type is `string`, which takes anything: Spark's from_json gives the text of what is no string.
+A field gets the type that nearly all of its values have. The few others do not fit, and are counted. Where the others
+are many, the type is `string`, which fits anything: Spark's from_json gives any value that is no string as its JSON
+text.
 """
 
 import re
@@ -11,15 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 DOMINANT_SHARE: Final = 0.9
-"""The share of a field's values below which they have no kind of their own."""
+"""A field is a `string` if no kind of value has at least this share of its values."""
 FIELDS_MAX: Final = 200
-"""The most names of an object: one with more different ones is a map."""
+"""An object with more different names than this is a map."""
 BIGINTS: Final = range(-(1 << 63), 1 << 63)
 
 
 @dataclass
 class Seen:
-    """Collects the values seen at one place of many documents."""
+    """Counts the kinds of values that were seen at one place of many documents."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     fields: "dict[str, Seen]" = field(default_factory=dict)
@@ -37,7 +38,7 @@ class Seen:
                 self.items.add(inner)
 
     def merge(self, others: "Iterable[Seen]") -> "Seen":
-        """Merges those seen at several places, taken as one."""
+        """Returns what was seen here and at other places, as if they were one place."""
         merged = Seen(Counter(self.kinds), dict(self.fields), self.items)
         for other in others:
             merged.kinds += other.kinds
@@ -51,7 +52,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Type:
-    """A type of Spark, with those inside of it."""
+    """Describes a type of Spark, with the types inside of it."""
 
     name: str
     fields: "tuple[tuple[str, Type], ...]" = ()
@@ -66,7 +67,7 @@ class Type:
         return self.name.upper()
 
     def columns(self) -> str:
-        """Writes the columns of a struct, or the type itself, for from_json and `.schema(...)`."""
+        """Returns the DDL for from_json and `.schema(...)`: the columns of a struct, or the type itself."""
         if self.name != "struct":
             return self.ddl()
         return ", ".join(f"{_quoted(name)} {kind.ddl()}" for name, kind in self.fields)
@@ -95,7 +96,7 @@ def infer(seen: Seen) -> Type:
 
 
 def misfits(value: Any, kind: Type, place: str = "the body") -> Iterator[str]:
-    """Yields where a value is not of a type; nothing is missing where it is null."""
+    """Yields what does not fit where a value is not of a type; null fits every type."""
     found = kind_of(value)
     if found == "null" or kind == STRING:
         return

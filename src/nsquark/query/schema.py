@@ -1,4 +1,4 @@
-"""Has `nsquark schema` and `nsquark.infer_schema`: the schema that the JSON of a topic has, from a sample of it."""
+"""Infers the schema of a topic's JSON from a sample of messages, for `nsquark schema` and `nsquark.infer_schema`."""
 
 import argparse
 import sys
@@ -27,25 +27,25 @@ from nsquark.wire.documents import decode_json
 SAMPLE_DEFAULT: Final = 10_000
 REASONS_TOLD_MAX: Final = 5
 WIDER: Final = 8
-"""A range that has too few messages is tried so much wider: sequence numbers have gaps."""
+"""A range with too few messages is made this many times wider: sequence numbers have gaps."""
 
 
 @dataclass(frozen=True)
 class TopicSchema:
-    """The schema of a topic's JSON, as Spark's DDL, and how well it fits the sample that it was inferred from."""
+    """Holds the schema of a topic's JSON, as Spark's DDL, and how well it fits the sample that it was inferred from."""
 
     ddl: str
-    """The schema for `from_json` and `.schema(...)`."""
+    """This is the schema for `from_json` and `.schema(...)`."""
     rows: int
-    """The number of messages of the sample."""
+    """The sample has this many messages."""
     fitting: int
-    """The number of messages that fit."""
+    """This many messages of the sample fit the schema."""
     misfits: Mapping[str, int]
-    """The reasons why rows do not fit, and how many."""
+    """These are the reasons why messages do not fit, each with how many do not."""
 
     @property
     def share(self) -> float:
-        """Returns how much of the sample fits: 1.0 is all."""
+        """Returns the share of the sample that fits; 1.0 is all of it."""
         return self.fitting / self.rows if self.rows else 0.0
 
 
@@ -59,13 +59,13 @@ def infer_schema(
 ) -> TopicSchema:
     """Infers the schema of the JSON in a topic from its newest messages.
 
-    A body that is no JSON does not fit, nor does one with a value of another kind than most have at its place.
+    A body does not fit if it is no JSON, or has a value of another kind than nearly all bodies have at its place.
 
-    topic: its name.
+    topic: the name of the topic.
     nsqd: HTTP addresses of nsqds, like 127.0.0.1:4151.
-    lookupd: instead, HTTP addresses of nsqlookupds.
+    lookupd: HTTP addresses of nsqlookupds, instead of `nsqd`.
     sample: how many messages of each nsqd are looked at, at least.
-    options: further options of the Spark source, by its names.
+    options: further options of the Spark source, by name.
     """
     return schema_of(source_options(topic, nsqd, lookupd, options), sample)
 
@@ -101,7 +101,7 @@ def _documents(bodies: list[bytes]) -> Iterator[Any]:
 
 
 def _newest(options: SourceOptions, ranges: Ranges, nsqds: Mapping[str, RangeNsqd], count: int) -> Ranges:
-    """Finds the ranges at the ends of the logs that have `count` messages, or a few times more."""
+    """Finds for each log a range at its end that has `count` messages, or a few times more, or else the whole log."""
     found = {}
     for key, stored in ranges.items():
         width = count

@@ -1,4 +1,4 @@
-"""Has `nsquark sql`: a question in SQL about topics, answered by DuckDB in this process."""
+"""This is `nsquark sql`: it answers a question in SQL about topics, with DuckDB in this process."""
 
 import argparse
 import contextlib
@@ -21,7 +21,7 @@ from nsquark.spark.options import OptionError, SourceOptions
 
 ROWS_PER_FETCH: Final = 10_000
 TABLE_ROWS_MAX: Final = 10_000
-"""The most rows of a table for people, whose columns are as wide as their widest value."""
+"""The format `table` shows at most this many rows: it holds all in memory, to find the widths of the columns."""
 CELL_CHARS_MAX: Final = 200
 
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 def connection(
     options: SourceOptions, query: str
 ) -> Iterator[tuple[duckdb.DuckDBPyConnection, dict[str, TopicDataset]]]:
-    """Opens a database in memory, in which the topics that the query may mean are tables."""
+    """Opens a database in memory, in which each topic that the query may name is a table."""
     database = duckdb.connect(config={"autoinstall_known_extensions": False})
     try:
         database.execute("SET TimeZone = 'UTC'")
@@ -67,8 +67,9 @@ def connection(
 
 
 def _named(query: str, topics: list[str]) -> list[str]:
-    """Finds the topics whose name occurs in the query: making tables of all would take long where they are thousands.
-    Names of tables count without regard to case, those of topics do not: one that is written as it is goes before.
+    """Returns the topics whose name occurs in the query: making tables of all would take long if there are thousands.
+    Case does not matter in names of tables, but does in names of topics: a topic that is written exactly as it is comes
+    last, since the last table of a name replaces those before.
     """
     folded = query.casefold()
     return sorted((name for name in topics if name.casefold() in folded), key=lambda name: name in query)
@@ -87,7 +88,7 @@ def _answer(database: duckdb.DuckDBPyConnection, topics: dict[str, TopicDataset]
 
 @contextlib.contextmanager
 def _explained(topics: dict[str, TopicDataset]) -> Iterator[None]:
-    """Raises what a scan raised instead of DuckDB's wrapping of it: ours says it better."""
+    """Raises the error of a scan itself instead of DuckDB's error around it, which says less."""
     try:
         yield
     except duckdb.Error as error:

@@ -1,7 +1,7 @@
 """Brings NSQ to Spark: `format("nsq")`, to read and to write, as batches and as streams.
 
-`source` is where to begin reading. The package itself imports nothing, so that Spark's workers start quickly; what is
-public in it is loaded when it is used.
+Begin reading in `source/datasource.py`. The package itself imports nothing, so that Spark's workers start quickly; its
+public functions are loaded when they are used.
 """
 
 import importlib

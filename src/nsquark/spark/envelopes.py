@@ -1,4 +1,4 @@
-"""Opens messages in envelopes for the source's option `headers`: a column of headers, and bodies without them."""
+"""Opens the envelopes of messages for the source's option `headers`, into a column of headers and the bodies inside."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ HEADERS = pa.map_(pa.string(), pa.string())
 
 
 def opened(rows: int, offsets: bytearray, bodies: bytearray) -> tuple[pa.Array, pa.Array]:
-    """Returns headers and bodies. A message without an envelope has no headers, and the body that it has."""
+    """Returns the headers and bodies of messages. A message without an envelope has no headers, and keeps its body."""
     places = memoryview(offsets).cast("i")
     messages = [unwrap(bytes(bodies[places[row] : places[row + 1]])) for row in range(rows)]
     headers = pa.array([_pairs(message.headers) for message in messages], HEADERS)

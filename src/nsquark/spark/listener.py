@@ -1,8 +1,8 @@
-"""Tells how far queries are behind: in the log and, if prometheus_client is installed, as metrics.
+"""Tells how far streaming queries are behind: in Python's log and, if prometheus_client is installed, as metrics.
 
     spark.streams.addListener(NsqListener())
 
-Everything is in the query's own progress, so this asks no nsqd: `behind` comes from the source (`stream.Query.lag`).
+Everything comes from the query's own progress, so no nsqd is asked: `behind` is from the source (`stream.Query.lag`).
 """
 
 import json
@@ -31,7 +31,7 @@ LABELS = ("query", "topic", "nsqd")
 
 @dataclass(frozen=True)
 class Standing:
-    """The place that a query has reached in one topic on one nsqd."""
+    """Says how far a query has come in one topic on one nsqd."""
 
     key: Key
     next: int
@@ -39,8 +39,8 @@ class Standing:
 
 
 class NsqListener(StreamingQueryListener):
-    """Tells how far queries are behind. `registry` is prometheus_client's default one unless given; without that
-    package only the log is written.
+    """Logs how far queries are behind and, if prometheus_client is installed, sets its metrics: in `registry`, or else
+    in its default registry.
     """
 
     def __init__(self, registry: "CollectorRegistry | None" = None):
@@ -87,7 +87,7 @@ class NsqListener(StreamingQueryListener):
 
 
 def standings(end_offset: str | None, latest_offset: str | None) -> Iterator[Standing]:
-    """Yields the standings in a source's progress, if it is one of ours."""
+    """Yields how far a query has come, from the progress of a source; nothing if the source is not ours."""
     end, latest = _offsets(end_offset), _offsets(latest_offset)
     for text, span in end.items():
         key = Key.parse(text)

@@ -1,4 +1,4 @@
-"""Declares the flags by which commands are told where NSQ is; nothing here needs Spark to be installed."""
+"""Declares the flags that tell commands where NSQ is; it works without Spark being installed."""
 
 import argparse
 from typing import Any
@@ -10,7 +10,7 @@ def add_where_arguments(
     parser: argparse.ArgumentParser, *, nsqd_help: str, option_help: str
 ) -> argparse._ArgumentGroup:
     """Adds the flags that name nsqds or nsqlookupds, the secret for them, and further options of the source; returns
-    their group.
+    the group of these flags.
     """
     group = parser.add_argument_group("NSQ")
     repeated: dict[str, Any] = {"action": "append", "default": []}

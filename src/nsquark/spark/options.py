@@ -1,4 +1,4 @@
-"""Reads what `.option(...)` says to the source, checked in one place before anything is asked of an nsqd."""
+"""Reads and checks the options of the source, before anything is asked of an nsqd."""
 
 import difflib
 import json
@@ -55,7 +55,7 @@ STREAM_ONLY = (
 READ_TIMEOUT_S_DEFAULT = 60.0
 TRIGGER_DELAY_S_DEFAULT = 15 * 60.0
 CHANNEL_TTL_S_MIN = 10.0
-"""A query shows that it is alive at a third of this; a shorter time would not survive a pause of the driver."""
+"""channelTtl is at least this: the query shows at a third of it that it is alive, and the driver may pause."""
 PARTITIONS_MAX = 4096
 COUNT_MAX = 2**63 - 1
 
@@ -70,7 +70,7 @@ _KAFKA = {
     "kafka.group.id": "channel",
     "path": "topic: load() takes no argument",
 }
-"""The names that users of Spark's Kafka source write by habit."""
+"""Users of Spark's Kafka source write these names by habit; each has the name that is meant here."""
 
 
 TABLES = (
@@ -80,7 +80,7 @@ TABLES = (
 
 
 class OptionError(ValueError):
-    """Says that an option cannot be; the text says what to write instead."""
+    """Says that an option is wrong; the text says what to write instead."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,11 @@ class HttpTls:
 
 @dataclass(frozen=True)
 class Access:
-    """Holds what is shown to those who are asked."""
+    """Holds what is needed to ask nsqds and nsqlookupds: TLS files, and a secret."""
 
     tls: HttpTls = HttpTls()
     secret: str = field(default="", repr=False)
-    """The secret for nsqds with AUTH."""
+    """This is the secret for nsqds with AUTH."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Position:
 
 @dataclass(frozen=True)
 class ExpectedNsqds:
-    """Says how many nsqds there must be at least, and some of their ids."""
+    """Says how many nsqds there must be at least, and which ids they must have, if ids were given."""
 
     count: int
     ids: tuple[str, ...] = ()
@@ -125,6 +125,8 @@ LATEST = Position("latest")
 
 @dataclass(frozen=True)
 class SourceOptions:
+    """Holds the options of the source, parsed and checked."""
+
     nsqd: tuple[str, ...]
     lookupd: tuple[str, ...]
     topics: tuple[str, ...]
@@ -132,8 +134,8 @@ class SourceOptions:
     channel: str | None
     channel_ttl_s: float
     starting: Position | None
-    """The position to start at. None if it is not given: then the earliest for a batch and the latest for a stream, as
-    Spark's Kafka source has it.
+    """Reading starts here. If it is None, a batch starts at the earliest message and a stream at the latest, as with
+    Spark's Kafka source.
     """
     ending: Position
     messages_max: int | None
@@ -142,24 +144,22 @@ class SourceOptions:
     trigger_delay_s: float
     partitions_min: int
     headers: bool
-    """Envelopes are opened, and there is a column of headers."""
+    """If it is set, envelopes are opened, and there is a column of headers."""
     fail_on_data_loss: bool
     lost_nsqds: frozenset[str]
     expected_nsqds: ExpectedNsqds | None
     takes_filters: bool
-    """Filters choose what is read, where Spark's setting for that is on."""
+    """If it is set, filters choose what is read, provided that Spark's setting for pushing them down is on."""
     skips_foreign_nsqds: bool
-    """The query reads without nsqds that have no log API, while a cluster moves from NSQ."""
+    """If it is set, nsqds without a log API are left out, while a cluster moves from NSQ."""
     read_timeout_s: float
     access: Access
     given: frozenset[str]
-    """The names of the options that were given."""
+    """These are the names of the options that were given."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "SourceOptions":
-        """Reads the options. Names count without regard to case, as everywhere in Spark. Unknown names are the caller's
-        to refuse.
-        """
+        """Reads the options. Case does not matter in names, as everywhere in Spark. Unknown names are ignored here."""
         lowered = {name.lower(): value for name, value in options.items()}
         given = {name: lowered[name.lower()] for name in NAMES if name.lower() in lowered}
         _check_pairs(given)
@@ -210,7 +210,7 @@ class SourceOptions:
 
 
 def check_names(given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuses what is an option of neither reading nor writing, with the one that was probably meant."""
+    """Raises OptionError for a name that is not `known`, with the one that was probably meant."""
     by_lower = {name.lower(): name for name in known}
     for name in given:
         if name.lower() in by_lower:
@@ -254,7 +254,7 @@ def _listed(given: Mapping[str, str], name: str) -> list[str]:
 
 
 def read_addresses(given: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """Reads addresses as `host:port` or `https://host:port`."""
+    """Reads addresses, each as `host:port` or `https://host:port`."""
     if name not in given:
         return ()
     addresses = tuple(dict.fromkeys(item.removeprefix("http://").rstrip("/") for item in _listed(given, name)))
@@ -349,7 +349,9 @@ _EXAMPLE = '{"orders@<nsqd id>": 454958866497536}'
 
 
 def _places(name: str, text: str) -> tuple[tuple[str, int | str], ...]:
-    """Reads sequence numbers or words by key. A logged offset of a query is taken too: reading starts at its `next`."""
+    """Reads a sequence number, `earliest` or `latest` for each key. An offset that Spark logged is taken too: its
+    `next` is where reading starts or ends.
+    """
     try:
         found = json.loads(text)
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""Has `nsquark.spark.quarantine`: rows that break a rule go to a topic, with the reason and where they came from.
+"""Separates bad rows, with the reason and where they came from, for a topic of their own: `nsquark.spark.quarantine`.
 
-Only `where` and `selectExpr` are used, so that it works in declarative pipelines too: there Spark resolves most other
+Only `where` and `selectExpr` are used, so that this works in declarative pipelines too: there Spark resolves most other
 calls while the graph is still being drawn, against tables as the last update left them.
 """
 
@@ -13,20 +13,20 @@ REASON = "reason"
 
 
 class Quarantine(NamedTuple):
-    """A DataFrame in two: what goes on, and what goes to the topic for the bad."""
+    """Holds the two parts of a DataFrame: the rows that go on, and those for the topic of bad rows."""
 
     good: DataFrame
-    """The rows that break no rule, as they were."""
+    """These rows break no rule, and are as they were."""
     bad: DataFrame
-    """One column, `body`, for `format("nsq")`: JSON with `reason`, `topic`, `nsqd`, `seq`, `published` and `body`, or
-    `body_base64` where the body is not UTF-8.
+    """These rows have one column, `body`, for `format("nsq")`: JSON with `reason`, `topic`, `nsqd`, `seq`, `published`
+    and `body`, or `body_base64` where the body is not UTF-8.
     """
 
 
 def judge(rows: DataFrame, rules: Mapping[str, str]) -> DataFrame:
-    """Adds the column `reason`: null for a good row, else the first rule that it breaks.
+    """Adds the column `reason`: it is null for a good row, else the reason of the first rule that the row breaks.
 
-    `rules` has conditions of bad rows in SQL, by the reason that each gives. One that is null does not apply.
+    `rules` maps a reason to a condition in SQL, which is true for bad rows. A condition that is null does not apply.
     """
     if not rules:
         raise ValueError(
@@ -37,11 +37,11 @@ def judge(rows: DataFrame, rules: Mapping[str, str]) -> DataFrame:
 
 
 def quarantine(rows: DataFrame, rules: Mapping[str, str] | None = None, *, timestamp: str = "timestamp") -> Quarantine:
-    """Parts rows of `format("nsq")`, with whatever columns were added, into good and bad ones.
+    """Separates rows of `format("nsq")`, with whatever columns were added, into good and bad ones.
 
-    `rules` has conditions of bad rows in SQL, by reason, the first of which counts; without it the rows were judged by
-    `judge` before and have the column `reason`. The columns `topic`, `nsqd`, `seq`, `body` and `timestamp`, or what it
-    is called, have to be there still: they say where a bad row came from.
+    `rules` maps a reason to a condition in SQL, which is true for bad rows; the first one that is true counts. Without
+    `rules`, the rows have the column `reason` from `judge`. The columns `topic`, `nsqd`, `seq`, `body` and the one that
+    `timestamp` names must still be there: they say where a bad row came from.
     """
     judged = rows if rules is None else judge(rows, rules)
     is_text = "is_valid_utf8(CAST(body AS STRING))"

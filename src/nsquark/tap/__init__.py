@@ -1,3 +1,1 @@
-"""This is `nsquark tap`: it keeps what NSQ's nsqds deliver to a channel in logs that Spark reads. NSQ stays as it
-is.
-"""
+"""This is `nsquark tap`: it stores what NSQ's own nsqds deliver to a channel in logs that Spark reads."""

@@ -15,7 +15,7 @@ from nsquark.web.router import Router
 
 
 class TapDirectory:
-    """Answers the requests to the tap itself; messages are read from the logs of its sources."""
+    """Answers requests to the tap's own port. Messages are read from the ports of the tapped nsqds' logs."""
 
     def __init__(self, sources: Mapping[str, TappedNsqd], options: TapOptions) -> None:
         self._sources = sources
@@ -74,11 +74,11 @@ class TapDirectory:
         return Response(body=text.encode(), content_type=CONTENT_TYPE)
 
     def _running(self) -> list[TappedNsqd]:
-        """Returns the sources that readers can ask."""
+        """Returns the tapped nsqds whose logs are open to readers."""
         return [source for source in self._sources.values() if source.log.http_port]
 
     def _producer(self, source: TappedNsqd) -> dict[str, Any]:
-        """Describes a source as a nsqlookupd does. It has no TCP port: a log is read, not consumed."""
+        """Describes a tapped nsqd's log as a nsqlookupd does an nsqd. It has no TCP port: there are no consumers."""
         return {
             "remote_address": source.address,
             "hostname": HOSTNAME,

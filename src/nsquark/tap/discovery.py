@@ -1,4 +1,4 @@
-"""Finds which topics of which nsqds are to be tapped: those of the flags, or those that nsqlookupds know now."""
+"""Finds which topics of which nsqds to tap: those that the flags name, or those that nsqlookupds know now."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from nsquark.wire.lookup_answer import PRODUCERS_MAX, Found
 from nsquark.wire.names import is_ephemeral, is_valid_name
 
 LOOKUPD_TIMEOUT: Final = "10s"
-"""A nsqlookupd has so long to answer, unless --consumer-opt says otherwise: the client waits for a minute."""
+"""A nsqlookupd has this long to answer, unless --consumer-opt says otherwise; the client's default is a minute."""
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:%\[\]-]{0,253}:[0-9]{1,5}")
-"""An address names a directory, and whoever registers at a nsqlookupd chooses it."""
+"""Addresses must match this: each names a directory, and anyone who registers at a nsqlookupd chooses one."""
 
 
 class _Node(Found, frozen=True):
-    """An nsqd in the answer to /nodes, with its topics, and which of them are tombstoned."""
+    """Describes an nsqd in the answer to /nodes, with its topics, and which of them are tombstoned."""
 
     topics: list[str] | None = None
     tombstones: list[bool] | None = None
@@ -43,12 +43,14 @@ def _read_nodes(body: bytes) -> list[_Node]:
 
 
 class TappedTopic(NamedTuple):
+    """Names a topic on the nsqd at a TCP address."""
+
     address: str
     topic: str
 
 
 class TapDiscovery:
-    """Asks all nsqlookupds in each round, or none where nsqds are given."""
+    """Finds what to tap: asks all nsqlookupds each time, or none if the flags name nsqds."""
 
     def __init__(self, options: TapOptions, logger: Logger) -> None:
         self._options = options
@@ -57,7 +59,7 @@ class TapDiscovery:
         self._said: set[str] = set()
 
     async def find(self) -> list[TappedTopic]:
-        """Returns what is to be tapped now; nothing while no nsqlookupd answers, and what is tapped goes on."""
+        """Returns what to tap now. It is nothing while no nsqlookupd answers; topics that are tapped already go on."""
         options = self._options
         if options.nsqd_tcp_address:
             found = [TappedTopic(address, topic) for address in options.nsqd_tcp_address for topic in options.topic]
@@ -70,7 +72,7 @@ class TapDiscovery:
         return [nsqd for answer in answers for nsqd in answer]
 
     async def _ask(self, lookupd: str) -> list[_Node]:
-        """Asks a nsqlookupd for all that it knows, in one request; one that does not answer knows nothing."""
+        """Returns all nsqds that a nsqlookupd knows, by one request; none if it does not answer."""
         try:
             return await ask(nodes_url(lookupd), _read_nodes, self._config)
         except LookupFailed as error:

@@ -1,4 +1,4 @@
-"""Appends messages of another nsqd to a log of ours: with their ids and times, durable before anybody hears of it."""
+"""Appends messages of a tapped nsqd to a log, with their own ids and times, and syncs them before they are finished."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -12,13 +12,13 @@ from nsquark.wire.frames import message_frame
 from nsquark.wire.record import RECORD_OVERHEAD_BYTES
 
 BATCH_BYTES: Final = 128 << 10
-"""A batch made here has no more bytes, unless a single message has: a reader gets one whole."""
+"""A batch has at most this many bytes, unless it is one larger message: readers get whole batches."""
 WRITE_BYTES: Final = 1 << 20
 FIRST_ATTEMPT: Final = 1
 
 
 class Numbers:
-    """Gives out sequence numbers for one log, from leases that are used up, so that they have few gaps."""
+    """Hands out sequence numbers for one log. It uses up each lease before the next, so that there are few gaps."""
 
     def __init__(self, sequences: Sequences) -> None:
         self._sequences = sequences
@@ -26,7 +26,7 @@ class Numbers:
         self._lease_seqs = LEASE_SEQS_MIN
 
     def next(self, count: int) -> list[range]:
-        """Returns the next `count` numbers, rising; raises OSError if they cannot be reserved."""
+        """Returns the next `count` numbers, in rising order; raises OSError if they cannot be reserved."""
         given: list[range] = []
         while count:
             if self._next == self._end:
@@ -40,14 +40,14 @@ class Numbers:
 
 
 class FrameAppend:
-    """Writes a group of messages as records (`ThreadedAppend` of a log): id and time are those of their frames."""
+    """Writes a group of messages as records that keep the ids and times of the messages. It is a `ThreadedAppend`."""
 
     def __init__(self, messages: Sequence[Message], numbers: list[range]) -> None:
         self._messages = messages
         self._numbers = numbers
         self.first_seq = numbers[0].start
         records = sum(len(message.body) + RECORD_OVERHEAD_BYTES for message in messages)
-        # Two batches that follow each other have more than BATCH_BYTES, but at the end of a range of numbers.
+        # Two neighbouring batches have more than BATCH_BYTES together, unless a range of numbers ends between them.
         batches_max = 2 * records // BATCH_BYTES + 1 + len(numbers)
         self.bytes_max = records + batches_max * HEADER_BYTES
 
@@ -74,7 +74,7 @@ class FrameAppend:
                 at = stop
 
     def _fitting(self, at: int, end: int) -> int:
-        """Returns up to which message those from `at` on fit a batch; one does, whatever its size."""
+        """Returns the index after the messages from `at` on that fit in a batch; one always does, whatever its size."""
         stop, size = at, 0
         while stop < end:
             size += len(self._messages[stop].body) + RECORD_OVERHEAD_BYTES

@@ -26,6 +26,8 @@ EXAMPLE: Final = (
 
 @option_table
 class TapOptions(ConsumeOptions):
+    """Declares the flags of `nsquark tap`."""
+
     topic: list[str] = option(STRINGS, [], "topic to tap, repeatable")
     topic_pattern: str = option(STRING, "", "tap all topics of nsqlookupd that match, now and later")
     topic_refresh: Duration = option(

@@ -1,4 +1,4 @@
-"""Serves the log of one tapped nsqd: an nsqd of ours with its log API, to which nobody but the tap can publish."""
+"""Serves the log of one tapped nsqd as an nsqd of nsquark does, by the log API; only the tap can publish to it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from nsquark.web.messages import Response, json
 from nsquark.web.router import Router
 
 ID_CHARS_MAX: Final = 64
-"""The id of an nsqd has no more characters, as Spark's source takes it."""
+"""The id of an nsqd has at most this many characters: Spark's source refuses longer ones."""
 DIGEST_CHARS: Final = 16
 CACHE_BYTES: Final = 1 << 20
-"""Readers by range read files; the memory over a log's tail is for consumers, of which there are none."""
+"""The cache of a log's end is small: it is for consumers, of which there are none. Readers by range read files."""
 READERS_MAY_POST: Final = frozenset(("/log/at", "/log/plan", "/log/read", "/channel/commit", "/channel/delete"))
-"""These paths are asked with a document, or change positions that readers keep for themselves."""
+"""Readers may POST to these paths: they send a document to ask, or move positions of their own."""
 
 _READ_ONLY: Final = json(
     {"message": "READ_ONLY", "reason": "this is the log of a tapped nsqd: publish to that nsqd"}, status=403
@@ -35,7 +35,7 @@ _READ_ONLY: Final = json(
 class TapLog(Nsqd):
     """Holds the topics of one tapped nsqd. Its id is that nsqd's address, so that readers tell nsqds apart.
 
-    It has no TCP listener: the ids of its messages are of another nsqd, so they could not be finished here.
+    It has no TCP listener: its messages have ids of another nsqd, so consumers could not finish them here.
     """
 
     def __init__(self, address: str, port: int, options: TapOptions, logger: Logger) -> None:
@@ -46,7 +46,7 @@ class TapLog(Nsqd):
         super().__init__(_nsqd_options(options, port, directory), logger, data, Router(_refusal_of))
 
     def load(self) -> None:
-        """Loads as nsqd does, and syncs: a tap that was killed may have left messages that only the page cache has."""
+        """Loads the logs as nsqd does and syncs their ends, which a killed tap may have left only in the page cache."""
         super().load()
         for topic in self.topics.values():
             try:
@@ -56,19 +56,19 @@ class TapLog(Nsqd):
                 raise NsqdStartError(f"{topic.directory}: its end cannot be synced - {error}") from None
 
     async def listen_for_clients(self, address: str) -> None:
-        """Does not listen: there are no clients."""
+        """Does nothing: a tap's log has no TCP clients."""
         await asyncio.sleep(0)
 
 
 def identity_of(address: str) -> str:
-    """Returns the id that readers see in the column `nsqd`: the address, cut if it is too long for one."""
+    """Returns the id that readers see in the column `nsqd`: the address, or its beginning and a hash if it is long."""
     if len(address) <= ID_CHARS_MAX:
         return address
     return f"{address[: ID_CHARS_MAX - DIGEST_CHARS - 1]}~{xxh3_64_hexdigest(address.encode())}"
 
 
 def _refusal_of(method: str, path: str) -> Response | None:
-    """Refuses what publishes or changes topics."""
+    """Returns the refusal of a request that publishes or changes topics; None for all others."""
     return None if method == "GET" or path in READERS_MAY_POST else _READ_ONLY
 
 

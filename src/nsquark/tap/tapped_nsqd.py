@@ -13,12 +13,10 @@ from nsquark.tap.topic_tap import TopicTap
 
 
 class TappedNsqd:
-    """This is one tapped nsqd. `taps` are those that run: one that could not reach the nsqd has ended, to be begun
-    again.
-    """
+    """Taps the topics of one nsqd. `taps` has the taps that run; one that failed is missing until it is begun again."""
 
     def __init__(self, address: str, number: int, options: TapOptions) -> None:
-        """`number` counts from 1; the log of this nsqd has the port so far above that of the tap itself."""
+        """Makes the log, which listens on the tap's own port plus `number`, counted from 1."""
         self.address = address
         self._options = options
         self._logger = Logger(f"[{PROGRAM} {address}] ", options.log_level)
@@ -35,7 +33,7 @@ class TappedNsqd:
             raise
 
     def tap(self, topic: str) -> None:
-        """Begins to consume a topic, unless that is done."""
+        """Begins to consume a topic, unless it is being consumed."""
         if topic not in self.taps:
             self.taps[topic] = TopicTap(self.log, self.address, topic, self._options, self._logger)
             task = asyncio.get_running_loop().create_task(self._run(topic), name=f"tap {self.address} {topic}")
@@ -53,7 +51,7 @@ class TappedNsqd:
             del self.taps[topic]
 
     async def stop(self) -> None:
-        """Finishes what was appended, gives back what was not, and closes the log."""
+        """Stops consuming: finishes what was appended, gives back what was not, and closes the log."""
         for tap in self.taps.values():
             tap.stop()
         if self._tasks:

@@ -1,4 +1,4 @@
-"""Taps one topic of one nsqd: what comes from its channel is stored, once, and only then finished."""
+"""Taps one topic of one nsqd: it stores each message of its channel once, and only then finishes it."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from nsquark.tap.window import IdReader, IdWindow, window_start
 from nsquark.tools.sources import GATHER_S, client_config
 
 GROUP_BYTES_MAX: Final = 16 << 20
-"""So many bytes of bodies are appended, and synced, together; a larger message goes alone."""
+"""At most this many bytes of bodies are appended and synced together; a larger message goes alone."""
 ROOM_CHECK_S: Final = 0.5
-"""So often it is looked whether the log can be written to again."""
+"""While the log cannot be written to, its disk is checked this often."""
 CONSUMER_DEFAULTS: Final = (
-    # What was stored is finished, so nothing fails and nothing is given up, however often it was delivered.
+    # A message is finished once it is stored, so none is ever given up, however often it was delivered.
     ("max_attempts", "0"),
-    # What a tap that was killed had in flight comes again so soon that the window still has it.
+    # This is short, so that what a killed tap had in flight comes again while the window still has its ids.
     ("msg_timeout", "5s"),
-    # An nsqd that was lost is tried again so often at least; nsqlookupd is not asked here.
+    # A lost nsqd is tried again at least this often; nsqlookupd is not asked here.
     ("lookupd_poll_interval", "15s"),
 )
 
 
 class TopicTap:
-    """Consumes a topic into a log. Always: what is finished is in the log, synced, and so is what the window has.
+    """Consumes a topic into a log. Always: a message that is finished, or whose id the window has, was synced to it.
 
-    `stored` and `repeated` count the messages that were appended, and those that were dropped since the log had them.
+    `stored` counts the messages that were appended, `repeated` those that were dropped because the log had them.
     """
 
     def __init__(self, log: TapLog, address: str, topic: str, options: TapOptions, logger: Logger) -> None:
@@ -46,7 +46,7 @@ class TopicTap:
         self._label = f"TAP({address}/{topic})"
         self._window = IdWindow(options.window)
         self._group_messages_max = max(1, options.max_in_flight // 2)
-        """So that more comes while a group is synced."""
+        """It is half of what may be in flight, so that more comes while a group is synced."""
         config = client_config("nsquark_tap", [*CONSUMER_DEFAULTS, *options.consumer_opt])
         self._consumer = Consumer(
             topic,
@@ -64,11 +64,11 @@ class TopicTap:
 
     @property
     def is_paused(self) -> bool:
-        """Tells whether nothing is taken, since the log cannot be written to."""
+        """Tells whether no messages are taken, because the log cannot be written to."""
         return self._consumer.is_paused
 
     async def run(self) -> None:
-        """Runs until `stop`; raises NsqError if the nsqd cannot be reached at first, or is none."""
+        """Runs until `stop`; raises NsqError if the nsqd cannot be reached at first, or is not an nsqd."""
         topic = self._log.topic(self._name)
         await self._read_window(topic)
         numbers = Numbers(self._log.logs.sequences)
@@ -85,7 +85,7 @@ class TopicTap:
         self._consumer.stop()
 
     async def _read_window(self, topic: Topic) -> None:
-        """Fills the window as it was, or nearly, when the last tap of this topic ended."""
+        """Fills the window from the end of the log, nearly as it was when the last tap of this topic ended."""
         reader = IdReader(topic.log, self._window.messages_min)
         self._window.add(await self._log.loop.run_in_executor(None, reader.ids))
         self._guard_window(topic)
@@ -93,7 +93,7 @@ class TopicTap:
             self._logger.info(f"{self._label}: the log has the ids of the last {len(self._window)} messages")
 
     async def _store(self, topic: Topic, numbers: Numbers, group: Sequence[Message]) -> None:
-        """Stores what is new of a group and finishes all of it; or gives it back, and takes no more for a while."""
+        """Stores the new messages of a group and finishes all; if the log fails, gives all back and waits for room."""
         new: dict[bytes, Message] = {}
         for message in group:
             if not message.id.isalnum():
@@ -112,7 +112,7 @@ class TopicTap:
             message.finish()
 
     async def _append(self, topic: Topic, numbers: Numbers, messages: list[Message]) -> Exception | None:
-        """Appends and syncs messages; returns what went wrong, if anything did."""
+        """Appends and syncs messages; returns the error if that fails."""
         try:
             work = FrameAppend(messages, numbers.next(len(messages)))
         except OSError as error:  # sequence numbers are reserved on the disk too
@@ -123,19 +123,20 @@ class TopicTap:
         return commit.error
 
     def _guard_window(self, topic: Topic) -> None:
-        """Keeps the window in the log, whatever readers have done with it."""
+        """Keeps the messages of the window in the log, even if all channels are done with them."""
         topic.retention.guarded_from = window_start(topic.log, self._window.messages_min)
 
     async def _wait_for_room(self, group: Sequence[Message], error: Exception) -> None:
-        """Sends RDY 0, gives back what is here, and waits until the log can be written to."""
+        """Sends RDY 0, gives back the messages at hand, and waits until the log can be written to."""
         self._consumer.pause()
         self._logger.warning(f"{self._label}: no more is taken (RDY 0) - {error}")
+        # Memory has the windows, so their messages on the disk may make room for new ones.
         for topic in self._log.topics.values():
-            topic.retention.guarded_from = None  # windows give way to messages: this process has them in memory
+            topic.retention.guarded_from = None
         for message in group:
             message.give_back()
         while self._log.logs.disk.error is not None:
-            # Each time: what was under way when RDY 0 was sent comes after it.
+            # This is repeated, since messages that nsqd sent before it saw RDY 0 may still come.
             while (more := await self._consumer.get(timeout=0)) is not None:
                 more.give_back()
             if self._is_stopping:
@@ -146,7 +147,7 @@ class TopicTap:
 
 
 def _groups(batch: Batch) -> Iterator[Sequence[Message]]:
-    """Splits a batch into parts of at most GROUP_BYTES_MAX."""
+    """Splits a batch into parts of at most GROUP_BYTES_MAX bytes; a larger message is a part by itself."""
     start, size = 0, 0
     for index, message in enumerate(batch):
         size += len(message.body)

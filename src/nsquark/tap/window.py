@@ -1,4 +1,4 @@
-"""Knows which messages a log has already, by the ids of its last ones; a start reads them back from the log itself."""
+"""Knows which messages a log has already, by the ids of its last ones, which a start reads back from the log."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -17,8 +17,8 @@ GENERATIONS: Final = 8
 class IdWindow:
     """Remembers the ids of at least the last `messages_min` messages, and of at most an eighth more (GENERATIONS).
 
-    Ids are in sets by age: when the newest is full, the oldest is forgotten. To forget ids one by one would need their
-    order, which costs more memory than a few ids too many.
+    Ids are in sets by age: when the newest set is full, the oldest is forgotten. Forgetting ids one by one would need
+    their order, which costs more memory than a few ids too many.
     """
 
     def __init__(self, messages_min: int) -> None:
@@ -42,7 +42,7 @@ class IdWindow:
 
 
 class IdReader:
-    """Reads the ids of a log's last messages. It is made in the event loop's thread; `ids` is for another one."""
+    """Reads the ids of a log's last messages. It is made in the event loop's thread; `ids` is for another thread."""
 
     def __init__(self, log: TopicLog, messages: int) -> None:
         assert log.segments is not None
@@ -58,12 +58,12 @@ class IdReader:
 
 
 def window_start(log: TopicLog, messages: int) -> int:
-    """Returns the sequence number of the first of a log's last messages."""
+    """Returns the sequence number at which the last `messages` messages of a log begin."""
     return log.extents.nth(log.extents.ordinal(log.head) - messages)
 
 
 def _ids(heads: bytes) -> Iterator[bytes]:
-    """Yields the ids in whole batches of records without bodies."""
+    """Yields the ids of messages from whole batches, whose records have no bodies."""
     for found in scan(memoryview(heads), 0):
         if isinstance(found, StoredBatch):
             first = found.offset + HEADER_BYTES + ID_AT

@@ -1,10 +1,9 @@
-"""Has fixtures for pytest with a real nsqd: `pytest_plugins = ["nsquark.testing"]` in the top conftest.py of your
-tests.
+"""Contains pytest fixtures with a real nsqd; `pytest_plugins = ["nsquark.testing"]` in the top conftest.py loads them.
 
-* `nsqd`: one nsqd for the whole run, on a free port; `nsqd.tcp_address` is what producers and consumers take.
-* `topic`: a name that no other test uses.
-* `make_nsqd`: starts an nsqd with flags of your choice, for one test.
-* `make_nsqlookupd`: the same for nsqlookupd.
+* `nsqd` is one nsqd for the whole run, on a free port; `nsqd.tcp_address` is what producers and consumers take.
+* `topic` is a name that no other test uses.
+* `make_nsqd` starts an nsqd with flags of your choice, for one test.
+* `make_nsqlookupd` starts an nsqlookupd with flags of your choice, for one test.
 """
 
 from __future__ import annotations

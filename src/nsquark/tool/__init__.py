@@ -1,1 +1,1 @@
-"""This is the program nsquark: daemons for trying out, checks of machines and clusters, and the jobs on Spark."""
+"""This is the program nsquark, which runs daemons for trying out, checks machines and clusters, and runs Spark jobs."""

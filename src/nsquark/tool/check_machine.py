@@ -24,14 +24,14 @@ from nsquark.tool.findings import Finding, broken, ok, warning
 PYTHON_MIN: Final = (3, 11)
 JAVA_MIN: Final = 17
 FREE_BYTES_WANTED: Final = 2 * 1024**3
-"""A topic keeps its newest file, of 100 MiB by default: with less than this a few topics fill the disk."""
+"""A topic keeps its newest file, of 100 MiB by default, so with less than this a few topics fill the disk."""
 FREE_BYTES_MIN: Final = 64 * 1024**2
 FSYNC_SECONDS_WANTED: Final = 0.1
 FILES_WANTED: Final = 4096
 CONNECT_SECONDS_MAX: Final = 1.0
 JAVA_SECONDS_MAX: Final = 20.0
 EARLIEST_TIME: Final = 1_735_689_600
-"""2025-01-01: a machine without a battery for its clock starts long before that."""
+"""This is 2025-01-01; a machine without a battery for its clock starts long before that."""
 DEFAULT_PORTS: Final = {4150: "nsqd TCP", 4151: "nsqd HTTP", 4160: "nsqlookupd TCP", 4161: "nsqlookupd HTTP"}
 
 _REQUIREMENT: Final = re.compile(r"^([A-Za-z0-9_.-]+)(?:\[[^\]]*\])?\s*([^;]*)(?:;(.*))?$")
@@ -87,7 +87,7 @@ def _spark(missing: list[str]) -> Finding:
 
 
 def _requirements() -> Iterator[tuple[str, str, str]]:
-    """Yields name, versions and marker of all that the package asks for."""
+    """Yields name, versions and marker of each package that nsquark requires."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         for text in importlib.metadata.requires("nsquark") or ():
             found = _REQUIREMENT.match(text)
@@ -103,8 +103,8 @@ def _version(name: str) -> str | None:
 
 
 def _satisfies(version: str, wanted: str) -> bool:
-    """Tells whether a version is one that is asked for: by lower bounds only, which are all that our required packages
-    have.
+    """Tells whether a version is new enough. It looks at lower bounds only, since our required packages have no
+    others.
     """
     lowest = re.search(r">=\s*([0-9.]+)", wanted)
     return lowest is None or _numbers(version) >= _numbers(lowest[1])
@@ -142,7 +142,7 @@ def _compiler() -> str | None:
 
 
 def _java() -> Iterator[Finding]:
-    """Checks the Java, which only Spark needs, so that its absence breaks nothing else."""
+    """Checks Java. Only Spark needs it, so its absence is no more than a warning."""
     try:
         from nsquark.spark.java import find_java
     except ModuleNotFoundError:
@@ -187,9 +187,7 @@ def _clock() -> Iterator[Finding]:
 
 
 def _is_synchronised() -> bool | None:
-    """Tells whether the clock is synchronised, as the Linux kernel was told by whoever keeps its time; None where it
-    cannot be asked.
-    """
+    """Tells whether the Linux kernel knows that its clock is synchronised; it returns None if it cannot be asked."""
     if sys.platform != "linux":
         return None
     answer: int = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
@@ -272,7 +270,7 @@ def _why_not_bindable(port: int) -> str | None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind(("0.0.0.0", port))
-            # A port may be bound by two who set SO_REUSEADDR, but only one can listen.
+            # Two sockets with SO_REUSEADDR may bind the same port, but only one can listen.
             sock.listen()
         except OSError as error:
             return (error.strerror or str(error)).lower()
@@ -282,7 +280,7 @@ def _why_not_bindable(port: int) -> str | None:
 def _is_ours(port: int, use: str) -> bool:
     """Tells whether an nsqd or nsqlookupd has the port.
 
-    Both have HTTP one above TCP; a wrong word on the TCP port itself would leave an error in their log.
+    It asks the HTTP port, which is one above TCP; a wrong word on the TCP port itself would leave an error in the log.
     """
     http_port = port if use.endswith("HTTP") else port + 1
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", http_port), CONNECT_SECONDS_MAX) as sock:

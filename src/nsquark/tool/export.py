@@ -1,4 +1,4 @@
-"""This is `nsquark export`: the way back to NSQ."""
+"""This is `nsquark export`, which writes the data of a stopped nsqd as files of NSQ's nsqd."""
 
 import argparse
 import asyncio

@@ -1,4 +1,4 @@
-"""Shows what a check found."""
+"""Describes what a check found, and prints it."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ SUBJECT_WIDTH: Final = 28
 
 
 class Verdict(Enum):
-    """The word shown, and its colour on a terminal."""
+    """Has the word that is shown for a finding, and its colour on a terminal."""
 
     OK = ("ok", 32)
     WARNING = ("warning", 33)
@@ -33,7 +33,7 @@ def ok(subject: str, text: str) -> Finding:
 
 
 def warning(subject: str, text: str, advice: str) -> Finding:
-    """Makes a finding: something works less well, or a part that not everybody needs does not work."""
+    """Makes a finding that something works less well, or that a part which not everybody needs does not work."""
     return Finding(Verdict.WARNING, subject, text, advice)
 
 

@@ -1,6 +1,4 @@
-"""This is the program nsquark: one command for each thing to do. A command's module is loaded only when it is
-called.
-"""
+"""This is the program nsquark, which loads the module of a command only when the command is called."""
 
 import argparse
 import contextlib
@@ -31,8 +29,8 @@ COMMANDS: Final = {
     "replay": ("nsquark.spark.jobs.replay", "publish messages of a log or an archive again, with Spark"),
     "report": ("nsquark.spark.jobs.report", "count what is in topics or archives, with Spark"),
 }
-"""The module and the help of each command. A module has `add_arguments(parser)` and `run(args)`, which returns the exit
-code.
+"""Each command has a module and a help text. The module has `add_arguments(parser)` and `run(args)`, which returns the
+exit code.
 """
 
 TOOLS: Final = {
@@ -47,7 +45,7 @@ TOOLS: Final = {
     "publish": ("nsquark.tools.to_nsq", "publish the lines of stdin (to_nsq)"),
     "stat": ("nsquark.tools.nsq_stat", "show rates and depths of a channel (nsq_stat)"),
 }
-"""The module and the help of each tool. A module has `main(argv)`, which reads flags as NSQ's programs do."""
+"""Each tool has a module and a help text. The module has `main(argv)`, which reads flags as NSQ's programs do."""
 
 
 class Subcommand(Protocol):
@@ -66,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has seen enough. What is still buffered would complain at exit.
+        # The reader of the output is gone, and flushing what is still buffered would fail at exit.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_FAILED
@@ -79,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _choose(arguments: list[str]) -> tuple[str, list[str]]:
-    """Returns the command and what is left for it; ends the program for --help, --version and mistakes."""
+    """Returns the command and the arguments for it. It ends the program for --help, --version and mistakes."""
     known = COMMANDS | TOOLS
     width = max(map(len, known))
     listing = "\n".join(f"  {name:{width}}  {text}" for name, (_, text) in known.items())
@@ -126,7 +124,7 @@ def _load(name: str) -> Subcommand:
 
 
 def _is_for_users(error: Exception) -> bool:
-    """Tells whether an error is ours to show as a sentence; anything else is a bug and keeps its traceback."""
+    """Tells whether an error is shown to users as a sentence; anything else is a bug and keeps its traceback."""
     if isinstance(error, UserError):
         return True
     client = sys.modules.get("nsquark.client.errors")

@@ -1,4 +1,4 @@
-"""This is `nsquark passwd`: the users of nsqadmin, their roles and passwords."""
+"""This is `nsquark passwd`, which sets the roles and passwords of nsqadmin's users."""
 
 import argparse
 import contextlib
@@ -89,7 +89,7 @@ def _asked(name: str) -> str:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Lets two at once take turns: each replaces the file as a whole, and would undo what the other did."""
+    """Lets processes change the file one at a time: each replaces it as a whole, and would undo what another did."""
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)

@@ -1,6 +1,4 @@
-"""Runs daemons as child processes: their ports are read from their logs, they are started again when they die, and
-stopped together.
-"""
+"""Runs daemons as child processes: it reads their ports from their logs, restarts those that die, and stops them."""
 
 import asyncio
 import contextlib
@@ -15,12 +13,12 @@ from typing import Final
 
 from nsquark.base.errors import UserError
 
-# Waits before a dead daemon is started again: doubled with every death, back to the first after a quiet time.
+# The wait before a dead daemon is restarted doubles with every death, and begins anew after a quiet time.
 RESTART_WAIT_SECONDS_MIN: Final = 1.0
 RESTART_WAIT_SECONDS_MAX: Final = 30.0
 QUIET_SECONDS: Final = 60.0
 STOP_SECONDS_MAX: Final = 60.0
-"""A stop writes and syncs everything; after this long something hangs."""
+"""A stop writes and syncs everything; if it takes longer than this, something hangs."""
 READ_BYTES: Final = 64 * 1024
 LINE_BYTES_MAX: Final = 64 * 1024
 """A longer line is shown in pieces rather than collected without end."""
@@ -30,13 +28,13 @@ _LISTENING: Final = re.compile(r" INFO: (TCP|HTTP): listening on (\S*):(\d+)$")
 _PR_SET_PDEATHSIG: Final = 1
 
 Say = Callable[[str, str], None]
-"""Takes a name and a line: a daemon's own, or what is said about it."""
+"""Takes a daemon's name and a line, which is the daemon's own or about it."""
 
 
 class Child:
     """Runs one daemon. Ports given as 0 are chosen by the system at the first start and kept from then on.
 
-    Always: until `stop`, after `start`, a process runs or is about to be started.
+    After `start`, while `keep` runs and until `stop`, there is always a process, or one is about to be started.
     """
 
     def __init__(self, name: str, entry: str, host: str, ports: dict[str, int], flags: Sequence[str], say: Say) -> None:
@@ -59,7 +57,7 @@ class Child:
         return self._process.pid if self._process is not None else None
 
     async def start(self) -> None:
-        """Returns when all ports are open. A daemon that cannot even start once is for the user to look at."""
+        """Starts the daemon and returns when all ports are open, or raises UserError if it does not start."""
         self._life = asyncio.create_task(self._live())
         listening = asyncio.create_task(self._listening.wait())
         await asyncio.wait({self._life, listening}, return_when=asyncio.FIRST_COMPLETED)
@@ -70,7 +68,7 @@ class Child:
         raise UserError(f"{self.name} did not start: {self._last_word()}")
 
     async def keep(self) -> None:
-        """Starts it again whenever it ends, until it is stopped."""
+        """Restarts the daemon whenever it ends, until it is stopped."""
         wait_s = RESTART_WAIT_SECONDS_MIN
         while True:
             born = time.monotonic()
@@ -88,7 +86,7 @@ class Child:
             self._life = asyncio.create_task(self._live())
 
     async def stop(self) -> bool:
-        """Sends SIGTERM, and SIGKILL if that does not end it; tells whether the first was enough."""
+        """Sends SIGTERM, and SIGKILL if the daemon does not end; it returns whether SIGTERM was enough."""
         self._stopping.set()
         if self._life is None:
             return True
@@ -109,14 +107,14 @@ class Child:
                 self._process.send_signal(number)
 
     async def _live(self) -> None:
-        """Follows a process from its start until it has ended and all it said is passed on."""
+        """Starts a process, and returns when it has ended and all its lines are passed on."""
         self._heard.clear()
         self._process = await asyncio.create_subprocess_exec(
             *self._command(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # Ctrl-C goes to a whole group: in groups of their own, daemons are stopped by us, in order.
+            # Ctrl-C goes to a whole process group. In groups of their own, daemons are stopped by us, in order.
             process_group=0,
             preexec_fn=_die_with_parent,
         )
@@ -128,7 +126,7 @@ class Child:
         await self._process.wait()
 
     def _command(self) -> list[str]:
-        # -P: a json.py in the directory where the user happens to be is not ours to import.
+        # Without -P, Python would import a json.py in the directory where the user happens to be.
         start = f"from {self._entry} import main; main()"
         addresses = [f"--{kind}-address={self._host}:{port}" for kind, port in self.ports.items()]
         return [sys.executable, "-P", "-c", start, *addresses, "--log-prefix=", *self._flags]
@@ -145,7 +143,7 @@ class Child:
                 self.on_listening()
 
     def _last_word(self) -> str:
-        """Returns what it said itself, which is more use than an exit code."""
+        """Returns the last line of the daemon, a fatal one if there is any, which is more use than an exit code."""
         fatal = [line.partition(" FATAL: ")[2] for line in self._last_lines if " FATAL: " in line]
         said = fatal or self._last_lines
         return said[-1].rstrip(".") if said else self._end()
@@ -174,6 +172,6 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def _die_with_parent() -> None:
-    """Lets daemons stop, where Linux can, if we are killed with -9, instead of holding ports and data paths."""
+    """Makes Linux stop a daemon if we are killed with -9, so that it does not hold its ports and data path."""
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))

@@ -1,1 +1,1 @@
-"""Has NSQ's six command-line programs, on the client library; see docs/tools.md."""
+"""Contains NSQ's six command-line programs, built on the client library; see docs/tools.md."""

@@ -1,4 +1,4 @@
-"""Writes the files of nsq_to_file: their names, when a new one is begun, and how what is written becomes durable.
+"""Writes the files of nsq_to_file: it names them, begins new ones, and makes what is written durable.
 
 Everything here blocks; nsq_to_file calls it in threads, one call at a time for each log.
 """
@@ -22,7 +22,7 @@ from nsquark.log.files import sync_directory, write_all
 DIRECTORY_MODE: Final = 0o770
 FILE_MODE: Final = 0o666
 GZIP_WINDOW_BITS: Final = 31
-"""The setting for a window of 32 KiB, and gzip's header and trailer around it."""
+"""Makes zlib use a window of 32 KiB, and write gzip's header and trailer."""
 REV: Final = "<REV>"
 DATETIME: Final = "<DATETIME>"
 _DIRECTIVE: Final = re.compile("%(.)", re.DOTALL)
@@ -30,17 +30,17 @@ _LETTERS: Final = frozenset("aAbBdHImMpSyYzZ%")
 
 
 class FileFailed(Exception):
-    """Says that a file cannot be opened, written, synced or moved: nothing more may be acknowledged."""
+    """Says that a file cannot be opened, written, synced or moved, so that nothing more may be acknowledged."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The flags about the files of one topic."""
+    """Holds the options for the files of one topic."""
 
     label: str
-    """The label `[topic/channel]` of log lines."""
+    """This is `[topic/channel]`, which begins log lines."""
     filename_format: str
-    """The name with `<REV>` and `<DATETIME>` still in it."""
+    """This is the name with `<REV>` and `<DATETIME>` still in it."""
     datetime_format: str
     output_dir: str
     work_dir: str
@@ -55,21 +55,21 @@ class Settings:
 
     @property
     def wants_new_files(self) -> bool:
-        """Tells whether never to go on with a file that is there already."""
+        """Tells whether a file that is there already must not be appended to."""
         return self.gzip or self.rotate_interval_s > 0
 
 
 def format_time(form: str, at: time.struct_time) -> str:
-    """Formats a time as strftime with NSQ's letters; others are copied as they are."""
+    """Formats a time as strftime does, with NSQ's letters only; others are copied as they are."""
     return _DIRECTIVE.sub(lambda found: time.strftime(found[0], at) if found[1] in _LETTERS else found[0], form)
 
 
 class FileLog:
-    """Writes messages as lines of files. FileFailed ends it: what was not synced is delivered again.
+    """Writes messages as lines of files. After FileFailed it ends, and what was not synced is delivered again.
 
-    * A line that `sync` has returned for is on the disk, in a file that has its name there too.
-    * No file is overwritten, or shortened below what was synced: a name that is taken is appended to or passed over.
-    * A gzip file is a row of whole members, one for each sync.
+    * When `sync` has returned, every line before it is on the disk, in a file whose name is on the disk too.
+    * No file is overwritten, or cut below what was synced: a file that is there is appended to or left alone.
+    * A gzip file is a sequence of whole members, one for each sync.
     """
 
     def __init__(self, settings: Settings, logger: Logger) -> None:
@@ -78,21 +78,21 @@ class FileLog:
         self._fd = -1
         self._path = Path()
         self._name = ""
-        """The current file's name, with `<REV>` in it."""
+        """This is the current file's name, with `<REV>` in it."""
         self._rev = 0
         self._opened_s = 0.0
         self._size = 0
-        """The size as rotate-size counts: what the file had when it was opened, and what was written, before
-        compression.
+        """This is the size that --rotate-size limits: what the file had when it was opened, and what was written since,
+        before compression.
         """
         self._unsynced: list[bytes] = []
-        """The lines of the gzip member that the next sync writes."""
+        """These lines become the gzip member that the next sync writes."""
         self._is_dirty = False
 
     # -- what nsq_to_file asks for -------------------------------------------------------------------------
 
     def append(self, bodies: Sequence[bytes]) -> None:
-        """Writes a line for each, into as many files as rotation makes of it."""
+        """Writes a line for each body, and begins new files as rotation demands."""
         while bodies:
             if self._needs_new_file():
                 self._begin_file()
@@ -112,7 +112,9 @@ class FileLog:
         self._is_dirty = False
 
     def rotate_if_due(self, skips_empty_files: bool) -> None:
-        """Begins a file if it is time, without waiting for a message; or ends the current one, if none may be empty."""
+        """Begins a new file if it is time, without waiting for a message. If no file may be empty, it only ends the
+        current one.
+        """
         if self._needs_new_file():
             if skips_empty_files:
                 self.close()
@@ -120,14 +122,14 @@ class FileLog:
                 self._begin_file()
 
     def close(self) -> None:
-        """Syncs, closes and, with a work-dir, hands over the current file."""
+        """Syncs and closes the current file and, with a work-dir, moves it to the output-dir."""
         if self._fd < 0:
             return
         self.sync()
         label, path = self._settings.label, self._path
         with _explained(f"{label} unable to close {path}"):
             if self._settings.gzip and os.fstat(self._fd).st_size == 0:
-                self._write_all(self._member(b""))  # nothing at all is no gzip file
+                self._write_all(self._member(b""))  # an empty file is no gzip file
                 os.fdatasync(self._fd)
             fd, self._fd = self._fd, -1
             os.close(fd)
@@ -163,7 +165,7 @@ class FileLog:
         return True
 
     def _count_for_this_file(self, bodies: Sequence[bytes]) -> int:
-        """Returns how many lines the file takes until it is over its limit, the one that brings it there included."""
+        """Returns how many of the lines go into this file: up to the one that brings it over its limit."""
         limit = self._settings.rotate_size
         if limit <= 0:
             return len(bodies)
@@ -184,7 +186,7 @@ class FileLog:
         self._opened_s = time.monotonic()
 
     def _open(self, name: str) -> bool:
-        """Opens a file; False if the name is taken by one that must not be gone on with."""
+        """Opens a file; it returns False if the name is taken by one that is full or must not be appended to."""
         settings = self._settings
         path = Path(settings.work_dir, name)
         with _explained(f"{settings.label} unable to create dir"):
@@ -206,7 +208,7 @@ class FileLog:
             raise FileFailed(f"{settings.label} unable to open {path}: {error.strerror}") from None
         self._fd, self._path = fd, path
         with _explained(f"{settings.label} unable to open {path}"):
-            fcntl.flock(fd, fcntl.LOCK_SH)  # shows those that clear the work-dir that it is in use
+            fcntl.flock(fd, fcntl.LOCK_SH)  # shows `recover` of other processes that the file is in use
             self._logger.info(f"{settings.label} opening {path}")
             self._size = os.fstat(fd).st_size
             sync_directory(path.parent)
@@ -218,7 +220,7 @@ class FileLog:
         return True
 
     def _end_broken_line(self) -> None:
-        """Ends a line that a killed process may have left half written; the next one must not be joined to it."""
+        """Ends a line that a killed process may have left half written, so that the next one is not joined to it."""
         if self._size and os.pread(self._fd, 1, self._size - 1) != b"\n":
             self._logger.warning(f"{self._settings.label} {self._path} ends in the middle of a line")
             self._write_all(b"\n")
@@ -227,7 +229,9 @@ class FileLog:
     # -- writing -------------------------------------------------------------------------------------------
 
     def _write(self, lines: bytes) -> None:
-        """Writes lines. A plain file has them at once, for who looks at it; a gzip file when their member is whole."""
+        """Writes lines. A plain file has them at once, so that others can read them; a gzip file has them when their
+        member is whole.
+        """
         if self._settings.gzip:
             self._unsynced.append(lines)
         else:
@@ -256,7 +260,7 @@ class FileLog:
     # -- the work-dir --------------------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """Hands over what a process that was killed left in the work-dir, unless another one writes to it."""
+        """Moves the files that a killed process left in the work-dir, unless another process writes to them."""
         if not self._settings.moves_files:
             return
         form = re.escape(self._settings.filename_format)
@@ -281,7 +285,9 @@ class FileLog:
             os.close(fd)
 
     def _hand_over(self, source: Path, name: str, rev: int) -> None:
-        """Moves a file to the output-dir by link and unlink, which never overwrites: a name that is taken is raised."""
+        """Moves a file to the output-dir by link and unlink, which never overwrites. If the name is taken, it tries the
+        next `<REV>`.
+        """
         label, output_dir = self._settings.label, self._settings.output_dir
         while True:
             target = Path(output_dir, _with_rev(name, rev))
@@ -290,7 +296,7 @@ class FileLog:
                 self._logger.info(f"{label} moving finished file {source} to {target}")
                 os.link(source, target)
             except FileExistsError:
-                if not os.path.samefile(source, target):  # else it was killed between link and unlink
+                if not os.path.samefile(source, target):  # else a process was killed between link and unlink
                     self._logger.warning(f"{label} destination file already exists: {target}")
                     rev += 1
                     continue
@@ -305,7 +311,7 @@ def _with_rev(name: str, rev: int) -> str:
 
 
 def _make_directory(path: Path) -> None:
-    """Makes a directory and those above it, with durable names."""
+    """Makes a directory and those above it, and makes their names durable."""
     if path.is_dir():
         return
     _make_directory(path.parent)

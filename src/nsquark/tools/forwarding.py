@@ -1,6 +1,4 @@
-"""Holds what nsq_to_http and nsq_to_nsq share: how long requests took, and what becomes of a message that was not
-taken.
-"""
+"""Is shared by nsq_to_http and nsq_to_nsq: it reports how long requests took, and answers messages that failed."""
 
 from __future__ import annotations
 
@@ -14,15 +12,13 @@ from nsquark.tools.sources import ConsumeOptions
 from nsquark.tools.timings import Timings
 
 REFUSALS_MAX: Final = 5
-"""The most refusals of a message, go-nsq's default for max_attempts."""
+"""A message that was refused this often is given up; go-nsq's default for max_attempts is the same."""
 KEEP_TRYING: Final = "0"
-"""The default for max_attempts of a consumer whose failures are settled here."""
+"""This is the default for max_attempts of a consumer whose failures `Failures` answers."""
 
 
 class NotTaken(Exception):
-    """Says that the destination did not take a message. `is_refused` says that it answered, and found fault with the
-    message.
-    """
+    """Says that the destination did not take a message. `is_refused` says that it answered, and blamed the message."""
 
     def __init__(self, text: str, *, is_refused: bool = False) -> None:
         super().__init__(text)
@@ -30,10 +26,10 @@ class NotTaken(Exception):
 
 
 class Failures:
-    """Requeues what was not taken, and gives up what is refused again and again.
+    """Requeues messages that were not taken, and gives up those that are refused again and again.
 
     go-nsq gives up after five attempts whatever went wrong, so that an outage of the destination loses messages. Here
-    only refusals lead to that, unless `--consumer-opt=max_attempts,N` asks for go-nsq's rule; see KEEP_TRYING.
+    only refused messages are given up, unless `--consumer-opt=max_attempts,N` asks for go-nsq's rule.
     """
 
     def __init__(self, options: ConsumeOptions) -> None:
@@ -54,7 +50,7 @@ class Failures:
 
 
 class StatusLines:
-    """Says the status lines of all destinations together and, where there are several, of each."""
+    """Prints the status lines of all destinations together and, if there are several, of each."""
 
     def __init__(self, every: int, addresses: Sequence[str]) -> None:
         several = addresses if len(addresses) > 1 else ()
@@ -62,10 +58,10 @@ class StatusLines:
         self._all = Timings(every, "[aggregate]:", say)
 
     def took(self, address: str, seconds: float, count: int = 1) -> None:
-        """Is told that so many requests to this address took this long."""
+        """Records that `count` requests to this address took this long each."""
         if address in self._each:
             self._each[address].took(seconds, count)
 
     def took_in_all(self, seconds: float, count: int = 1) -> None:
-        """Is told that so many messages took this long."""
+        """Records that `count` messages took this long each."""
         self._all.took(seconds, count)

@@ -1,6 +1,7 @@
-"""Chooses which of several destinations is the next one: nsq_to_http and nsq_to_nsq choose as NSQ's do.
+"""Chooses the next of several destinations for nsq_to_http and nsq_to_nsq, as NSQ's tools do.
 
-A pool is asked by `choose`, and told by `mark` how it went. Time and chance are given to it, so that tests have theirs.
+`choose` returns a destination, and `mark` takes how it went. The clock and the random numbers are arguments, so that
+tests can give their own.
 """
 
 import random
@@ -10,15 +11,17 @@ from typing import Final, Protocol
 
 RETRY_S_MIN: Final = 30.0
 RETRY_S_MAX: Final = 900.0
-"""A destination that failed is left out for the first, then twice as long after each retry, up to the second."""
+"""A destination that failed is left out for RETRY_S_MIN, then twice as long after each retry, up to RETRY_S_MAX."""
 
 EXPLORING_AT_FIRST: Final = 0.3
 EXPLORING_DECAY: Final = 0.9
 EXPLORING_MIN: Final = 0.01
-"""The share of choices that ignore response times, so that a destination which became quick is noticed."""
+"""A share of the choices ignores response times, so that a destination which became quick is noticed; the share decays
+to EXPLORING_MIN.
+"""
 BUCKETS: Final = 120
 BUCKET_S: Final = 300.0 / BUCKETS
-"""Response times of the last five minutes count, the more the younger they are."""
+"""Response times of the last five minutes count, and new ones count more than old ones."""
 
 
 class Pool(Protocol):
@@ -28,7 +31,7 @@ class Pool(Protocol):
 
 
 def make_pool(mode: str, hosts: Sequence[str]) -> Pool:
-    """Makes the pool of a `--mode`; words it does not know mean strict rotation."""
+    """Makes the pool of a `--mode`; an unknown mode means strict rotation."""
     if mode == "hostpool":
         return HostPool(hosts)
     if mode == "epsilon-greedy":
@@ -37,7 +40,7 @@ def make_pool(mode: str, hosts: Sequence[str]) -> Pool:
 
 
 class RoundRobin:
-    """Chooses one after the other, failing ones included. As NSQ's, it begins with the second."""
+    """Chooses one after the other, failing ones included. Like NSQ's tools, it begins with the second."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self._hosts = list(hosts)
@@ -48,11 +51,11 @@ class RoundRobin:
         return self._hosts[self._count % len(self._hosts)]
 
     def mark(self, host: str, is_good: bool, seconds: float = 0.0, count: int = 1) -> None:
-        """Makes no difference here."""
+        """Does nothing, since a strict rotation ignores how it went."""
 
 
 class _Host:
-    """A destination, which `is_dead` from a failure until a success, and not tried before `retry_at_s`."""
+    """Describes a destination. It `is_dead` from a failure until a success, and is not tried before `retry_at_s`."""
 
     __slots__ = ("bucket", "counts", "is_dead", "name", "retry_at_s", "retry_s", "sums_s")
 
@@ -69,7 +72,7 @@ class _Host:
         return not self.is_dead or self.retry_at_s < now_s
 
     def fail(self, now_s: float) -> None:
-        """Notes a failure; that of a retry changes nothing: its pause began with it."""
+        """Handles a failure. The failure of a retry changes nothing, since its pause began with the retry."""
         if not self.is_dead:
             self.is_dead = True
             self.retry_s = RETRY_S_MIN
@@ -91,7 +94,7 @@ class _Host:
             self.sums_s[self.bucket] = 0.0
 
     def weighted_response_s(self) -> float:
-        """Returns the sum over all buckets of their average, weighted by age; an empty one is as the one before it."""
+        """Returns the sum of the averages of all buckets, weighted by age; an empty one counts like the one before."""
         total_s = average_s = 0.0
         for age in range(1, BUCKETS + 1):
             place = (self.bucket + age) % BUCKETS
@@ -102,7 +105,7 @@ class _Host:
 
 
 class HostPool:
-    """Rotates over those that live. When all are dead all are revived, since one of them has to be tried."""
+    """Rotates over the destinations that are not dead. When all are, all are revived, since one has to be tried."""
 
     def __init__(self, hosts: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._hosts = [_Host(name) for name in hosts]
@@ -132,9 +135,9 @@ class HostPool:
 
 
 class EpsilonGreedy(HostPool):
-    """Prefers those that answer quickly: each is chosen with a probability of 1 / its response time.
+    """Prefers destinations that answer quickly: each has a probability in proportion to 1 / its response time.
 
-    Now and then, ever more rarely, it rotates as a `HostPool` does, and so it does while nothing was measured.
+    Now and then, ever more rarely, it rotates as a `HostPool` does; it also does so while nothing is measured.
     """
 
     def __init__(
@@ -148,7 +151,7 @@ class EpsilonGreedy(HostPool):
         self._exploring = EXPLORING_AT_FIRST
         self._bucket_began_s = clock()
         self._weights: list[tuple[_Host, float]] | None = None
-        """The weights of all that were measured; None when there is something new to be reckoned."""
+        """These are the weights of all destinations that were measured, or None if they must be computed again."""
 
     def choose(self) -> str:
         if self._chance() < self._exploring:

@@ -1,4 +1,4 @@
-"""Sends the requests of nsq_to_http, on connections that are kept."""
+"""Sends the requests of nsq_to_http, on persistent connections."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from nsquark.tools.program import Fatal
 USER_AGENT: Final = f"nsq_to_http v{NSQ_VERSION}"
 REFUSED: Final = range(400, 500)
 NOT_THE_MESSAGE: Final = frozenset((401, 403, 404, 408, 421, 425, 429))
-"""The answers in that range which say something about the endpoint, or about the moment."""
+"""These statuses of REFUSED blame the endpoint or the moment, not the message."""
 ASCII: Final = bytes(range(33, 127)).decode()
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class HttpSender:
-    """Sends bodies by POST, or by GET as part of the URL. NotTaken tells why one was not taken."""
+    """Sends bodies by POST, or by GET as part of the URL. It raises NotTaken, which says why one was not taken."""
 
     def __init__(
         self, *, headers: Mapping[str, str], content_type: str, connect_timeout: Duration, request_timeout: Duration
     ) -> None:
-        # What Go sends: an endpoint that looks at headers sees no difference.
+        # Go sends these, so that an endpoint that looks at headers sees no difference.
         sent = {"User-Agent": USER_AGENT, "Accept-Encoding": "gzip"}
         if content_type:
             sent["Content-Type"] = content_type
         self._is_post = bool(content_type)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),  # there are as many as handlers
+            connector=aiohttp.TCPConnector(limit=0),  # the number of handlers limits the connections
             headers={**sent, **headers},
             skip_auto_headers=("Accept",),
             timeout=aiohttp.ClientTimeout(total=request_timeout.seconds, sock_connect=connect_timeout.seconds),
@@ -76,18 +76,18 @@ class HttpSender:
 
 
 def filled_in(address: str, body: bytes) -> str:
-    """Puts the body in the place of %s in the address of a GET; as in NSQ's, which formats it, %% is a percent sign."""
+    """Puts the body in the place of %s in the address of a GET. As in NSQ's tool, %% is a percent sign."""
     before, _, after = address.partition("%s")
     return before.replace("%%", "%") + quote_plus(body) + after.replace("%%", "%")
 
 
 def _url(text: str) -> URL:
-    """Makes a URL in which what is ASCII stays as it was given."""
+    """Makes a URL whose printable ASCII characters stay as they were given."""
     return URL(quote(text, safe=ASCII), encoded=True)
 
 
 def check_urls(flag: str, addresses: Sequence[str]) -> None:
-    """Refuses a URL that cannot work: it would cost every message its attempts."""
+    """Refuses a URL that cannot work, since it would cost every message its attempts."""
     for address in addresses:
         try:
             url = _url(address.replace("%s", ""))
@@ -99,7 +99,7 @@ def check_urls(flag: str, addresses: Sequence[str]) -> None:
 
 
 def parse_headers(given: Sequence[str]) -> dict[str, str]:
-    """Reads `Name: value`, the name written as Go writes it."""
+    """Reads headers given as `Name: value`, and capitalises the names as Go does."""
     headers = {}
     for text in given:
         name, _, value = (part.strip() for part in text.partition(":"))

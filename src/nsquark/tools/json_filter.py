@@ -1,4 +1,4 @@
-"""Looks into bodies for nsq_to_nsq: which messages go on, and what of them. JSON is written as NSQ's tool writes it."""
+"""Decides for nsq_to_nsq which JSON messages go on, and with which fields; it writes JSON as NSQ's tool does."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 class NotJson(ValueError):
-    """Says that the body is no JSON object."""
+    """Says that a body is no JSON object."""
 
 
 class FieldMissing(Exception):
@@ -70,7 +70,7 @@ def read_object(body: bytes) -> dict[str, Any]:
         document = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise NotJson(str(error)) from None
-    if document is None:  # as Go reads it: an object without fields
+    if document is None:  # Go reads null as an object without fields
         return {}
     if not isinstance(document, dict):
         raise NotJson("not an object")
@@ -98,7 +98,7 @@ def _refuse(word: str) -> NoReturn:
 
 
 def _as_whole(value: Any) -> Any:
-    """Turns a float without a fraction into a whole number: at the top of an object NSQ's tool writes it so."""
+    """Turns a float without a fraction into a whole number, as NSQ's tool does at the top of an object."""
     is_whole = isinstance(value, float) and value.is_integer() and abs(value) < WHOLE_MAX
     return int(value) if is_whole else value
 

@@ -1,6 +1,4 @@
-"""This is the program nsq_stat: it prints the counters of a channel again and again, or shows those of
-all in a live table.
-"""
+"""This is the program nsq_stat: it prints the counters of a channel at intervals, or those of all in a live table."""
 
 from __future__ import annotations
 
@@ -80,7 +78,7 @@ async def _stat(options: NsqStatOptions) -> None:
 
 
 def check(options: NsqStatOptions) -> None:
-    """Checks whether the options fit together; they are looked at in NSQ's order."""
+    """Checks that the options fit together, in NSQ's order."""
     if not options.watch and (not options.topic or not options.channel):
         raise Fatal("--topic and --channel are required")
     if options.interval <= 0:
@@ -101,7 +99,7 @@ def check(options: NsqStatOptions) -> None:
 
 
 async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
-    """Ends well, at once, with SIGHUP, SIGINT or SIGTERM."""
+    """Runs the work until it ends, or until SIGHUP, SIGINT or SIGTERM ends it, which is no error."""
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
@@ -111,7 +109,7 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _report(cluster: StatCluster, options: NsqStatOptions) -> None:
-    """Prints a line for each interval. The first poll is only what the next one is compared with, as in NSQ's."""
+    """Prints a line for each interval. As in NSQ's tool, the first poll is only there to be compared with the next."""
     output = Output()
     before: ChannelCounters | None = None
     polls = 0
@@ -127,7 +125,7 @@ async def _report(cluster: StatCluster, options: NsqStatOptions) -> None:
 
 
 async def _channel(cluster: StatCluster, options: NsqStatOptions) -> ChannelCounters:
-    """Adds up what all nsqds say of the channel."""
+    """Adds up the channel's counters of all nsqds."""
     topic, channel = options.topic, options.channel
     try:
         nsqds = await cluster.nsqds_of(topic)
@@ -136,7 +134,7 @@ async def _channel(cluster: StatCluster, options: NsqStatOptions) -> ChannelCoun
     try:
         answers = await together("nsqd", (cluster.stats(nsqd, topic) for nsqd in nsqds))
     except Unanswered as error:
-        # NSQ's first asks nsqds that are given whether they have the topic.
+        # NSQ's tool first asks the given nsqds whether they have the topic, so its error names that request.
         what = "nsqd stats" if options.lookupd_http_address else "topic producers"
         raise Fatal(f"ERROR: failed to get {what} - {error}") from None
     topics = [each for answer in answers for each in answer if each.topic_name == topic]
@@ -152,7 +150,7 @@ async def _channel(cluster: StatCluster, options: NsqStatOptions) -> ChannelCoun
 
 
 def line(before: ChannelCounters, now: ChannelCounters, interval_s: float) -> str:
-    """Writes NSQ's row: rates by the nominal interval, without fractions."""
+    """Writes a row as NSQ's tool does, with rates over the nominal interval and without fractions."""
     came = now.message_count - before.message_count
     went = came - (now.depth - before.depth)
     memory = now.depth - now.backend_depth

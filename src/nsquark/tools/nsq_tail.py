@@ -1,6 +1,4 @@
-"""This is the program nsq_tail: it prints the messages of topics as they come or, of our nsqds, from a point of
-their logs on.
-"""
+"""This is the program nsq_tail: it prints messages as they come or, from our nsqds, from a point in their logs on."""
 
 from __future__ import annotations
 
@@ -64,7 +62,7 @@ class Printer:
         self._is_json = options.json
         self._output = output
         self.left = options.n if options.n > 0 else None
-        """The number of messages still to be printed; None for all that come."""
+        """This many messages are still to be printed; None means all that come."""
         self._printing = asyncio.Lock()
 
     @property
@@ -72,7 +70,7 @@ class Printer:
         return self.left == 0
 
     async def print_messages(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Returns the messages that were printed; the others are given back when the consumer closes."""
+        """Prints messages and returns those it printed; the others are given back when the consumer closes."""
         async with self._printing:
             shown: Sequence[Message] = self._within_count(messages)
             if self._is_json:
@@ -103,7 +101,7 @@ class Printer:
             await self._output.write(data)
 
     def _object(self, timestamp: int, attempts: int, message_id: bytes, body: bytes, **more: int) -> bytes:
-        """Writes a message as a JSON object, whose body is text if it is UTF-8, else `body_base64`."""
+        """Writes a message as a JSON object, with its body as text if it is UTF-8, else as `body_base64`."""
         fields: dict[str, object] = {"topic": self._topic, "timestamp": timestamp, **more}
         fields |= {"id": message_id.decode("ascii", "backslashreplace"), "attempts": attempts}
         try:
@@ -143,11 +141,11 @@ async def _tail_channels(options: NsqTailOptions) -> None:
 
 
 async def _print_channel(consumer: Consumer, printer: Printer, in_flight: int) -> bool:
-    """Prints a channel; True when -n messages are printed, False when the consumer was stopped."""
+    """Prints a channel; it returns True when -n messages are printed, and False when the consumer was stopped."""
     async for batch in consumer.batches(max(in_flight, 1), GATHER_S):
         shown = await printer.print_messages(batch)
         if printer.left is not None and printer.left < in_flight:
-            # Before the FINs: nsqd must not send what would only be given back.
+            # This comes before the FINs, so that nsqd does not send messages that would only be given back.
             consumer.change_max_in_flight(printer.left)
         for message in shown:
             message.finish()
@@ -157,7 +155,7 @@ async def _print_channel(consumer: Consumer, printer: Printer, in_flight: int) -
 
 
 async def _until_one_is_done(works: Sequence[Coroutine[Any, Any, bool]]) -> None:
-    """Returns when one of them says True, or all have ended; raises what the first one raises."""
+    """Returns when one of the works returns True, or all have ended. It raises the first error of any."""
     tasks = {asyncio.create_task(work) for work in works}
     try:
         while tasks:
@@ -189,8 +187,8 @@ async def _tail_logs(options: NsqTailOptions) -> None:
 
 
 class LogTopic:
-    """Prints a topic of all its nsqds: those given, and those that nsqlookupds know, which are
-    asked again and again.
+    """Prints a topic of all its nsqds: those that were given, and those that nsqlookupds know, which are asked again
+    and again.
     """
 
     def __init__(self, topic: str, start: Start, options: NsqTailOptions, printer: Printer) -> None:
@@ -202,7 +200,7 @@ class LogTopic:
         self._tasks: dict[str, asyncio.Task[bool]] = {}
 
     async def run(self) -> bool:
-        """Prints until the end; True when -n messages are printed."""
+        """Prints without end, or until -n messages are printed, and then returns True."""
         try:
             while True:
                 for address in await self._addresses():

@@ -28,16 +28,16 @@ from nsquark.tools.topics import fetch_topics
 EXAMPLE = "nsq_to_file --topic=orders --lookupd-http-address=127.0.0.1:4161 --output-dir=/var/log/orders --gzip"
 
 THREADS_MAX: Final = 8
-"""The most threads for files, however many topics there are: they mostly wait for the same disk."""
+"""Files have at most this many threads, however many topics there are, since they mostly wait for the same disk."""
 GIVE_BACK_S_MAX: Final = 5.0
-"""The time to give messages back: after a failure nothing keeps the program for longer."""
+"""After a failure the program gives messages back for at most this long, and then ends."""
 
 
 def _lenient(text: str) -> list[ClientOption]:
     try:
         return [parse_option(text)]
     except ConfigError as error:
-        say(f"ignoring --consumer-opt={text}: {error}")  # as NSQ's does, which says nothing
+        say(f"ignoring --consumer-opt={text}: {error}")  # NSQ's tool ignores it too, silently
         return []
 
 
@@ -95,7 +95,7 @@ async def _write_files(options: NsqToFileOptions, rest: list[str]) -> int:
 
 
 def _check(options: NsqToFileOptions) -> Level:
-    """Raises Fatal, with NSQ's words where it has some; returns the log level."""
+    """Checks the options and returns the log level, or raises Fatal, in NSQ's words where it has some."""
     try:
         level = Level.parse(options.log_level)
     except ValueError:
@@ -128,7 +128,7 @@ def _check(options: NsqToFileOptions) -> Level:
 
 
 def _settings(options: NsqToFileOptions, topic: str) -> Settings:
-    """Makes the settings that the flags mean for the files of a topic."""
+    """Makes the settings for the files of a topic from the flags."""
     form = options.filename_format
     is_rotated = options.rotate_size > 0 or options.rotate_interval > 0
     if options.gzip or is_rotated or options.work_dir != options.output_dir:
@@ -155,7 +155,7 @@ def _settings(options: NsqToFileOptions, topic: str) -> Settings:
 
 
 class Archive:
-    """Writes all topics. Those that are found, or could not be begun before, are begun in the next round."""
+    """Writes all topics. Each round begins those that are new, or that could not be begun before."""
 
     def __init__(self, options: NsqToFileOptions, logger: Logger) -> None:
         self._options = options
@@ -164,11 +164,13 @@ class Archive:
         self._topics: dict[str, TopicWriter] = {}
         self._skipped: set[str] = set()
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Is set by a signal, or by the first failure."""
+        """A signal or the first failure sets this."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Returns after SIGTERM or SIGINT, when all is on the disk; FileFailed as soon as something cannot be."""
+        """Runs until SIGTERM or SIGINT, and returns when everything is on the disk. It raises FileFailed as soon as
+        something cannot be written.
+        """
         on_stop(self._stop)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._close_files)
         refreshing = asyncio.create_task(self._refresh())
@@ -265,7 +267,7 @@ class TopicWriter:
             options,
             topic,
             options.channel,
-            # What is written is finished, so nothing fails and nothing is given up, however often it was delivered.
+            # Nothing is wrong with a message that comes often, so it must be written and never given up.
             max_attempts="0",
             auto_touch=True,
         )
@@ -335,8 +337,8 @@ class TopicWriter:
         self._unsynced.clear()
 
     async def _in_thread(self, work: Callable[..., None], *args: Any) -> None:
-        """Runs work in a thread. After a failure nothing is done any more: a second sync succeeds though the first one
-        has lost something.
+        """Runs work in a thread. After a failure it does nothing any more, since a second sync would succeed although
+        the first one has lost something.
         """
         if self._failure is not None:
             raise self._failure

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EXAMPLE: Final = "nsq_to_http --topic=orders --lookupd-http-address=127.0.0.1:4161 --post=http://127.0.0.1:8080/orders"
 CONTENT_TYPE: Final = "application/octet-stream"
 ONE_OF_THEM: Final = ("hostpool", "round-robin", "epsilon-greedy")
-"""The modes in which one endpoint gets a message; with any other word each of them does."""
+"""In these modes one endpoint gets a message; in any other mode all of them do."""
 
 
 @option_table
@@ -58,7 +58,7 @@ async def _forward(options: NsqToHttpOptions) -> None:
 
 
 def checked(options: NsqToHttpOptions) -> HttpSender:
-    """Makes the sender of options that fit together; they are looked at in NSQ's order."""
+    """Checks that the options fit together, in NSQ's order, and makes the sender."""
     try:
         from nsquark.tools.http_sender import HttpSender, check_urls, parse_headers
     except ImportError as error:
@@ -91,7 +91,7 @@ def checked(options: NsqToHttpOptions) -> HttpSender:
 
 
 class HttpForwarder:
-    """Sends each message to an endpoint of the pool's choice, or to all."""
+    """Sends each message to the endpoint that the pool chooses, or to all."""
 
     def __init__(self, options: NsqToHttpOptions, sender: HttpSender, failures: Failures) -> None:
         self._addresses = options.post or options.get

@@ -35,13 +35,13 @@ EXAMPLE: Final = (
 )
 BATCH_MESSAGES_MAX: Final = 1000
 MPUB_BYTES_MAX: Final = 1 << 20
-"""The most bytes of an MPUB, far below what an nsqd takes in one command; a larger message goes alone."""
+"""An MPUB has at most this many bytes, far below what an nsqd takes in one command; a larger message goes alone."""
 REFUSED: Final = frozenset(("E_BAD_MESSAGE", "E_BAD_BODY"))
-"""The codes of messages that nsqd will not take at another time either."""
+"""A message that nsqd refuses with one of these codes will be refused at another time too."""
 SHOWN_BODY_BYTES_MAX: Final = 1000
 
 Outgoing = tuple[Message, bytes]
-"""A message and the body that is published for it."""
+"""This is a message and the body that is published for it."""
 
 
 @option_table
@@ -83,7 +83,7 @@ async def _forward(options: NsqToNsqOptions) -> None:
 
 
 def check(options: NsqToNsqOptions) -> None:
-    """Checks whether the options fit together; they are looked at in NSQ's order."""
+    """Checks that the options fit together, in NSQ's order."""
     if not options.topic or not options.channel:
         raise Fatal("--topic and --channel are required")
     if not all(map(is_valid_name, options.topic)):
@@ -100,8 +100,8 @@ def check(options: NsqToNsqOptions) -> None:
 class NsqForwarder:
     """Publishes batches by MPUB, without waiting for one before the next.
 
-    A message is finished when its destination has acknowledged it, and requeued when that failed. What is under way is
-    bounded by the consumers' max_in_flight.
+    A message is finished when its destination has acknowledged it, and requeued when that failed. The consumers'
+    max_in_flight limits how many are under way.
     """
 
     def __init__(self, options: NsqToNsqOptions) -> None:
@@ -128,7 +128,7 @@ class NsqForwarder:
                     task.add_done_callback(self._publishing.discard)
 
     async def end(self) -> None:
-        """Waits for what is under way."""
+        """Waits for the publishes that are under way."""
         if self._publishing:
             await asyncio.wait(self._publishing, timeout=CLOSE_TIMEOUT_S)
 
@@ -136,7 +136,7 @@ class NsqForwarder:
         await asyncio.gather(*(producer.close() for producer in self._producers.values()))
 
     def _wanted(self, batch: Batch) -> list[Outgoing]:
-        """Returns what the filter lets through; the rest is answered."""
+        """Returns the messages that the filter lets through, and answers the others."""
         if not self._filter.is_used:
             return [(message, message.body) for message in batch]
         wanted = []
@@ -156,7 +156,7 @@ class NsqForwarder:
         return wanted
 
     def _dealt(self, outgoing: list[Outgoing]) -> Iterable[tuple[str, list[Outgoing]]]:
-        """Deals messages to destinations; one is chosen for each message."""
+        """Deals messages to destinations, and chooses one for each message."""
         if len(self._producers) == 1:
             return [(next(iter(self._producers)), outgoing)]
         dealt: dict[str, list[Outgoing]] = {}
@@ -169,7 +169,7 @@ class NsqForwarder:
         error = await self._send(self._producers[address], topic, [body for _, body in part])
         is_refused = _is_refused(error)
         if is_refused and len(part) > 1:
-            for each in part:  # only one of them is to blame
+            for each in part:  # perhaps only one of them is to blame
                 await self._publish(address, topic, [each])
             return
         took_s = time.monotonic() - began_s
@@ -185,9 +185,10 @@ class NsqForwarder:
 
     @staticmethod
     async def _send(producer: Producer, topic: str, bodies: list[bytes]) -> NsqError | None:
-        """Publishes; returns what went wrong, if anything did.
+        """Publishes, and returns the error if there was one.
 
-        A lost connection is tried a second time: nsqd closes it when it refuses a message, on all that were sent after.
+        After a lost connection it tries a second time: nsqd closes the connection when it refuses a message, and so
+        fails those that were sent after it.
         """
         error: NsqError | None = None
         for _ in range(2):
@@ -209,7 +210,7 @@ def _is_refused(error: NsqError | None) -> bool:
 
 
 def _parts(outgoing: Sequence[Outgoing]) -> Iterator[list[Outgoing]]:
-    """Yields pieces that fit into one MPUB."""
+    """Yields the messages in lists that each fit into one MPUB."""
     part: list[Outgoing] = []
     size = 0
     for each in outgoing:

@@ -1,4 +1,4 @@
-"""Writes a tool's stdout in a thread: a reader who pauses must not keep the event loop from answering heartbeats."""
+"""Writes a tool's stdout in a thread, so that a reader who pauses does not keep the event loop from heartbeats."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Output:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stdout")
 
     async def write(self, data: bytes) -> None:
-        """Returns when all of it is written. BrokenPipeError if nobody reads any more, Fatal for other failures."""
+        """Returns when all data is written. It raises BrokenPipeError if nobody reads any more, else Fatal."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._write, data)
 
     def _write(self, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Knows where a tool consumes from: nsqds or nsqlookupds, and options for the client."""
+"""Declares the flags of the tools that consume from nsqds or nsqlookupds, and makes their consumers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nsquark.client.consumer import Consumer
 from nsquark.tools.program import Fatal, on_stop
 
 GATHER_S: Final = 0.001
-"""Messages wait so long for others that are handled together with them, while more may come."""
+"""Messages wait this long for others that are handled together with them, while more may come."""
 
 ClientOption = tuple[str, str | bool]
 
@@ -25,7 +25,7 @@ def _never_in_a_file(value: object) -> Any:
 CLIENT_OPTIONS: Final[Kind[list[ClientOption]]] = Kind(
     "value", lambda text: [parse_option(text)], _never_in_a_file, lambda value: "", repeated=True
 )
-"""Reads `key,value` or `key`, as go-nsq names them. A mistake in one is a mistake in the flag: exit code 2."""
+"""Reads `key,value` or `key`, as go-nsq names them. A mistake in one is a mistake in the flag, with exit code 2."""
 
 
 @option_table
@@ -42,7 +42,7 @@ class ConsumeOptions:
 
 
 def check_sources(options: ConsumeOptions, end: str = "") -> None:
-    """Raises Fatal unless there are nsqds or nsqlookupds, and not both; `end` is what ends the first sentence."""
+    """Raises Fatal unless there are either nsqds or nsqlookupds; `end` is added to the message if there are neither."""
     if not options.nsqd_tcp_address and not options.lookupd_http_address:
         raise Fatal(f"--nsqd-tcp-address or --lookupd-http-address required{end}")
     if options.nsqd_tcp_address and options.lookupd_http_address:
@@ -50,7 +50,7 @@ def check_sources(options: ConsumeOptions, end: str = "") -> None:
 
 
 def client_config(program: str, given: Sequence[ClientOption]) -> Config:
-    """Makes the client's options of a command line; the tool names itself to nsqd."""
+    """Makes the client's config from the options of a command line; its user agent names the tool."""
     return Config.from_options(dict(given)).replace(user_agent=f"{program}/{NSQ_VERSION} nsquark/{__version__}")
 
 
@@ -64,9 +64,9 @@ def make_consumer(
     auto_touch: bool = False,
     **defaults: str,
 ) -> Consumer:
-    """Makes a consumer of the tool's sources, not started yet.
+    """Makes a consumer of the tool's sources, and does not start it.
 
-    Its flag max-in-flight wins over the option for the client, and that over the tool's own defaults.
+    The flag --max-in-flight wins over --consumer-opt, and that over the tool's own defaults.
     """
     config = client_config(program, [*defaults.items(), *options.consumer_opt])
     return Consumer(
@@ -80,7 +80,7 @@ def make_consumer(
 
 
 def stop_on_signals(consumers: Sequence[Consumer]) -> None:
-    """Lets SIGINT and SIGTERM end the consumers' iterations and handlers when they have dealt with what they have."""
+    """Makes SIGINT and SIGTERM stop the consumers once they have handled the messages that they have."""
 
     def stop() -> None:
         for consumer in consumers:

@@ -1,4 +1,4 @@
-"""This is `nsq_stat --watch`: all topics and channels in a table that is drawn again at each interval."""
+"""This is `nsq_stat --watch`, which shows all topics and channels in a table and draws it again at each interval."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from nsquark.tools.cluster import ChannelCounters, StatCluster, TopicCounters, U
 
 KEYS: Final = {"r": "rate", "d": "depth", "n": "name"}
 LINES_AROUND: Final = 4
-"""The lines of the screen above and below the rows of the table."""
+"""The screen has this many lines above and below the rows of the table."""
 ERRORS_SHOWN_MAX: Final = 3
 NUMBERS: Final = ("IN/S", "OUT/S", "DEPTH", "INFLT", "DEF", "REQ", "T-O", "MSGS", "CLIENTS")
-"""The columns of numbers, in the words of nsq_stat's lines."""
+"""These are the columns of numbers, in the words of nsq_stat's lines."""
 
 Key = tuple[str, str]
-"""A topic and a channel; the topic itself has an empty one."""
+"""This is a topic and a channel; the row of the topic itself has an empty channel."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Row:
     now: ChannelCounters
     came_per_s: float | None
     went_per_s: float | None
-    """The rate of messages that went; None where there was no poll before."""
+    """These two rates are None where they are not known, such as after the first poll."""
 
 
 class Totals:
-    """Keeps the counters of each topic and channel over all nsqds, and what they were at the poll before."""
+    """Keeps the counters of each topic and channel over all nsqds, now and at the poll before."""
 
     def __init__(self, topic: str = "", channel: str = "") -> None:
         self._topic = topic
@@ -53,7 +53,7 @@ class Totals:
         self._passed_s = 0.0
 
     def update(self, answers: list[list[TopicCounters]], passed_s: float) -> None:
-        """Takes what all nsqds said, so many seconds after the last time."""
+        """Takes the answers of all nsqds, `passed_s` seconds after the last ones."""
         self._before, self._now, self._passed_s = self._now, {}, passed_s
         for topic in (topic for answer in answers for topic in answer):
             if self._topic and topic.topic_name != self._topic:
@@ -68,7 +68,7 @@ class Totals:
         self._now.setdefault(key, ChannelCounters()).add(stats)
 
     def rows(self, order: str) -> list[Row]:
-        """Sorts rows by name, or the largest first."""
+        """Returns the rows sorted by name, or by rate or depth with the largest first."""
         rows = [self._row(key) for key in sorted(self._now)]
         if order == "rate":
             rows.sort(key=lambda row: (row.came_per_s or 0) + (row.went_per_s or 0), reverse=True)
@@ -78,7 +78,7 @@ class Totals:
 
     def _row(self, key: Key) -> Row:
         now, before = self._now[key], self._before.get(key)
-        # A counter that fell is that of an nsqd which was started again, or went away.
+        # A counter falls when an nsqd was restarted or went away, and then the rate is not known.
         if before is None or self._passed_s <= 0 or now.message_count < before.message_count:
             return Row(*key, now, None, None)
         came = now.message_count - before.message_count
@@ -112,7 +112,7 @@ async def watch(cluster: StatCluster, topic: str, channel: str, interval_s: floa
 
 
 async def _poll(cluster: StatCluster, topic: str) -> tuple[list[list[TopicCounters]], list[str]]:
-    """Returns what the nsqds said that can be reached, and why the others said nothing."""
+    """Returns the answers of the nsqds that can be reached, and the errors of the others."""
     try:
         nsqds = await cluster.nsqds()
     except Unanswered as error:
@@ -169,7 +169,7 @@ class _Screen:
 
 
 def _table(rows: list[Row]) -> Table:
-    """Makes the table; names make room for numbers where the terminal is narrow."""
+    """Makes the table; on a narrow terminal the names are cut, and not the numbers."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("TOPIC", no_wrap=True)
     table.add_column("CHANNEL", no_wrap=True)
@@ -187,7 +187,7 @@ def _table(rows: list[Row]) -> Table:
 def _numbers(row: Row) -> list[str]:
     now = row.now
     if not row.channel:
-        # A topic hands its messages on to its channels: what left it is not what was handled.
+        # A topic passes its messages on to its channels, so a message that left it is not handled yet.
         return [_rate(row.came_per_s), "", f"{now.depth}", "", "", "", "", f"{now.message_count}", ""]
     counters = (now.in_flight_count, now.deferred_count, now.requeue_count, now.timeout_count)
     rates = [_rate(row.came_per_s), _rate(row.went_per_s)]
@@ -200,7 +200,9 @@ def _rate(per_s: float | None) -> str:
 
 @contextlib.contextmanager
 def _keys(press: Callable[[str], None]) -> Iterator[None]:
-    """Calls `press` with each key; the terminal is as before when it ends. Without a terminal there are no keys."""
+    """Calls `press` with each key that is pressed inside the `with`, and then restores the terminal. Without a terminal
+    there are no keys.
+    """
     fd = sys.stdin.fileno()
     if not os.isatty(fd):
         yield

@@ -1,4 +1,4 @@
-"""Says the status lines of nsq_to_http and nsq_to_nsq: how long the last N requests took, in NSQ's words."""
+"""Writes the status lines of nsq_to_http and nsq_to_nsq, which say in NSQ's words how long the last requests took."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,7 +8,9 @@ ACCURATE_COUNT_MIN: Final = 100
 
 
 class Timings:
-    """Remembers the last `every` durations, and says a line whenever it begins to overwrite them; 0 is never."""
+    """Remembers the last `every` durations, and says a line whenever it begins to overwrite them, but never if `every`
+    is 0.
+    """
 
     def __init__(self, every: int, prefix: str, say: Callable[[str], None]) -> None:
         self._every = every
@@ -20,10 +22,10 @@ class Timings:
             say(f"Warning: percentiles of fewer than {ACCURATE_COUNT_MIN} values are rough (status-every is {every})")
 
     def took(self, seconds: float, count: int = 1) -> None:
-        """Is told that so many requests took this long each."""
+        """Records that `count` requests took this long each."""
         while self._every > 0 and count > 0:
             if self._place == self._every:
-                # As NSQ's: the line comes with the first value of the next round, which has replaced the oldest.
+                # As in NSQ's tools, the line comes with the first value of the next round, which replaced the oldest.
                 self._place = 1
                 self._seconds[0] = seconds
                 count -= 1
@@ -44,7 +46,7 @@ class Timings:
 
 
 def percentile(percent: float, ordered: Sequence[float]) -> float:
-    """Returns a percentile by the place that NSQ's tools take for it."""
+    """Returns the value at the index that NSQ's tools take for a percentile."""
     if not ordered:
         return 0.0
     return ordered[min(math.ceil(percent / 100 * len(ordered) + 0.5), len(ordered) - 1)]

@@ -23,12 +23,12 @@ EXAMPLE = "tail -F access.log | to_nsq --topic=hits --nsqd-tcp-address=127.0.0.1
 
 STDIN_FD: Final = 0
 READ_BYTES_MAX: Final = 1 << 20
-"""The most bytes of one look at stdin; so much a MPUB has at most, unless one line is longer."""
+"""One look at stdin reads at most this many bytes, and an MPUB has no more, unless one line is longer."""
 LINE_BYTES_MAX: Final = 256 << 20
 PIPELINE_MESSAGES_MAX: Final = 1000
-"""The most single publishes that are sent together."""
+"""At most this many single publishes are sent together."""
 OUTSTANDING_RUNS_MAX: Final = 8
-"""So many runs may be without an answer; with more, reading waits."""
+"""This many runs may be without an answer; with more, reading waits."""
 PROGRESS_S: Final = 0.25
 
 
@@ -94,12 +94,12 @@ async def _publish(destinations: Sequence[Destination], messages: list[bytes], t
 
 
 def _published(destinations: Sequence[Destination]) -> int:
-    """Returns how many messages every nsqd has."""
+    """Returns how many messages every nsqd has acknowledged."""
     return min(destination.published for destination in destinations)
 
 
 def _runs(messages: list[bytes], count_max: int) -> Iterator[list[bytes]]:
-    """Yields messages in runs of at most so many; one that is longer than all that is usually read has a run of its
+    """Yields messages in runs of at most `count_max`; a message that is longer than READ_BYTES_MAX has a run of its
     own.
     """
     start = 0
@@ -111,9 +111,9 @@ def _runs(messages: list[bytes], count_max: int) -> Iterator[list[bytes]]:
 
 
 class Destination:
-    """Sends every message to an nsqd, in the order of stdin: one connection, on which nsqd answers in order.
+    """Sends every message to one nsqd, in the order of stdin, on one connection, on which nsqd answers in order.
 
-    Always: `published` counts messages whose publish nsqd has acknowledged, and they are the first of stdin.
+    `published` counts the messages that nsqd has acknowledged, which are always the first of stdin.
     """
 
     def __init__(self, address: str, options: ToNsqOptions) -> None:
@@ -122,21 +122,21 @@ class Destination:
         self._topic = options.topic
         self._is_batched = options.batch > 0
         self._unanswered: asyncio.Queue[tuple[list[asyncio.Future[None]], int]] = asyncio.Queue(OUTSTANDING_RUNS_MAX)
-        """The answers to come for each run, and how many messages they are for."""
+        """Has the answers to come for each run, and how many messages they are for."""
         self._has_connected = False
         self.published = 0
 
     async def send(self, messages: list[bytes]) -> None:
-        """Returns when the messages are on their way and there is room for more."""
+        """Sends messages, and returns when they are on their way and there is room for more."""
         if not self._has_connected:
-            await self._producer.ping()  # from then on the size that nsqd takes is known
+            await self._producer.ping()  # now the largest message that nsqd takes is known
             self._has_connected = True
         if self._is_batched:
             await self._send_batch(messages)
         else:
             await self._send_singly(messages)
         if len(messages[0]) > READ_BYTES_MAX:
-            await self.all_answered()  # one of these at a time
+            await self.all_answered()  # so that only one message this long is under way
 
     async def _send_singly(self, messages: list[bytes]) -> None:
         answers: list[asyncio.Future[None]] = []
@@ -150,8 +150,8 @@ class Destination:
         await self._unanswered.put((answers, len(answers)))
 
     async def _send_batch(self, messages: list[bytes]) -> None:
-        """Sends a batch. What is too much for one MPUB is halved, so that all before a message that is too big alone is
-        published.
+        """Sends a batch. One that is too big for an MPUB is halved, so that all messages before one that is too big by
+        itself are published.
         """
         try:
             answer = self._producer.multi_publish_nowait(self._topic, messages)
@@ -166,7 +166,7 @@ class Destination:
             await self._unanswered.put(([answer], len(messages)))
 
     async def count_answers(self) -> NoReturn:
-        """Counts what nsqd acknowledges, and raises the first failure as soon as it is known."""
+        """Counts the messages that nsqd acknowledges, and raises the first failure as soon as it is known."""
         while True:
             answers, count = await self._unanswered.get()
             try:
@@ -185,11 +185,11 @@ class Destination:
         await self._producer.close()
         while not self._unanswered.empty():
             for answer in self._unanswered.get_nowait()[0]:
-                answer.exception()  # what failed first was told
+                answer.exception()  # only the first failure is reported, and asyncio must not warn of the others
 
 
 class Stdin:
-    """Reads messages of stdin, as many at a time as there are to be had, until its end or `stop`.
+    """Reads messages from stdin, as many at a time as are there, until its end or `stop`.
 
     The next piece is read, in a thread, while the last one is being published. What follows the last delimiter is a
     message too.
@@ -206,7 +206,7 @@ class Stdin:
         self._is_at_end = False
 
     def stop(self) -> None:
-        """Stops reading. Whole messages that were read are still to be had; a piece of one is not."""
+        """Stops reading. Whole messages that were read are still returned; the beginning of one is not."""
         if not self._stopped.done():
             self._stopped.set_result(None)
 
@@ -221,7 +221,7 @@ class Stdin:
         raise StopAsyncIteration
 
     async def _piece(self) -> bytes:
-        """Reads a piece of stdin; at its end nothing, and at a stop nothing more than was read."""
+        """Returns the next piece of stdin. It is empty at the end, and after a stop it has only whole messages."""
         loop = asyncio.get_running_loop()
         reading = self._reading or loop.run_in_executor(self._thread, self._read)
         self._reading = None
@@ -243,7 +243,7 @@ class Stdin:
         return piece
 
     def _read(self) -> bytes:
-        """Waits for something, and then takes what is there."""
+        """Waits until there is something to read, and then reads all that is there."""
         try:
             pieces = [os.read(self._fd, READ_BYTES_MAX)]
             size = len(pieces[0])
@@ -255,8 +255,8 @@ class Stdin:
         return b"".join(pieces)
 
     def _split(self, piece: bytes) -> list[bytes]:
-        """Returns the messages that end in this piece; at the end of stdin, what is left. Empty ones are skipped, as in
-        NSQ.
+        """Returns the messages that end in this piece and, at the end of stdin, what is left. As in NSQ, empty ones are
+        skipped.
         """
         if self._delimiter not in piece and not self._is_at_end:
             self._rest.append(piece)
@@ -271,7 +271,7 @@ class Stdin:
 
 
 class Throttle:
-    """This is NSQ's token bucket: a token each 1/rate seconds, one at the start, at most `rate` saved."""
+    """This is NSQ's token bucket: it begins with one token, gets one each 1/rate seconds, and saves at most `rate`."""
 
     def __init__(self, rate: int) -> None:
         self._rate = rate
@@ -279,7 +279,7 @@ class Throttle:
         self._at_s = time.monotonic()
 
     async def wait(self, wanted: int) -> int:
-        """Tells how many may go now: at least one, after waiting for it, and at most those wanted."""
+        """Waits until at least one message may go, and returns how many may, at most `wanted`."""
         if self._rate < 1:
             return wanted
         while True:
@@ -294,7 +294,7 @@ class Throttle:
 
 
 def _is_watched() -> bool:
-    """Tells whether progress is of use: somebody sees stderr, and does not type the messages there."""
+    """Tells whether to show progress: stderr is a terminal, and the messages are not typed there."""
     return os.isatty(2) and not os.isatty(STDIN_FD)
 
 

@@ -1,6 +1,4 @@
-"""Keeps one answer of a connection: its place in the order of answers, and the sending of one whose
-length is unknown.
-"""
+"""Keeps the place of an answer in the order of a connection's answers, and sends one whose length is unknown."""
 
 from __future__ import annotations
 
@@ -18,12 +16,12 @@ class AnswerSlot(msgspec.Struct, eq=False):
 
     request: Request
     persistence: Persistence
-    # 0 if the request is not for the log.
+    # This is 0 if the request is not to be logged.
     started_ns: int
     answer: Answer | None = None
-    # The handler, if it waits for something, or the sending of a long answer.
+    # This is the handler, if it waits for something, or the sending of a long answer.
     task: asyncio.Task[None] | None = None
-    # What its handler takes of `waiting_handlers` while it waits: a change takes all, since changes keep their order.
+    # This much of `waiting_handlers` is used while its handler waits: a change uses all, since changes keep order.
     weight: int = 0
 
 
@@ -35,7 +33,7 @@ async def stream(
     chunked: bool,
     close: bool,
 ) -> None:
-    """Sends the whole response as fast as the peer takes it, and no faster.
+    """Sends the whole response as fast as the peer reads it, and no faster.
 
     Without chunks (HTTP/1.0) its end is the end of the connection.
     """

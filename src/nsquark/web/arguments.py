@@ -1,4 +1,4 @@
-"""Reads the arguments in a request's query, and refuses requests; for both daemons."""
+"""Reads the arguments in a request's query, and refuses requests, for both daemons."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Refusal(Exception):
 
 
 class Arguments:
-    """Reads the query of one request. Each getter refuses the request if its argument is missing or no good."""
+    """Reads the query of one request. Each getter refuses the request if its argument is missing or invalid."""
 
     def __init__(self, request: Request) -> None:
         if not request.query_ok:
@@ -46,9 +46,7 @@ class Arguments:
         return value
 
     def name(self, name: str, code: str = "") -> str:
-        """Returns a topic's or a channel's name; `code` is what a bad one is refused with, if that is not the usual
-        one.
-        """
+        """Returns a topic's or a channel's name; a bad one is refused with `code`, or with the usual code."""
         value = self.get(name)
         if not is_valid_name(value):
             raise Refusal(400, code or f"INVALID_ARG_{name.upper()}")
@@ -61,7 +59,7 @@ class Arguments:
         return value
 
     def one_of(self, name: str, words: tuple[str, ...]) -> str:
-        """Returns one of some words; the first if none is given."""
+        """Returns an argument that is one of `words`; the first is the default."""
         value = self._query.get(name, words[0])
         if value not in words:
             raise invalid(name, " or ".join(words))
@@ -76,12 +74,12 @@ class Arguments:
         return number
 
     def seconds(self, name: str, most: float) -> float:
-        """Returns a time; 0 if it is not given, and no more than `most`."""
+        """Returns a time of at most `most` seconds; 0 is the default."""
         try:
             seconds = float(self._query.get(name, "0"))
         except ValueError:
             seconds = -1.0
-        if not seconds >= 0:  # not a number either
+        if not seconds >= 0:  # NaN is refused too
             raise invalid(name, "seconds, 0 or more")
         return min(seconds, most)
 
@@ -91,7 +89,7 @@ def invalid(name: str, wanted: str) -> Refusal:
 
 
 def decimal(word: str) -> int | None:
-    """Reads a number without sign, of at most 63 bits."""
+    """Reads a number without sign, of at most 63 bits; anything else gives None."""
     if not (word.isascii() and word.isdigit() and len(word) <= INT64_DIGITS):
         return None
     number = int(word)
@@ -99,7 +97,7 @@ def decimal(word: str) -> int | None:
 
 
 def int64(word: str) -> int | None:
-    """Reads a decimal number as Go does: a sign may lead, nothing else is allowed, and it has 64 bits."""
+    """Reads a decimal number as Go does: a sign may lead, and it has 64 bits; anything else gives None."""
     digits = word[1:] if word[:1] in ("+", "-") else word
     if not (digits.isascii() and digits.isdigit()) or len(digits.lstrip("0")) > INT64_DIGITS:
         return None

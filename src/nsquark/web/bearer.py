@@ -2,8 +2,8 @@
 
 
 def bearer(secret: str) -> dict[str, str]:
-    """Makes the headers that show a secret; none without one. ValueError if HTTP clients, which send Latin-1, cannot
-    send it.
+    """Makes the header that shows a secret, or none without one; its UTF-8 stands as Latin-1, which HTTP clients send.
+    A secret that is not printable is a ValueError.
     """
     if not secret:
         return {}

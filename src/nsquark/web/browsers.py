@@ -16,26 +16,26 @@ FOREIGN_ORIGIN: Final = error(403, "FOREIGN_ORIGIN", close=True)
 
 
 class BrowserGuard:
-    """Applies two rules, which no client notices that is not a browser.
+    """Applies two rules, which only browsers notice.
 
-    A page may ask only the host it came from (`Origin`, `Sec-Fetch-Site`). And a request must be for a host that this
-    is: an attacker's own name, pointed at our address, would make the attacker's page one of ours (DNS rebinding).
+    A page may ask only the host it came from (`Origin`, `Sec-Fetch-Site`). And a request must name this host: an
+    attacker's own name, pointed at our address, would make the attacker's page one of ours (DNS rebinding).
     """
 
     def __init__(self, program: str, hosts: Iterable[str]) -> None:
-        """Takes names besides this machine's as `hosts`; `*.x` is every name below x, `*` any."""
+        """Allows the names `hosts` besides this machine's; `*.x` is every name below x, `*` any."""
         names = [name.strip().lower() for listed in hosts for name in listed.split(",")]
         self._program = program
         self._names = {HOSTNAME.lower(), *names}
         self._suffixes = tuple(name[1:] for name in names if name.startswith("*."))
         self._is_any = ANY_HOST in names
         self.known_hosts: set[bytes | None] = {None, b""}
-        """The values of `Host` that were found good, read directly by hot paths, to save a call; a client may leave the
-        header out.
+        """Has the values of `Host` that were found good; hot paths read it directly, to save a call. A client may leave
+        the header out.
         """
 
     def refusal(self, headers: Mapping[bytes, bytes], *, checks_host: bool) -> Response | None:
-        """Returns the answer to a request that is refused. Who came by a unix socket may name any host."""
+        """Returns the answer to a request that is refused, or None. A client of a unix socket may name any host."""
         host = headers.get(b"host")
         origin = headers.get(b"origin")
         if headers.get(b"sec-fetch-site", b"").lower() == b"cross-site":
@@ -54,7 +54,7 @@ class BrowserGuard:
     def is_ours(self, host: str) -> bool:
         """Tells whether `Host` names this daemon.
 
-        An address always does: rebinding needs a name. And one without a dot is none that an attacker could own.
+        An address always does: rebinding needs a name. So does a name without a dot, which no attacker can own.
         """
         name = _name_of(host)
         if self._is_any or "." not in name or name in self._names or name.endswith(self._suffixes):

@@ -29,7 +29,7 @@ FEED_BYTES_MAX: Final = 16 * 1024
 many tiny requests are read before the limits are looked at again.
 """
 LARGE_READ_BYTES: Final = 64 * 1024
-"""A read of so much is followed by another at once, by event loops that read until a socket is empty."""
+"""Event loops that read until a socket is empty read again at once after a read of this much."""
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 TOO_SLOW: Final = plain(408, "408 Request Timeout", close=True)
@@ -43,7 +43,7 @@ class HttpConnection(asyncio.Protocol):
 
     * Requests are in one of four places, oldest first: `_slots` (with a handler, answer not sent), `_postponed`
       (read, waiting because too much is being answered or sent), `_reader` (half read), `_unread` (bytes).
-    * Reading is paused while `_postponed` or `_unread` is not empty, the peer does not take what is sent, or the others
+    * Reading is paused while `_postponed` or `_unread` is not empty, the peer does not read what is sent, or the others
       have their turn.
     * While a lane owes answers no other request is given to its handler, so that answers keep their order.
     * Between turns of the loop `_out` is empty; within one (`_busy`) answers gather there for one write.
@@ -89,18 +89,18 @@ class HttpConnection(asyncio.Protocol):
         self._lane = LaneOfConnection(self._lane_answered)
         self._out: Outgoing
         self._busy = False
-        # The peer, or the server's closing, asks for no more than the answers that are due.
+        # This tells whether the peer or the server is closing: then only the answers that are due are sent.
         self._eof = False
-        # The rest of a request is not wanted.
+        # This tells whether a request was refused, whose rest is not wanted.
         self._refused = False
-        # The last answer has been given.
+        # This tells whether the last answer has been given.
         self._ended = False
         self._lingering = False
         self._reading = True
-        # When this turn's time is over, 0 before its first request; whether the next turn is waited for.
+        # These say when this turn's time is over, 0 before its first request, and whether the next turn is waited for.
         self._until_ns = 0
         self._turn_due = False
-        # By the server's clock: last data, start of a half read request.
+        # These say, by the server's clock, when data came last, and when a half read request began.
         self._data_tick = server.tick
         self._request_tick = 0
 
@@ -126,7 +126,7 @@ class HttpConnection(asyncio.Protocol):
         if not self._server.admit(self):
             self._refuse(TOO_MANY_CONNECTIONS)
         elif not self._server.descriptors.admits(transport):
-            self._transport.abort()  # an answer would hold the descriptor
+            self._transport.abort()  # an answer would keep the descriptor open
 
     def data_received(self, data: bytes) -> None:
         reader = self._reader
@@ -152,7 +152,7 @@ class HttpConnection(asyncio.Protocol):
                 self._give_way()
 
     def eof_received(self) -> bool:
-        """Answers what a client still waits for that has closed its side; TLS has no such half."""
+        """Goes on answering a client that has closed only its own side; with TLS there is no such half."""
         self._eof = True
         for slot in self._slots:
             if slot.request.on_left is not None:
@@ -329,7 +329,7 @@ class HttpConnection(asyncio.Protocol):
             and type(answer) is Response
             and not (answer.close or self._busy or self._postponed or self._unread or self._eof)
         ):
-            # By far the most: nothing before, nothing after.
+            # This is by far the most frequent case: nothing is before it, and nothing after.
             slots.clear()
             self._transport.write(answer.keep_alive_wire or answer.wire())
             return
@@ -391,7 +391,7 @@ class HttpConnection(asyncio.Protocol):
             self._hang_up()
 
     def _refuse(self, response: Response) -> None:
-        """Answers, in its turn, a request whose rest is not wanted, and ends the connection."""
+        """Answers, behind earlier ones, a request whose rest is not wanted, and ends the connection."""
         self._reader.stopped = self._refused = True
         self._unread = b""
         target = dataclasses.replace(self._reader.target or UNREADABLE, handler=lambda request: response)
@@ -430,7 +430,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport.abort()
 
     def check_time(self, tick: int) -> None:
-        """Ends what takes too long; is called once a second."""
+        """Ends what lasts too long; it is called once a second."""
         limits = self._limits
         if self._out.is_paused or self._ended:
             if self._out.is_stalled(tick, limits.write_stall_seconds):

@@ -21,7 +21,7 @@ _LENGTH: Final = re.compile(rb"(?<=\r\ncontent-length: )[0-9]+(?=\r\n)", re.IGNO
 class OwedAnswers(Protocol):
     """Keeps the answers that a lane owes, in order."""
 
-    # Called whenever some were given.
+    # This is called whenever some were given.
     after: Callable[[], None] | None
 
     @property
@@ -46,14 +46,14 @@ LaneMaker = Callable[["Request", Callable[[bytes], object]], Lane | None]
 
 
 class LaneOfConnection:
-    """Keeps the lane of one connection, `open` once there is one."""
+    """Keeps the lane of one connection, which is `open` once there is one."""
 
     __slots__ = ("_after", "_target", "open")
 
     def __init__(self, after: Callable[[], None]) -> None:
         self.open: Lane | None = None
         self._target: Target | None = None
-        """The target of the last request that might have had a lane."""
+        """Is the target of the last request that might have had a lane."""
         self._after = after
 
     @property
@@ -77,8 +77,6 @@ class LaneOfConnection:
 
 
 def around_length(head: bytes) -> tuple[bytes, bytes] | None:
-    """Finds the parts of a request's head before and behind the number of its body's bytes; None if it has no such
-    line.
-    """
+    """Returns the parts of a request's head before and behind the length of its body, or None without such a line."""
     around = _LENGTH.split(head)
     return (around[0], around[1]) if len(around) == 2 else None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 JSON_TYPE: Final = "application/json; charset=utf-8"
 TEXT_TYPE: Final = "text/plain; charset=utf-8"
 NSQ_HEADER: Final = ("X-Nsq-Content-Type", "nsq; version=1.0")
-"""go-nsq takes an answer of nsqlookupd for the current format only with exactly this header."""
+"""go-nsq reads an answer of nsqlookupd in the current format only with exactly this header."""
 
 _JSON_ESCAPES: Final = (
     (b"<", rb"\u003c"),
@@ -29,25 +29,23 @@ Headers = tuple[tuple[str, str], ...]
 
 
 class Request(msgspec.Struct, gc=False):
-    """Is one received request. It is not to be changed: what follows from the request line is shared with others like
-    it.
-    """
+    """Is one received request. It must not be changed: what follows from the request line is shared."""
 
     target: Target
-    # The first value of each name.
+    # This has the first value of each name.
     query: Mapping[str, str]
-    # False if the query has a bad escape or a `;`: NSQ answers 400 INVALID_REQUEST then.
+    # This is False if the query has a bad escape or a `;`: NSQ answers 400 INVALID_REQUEST then.
     query_ok: bool
     body: bytes
-    # By lower-case name, the first of repeated ones.
+    # This has headers by lower-case name, the first of repeated ones.
     headers: Mapping[bytes, bytes]
     remote: str
     https: bool
-    # All before the body, if nothing but this request was received with it.
+    # This has all before the body, if nothing but this request was received with it.
     head: bytes = b""
-    # The common name of the client's certificate, if it showed one.
+    # This is the common name of the client's certificate, if it showed one.
     client_name: str = ""
-    # A handler that waits for long may set it. It is called when the client sends no more: it may be gone altogether.
+    # A handler that waits for long may set it. It is called when the client sends no more, and may be gone.
     on_left: Callable[[], object] | None = None
 
     @property
@@ -140,7 +138,7 @@ class Pending(msgspec.Struct, eq=False):
             self._callback(response)
 
     def when_resolved(self, callback: Callable[[Response | StreamResponse], object]) -> None:
-        """Calls the server back when the answer is there; at once if it is already."""
+        """Calls the server back when the answer is there, which may be at once."""
         self._callback = callback
         if self._response is not None:
             callback(self._response)
@@ -180,7 +178,7 @@ def encode_json(value: object) -> bytes:
 
 
 def encode_head(status: int, content_type: str | None, headers: Headers, connection: str) -> bytes:
-    # No browser is to take an answer for a page or a script that it is not.
+    # No browser is to mistake an answer for a page or a script.
     lines = [f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}", "X-Content-Type-Options: nosniff"]
     if content_type is not None:
         lines.append(f"Content-Type: {content_type}")

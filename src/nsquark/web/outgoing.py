@@ -1,4 +1,4 @@
-"""Sends for a connection, and knows whether its peer takes it."""
+"""Sends bytes for a connection, and knows whether its peer reads them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import asyncio
 class Outgoing:
     """Gathers bytes while a connection is at work, and then writes them in one piece.
 
-    `is_paused` while the peer leaves so much unread that no more should be sent. Ticks are seconds by the server's
+    It `is_paused` while the peer leaves so much unread that no more should be sent. Ticks are seconds by the server's
     clock.
     """
 
@@ -28,7 +28,7 @@ class Outgoing:
         self._transport = transport
         self._gathered: list[bytes] = []
         self._writable: asyncio.Future[None] | None = None
-        # The last change of a full buffer.
+        # These say when a full buffer changed last, and how much was in it.
         self._stalled_tick = 0
         self._stalled_bytes = 0
 
@@ -54,7 +54,7 @@ class Outgoing:
             self._writable.set_result(None)
 
     async def wait_writable(self) -> None:
-        """Waits until the peer has taken enough for more to be sent; cancelled when the connection is lost."""
+        """Waits until the peer has read enough for more to be sent; it is cancelled when the connection is lost."""
         if self.is_paused:
             self._writable = asyncio.get_running_loop().create_future()
             await self._writable
@@ -66,7 +66,7 @@ class Outgoing:
             self._writable.cancel()
 
     def is_stalled(self, tick: int, seconds_max: int) -> bool:
-        """Tells whether the peer has taken nothing for longer than this; to be asked once a second."""
+        """Tells whether the peer has read nothing for longer than `seconds_max`; to be called once a second."""
         waiting_bytes = self._transport.get_write_buffer_size()
         if waiting_bytes != self._stalled_bytes:
             self._stalled_bytes = waiting_bytes

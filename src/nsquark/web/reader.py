@@ -34,7 +34,7 @@ UNLIKE: Final = frozenset((b"expect", b"transfer-encoding", b"upgrade"))
 """With one of these headers a request is more than a head and a body of the length that the head tells."""
 
 KEEP: Final = Persistence.KEEP
-"""Looking a member up in its enumeration costs as much as a function call."""
+"""Saves looking the member up in its enumeration, which costs as much as a function call."""
 
 
 class RefusedError(Exception):
@@ -46,7 +46,7 @@ class RefusedError(Exception):
 
 
 class RequestReader:
-    """Reads the requests of one connection and hands each to `take`.
+    """Reads the requests of one connection and hands each to `accept`.
 
     `stopped` is set by the last request of a connection, or from outside; what comes after is not read.
     """
@@ -100,24 +100,24 @@ class RequestReader:
         self._accept = accept
         self._send_continue = send_continue
         self._parser = httptools.HttpRequestParser(self)
-        # Some of a request was read, not all.
+        # This tells whether some of a request was read, not all.
         self.has_begun = False
-        # What is being fed, if no request in it has ended yet and none began before it.
+        # This has what is being fed, if no request in it has ended yet and none began before it.
         self._fed = b""
-        # Not empty while the target of a request is known and its end has not come.
+        # This is not empty while the target of a request is known and its end has not come.
         self.url = b""
         self._headers: dict[bytes, bytes] = {}
-        # One piece as it came; of several, what they make together: a list of tiny ones would take far more.
+        # One piece stays as it came, several are joined: a list of tiny ones would need far more memory.
         self._body: bytes | bytearray = b""
         self._body_bytes = 0
         self._unproductive_bytes = 0
         self._progress: tuple[bool, int] | None = None
-        # The meaning of the request line, once the headers are read.
+        # This has the meaning of the request line, once the headers are read.
         self.target: Target | None = None
         self.stopped = False
 
     def feed(self, data: bytes) -> Response | None:
-        """Reads on. A response that is returned is to be sent in its turn, and no more to be read."""
+        """Reads on. If it returns a response, send that behind earlier answers, and let it read no more."""
         self._fed = b"" if self.has_begun else data
         return self._parse(data)
 
@@ -142,7 +142,7 @@ class RequestReader:
         return self._check_progress(len(data)) if self.url else None
 
     def release(self) -> None:
-        """Lets go of the parser, which holds this object's methods; without it all is freed at once."""
+        """Lets go of the parser, which refers to this object's methods: without that cycle all is freed at once."""
         del self._parser, self._accept, self._send_continue
 
     # --- called by the parser
@@ -233,8 +233,8 @@ class RequestReader:
     def _without_upgrade(self, rest: bytes) -> bytes:
         """Rewrites a request that offers an upgrade as the plain request it also is, to be parsed once more.
 
-        Java's HTTP client offers HTTP/2 like that with any request, and the parser takes the body of such a
-        request for another protocol.
+        Java's HTTP client offers HTTP/2 like that with any request, and the parser mistakes the body of such a request
+        for another protocol.
         """
         if b"upgrade" not in self._headers:
             # CONNECT: it has been refused, and what follows it is for no HTTP server.

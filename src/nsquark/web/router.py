@@ -16,7 +16,7 @@ TARGETS_MAX: Final = 1024
 TARGET_URL_BYTES_MAX: Final = 512
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_.-]+")
-"""A segment of these characters may be repeated in a redirect as it is."""
+"""A path segment of these characters may be repeated in a redirect as it is."""
 
 BAD_REQUEST: Final = plain(400, "400 Bad Request", close=True)
 
@@ -48,14 +48,14 @@ class Target:
 
 
 class Router:
-    """Knows the routes: exact paths, or a prefix followed by one segment, each for a method."""
+    """Knows the routes: exact paths, or a prefix followed by one path segment, each for a method."""
 
     def __init__(self, refusal_of: Callable[[str, str], Response | None] = lambda method, path: None) -> None:
-        """Asks `refusal_of` about the method and path of each route that is added: it may answer instead of it."""
+        """Asks `refusal_of` about the method and path of each route that is added: what it returns answers instead."""
         self._refusal_of = refusal_of
         self._exact: dict[str, dict[str, Route]] = {}
         self._prefixes: dict[str, dict[str, Route]] = {}
-        # Remembered answers of `resolve`, for who cannot afford a call.
+        # This remembers what `resolve` returned; hot paths read it directly, to save a call.
         self.resolved: dict[tuple[bytes, bytes], Target] = {}
 
     def add(
@@ -71,7 +71,7 @@ class Router:
     ) -> None:
         """Adds a route; a body over `max_body_bytes` is answered with 413 and the message `too_big`.
 
-        `lane` is for what clients ask again and again.
+        `lane` is for a route that clients ask again and again.
         """
         self._add(self._exact, method, path, Route(handler, log, max_body_bytes, too_big, lane))
 
@@ -85,7 +85,7 @@ class Router:
         max_body_bytes: int = BODY_BYTES_MAX,
         too_big: str = "BODY_TOO_BIG",
     ) -> None:
-        """Adds a route whose `prefix` ends with a slash; the one segment after it is `request.tail`."""
+        """Adds a route whose `prefix` ends with a slash; the one path segment after it is `request.tail`."""
         if not prefix.endswith("/"):
             raise ValueError(f"the prefix {prefix!r} must end with a slash")
         self._add(self._prefixes, method, prefix, Route(handler, log, max_body_bytes, too_big))

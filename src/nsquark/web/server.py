@@ -1,6 +1,7 @@
-"""This is the HTTP/1.1 server of the daemons: listening, admitting connections, watching their time, closing.
+"""This is the HTTP/1.1 server of the daemons: it listens, admits connections, watches their time, and closes.
 
-`Router` says which handler answers, `HttpConnection` reads and writes; all names a handler needs are here.
+`Router` says which handler answers, `HttpConnection` reads and writes; a handler can import all names it needs from
+here.
 """
 
 import asyncio
@@ -49,7 +50,7 @@ __all__ = [
 ]
 
 TICK_SECONDS: Final = 1.0
-"""The time limits of connections are looked at so often; one pass for all costs requests nothing."""
+"""The time limits of connections are looked at this often; one pass for all costs requests nothing."""
 
 
 class HttpServer:
@@ -61,7 +62,7 @@ class HttpServer:
         self.descriptors = Descriptors()
         self.limits = limits
         self.logger = logger
-        # Seconds by the server's own count, for the time limits of connections.
+        # This counts seconds, for the time limits of connections.
         self.tick = 1
         self._connections: set[HttpConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -109,7 +110,7 @@ class HttpServer:
     # --- for connections
 
     def admit(self, connection: HttpConnection) -> bool:
-        """Takes a new connection into account; False if it is one too many."""
+        """Counts a new connection in; returns False if it is one too many."""
         self._connections.add(connection)
         self._empty.clear()
         return not self._closing and not 0 < self.limits.connections < len(self._connections)
@@ -120,7 +121,7 @@ class HttpServer:
             self._empty.set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Runs something to its end even if nobody else holds on to it."""
+        """Runs a coroutine to its end even if nobody else refers to its task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

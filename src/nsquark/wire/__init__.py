@@ -1,1 +1,1 @@
-"""Turns bytes into values and back, without I/O: what is on NSQ's wire, for servers and clients alike."""
+"""Turns what is on NSQ's wire into values and back, without I/O, for servers and clients alike."""

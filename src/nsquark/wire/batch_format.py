@@ -1,11 +1,10 @@
-"""Defines the format of a batch, which one turn of the event loop appends to a log: in files and as `/log/read` streams
-it.
+"""Defines the format of a batch, which one write appends to a log, in files and as `/log/read` streams it.
 
     magic u32 | version u8 | flags u8 | header bytes u16 | header check u32 | count u32 | payload bytes u32 |
     unused u32 | first sequence u64 | earliest and latest publish time i64 | payload check u64 | token 16 bytes
 
-The header has its own check, so that a damaged payload can be stepped over, and a damaged header be told from
-one. The payload is records of consecutive sequence numbers. Writing headers is the kernel's (`kernel/batch.py`).
+The header has its own check, so that a damaged payload can be stepped over and told from a damaged header. The payload
+is records of consecutive sequence numbers. The kernel writes headers (`kernel/batch.py`).
 """
 
 import struct
@@ -18,7 +17,7 @@ from xxhash import xxh3_64_intdigest, xxh32_intdigest
 MAGIC = b"NQB1"
 VERSION = 1
 HEAD = struct.Struct("<4sBBHI")
-"""The start of a header: magic, version, flags, header bytes, check of what follows in the header."""
+"""A header starts with magic, version, flags, header bytes and a check of what follows in it."""
 TAIL = struct.Struct("<IIIQqqQ16s")
 RANGE_PIECE = struct.Struct("<II")
 """Stands before each piece of an answer that has many ranges: the number of the range, and the bytes of the piece."""
@@ -38,7 +37,7 @@ Bytes = bytes | bytearray | memoryview
 
 
 HEADER_BYTES_EVER = 512
-"""The longest header that any version has."""
+"""No version has a longer header than this."""
 
 
 class UnknownVersion(Exception):
@@ -75,9 +74,7 @@ class Damage(NamedTuple):
 
 
 def read_header(data: Bytes, pos: int, offset: int) -> tuple[StoredBatch, int] | None:
-    """Reads the header at `data[pos]` (file offset `offset`): the batch and its payload's check, or None if it is no
-    header.
-    """
+    """Returns the batch of the header at `data[pos]` (file offset `offset`) and its payload's check, or None."""
     magic, version, flags, header_bytes, check = HEAD.unpack_from(data, pos)
     if magic != MAGIC or version != VERSION or header_bytes != HEADER_BYTES:
         return None
@@ -89,10 +86,10 @@ def read_header(data: Bytes, pos: int, offset: int) -> tuple[StoredBatch, int] |
 
 
 def require_known_version(head: Bytes, path: Path) -> None:
-    """Tells a file of a later version from a damaged one, by the header it begins with.
+    """Raises UnknownVersion if a file begins with an intact header of another version; a damaged file passes.
 
-    Magic, version, size and check of a header stay where they are in every version. A version that differs from ours
-    in one bit is taken for a flipped bit: versions are chosen so that none does.
+    Magic, version, size and check of a header stay where they are in every version. A version that differs from ours in
+    one bit counts as a flipped bit: versions are chosen so that none does.
     """
     if len(head) < HEADER_BYTES:
         return
@@ -108,8 +105,8 @@ def require_known_version(head: Bytes, path: Path) -> None:
 def scan(data: memoryview, offset: int) -> Iterator[StoredBatch | Damage]:
     """Yields the batches in `data`, a piece of a file from `offset` on, and the damage between them.
 
-    Ends before a batch that is not wholly in `data`. What is cut off or damaged at the very end is reported as damage
-    only if a batch follows it: the caller knows whether more of the file is to come.
+    It ends before a batch that is not wholly in `data`. What is cut off or damaged at the very end is reported as
+    damage only if a batch follows it: the caller knows whether more of the file is to come.
     """
     pos, end = 0, len(data)
     while pos + HEADER_BYTES <= end:
@@ -133,7 +130,7 @@ def scan(data: memoryview, offset: int) -> Iterator[StoredBatch | Damage]:
 
 
 def find_header(data: memoryview, pos: int) -> int:
-    """Finds where the next intact header is; -1 if there is none."""
+    """Returns where the next intact header is, or -1 if there is none."""
     raw = bytes(data[pos:])
     at = raw.find(MAGIC)
     while at >= 0 and at + HEADER_BYTES <= len(raw):

@@ -13,7 +13,7 @@ _size = _SIZE.pack
 
 
 class MpubBody(msgspec.Struct, frozen=True):
-    """Lays messages out as MPUB wants them: int32 count, then int32 size and bytes of each."""
+    """Has messages laid out as MPUB wants them: int32 count, then int32 size and bytes of each."""
 
     data: bytes | bytearray
     count: int
@@ -61,5 +61,5 @@ def touch(message_id: bytes) -> bytes:
 
 
 def fin_all(message_ids: list[bytes]) -> bytes:
-    """Encodes a FIN for each message, in one piece: joining is a third of the cost of formatting each."""
+    """Encodes a FIN for each message, in one piece: joining costs a third of formatting each."""
     return b"FIN " + b"\nFIN ".join(message_ids) + b"\n"

@@ -1,8 +1,8 @@
-"""Encodes and decodes deflate and snappy as NSQ puts them on a connection: one endless stream for each direction, no
-I/O.
+"""Encodes and decodes deflate and snappy as NSQ puts them on a connection, one endless stream for each direction,
+without I/O.
 
-An encoder turns bytes into encoded bytes that the other side can read at once. A decoder takes encoded bytes as they
-come and gives plain ones in portions of the caller's choice, so that input which grows a thousandfold costs no more
+An encoder turns bytes into encoded bytes that the other side can read at once. A decoder is fed encoded bytes as they
+come and returns plain ones in portions of the caller's choice, so that input which grows a thousandfold costs no more
 memory than any other.
 """
 
@@ -15,7 +15,7 @@ import cramjam
 Bytes = bytes | bytearray | memoryview
 
 RAW_DEFLATE_WBITS: Final = -15
-"""The setting for a stream of the widest window with neither zlib's nor gzip's header."""
+"""Asks zlib for the widest window and for neither zlib's nor gzip's header."""
 DEFLATE_LEVEL_DEFAULT: Final = 6
 
 SNAPPY_STREAM_START: Final = b"\xff\x06\x00\x00sNaPpY"
@@ -23,10 +23,10 @@ SNAPPY_HEAD_BYTES: Final = 4
 SNAPPY_CHECKSUM_BYTES: Final = 4
 SNAPPY_PLAIN_BYTES_MAX: Final = 65_536
 SNAPPY_CHUNK_BYTES_MAX: Final = SNAPPY_CHECKSUM_BYTES + 76_490
-"""The most that 65536 bytes can become when they do not compress at all."""
+"""65536 bytes become at most this many, when they do not compress at all."""
 SNAPPY_LENGTH_BYTES_MAX: Final = 5
 SNAPPY_CHUNKS_PER_READ_MAX: Final = 256
-"""A chunk may hold nothing at all, so their number is bounded and not only what comes out of them."""
+"""A chunk may be empty, so the number of chunks is bounded and not only what comes out of them."""
 
 _COMPRESSED, _UNCOMPRESSED, _STREAM_START = 0x00, 0x01, 0xFF
 _SKIPPABLE_FROM: Final = 0x80
@@ -50,10 +50,10 @@ class Decoder(Protocol):
 
     @property
     def has_more(self) -> bool:
-        """Tells whether the last read ended before its input did, so that the next one goes on without more of it."""
+        """Tells whether the last read ended before its input did, so that the next one needs no more input."""
 
     def read(self, limit: int) -> bytes:
-        """Returns at most `limit` plain bytes; none if more input is needed, unless it `has_more`."""
+        """Returns at most `limit` plain bytes; if it returns none, more input is needed unless it `has_more`."""
 
 
 class DeflateEncoder:
@@ -69,7 +69,7 @@ class DeflateDecoder:
         self._inflate = zlib.decompressobj(RAW_DEFLATE_WBITS)
         self._input = b""
         self._has_more = False
-        """The last read was cut at its limit, so the inflater may hold plain bytes although its input is used up."""
+        """Tells whether the last read was cut at its limit: then there may be plain bytes although no input is left."""
 
     @property
     def is_ended(self) -> bool:
@@ -102,7 +102,7 @@ class _Compressors(threading.local):
     def __init__(self) -> None:
         self.compressor = cramjam.snappy.Compressor()
         self.compressor.compress(b"\0")
-        self.compressor.flush()  # with this went the stream start that it writes once
+        self.compressor.flush()  # drops the stream start, which it writes once
 
 
 _compressors = _Compressors()
@@ -120,7 +120,7 @@ class SnappyEncoder:
 
 
 class SnappyDecoder:
-    """Cuts chunks, which the library decodes with their checksums; as many at a time as the reader takes."""
+    """Cuts the stream into chunks, which the library decodes and checks, as many at a time as the reader asks for."""
 
     def __init__(self) -> None:
         self._input = bytearray()
@@ -208,7 +208,7 @@ class SnappyDecoder:
 
 
 def _plain_size(kind: int, content: memoryview) -> int:
-    """Returns how many bytes a chunk says it holds; more than a chunk may hold is refused before it is decoded."""
+    """Returns how many plain bytes a chunk says it has; more than a chunk may have is refused before it is decoded."""
     size = len(content)
     if kind == _COMPRESSED:
         size = 0

@@ -1,4 +1,4 @@
-"""Reads JSON that others wrote: whatever is wrong with it is one error."""
+"""Reads JSON that others wrote; whatever is wrong with it is a ValueError."""
 
 from typing import TypeVar
 

@@ -1,4 +1,4 @@
-"""Parses frames from nsqd to a client: int32 size, int32 type, data; size counts the type and the data."""
+"""Encodes frames from nsqd to a client: int32 size, int32 type, data; size counts the type and the data."""
 
 import struct
 from enum import IntEnum
@@ -11,7 +11,7 @@ MAGIC_V2 = b"  V2"
 _PREFIX = struct.Struct(">ii")
 
 MESSAGE_HEADER_BYTES = BODY_AT - TIMESTAMP_AT
-"""The bytes of timestamp, attempts and id, which stand before a message's body."""
+"""Counts the bytes of timestamp, attempts and id, which stand before a message's body."""
 
 
 class FrameType(IntEnum):

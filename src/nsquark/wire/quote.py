@@ -1,4 +1,4 @@
-"""Quotes as Go's %q does: NSQ shows names so inside its error texts."""
+"""Quotes text as Go's %q does, since NSQ shows names so inside its error texts."""
 
 from nsquark.base.printable import escaped
 

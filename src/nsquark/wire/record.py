@@ -10,9 +10,9 @@ import struct
 from typing import Final
 
 HEAD: Final = struct.Struct(">IIqH16s")
-"""All of a record but its body: size, frame type, timestamp, attempts, id."""
+"""Packs all of a record but its body: size, frame type, timestamp, attempts, id."""
 SIZE_BYTES: Final = 4
-"""The bytes of a record's size field. MPUB puts the same field before each message."""
+"""Counts the bytes of a record's size field. MPUB puts such a field before each message."""
 TYPE_AT: Final = 4
 TIMESTAMP_AT: Final = 8
 ATTEMPTS_AT: Final = 16
@@ -20,10 +20,10 @@ ID_AT: Final = 18
 ID_BYTES: Final = 16
 BODY_AT: Final = HEAD.size
 RECORD_OVERHEAD_BYTES: Final = BODY_AT
-"""The bytes that a message costs beside its body, as a frame on the wire and as a record in the log."""
+"""A message costs this many bytes beside its body, as a frame on the wire and as a record in the log."""
 
 SEQ_BITS: Final = 53
-"""The low bits of an id are the sequence number, the others are the node's."""
+"""This many low bits of an id are the sequence number, the others are the node's."""
 SEQ_MASK: Final = (1 << SEQ_BITS) - 1
 
 

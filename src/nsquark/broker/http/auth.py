@@ -20,7 +20,7 @@ SECRET_BYTES_MAX: Final = 4096
 GRANTS_KEPT_MAX: Final = 1024
 ASKING_MAX: Final = 1024
 REFUSED_S: Final = 1.0
-"""A refusal holds so long: who goes on trying does not reach the auth servers with every request."""
+"""A refusal is remembered this long: a client that goes on trying does not reach the auth servers each time."""
 
 SCHEME: Final = b"bearer"
 
@@ -33,9 +33,9 @@ class Rule:
 
     permission: Permission | None = None
     of_channel: bool = False
-    """The permission is for the channel that the request names. All else is asked for with an empty one, as PUB is."""
+    """Tells whether the permission is for the channel that the request names; else the channel is empty, as for PUB."""
     is_ours: bool = False
-    """NSQ has no such request, so no program of NSQ's has to make it without a secret."""
+    """Tells whether NSQ lacks this request, so that none of its programs has to make it without a secret."""
 
     def question(self, permission: Permission, request: Request) -> Question:
         query = request.query
@@ -53,11 +53,11 @@ class HttpAuth:
         self._asking: dict[Asker, asyncio.Task[Grant | None]] = {}
 
     def is_free(self, request: Request) -> bool:
-        """Tells whether one of NSQ's requests is served as it is, without looking closer."""
+        """Tells whether one of NSQ's requests is served without asking an auth server."""
         return self._servers is None or (self._mode != "required" and not _secret_of(request))
 
     def guarded(self, handler: Handler, rule: Rule, refuse: Refuse | None = None) -> Handler:
-        """Wraps a handler for those who may. `refuse` answers the others in the style of the handler."""
+        """Wraps a handler so that only permitted requests reach it; `refuse` answers the others in its style."""
         if self._servers is None:
             return handler
         refused = refuse or Refusal.response
@@ -77,7 +77,7 @@ class HttpAuth:
         return guard
 
     async def among(self, names: Iterable[str], request: Request, rule: Rule) -> set[str]:
-        """Returns those of the topics that the request may be told of; Refusal if nobody vouches for it."""
+        """Returns the topics that the request may be told of; raises Refusal if no auth server vouches for it."""
         topics = set(names)
         asker = self._asker(request, rule) if self._servers is not None else None
         if asker is None or rule.permission is None:
@@ -87,7 +87,7 @@ class HttpAuth:
         return await asyncio.to_thread(lambda: {name for name in topics if grant.allows((permission, name, channel))})
 
     def _asker(self, request: Request, rule: Rule) -> Asker | None:
-        """Returns whom to ask about; None where nothing was shown and nothing needs to be."""
+        """Returns whom to ask about, or None where no secret was shown and none is needed."""
         secret = _secret_of(request)
         if not secret:
             if self._mode == "optional" or (self._mode != "required" and not rule.is_ours):
@@ -115,7 +115,7 @@ class HttpAuth:
         return grant
 
     async def _ask(self, asker: Asker) -> Grant | None:
-        """Asks the auth servers; those who ask at once share the question."""
+        """Asks the auth servers; requests that come at once share one question."""
         if time.monotonic() < self._refused_until_s.get(asker, 0.0):
             return None
         task = self._asking.get(asker)
@@ -142,7 +142,7 @@ class HttpAuth:
 
 def _keep(kept: dict[Asker, Any], asker: Asker, value: Any) -> None:
     if len(kept) >= GRANTS_KEPT_MAX:
-        del kept[next(iter(kept))]  # of the oldest; who comes again is asked for again
+        del kept[next(iter(kept))]  # the oldest goes; about its asker the servers are asked again
     kept[asker] = value
 
 

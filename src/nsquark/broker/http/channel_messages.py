@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LISTED: Final = 100
 LISTED_MAX: Final = 1000
 SLOTS_PER_TURN: Final = 1 << 17
-"""So many slots are looked at, in well under a millisecond, before other clients have their turn."""
+"""This many slots are looked at, in well under a millisecond, before other clients have their turn."""
 TURNS_MAX: Final = 64
 IN_FLIGHT: Final = "in_flight"
 REQUEUED: Final = "requeued"
@@ -29,7 +29,7 @@ class ChannelMessages:
         self._api = api
 
     async def listing(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
-        """Answers GET /channel/messages, which changes nothing and takes a short piece of each turn."""
+        """Answers GET /channel/messages, which changes nothing and uses a short piece of each turn."""
         channel = arguments.channel()
         state = arguments.text("state", 16)
         if state not in (IN_FLIGHT, REQUEUED):

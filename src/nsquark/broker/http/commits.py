@@ -7,7 +7,7 @@ from nsquark.kernel.commits import Commit
 from nsquark.kernel.replies import ReplyQueue
 from nsquark.web.messages import Pending, Response, error, text
 
-# Answers that are always the same: the server keeps their bytes.
+# These answers are always the same, so their bytes are made once.
 OK: Final = text("OK")
 EXITING: Final = error(503, "EXITING")
 
@@ -20,7 +20,7 @@ class PublishAnswer(Pending):
 
 
 class LaneReplies(ReplyQueue):
-    """Answers the publishes that take a connection's lane."""
+    """Answers the publishes that go through a connection's lane."""
 
     def refusal(self, word: str, error: Exception) -> bytes:
         return not_stored(error).wire()
@@ -53,7 +53,7 @@ def answered_by(commit: Commit) -> Response | Pending:
 
 
 def not_stored(failure: object) -> Response:
-    """Says why nothing was stored: nsqd or the topic is going, or what the disk says."""
+    """Says why nothing was stored: the disk refused it, or nsqd or the topic is exiting."""
     return error(503, f"DISK_ERROR: {failure}") if isinstance(failure, OSError) else EXITING
 
 

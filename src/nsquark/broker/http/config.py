@@ -1,4 +1,4 @@
-"""Answers /config/<name>: options as the config file names them, read and, two of them, set."""
+"""Answers /config/<name>: it shows options, as the config file names them, and sets two of them."""
 
 from __future__ import annotations
 

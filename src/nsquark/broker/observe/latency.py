@@ -12,7 +12,7 @@ from typing import Final
 
 RELATIVE_ERROR: Final = 0.01
 _GROWTH: Final = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
-"""The upper end of a bucket over its lower one."""
+"""Is the upper end of a bucket divided by its lower one."""
 _BUCKETS_PER_UNIT_OF_LOG: Final = 1 / log(_GROWTH)
 BUCKETS_MAX: Final = ceil(log(2**63) * _BUCKETS_PER_UNIT_OF_LOG) + 1
 """A sketch has no more buckets than these, 2,185, whatever 64-bit values it is given."""
@@ -20,7 +20,7 @@ HALF_WINDOW_S_MIN: Final = 0.001
 
 
 class Sketch:
-    """Counts whole numbers by bucket: bucket i holds those above _GROWTH ** (i - 1) and up to _GROWTH ** i."""
+    """Counts whole numbers by bucket: bucket i counts those above _GROWTH ** (i - 1) and up to _GROWTH ** i."""
 
     __slots__ = ("_buckets", "count")
 
@@ -53,7 +53,7 @@ class Sketch:
         self.count += other.count
 
     def quantiles(self, wanted: Iterable[float]) -> list[int]:
-        """Finds for each of these the value that this share of all values does not exceed; 0 if there are none."""
+        """Returns for each quantile the value that this part of all values does not exceed, or 0 if there are none."""
         ordered = sorted(self._buckets.items())
         return [self._at_rank(ordered, quantile * (self.count - 1)) for quantile in wanted]
 
@@ -69,7 +69,7 @@ class Sketch:
 class LatencyWindow:
     """Keeps the latencies of one channel, in two halves of the window: the older goes when the newer is full.
 
-    `total_count` and `total_ns` are of all since the start.
+    `total_count` and `total_ns` are of all messages finished since the start.
     """
 
     def __init__(self, window_s: float, now_s: float) -> None:

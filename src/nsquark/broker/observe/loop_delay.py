@@ -1,4 +1,4 @@
-"""Measures how late the event loop is: what every client waits for besides its own work."""
+"""Measures how late the event loop is: every client waits for that besides its own work."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 
 
 class LoopDelay:
-    """Has a timer that notes by how much it was called too late."""
+    """Has a timer that measures by how much it was called too late."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.seconds = Histogram(BOUNDS_S)

@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from nsquark.broker.topic import Topic
 
 ROWS_MAX: Final = 1_000
-"""So many topics are shown one by one, and channels; those made first are."""
+"""At most this many topics are shown one by one, and as many channels: those made first."""
 OTHER: Final = "_other"
-"""The topic and channel under which the rest is summed up. A topic of this name is counted there too."""
+"""Names the topic and channel under which the rest is summed up. A topic of this name is counted there too."""
 OTHER_TOPIC: Final = f'topic="{OTHER}"'
 OTHER_CHANNEL: Final = f'topic="{OTHER}",channel="{OTHER}"'
 NS_PER_S: Final = 1_000_000_000
 
 T = TypeVar("T")
 Column = tuple[str, str, str, Callable[[T], float]]
-"""Name, kind and help of a metric, and where its value is found."""
+"""Has name, kind and help of a metric, and where its value is found."""
 
 LATENCY_HELP: Final = "From publish to FIN; quantiles over --e2e-processing-latency-window-time."
 

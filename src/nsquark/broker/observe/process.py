@@ -15,7 +15,7 @@ import msgspec
 PROC: Final = Path("/proc/self")
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 PAUSES_KEPT_MAX: Final = 256
-"""So many pauses are kept, as many as Go keeps."""
+"""This many pauses are remembered, as many as in Go."""
 FULL_GENERATION: Final = 2
 
 
@@ -31,11 +31,11 @@ class ProcessFigures(NamedTuple):
 
 
 def process_figures() -> ProcessFigures:
-    """Reads the figures; for threads, since it reads files."""
+    """Reads the figures; it is to run in a thread, since it reads files."""
     virtual, resident = 0, 0
     try:
         virtual, resident = (int(pages) * PAGE_BYTES for pages in (PROC / "statm").read_text().split()[:2])
-        # Listing them takes a descriptor too.
+        # Listing them uses a descriptor too.
         open_files = len(os.listdir(PROC / "fd")) - 1
         threads = len(os.listdir(PROC / "task"))
     except OSError:
@@ -95,7 +95,7 @@ def memory_stats() -> MemoryStats:
 
 
 def _private_bytes() -> int:
-    """Returns what this process holds in memory for itself; 0 where the system does not say."""
+    """Returns how much memory this process has for itself, or 0 where the system does not say."""
     try:
         _, resident, shared, *_ = (PROC / "statm").read_text().split()
     except OSError:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nsquark.broker.topic import Topic
 
 CLIENT_VERSION: Final = "V2"
-"""The version of the protocol, not of the client; there is no other."""
+"""Is the version of the protocol, not of the client; there is no other."""
 
 # None of these is ever part of a cycle, so the collector need not visit the thousands a large broker has (gc=False).
 
@@ -35,11 +35,11 @@ CLIENT_VERSION: Final = "V2"
 class PercentileStats(msgspec.Struct, gc=False):
     quantile: float
     value: int
-    """The latency in nanoseconds."""
+    """Is the latency in nanoseconds."""
 
 
 class LatencyStats(msgspec.Struct, gc=False):
-    """Has the latencies from publish to FIN; `percentiles` is None where it is not measured."""
+    """Has the latencies from publish to FIN; `percentiles` is None where latency is not measured."""
 
     count: int = 0
     percentiles: list[PercentileStats] | None = None
@@ -246,7 +246,7 @@ def _client_stats(session: Session, topic_filter: str) -> ClientStats:
     if is_shown(session.nsqd.options):
         stats.topology_zone = settings.topology_zone
         stats.topology_region = settings.topology_region
-    # As in NSQ one topic at most: the one asked for, or any.
+    # As in NSQ one topic at most is shown: the one asked for, or any.
     published = topic_filter or next(iter(session.published), "")
     if published in session.published:
         stats.pub_counts = [PubCount(published, session.published[published])]

@@ -1,4 +1,4 @@
-"""Pushes to a statsd: keys, order and packing are NSQ's, so that existing dashboards go on.
+"""Pushes to a statsd: keys, order and packing are NSQ's, so that existing dashboards go on working.
 
 Each push opens its own socket, since the address behind a name may change, and keeps it until the next one: what the
 network says of a datagram comes back later.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nsquark.broker.nsqd import Nsqd
 
 INTERVAL_S_MIN: Final = 0.1
-"""A shorter --statsd-interval is taken for this; NSQ does not survive one of a second or less."""
+"""A shorter --statsd-interval becomes this; NSQ does not survive one of a second or less."""
 QUIET_S: Final = 1.0
 """The datagrams of a push are spread over the interval less this."""
 
@@ -37,7 +37,7 @@ class StatsdSocket(asyncio.DatagramProtocol):
 
 
 class StatsdPusher:
-    """Pushes the figures. Counters are told as what they rose since the last push; `_last` has what they were then."""
+    """Pushes the figures. A counter is sent as its rise since the last push; `_last` has what it was then."""
 
     def __init__(self, nsqd: Nsqd) -> None:
         options = nsqd.options
@@ -149,9 +149,7 @@ class StatsdPusher:
         yield self._counter("mem.gc_runs", memory.gc_total_runs)
 
     def _counter(self, key: str, value: int) -> str:
-        """Tells what a counter rose by; one that is less than last time began anew: its topic was deleted and made
-        again.
-        """
+        """Writes a counter's rise; one that is less than last time began anew: its topic was deleted and made again."""
         self._seen[key] = value
         last = self._last.get(key, 0)
         return f"{key}:{value - last if value >= last else value}|c"

@@ -10,7 +10,7 @@ from nsquark.wire.quote import quote
 from nsquark.wire.record import SIZE_BYTES
 
 STATE_INIT, STATE_SUBSCRIBED, STATE_CLOSING = 0, 3, 4
-"""The states of a session, by NSQ's numbers, which /stats shows: not subscribed, subscribed, and after CLS."""
+"""These are a session's states by NSQ's numbers, which /stats shows: not subscribed, subscribed, and after CLS."""
 UINT64_MAX = (1 << 64) - 1
 DIGITS_THAT_COUNT = 64
 
@@ -44,9 +44,7 @@ class Command:
             raise FatalClientError("E_INVALID", f"{self.word} insufficient number of parameters")
 
     def topic_name(self, known: Container[str], said: str = "") -> str:
-        """Returns the topic that the second word names; `said` is what an error begins with, instead of the command's
-        name.
-        """
+        """Returns the topic that the second word names; an error begins with `said`, or with the command's name."""
         raw = self.params[1]
         name = text_of(raw)
         if name not in known and not is_valid_name(name):
@@ -54,23 +52,21 @@ class Command:
         return name
 
     def number(self, index: int, what: str) -> int:
-        """Reads the word at `index` as a number; `what` names it where it is none."""
+        """Reads the word at `index` as a number; `what` names it in the error if it is none."""
         number = decimal_of(self.params[index])
         if number is None:
             raise FatalClientError("E_INVALID", f"{self.word} could not parse {what} {text_of(self.params[index])}")
         return number
 
     def i32(self, pos: int, code: str, what: str) -> int | None:
-        """Reads the signed number at `pos`; None if it has not arrived."""
+        """Reads the signed number at `pos`; returns None if it has not arrived."""
         if pos + SIZE_BYTES > self.end:
             self.missing(code, what)
             return None
         return int.from_bytes(self.data[pos : pos + SIZE_BYTES], "big", signed=True)
 
     def body(self, limit: int) -> bytes | None:
-        """Reads the body of a command that is not a publish, of at most `limit` bytes; None if it
-        has not all arrived.
-        """
+        """Returns the body, of at most `limit` bytes, of a command that is no publish, or None until it has arrived."""
         size = self.i32(self.pos, "E_BAD_BODY", "body size")
         if size is None:
             return None
@@ -86,7 +82,8 @@ class Command:
         return bytes(memoryview(self.data)[start : self.next])
 
     def message(self, limit: int) -> int | None:
-        """Reads the size of the message of a PUB or DPUB, at most `limit`; None if it has not all arrived.
+        """Reads the size of the message of a PUB or DPUB, at most `limit`; returns None if the message has not all
+        arrived.
 
         Its bytes are those before `next`.
         """
@@ -111,17 +108,17 @@ class Command:
 
 
 def failed(word: str, error: Exception) -> FatalClientError:
-    """Refuses a command that nsqd understood and could not carry out."""
+    """Makes the error for a command that nsqd understood and could not carry out."""
     return FatalClientError(f"E_{word}_FAILED", f"{word} failed {error}")
 
 
 def text_of(raw: bytes) -> str:
-    """Reads a client's bytes as text; any bytes are, and come back the same."""
+    """Reads a client's bytes, whatever they are, as text that can be turned back into the same bytes."""
     return raw.decode("utf-8", "surrogateescape")
 
 
 def decimal_of(raw: bytes) -> int | None:
-    """Reads decimal digits as NSQ does: none is 0, and more than 64 bits wrap around into a signed number."""
+    """Reads decimal digits as NSQ does: no digits are 0, and more than 64 bits wrap around into a signed number."""
     if not raw:
         return 0
     if not raw.isdigit():

@@ -1,5 +1,5 @@
-"""Carries out SUB and what follows it. FIN, REQ, TOUCH and RDY mostly do not come here: the kernel does what is
-well-formed.
+"""Carries out SUB and what follows it. FIN, REQ, TOUCH and RDY mostly do not come here: the kernel carries out those
+that are well-formed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nsquark.broker.tcp.session import Session
 
 UNCOUNTED = b"uncounted"
-"""The last word of a REQ that takes the delivery's attempt back, from a client that asked for it in IDENTIFY."""
+"""Ends a REQ that does not count the delivery as an attempt, from a client that asked for that in IDENTIFY."""
 
 
 def SUB(session: Session, command: Command) -> bool:

@@ -31,17 +31,17 @@ SAMPLE_RATE_MAX = 99
 DEFLATE_LEVEL_DEFAULT = 6
 INT64_END = 1 << 63
 IDENTITY_CHARS_MAX = 1_024
-"""The longest string that a client says of itself; more is cut off."""
+"""A string that a client says of itself has at most this many characters; more are cut off."""
 SHORT_BYTES_MAX = 16 << 10
-"""Longer bodies are read in a thread, and no objects are made of what is not asked for."""
+"""Bodies longer than this are read in a thread, and no objects are made of what is not asked for."""
 LOGGED_BYTES_MAX = 4_096
-"""So much of a body is logged."""
+"""At most this much of a body is logged."""
 
 SEARCHED_CHARS = 64 << 10
 SPACE_CHARS_MAX = 64
 """More space than this between a name and its colon is not looked for in a long body."""
 NAME_CHARS_MAX = 32 + SPACE_CHARS_MAX
-"""A name with its quotes, space and colon has at most so many characters."""
+"""A name with its quotes, space and colon has at most this many characters."""
 
 _STRINGS = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone")
 _BOOLEANS = ("feature_negotiation", "tls_v1", "snappy", "deflate", "show_limits", "requeue_uncounted")
@@ -59,7 +59,7 @@ _ZEROS: dict[str, Any] = {
     **dict.fromkeys(_INTEGERS, 0),
 }
 _Values = msgspec.defstruct("_Values", [(name, msgspec.Raw, msgspec.Raw(b"null")) for name in _ZEROS])
-"""The values of the known fields, undecoded."""
+"""Has the values of the known fields, undecoded."""
 
 
 _KNOWN_NAME = re.compile(f'"(?:{"|".join(_ZEROS)})"[ \\t\\r\\n]{{0,{SPACE_CHARS_MAX}}}:', re.IGNORECASE | re.ASCII)
@@ -122,7 +122,7 @@ def AUTH(session: Session, command: Command) -> bool:
 
 
 def _fields_of(session: Session, body: bytes) -> dict[str, Any] | None:
-    """Reads what a body says; None while a thread reads a long one, after which IDENTIFY is looked at again."""
+    """Reads what a body says; returns None while a thread reads a long one, after which IDENTIFY is looked at again."""
     reading, session.reading_fields = session.reading_fields, None
     if reading is not None:
         return reading.result()
@@ -221,9 +221,11 @@ def _known_values(text: str) -> dict[str, Any]:
 
 
 def _with_names_in_lower_case(text: str) -> str:
-    """Spells known names in lower case: NSQ takes any. A quote within a string is escaped, so what is found is a name.
+    """Spells known names in lower case, since NSQ accepts any. A quote within a string is escaped, so what is found is
+    a name.
 
-    Looks at a piece at a time, between which the event loop may run: a search lets nobody else have the interpreter.
+    It searches one piece at a time, so that the event loop may run in between: a search does not let go of the
+    interpreter.
     """
     pieces: list[str] = []
     pos = done = 0
@@ -256,9 +258,7 @@ def _set_heartbeat(settings: ClientSettings, asked_ms: int, max_ms: int) -> None
 
 
 def _set_output_buffer(settings: ClientSettings, timeout_ms: int, size: int, options: NsqdOptions) -> None:
-    """Sets size and time of the output buffer. Both are upper bounds here: output is sent at the end of every turn
-    anyway.
-    """
+    """Sets size and time of the output buffer. Both are upper bounds: output is sent at the end of every turn."""
     if timeout_ms == -1:
         settings.output_buffer_timeout_ms = 0
     elif options.min_output_buffer_timeout.ms <= timeout_ms <= options.max_output_buffer_timeout.ms:

@@ -58,9 +58,7 @@ class FrameReplies(ReplyQueue):
 
 
 class Session(Connection, asyncio.BufferedProtocol):
-    """Serves a client. Commands come in as bytes of `_data`; what is not a whole command yet is kept until the rest
-    arrives.
-    """
+    """Serves a client. Commands come in as bytes of `_data`; what is not a whole command yet waits for the rest."""
 
     def __init__(self, nsqd: Nsqd) -> None:
         self.use_buffer(nsqd.read_buffer, nsqd.read_view)
@@ -69,7 +67,7 @@ class Session(Connection, asyncio.BufferedProtocol):
         self.remote_ip = ""
         self.tls: TlsState | None = None
         self.guard: Guard | None = None
-        """The permissions that AUTH gave; None if all is allowed."""
+        """Has the permissions that AUTH gave, or is None if all is allowed."""
         self.settings: ClientSettings
         self.state = STATE_INIT
         self.channel: Channel | None = None
@@ -80,12 +78,12 @@ class Session(Connection, asyncio.BufferedProtocol):
         self.waits = Waits(nsqd.loop, self._go_on)
         self.mpub = MpubProgress()
         self.reading_fields: asyncio.Future[dict[str, Any]] | None = None
-        """The work of a thread that reads what a long IDENTIFY says."""
+        """Is the work of a thread that reads what a long IDENTIFY says."""
         self._commands: Mapping[bytes, Callable[[Session, Command], bool]] | BeforeTls = COMMANDS
         self._got_magic = False
         self._identified = False
         self._interval_ms = 0
-        """The time between heartbeats; 0 while there are none."""
+        """Is the time between heartbeats, or 0 while there are none."""
         self._silent_ms = 0
         self._heartbeat: asyncio.TimerHandle | None = None
         self._reader_watch: asyncio.TimerHandle | None = None
@@ -154,7 +152,7 @@ class Session(Connection, asyncio.BufferedProtocol):
         self.nsqd.loop.call_later(CLOSE_TIMEOUT_S, self.transport.abort)
 
     def shut_down(self) -> None:
-        """Ends the connection with nsqd: what is answered goes out before."""
+        """Ends the connection when nsqd stops: what is answered goes out before."""
         if not self._is_closed:
             self.replies.flush()
             self._close()
@@ -213,7 +211,7 @@ class Session(Connection, asyncio.BufferedProtocol):
         self._partial_bytes = left
 
     def _go_on(self) -> None:
-        """Goes on with an incomplete or waiting command, then reads more: the session has waited for all it had to."""
+        """Goes on with an incomplete or waiting command, then reads more: nothing is waited for any more."""
         if self._is_closed:
             return
         self._was_heard = True
@@ -234,9 +232,7 @@ class Session(Connection, asyncio.BufferedProtocol):
         self.fail(failed("MPUB", error))
 
     def _run(self, pos: int, end: int, *, at_eof: bool = False) -> int:
-        """Carries out the commands in `_data[pos:end]`; returns where the first starts that is incomplete or has to
-        wait.
-        """
+        """Carries out the commands in `_data[pos:end]`; returns where one that is incomplete or waits starts."""
         until_ns, waits = 0, self.waits
         while pos < end and not self._is_closed and not waits.reasons:
             if not self.mpub.left:
@@ -274,9 +270,7 @@ class Session(Connection, asyncio.BufferedProtocol):
         return pos
 
     def _next(self, pos: int, end: int, at_eof: bool) -> int:
-        """Carries out one command, or a part of a long one; returns where the next starts, which is here if it has to
-        wait.
-        """
+        """Carries out one command, or a part of a long one; returns where the next starts, or `pos` to wait."""
         if self.mpub.left:
             try:
                 return publish_more(self, self._data, pos, end)
@@ -298,11 +292,11 @@ class Session(Connection, asyncio.BufferedProtocol):
             raise failed(command.word, error) from None
 
     def fail(self, error: ClientError) -> bool:
-        """Answers with an error frame; True if that ends the connection."""
+        """Answers with an error frame; returns True if that ends the connection."""
         self.nsqd.logger.error(f"[{self.remote_address}] - {text_of(error.payload())}")
         data = frame(FrameType.ERROR, error.payload())
         if self.channel is not None:
-            self.channel.persist()  # who sees this answer may rely on what was finished before
+            self.channel.persist()  # a client that sees this answer may rely on what was finished before
         if error.fatal:
             self.transport.pause_reading()
             self.replies.send_last(data)
@@ -313,7 +307,7 @@ class Session(Connection, asyncio.BufferedProtocol):
     # -- what commands do --------------------------------------------------------------------------------
 
     def is_allowed(self, word: str, topic: str, channel: str = "") -> bool:
-        """Tells whether AUTH allows the command; False while that is not known, and what is not allowed is raised."""
+        """Returns True if AUTH allows the command, and False while that is not known; raises if it is not allowed."""
         return self.guard is None or self.guard.allows(word, topic, channel)
 
     def identified(self) -> None:
@@ -340,7 +334,7 @@ class Session(Connection, asyncio.BufferedProtocol):
         self.replies.send(OK)
 
     def promise(self, topic: Topic, commit: Commit, word: str, messages: int = 1, replies: int = 1) -> None:
-        """Answers the client when the commit is settled; what it publishes to this topic next is the kernel's."""
+        """Answers the client when the commit is settled; the kernel handles what it publishes to this topic next."""
         if topic.name in self.published:
             self.published[topic.name] += messages
         else:
@@ -433,7 +427,7 @@ COMMANDS: dict[bytes, Callable[[Session, Command], bool]] = {
     function.__name__.encode(): function
     for function in (IDENTIFY, AUTH, SUB, PUB, MPUB, DPUB, RDY, FIN, REQ, TOUCH, CLS, NOP)
 }
-"""The commands of the protocol; each is a function of the same name."""
+"""Has the commands of the protocol; each is a function of the same name."""
 
 
 class BeforeTls:

@@ -34,11 +34,11 @@ _CIPHER_SUITES: Final = {
     0xC02B: "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
     0xC02F: "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
 }
-"""The cipher suites NSQ has a name for; it shows all others by number."""
+"""Has the cipher suites NSQ has a name for; it shows all others by number."""
 
 
 def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
-    """Makes the context for clients and HTTPS; None without a certificate."""
+    """Makes the context for clients and HTTPS; returns None without a certificate."""
     if not options.tls_cert:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -87,8 +87,8 @@ def _trust(context: ssl.SSLContext, root_ca_file: str, purpose: ssl.Purpose) -> 
 
 
 def _set_versions(context: ssl.SSLContext, options: NsqdOptions) -> None:
-    """Sets the versions. At the level the old ones need, weak signatures pass for certificates too: not where those are
-    checked.
+    """Sets the versions. The old ones need a level at which weak signatures of certificates pass too, so it is not used
+    where those are checked.
     """
     least = options.tls_min_version
     if least < TlsVersion.TLS1_2 and context.verify_mode is ssl.CERT_NONE:

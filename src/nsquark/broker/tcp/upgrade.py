@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 SOCKET_READ_BYTES: Final = 128 << 10
 PLAIN_BYTES_MAX: Final = 64 << 10
-"""So much is decoded at a time: little input may become much."""
+"""At most this much is decoded at a time: little input may become much."""
 GATHER_BYTES_MAX: Final = 64 << 10
 """What is written within a turn is encoded together, up to this."""
 TLS_RECORD_BYTES_MAX: Final = 16 << 10
-"""TLS gets its input in such portions: many tiny records in one call would take long."""
+"""TLS gets its input in portions of this size: many tiny records in one call would last long."""
 TLS_HANDSHAKE_RECORD: Final = 0x16
 
 _received = memoryview(bytearray(SOCKET_READ_BYTES))
-"""All connections read into this, since what is read is taken over before the next read."""
+"""All connections read into this, since what is read is copied before the next read."""
 
 
 def is_wanted(session: Session) -> bool:
@@ -52,7 +52,7 @@ def is_wanted(session: Session) -> bool:
 class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
     """Is the socket's protocol and the session's transport; the session itself works as on a plain connection.
 
-    * Encoded bytes are read from the socket only while none are left from before, so a connection holds at most
+    * Encoded bytes are read from the socket only while none are left from before, so a connection has at most
       SOCKET_READ_BYTES of them and one unfinished record or chunk, however much they would become.
     * Nothing is written between the answer to IDENTIFY and the last OK.
     * Decoding gives way to the others as the session itself does; the session's own time is part of it.
@@ -66,21 +66,21 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
         self._socket = session.transport
         self._tls: ssl.SSLObject | None = None
         self._encrypted = memoryview(b"")
-        """The bytes that were received, and not yet given to TLS."""
+        """Has the bytes that were received, and not yet given to TLS."""
         self._tls_in = ssl.MemoryBIO()
         self._tls_out = ssl.MemoryBIO()
         self._encoder: Encoder | None = None
         self._decoder: Decoder | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._has_begun = False
-        """A first record of the handshake has come."""
+        """Tells whether a first record of the handshake has come."""
         self._is_ready = False
-        """The handshake is over, and commands may come."""
+        """Tells whether the handshake is over, so that commands may come."""
         self._is_reading = not session.waits.reasons
         self._is_ended = False
-        """The client has closed its side, or all is closed."""
+        """Tells whether the client has closed its side, or all is closed."""
         self._is_pumping = False
-        """Others have their turn; then more is decoded."""
+        """Tells whether the others have their turn, after which more is decoded."""
         self._gathered: list[bytes | bytearray | memoryview] = []
         self._gathered_bytes = 0
         self._is_flush_due = False
@@ -212,7 +212,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
         self._set_socket_reading()
 
     def _decode_into(self, view: memoryview, until_ns: int) -> int:
-        """Decodes plain bytes into `view`; 0 if more has to come first, or the time is over."""
+        """Decodes plain bytes into `view`; returns how many, or 0 if more has to come first, or the time is over."""
         if self._decoder is None:
             return self._decrypt_into(view, until_ns)
         plain = self._decoder.read(len(view))
@@ -226,7 +226,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
         return len(plain)
 
     def _feed_decoder(self, until_ns: int) -> bool:
-        """Gives the decoder what TLS has for it, if the connection uses that too; False if that is nothing."""
+        """Gives the decoder what TLS has for it, if the connection uses TLS; returns False if that is nothing."""
         if self._tls is None:
             return False
         assert self._decoder is not None
@@ -299,7 +299,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if not self._is_ready:
-            return  # a heartbeat, and the client waits for OK
+            return  # it is a heartbeat, and the client waits for OK
         self._gathered.append(data)
         self._gathered_bytes += len(data)
         if self._gathered_bytes >= GATHER_BYTES_MAX:

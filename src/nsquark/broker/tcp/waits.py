@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 FOR_TURN, FOR_COMMIT, FOR_AUTH, FOR_READER, FOR_THREAD = 1, 2, 4, 8, 16
-"""The reasons to wait: the others' turn, the disk, an auth server, its client to read, work in a thread."""
+"""These are the reasons to wait: the others' turn, the disk, an auth server, its client to read, work in a thread."""
 
 
 class Waits:

@@ -32,14 +32,14 @@ _FILE_NAME = re.compile(r"(?P<base>.+)\.diskqueue\.(?P<kind>\d{6,}|meta)\.dat(?P
 _META = re.compile(rb"(-?\d+)\n(\d+),(\d+)\n(\d+),(\d+)\n?")
 _RECORD = struct.Struct(">iqH16s")
 QUEUED_OVERHEAD_BYTES = _RECORD.size
-"""The bytes that a message costs in a disk queue beside its body."""
+"""A message costs this many bytes in a disk queue beside its body."""
 _ID_AND_BEFORE_BYTES = _RECORD.size - 4
-"""The bytes that a record's size counts besides the body."""
+"""A record's size counts this many bytes besides the body."""
 _LOOKS_LIKE_A_RECORD = re.compile(rb"(?=[\x00-\x7f].{3}[\x0d-\x39].{7}.{2}[0-9a-f]{16})", re.DOTALL)
 """Finds a record behind damage: a size, a time between 1999 and 2100, attempts, an id."""
 
 Record = tuple[int, int, int, int]
-"""Position and size of the body in the piece, timestamp in ns, attempts of a message."""
+"""Has position and size of a message's body in the piece, its timestamp in ns and its attempts."""
 
 
 class Piece(NamedTuple):
@@ -74,7 +74,7 @@ class DiskQueue:
         return sum(sizes.values())
 
     def pieces(self) -> Iterator[Piece]:
-        """Yields all unread records in order; what lies between them and is none is told in `problems`."""
+        """Yields all unread records in order; `problems` tells of bytes between them that are none."""
         found = 0
         for number, path in self._unread():
             for piece in self._read(path, self.read_position if number == self.read_file else 0):
@@ -209,7 +209,7 @@ def _parse(data: bytearray, left: int) -> tuple[list[Record], int, int]:
 
 
 def _find_record(fd: int, offset: int, end: int) -> int:
-    """Finds where the next record starts; the file's end if there is none."""
+    """Returns where the next record starts, or the file's end if there is none."""
     while offset + _RECORD.size <= end:
         data = os.pread(fd, READ_BYTES, offset)
         for match in _LOOKS_LIKE_A_RECORD.finditer(data):

@@ -1,4 +1,4 @@
-"""Writes the files of a log aside from any topic: for messages that come in bulk, with times of their own."""
+"""Writes the files of a log outside of any topic, for messages that come in bulk, with times of their own."""
 
 from pathlib import Path
 
@@ -15,13 +15,11 @@ from nsquark.wire.batch_format import HEADER_BYTES, NO_TOKEN, StoredBatch
 from nsquark.wire.record import RECORD_OVERHEAD_BYTES
 
 BATCH_BYTES = 64 << 10
-"""The size of a batch: one cold read brings in several of them."""
+"""A batch has at most this size, unless one message is larger: one cold read brings in several of them."""
 
 
 class LogImport:
-    """Writes segments in a directory of their own. It waits for the disk, so it is only for the time before clients are
-    served.
-    """
+    """Writes segments in a directory of their own. It blocks, so it is only for the time before clients are served."""
 
     def __init__(self, directory: Path, shared: LogShared) -> None:
         self.directory = directory

@@ -1,4 +1,6 @@
-"""`nsquark archive`: topics into Parquet files or a Delta table by topic, date and hour, each message exactly once."""
+"""This is `nsquark archive`: it writes topics into Parquet files or a Delta table by topic, date and hour, each message
+exactly once.
+"""
 
 import argparse
 from pathlib import Path
@@ -28,7 +30,7 @@ from nsquark.spark.jobs.streams import (
 
 PARTITIONS = ("topic", "date", "hour")
 FORMATS = {"parquet": SPARK_LOG, "delta": DELTA_LOG}
-"""The formats, each with the directory in an archive that only it has."""
+"""Each format has a directory in an archive that only it has."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_format(output: str, wanted: str) -> None:
-    """An archive keeps its format: files of another one beside it would be seen by some readers and not by others."""
+    """Raises if the archive has another format, since readers would then miss files, or if Delta cannot be used."""
     for name, mark in FORMATS.items():
         if name != wanted and Path(output, mark).is_dir():
             raise UserError(f"{output} is an archive in the format {name}: write --format {name}, or another directory")
@@ -81,11 +83,11 @@ def start(
     every_ms: int | None,
     format_name: str = "parquet",
 ) -> StreamingQuery:
-    """Starts the query itself; `every_ms=None` reads up to what is there now."""
+    """Starts the query; with `every_ms=None` it reads up to what is there now."""
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     # Spark's default is a form of its own that other readers take for times without a zone.
     spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-    # `nsquark compact-archive` counts on it.
+    # `nsquark compact-archive` counts on this interval.
     spark.conf.set("spark.sql.streaming.fileSink.log.compactInterval", str(LIST_EVERY_BATCHES))
     messages = spark.readStream.format("nsq").options(**options).option("startingOffsets", "earliest").load()
     dated = messages.withColumns({"date": to_date("timestamp"), "hour": date_format("timestamp", "HH")})

@@ -1,7 +1,7 @@
-"""An archive as a Delta table, by delta-rs: Spark's tasks write files, and one commit makes them part of the table.
+"""Writes an archive as a Delta table with delta-rs: Spark's tasks write files, and one commit adds them to the table.
 
 The commit carries a transaction of Delta's: the id of the query and the number of the batch. A batch that Spark runs
-again, since it died before it noted the first run, finds its number in the table and adds nothing.
+again, since it died before it logged the first run, finds its number in the table and adds nothing.
 """
 
 import json
@@ -21,16 +21,16 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from nsquark.spark.sink.writer import QUERY_ID_PROPERTY
 
 WRITTEN = "query string, path string, bytes bigint, messages bigint, partition string"
-"""A row for each file that a task wrote; `path` is relative to the table, `partition` its values as JSON."""
+"""Each row describes a file that a task wrote; `path` is relative to the table, and `partition` has values as JSON."""
 TASK_PARTITIONS_MAX = 100_000
-"""One task may write so many partitions, topics times hours: above pyarrow's own limit, which is for mistakes in what
-to partition by.
+"""One task may write this many partitions, which are topics times hours. pyarrow's own limit is lower: it is for
+mistakes in what to partition by.
 """
 
 
 class DeltaWriter:
     """Writes each batch of a stream as one commit, for `foreachBatch`. Files of an attempt without a commit are in no
-    reader's way: a table is what its log names.
+    reader's way: a table has only the files that its log names.
     """
 
     def __init__(self, output: str, partitions: Sequence[str]) -> None:
@@ -75,7 +75,7 @@ def _added(file: Row) -> AddAction:
 def _files_writer(
     output: str, partitions: Sequence[str]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The work of a task: its rows as files in the table's directory, under names that nothing else has."""
+    """Returns the work of a task: it writes rows as files in the table's directory, under names of their own."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         first = next(batches, None)
@@ -114,6 +114,6 @@ def _chained(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[
 
 
 def read_delta(spark: SparkSession, directory: str) -> DataFrame:
-    """The table as it is now, without Delta's package for Spark: its files are Parquet, and its log says which."""
+    """Reads the table as it is now, without Delta's package for Spark: its log tells which Parquet files it has."""
     table = DeltaTable(directory)
     return spark.read.option("basePath", directory).parquet(*table.file_uris())

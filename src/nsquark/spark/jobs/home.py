@@ -1,4 +1,4 @@
-"""Keeps the directory that a pipeline lives in: checkpoints, tables and the catalog that knows them in the next run."""
+"""Keeps the directory of a pipeline: its checkpoints and tables, and the catalog by which the next run knows them."""
 
 import contextlib
 import fcntl
@@ -27,12 +27,12 @@ logger.hive.level = error
 logger.connect.name = org.apache.spark.sql.connect.utils.ErrorUtils
 logger.connect.level = off
 """
-"""Spark's own default hides the progress of queries, which is at INFO among much else."""
+"""Spark's own default hides the progress of queries, which it logs at INFO among much else."""
 
 
 class PipelineHome:
-    """This is the directory of a pipeline. Always: one Spark at a time uses it. The metastore sees to that too, with an
-    error that nobody understands.
+    """Prepares and locks the directory of a pipeline. Always: one Spark at a time uses it. The metastore sees to that
+    too, with an error that nobody understands.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -44,8 +44,8 @@ class PipelineHome:
         self._log_settings.write_text(LOG_SETTINGS, encoding="utf-8")
 
     def settings(self, of_user: Mapping[str, str]) -> dict[str, str]:
-        """Returns settings for Spark's command line. Spark's default catalog is in memory: the second run would not
-        know the tables.
+        """Returns settings for Spark's command line. The catalog is kept on disk: Spark's default one is in memory, and
+        the second run would not know the tables.
         """
         java_options = (
             f"-Dlog4j2.configurationFile={self._log_settings.as_uri()} -Dderby.stream.error.file={os.devnull}"
@@ -80,6 +80,6 @@ class PipelineHome:
 
 
 def spark_program(name: str) -> str:
-    """Finds a program of the Spark in use: SPARK_HOME's, else that of the installed pyspark."""
+    """Returns the path of a program of the Spark in use: SPARK_HOME's, else that of the installed pyspark."""
     home = os.environ.get("SPARK_HOME") or str(Path(pyspark.__file__).parent)
     return str(Path(home) / "bin" / name)

@@ -1,6 +1,4 @@
-"""This is `nsquark pipeline`: one update of a Spark Declarative Pipeline, with the settings that make a
-second one possible.
-"""
+"""This is `nsquark pipeline`: it runs one update of a Spark Declarative Pipeline, so that a second can follow."""
 
 import argparse
 import contextlib
@@ -32,10 +30,10 @@ LOG_POLL_S = 0.2
 DEFAULT_DIRECTORY = "pipeline-data"
 
 SHOWN_STATES = (" is RUNNING.", " has COMPLETED.", " has FAILED.", " is EXCLUDED.", " is SKIPPED.", ": Run is ")
-"""These of the states that a flow goes through tell something."""
+"""Only these of the states that a flow goes through are shown."""
 
 ERROR_MARKS = ("FAILED", "Error", "Exception", "Traceback", "error:")
-"""The part of Spark's output that is about an error begins with one of these."""
+"""The part of Spark's output that is about an error begins in a line with one of these."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
             storage = None if args.dir is None else PipelineHome(args.dir).checkpoints.as_uri()
         else:
             # Spark's own local mode takes only the last few settings of a command line, runs on one core, and listens
-            # on one port for everyone on this machine. A server of our own has none of this.
+            # on one port for everyone on this machine. A server of our own does none of this.
             terminal.say("starting Spark")
             server = stack.enter_context(_own_server(args, settings))
             url, log, storage = server.url, server.log, server.home.checkpoints.as_uri()
@@ -85,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """Lets SIGTERM end a run as Ctrl-C does, and not leave a Spark behind."""
+    """Lets SIGTERM end a run as Ctrl-C does, so that no Spark is left behind."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -142,7 +140,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _command(args: argparse.Namespace, spec: Path) -> list[str]:
-    """Returns what the program `spark-pipelines` runs, without the Java that it starts only to start this Python."""
+    """Returns the command that `spark-pipelines` would run, without the Java that it starts only to start Python."""
     command = [sys.executable, "-m", "pyspark.pipelines.cli", args.action, "--spec", str(spec)]
     if args.action == "run":
         command += ["--refresh", args.refresh] if args.refresh else []
@@ -152,7 +150,7 @@ def _command(args: argparse.Namespace, spec: Path) -> list[str]:
 
 
 class _Update:
-    """Runs one process of Spark's pipeline client, its output read to the end."""
+    """Runs one process of Spark's pipeline client, and reads its output to the end."""
 
     def __init__(
         self, command: list[str], url: str, server_log: Path | None, terminal: Terminal, verbose: bool
@@ -200,9 +198,7 @@ class _Update:
                 self._terminal.say(line.partition(": ")[2].rstrip().replace("spark_catalog.default.", ""))
 
     def _follow_server_log(self) -> threading.Thread | None:
-        """Follows what is added to the server's log from now on: there are the rates, of which the
-        client says nothing.
-        """
+        """Shows progress from what is added to the server's log from now on: the client does not tell the rates."""
         if self._server_log is None or not self._terminal.is_shown:
             return None
         try:
@@ -233,7 +229,7 @@ class _Update:
                     time.sleep(LOG_POLL_S)
 
     def _stop(self, process: "subprocess.Popen[str]") -> None:
-        """Sends Ctrl-C again: it reaches a whole terminal group, but not who sends it to this process alone."""
+        """Interrupts the client too: Ctrl-C in a terminal reaches both, but a signal only the process it is sent to."""
         process.send_signal(signal.SIGINT)
         try:
             process.wait(STOP_TIMEOUT_S)
@@ -242,7 +238,7 @@ class _Update:
             process.wait()
 
     def _what_went_wrong(self) -> str:
-        """Returns Spark's output from the first sign of an error on; all of what is kept if there is no sign."""
+        """Returns Spark's output from the first sign of an error on, or all that is kept if there is no sign."""
         lines = list(self._last_lines)
         marked = [place for place, line in enumerate(lines) if any(mark in line for mark in ERROR_MARKS)]
         return "".join(lines[marked[0] if marked else 0 :]).rstrip()

@@ -1,4 +1,4 @@
-"""Tells how fast a streaming query goes, from the progress that Spark reports: on a terminal, and nothing in a pipe."""
+"""Shows how fast a streaming query goes, from the progress that Spark reports: on a terminal, but not in a pipe."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ MARKER = "Streaming query made progress: {"
 
 @dataclass(frozen=True)
 class Progress:
-    """One micro-batch of one query."""
+    """Describes one micro-batch of one query."""
 
     query: str
     batch: int
@@ -21,7 +21,7 @@ class Progress:
     rows_per_s: float
     duration_ms: int
     lag: int | None
-    """The messages that the source knew of and that no batch had taken yet; None if the source does not tell."""
+    """The source knew of this many messages that no batch had read yet; it is None if the source does not tell."""
 
     @classmethod
     def from_report(cls, report: dict[str, Any]) -> "Progress":
@@ -46,9 +46,7 @@ class Progress:
 
 
 def _lag(source: dict[str, Any]) -> int | None:
-    """Returns how far behind the logs the query is, which our source reports as its latest offset; others report other
-    things.
-    """
+    """Returns how many messages a query is behind, as our source reports it; None for other sources."""
     latest = source.get("latestOffset")
     if isinstance(latest, str):
         latest = json.loads(latest) if latest.startswith("{") else None
@@ -59,7 +57,7 @@ def _lag(source: dict[str, Any]) -> int | None:
 
 
 def reports_in(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yields the progress reports in a log of Spark's, whose JSON goes over many lines; all else is passed over."""
+    """Yields the progress reports in a log of Spark's, whose JSON goes over many lines; other lines are left out."""
     collected: list[str] = []
     for line in lines:
         if MARKER in line:
@@ -73,7 +71,7 @@ def reports_in(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 class Terminal:
-    """Says what happens while it happens, to a person. In a pipe it says nothing."""
+    """Tells a person what happens while it happens. In a pipe it says nothing."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr

@@ -1,8 +1,7 @@
-"""This is `nsquark replay`: a time range of a topic, from its log or from the archive, to a topic again, at a
-bounded rate.
+"""This is `nsquark replay`: it publishes a time range of topics again, from the log or the archive, at a bounded rate.
 
-The messages come to this process in their order and are published from here: the rate is one number, and so is how far
-the replay has come.
+The messages come to this process in their order and are published from here, so that there is one rate, and one
+position that says how far the replay has come.
 """
 
 import argparse
@@ -46,16 +45,16 @@ T = TypeVar("T")
 
 RATE_DEFAULT = 1000
 BURST_S = 0.1
-"""A burst is what the rate allows in this time."""
+"""Messages are published in bursts of what the rate allows in this time."""
 PARTITION_BYTES = 32 << 20
-"""Spark hands over a partition at a time, so this much is in memory, and a few times it in Spark's."""
+"""Spark hands over one partition at a time, so this much is in memory here, and a few times as much in Spark's."""
 ROW_BYTES = 200
-"""A row takes so many bytes beside its body."""
+"""A row takes about this many bytes beside its body."""
 SHOWN_EVERY_S = 2.0
 EXIT_STOPPED: Final = 130
 SIZE_BYTES = 4
 ORDER = ("at_us", "nsqd", "topic", "seq")
-"""The order of a replay, in which no two messages are equal."""
+"""A replay is in the order of these columns, in which no two messages are equal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +102,7 @@ def _target(args: argparse.Namespace) -> dict[str, str]:
     target = {**target_options(args), "topic": args.to_topic}
     if args.checkpoint is not None and "lookupd" in target:
         raise UserError("--checkpoint needs a fixed list of nsqds to publish to: say it with --to-nsqd-http-address")
-    # With a checkpoint messages are appended under tokens, which ephemeral topics do not have.
+    # With a checkpoint, messages are appended under tokens, which ephemeral topics do not have.
     return {**target, "idempotent": "true"} if args.checkpoint is not None else target
 
 
@@ -116,7 +115,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def identity(args: argparse.Namespace, options: SinkOptions) -> dict[str, str]:
-    """What makes two replays the same, by flag: all that says what is published, and where to. How fast does not."""
+    """Returns what two runs of one replay have in common, by flag: what is published and where to, not how fast."""
     words = {
         "--archive": str(Path(args.archive).resolve()) if args.archive else "",
         "--topic": ",".join(sorted(args.topic)),
@@ -133,15 +132,17 @@ def identity(args: argparse.Namespace, options: SinkOptions) -> dict[str, str]:
 
 
 def _range(args: argparse.Namespace) -> tuple[datetime | None, datetime]:
-    """A replay that can be continued has an end: what comes after its start is not part of it."""
+    """Returns the time range. A replay that can be continued has an end: what is published later is not part of it."""
     return args.since, args.until or datetime.now(UTC)
 
 
 @dataclass
 class ReplayDone:
+    """Counts what a run of a replay has done."""
+
     messages: int = 0
     before: int = 0
-    """Messages that earlier runs published."""
+    """Earlier runs published this many messages."""
     seconds: float = 0.0
     is_stopped: bool = False
 
@@ -153,7 +154,7 @@ def publish(
     state: ReplayState | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> ReplayDone:
-    """Publishes oldest first, from where the state is on."""
+    """Publishes messages, the oldest first; with a state, those after its position."""
     terminal, began = Terminal(), time.monotonic()
     done = ReplayDone()
     with _Publishing(options) if state is None else _Appending(options, state) as writer:
@@ -177,7 +178,7 @@ def publish(
 
 
 def ordered(messages: DataFrame, position: ReplayKey | None) -> tuple[Iterator[Row], int]:
-    """The messages after a position, oldest first, and how many they are."""
+    """Returns the messages after a position, the oldest first, and how many there are."""
     keyed = messages.withColumn("at_us", f.unix_micros("timestamp"))
     if position is not None:
         keyed = keyed.where(f.struct(*ORDER) > f.struct(*(f.lit(value) for value in position)))
@@ -189,7 +190,7 @@ def ordered(messages: DataFrame, position: ReplayKey | None) -> tuple[Iterator[R
 
 
 def cut(rows: Iterable[Row], messages_max: int, bytes_max: int) -> Iterator[list[Row]]:
-    """Rows in pieces within both limits, as one request takes them; a body above the limit is alone in its own."""
+    """Cuts rows into pieces within both limits, each for one request; a body above the limit is alone in its piece."""
     piece: list[Row] = []
     piece_bytes = SIZE_BYTES
     for row in rows:
@@ -204,8 +205,8 @@ def cut(rows: Iterable[Row], messages_max: int, bytes_max: int) -> Iterator[list
 
 
 def pace(pieces: Iterable[list[T]], rate: int) -> Iterator[list[T]]:
-    """Lets rows through no faster than `rate` per second, a piece at a time. Time that was lost is not made up for:
-    after a pause the rows would come in a lump, which is what the rate is there to prevent.
+    """Yields pieces no faster than `rate` rows per second. Time that was lost is not made up for: after a pause the
+    rows would come in a lump, which is what the rate is there to prevent.
     """
     due = time.monotonic()
     for piece in pieces:
@@ -215,8 +216,8 @@ def pace(pieces: Iterable[list[T]], rate: int) -> Iterator[list[T]]:
 
 
 class _Publishing:
-    """Publishes to any nsqd, at least once. Each piece is answered before the next is let through, so that none wait
-    together for a slow nsqd.
+    """Publishes to any nsqd, at least once. Each piece is answered before the next is sent, so that pieces do not pile
+    up before a slow nsqd.
     """
 
     def __init__(self, options: SinkOptions) -> None:
@@ -242,8 +243,8 @@ class _Publishing:
 
 
 class _Appending:
-    """Appends each piece under a token of its own, which is noted first: whoever goes on asks nsqd about that one, and
-    knows of all before it that they are done.
+    """Appends each piece under a token of its own, which is stored first. The run that goes on asks nsqd about the last
+    token, and knows that all pieces before it are done.
     """
 
     def __init__(self, options: SinkOptions, state: ReplayState) -> None:

@@ -1,4 +1,4 @@
-"""`nsquark report`: what went through topics in a time range, as a table, as a picture and as a page."""
+"""This is `nsquark report`: it shows what went through topics in a time range, as a table, a picture and a page."""
 
 import argparse
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_file(path: Path | None, flag: str, kind: str, endings: tuple[str, ...]) -> None:
-    """A file that cannot be written is told before Spark has counted for an hour."""
+    """Raises if a file has a wrong ending or no directory, before Spark has counted for an hour."""
     if path is None:
         return
     if path.suffix.lower() not in endings:
@@ -91,7 +91,7 @@ def _backlog(args: argparse.Namespace) -> Backlog:
 
 
 def figures_of(sizes: DataFrame, reports: Sequence[TopicReport], backlog: Backlog | None, source: str) -> Figures:
-    """Counts for the page what the table does not need."""
+    """Collects what the page shows, and counts what the table did not need."""
     topics = sorted(reports, key=lambda report: (-report.messages, report.topic))
     nsqds = measure_nsqds(sizes)
     width_us = bucket_us(reports)
@@ -139,7 +139,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def draw(points: Sequence[Bucket], width_us: int, path: Path) -> None:
     """Draws messages and bytes per second, a line for each topic."""
-    # Only a picture needs it, and it takes half a second to load.
+    # Only a picture needs matplotlib, which takes half a second to load.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 6), layout="constrained")

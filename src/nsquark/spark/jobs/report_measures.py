@@ -1,4 +1,4 @@
-"""What a report counts, in Spark: by topic, by nsqd, over time, and how sizes and gaps are distributed."""
+"""Counts what a report shows, in Spark: by topic, by nsqd, over time, and how sizes and gaps are distributed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,25 +10,27 @@ from pyspark.sql.functions import col, expr, lit, when
 from nsquark.spark.jobs.report_words import SECOND_US
 
 BUCKETS_MAX = 240
-"""A line in a picture has so many points at most."""
+"""A line in a picture has about this many points at most."""
 DAY_S = 86_400
 WIDTHS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, DAY_S)
 PERCENTILE_ACCURACY = 10_000
-"""Spark's approximate percentiles are wrong by one in this many ranks."""
+"""Spark's approximate percentiles are wrong by at most one in this many ranks."""
 SHOWN_MAX = 8
-"""So many topics and nsqds have a line of their own on the page; the rest are drawn as one."""
+"""This many topics and nsqds have a line of their own on the page; the rest are drawn as one."""
 REST = ""
-"""Stands for all that have no line of their own; no topic and no nsqd has this name."""
+"""This stands for all that have no line of their own; no topic and no nsqd has this name."""
 
 SIZE_EDGES = tuple(2**power for power in range(1, 25))
-"""In bytes, of the bars that show sizes; a bar holds what is below its edge, and not below the one before."""
+"""These are the edges, in bytes, of the bars for sizes; a bar has what is below its edge and not below the last one."""
 GAP_EDGES = (1, *(digit * 10**power for power in range(10) for digit in (2, 5, 10)))
-"""In microseconds, from 1 us to 10,000 s."""
+"""These are the edges, in microseconds from 1 us to 10,000 s, of the bars that show gaps."""
 
 
 @dataclass(frozen=True)
 class TopicReport:
-    """Sizes in bytes, times in microseconds; gaps are the times between one message and the next."""
+    """Holds the figures of a topic, with sizes in bytes and times in microseconds; a gap is the time from one message
+    to the next.
+    """
 
     topic: str
     messages: int
@@ -39,12 +41,12 @@ class TopicReport:
     first_us: int
     last_us: int
     peak_per_s: int
-    """In the busiest second of the clock."""
+    """This many messages were published in the busiest second of the clock."""
     gap_p50_us: int | None
     gap_p90_us: int | None
     gap_p99_us: int | None
     gap_max_us: int | None
-    """None for a single message."""
+    """All gaps are None if there is a single message."""
 
     @property
     def rate_per_s(self) -> float | None:
@@ -54,7 +56,7 @@ class TopicReport:
 
 @dataclass(frozen=True)
 class Bucket:
-    """What was published in a piece of time to a topic, or, in a line by nsqd, to an nsqd."""
+    """Counts what was published in a piece of time to a topic or, in a line by nsqd, to an nsqd."""
 
     name: str
     start_us: int
@@ -64,6 +66,8 @@ class Bucket:
 
 @dataclass(frozen=True)
 class NsqdReport:
+    """Holds the figures of an nsqd."""
+
     nsqd: str
     topics: int
     messages: int
@@ -73,20 +77,18 @@ class NsqdReport:
 
 
 Counts = dict[str, list[int]]
-"""By topic: how many messages lie below each edge, and not below the one before; the last has all above."""
+"""By topic, this has how many messages lie below each edge and not below the one before, and last those above all."""
 
 
 def sizes_of(messages: DataFrame) -> DataFrame:
-    """All that a report needs of a message. The messages of a topic are brought into one order for the gaps, which one
-    task does per topic.
-    """
+    """Returns what a report needs of each message. For the gaps, one task per topic brings its messages into order."""
     in_order = Window.partitionBy("topic").orderBy("us")
     sizes = messages.selectExpr("topic", "nsqd", "unix_micros(timestamp) AS us", "octet_length(body) AS size")
     return sizes.withColumn("gap", col("us") - spark_functions.lag("us").over(in_order))
 
 
 def measure(sizes: DataFrame) -> list[TopicReport]:
-    """By topic."""
+    """Returns the figures of each topic, by name."""
     totals = sizes.groupBy("topic").agg(
         expr("count(*) AS messages"),
         expr("sum(size) AS bytes"),
@@ -122,7 +124,7 @@ def _report(row: Row) -> TopicReport:
 
 
 def measure_nsqds(sizes: DataFrame) -> list[NsqdReport]:
-    """The largest first."""
+    """Returns the figures of each nsqd, the one with the most messages first."""
     totals = sizes.groupBy("nsqd").agg(
         expr("count(DISTINCT topic) AS topics"),
         expr("count(*) AS messages"),
@@ -134,14 +136,14 @@ def measure_nsqds(sizes: DataFrame) -> list[NsqdReport]:
 
 
 def peak_of_all(sizes: DataFrame) -> int:
-    """Messages of all topics in the busiest second of the clock."""
+    """Returns how many messages all topics together had in the busiest second of the clock."""
     seconds = sizes.groupBy(expr(f"us DIV {SECOND_US} AS second")).count()
     found = seconds.agg(expr("max(count) AS peak")).first()
     return int(found.peak or 0) if found is not None else 0
 
 
 def bucket_us(reports: Sequence[TopicReport]) -> int:
-    """How long a point of a picture is: a usual time, or whole days, long enough that there are few to draw."""
+    """Returns how long a point of a picture is: a usual time, or whole days, long enough that there are few to draw."""
     span_us = max(report.last_us for report in reports) - min(report.first_us for report in reports)
     least_s = -(-span_us // (BUCKETS_MAX * SECOND_US))
     usual_s = next((width_s for width_s in WIDTHS_S if width_s >= least_s), -(-least_s // DAY_S) * DAY_S)
@@ -149,7 +151,7 @@ def bucket_us(reports: Sequence[TopicReport]) -> int:
 
 
 def buckets(sizes: DataFrame, width_us: int, by: str = "topic", shown: Sequence[str] | None = None) -> list[Bucket]:
-    """By topic or by nsqd; those that are not among `shown`, if it is given, come together as REST."""
+    """Counts messages and bytes over time, by topic or by nsqd; those not in `shown`, if given, count as REST."""
     name = _shown(by, shown).alias("name")
     start = expr(f"us DIV {width_us} * {width_us} AS start_us")
     counted = sizes.groupBy(name, start).agg(expr("count(*) AS messages"), expr("sum(size) AS bytes"))
@@ -157,7 +159,7 @@ def buckets(sizes: DataFrame, width_us: int, by: str = "topic", shown: Sequence[
 
 
 def distribution(sizes: DataFrame, column: str, edges: Sequence[int], shown: Sequence[str]) -> Counts:
-    """How many messages have which size or gap, by topic; those that have none are left out."""
+    """Counts the messages of each topic by size or gap; those that have none are left out."""
     below = " ".join(f"WHEN {column} < {edge} THEN {number}" for number, edge in enumerate(edges))
     place = expr(f"CASE {below} ELSE {len(edges)} END AS place")
     known = sizes.where(col(column).isNotNull())
@@ -173,8 +175,8 @@ def _shown(by: str, shown: Sequence[str] | None) -> Column:
 
 
 def without_holes(points: Sequence[Bucket], width_us: int, low_us: int, high_us: int) -> list[Bucket]:
-    """One name's points from `low_us` up to `high_us`, both included, with times without messages as zero: a line
-    across them would show messages that were not there.
+    """Returns one name's points from `low_us` up to `high_us`, both included, with zero for times without messages: a
+    line across them would show messages that were not there.
     """
     by_start = {point.start_us: point for point in points}
     starts = range(low_us, high_us + width_us, width_us)

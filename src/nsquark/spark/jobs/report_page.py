@@ -1,6 +1,7 @@
-"""The report as one page of HTML that needs nothing else: no script, no other file, no other host.
+"""Makes the report as one page of HTML that needs nothing else: no script, no other file, no other host.
 
-It says so to the browser too: its policy allows its own style sheet and nothing more. Below each plot are its numbers.
+The page says so to the browser too: its policy allows its own style sheet and nothing more. The numbers of each plot
+are below it.
 """
 
 import base64
@@ -26,7 +27,7 @@ from nsquark.spark.jobs.report_words import SECOND_US, duration_text, rate_text,
 from nsquark.spark.jobs.svg import PlotLine, bar_plot, escape, share_bar, time_plot
 
 ROWS_MAX = 200
-"""The tables of topics, nsqds and channels have so many rows; more are counted in the last one."""
+"""The tables of topics, nsqds and channels have at most this many rows; a sentence tells how many there are in all."""
 TICKS = 5
 DAY_US = 86_400 * SECOND_US
 NAMES_MAX = 3
@@ -34,22 +35,22 @@ NAMES_MAX = 3
 
 @dataclass(frozen=True)
 class Figures:
-    """All that a page shows."""
+    """Holds all that a page shows."""
 
     topics: Sequence[TopicReport]
-    """The largest first."""
+    """The topics are in order, the largest first."""
     nsqds: Sequence[NsqdReport]
     width_us: int
-    """Of a point on the axis of time."""
+    """A point on the axis of time stands for this long."""
     by_topic: Sequence[Bucket]
     by_nsqd: Sequence[Bucket]
     sizes: Counts
     gaps: Counts
     peak_per_s: int
     backlog: Backlog | None
-    """None for an archive, which has no channels."""
+    """It is None for an archive, which has no channels."""
     source: str
-    """Where the messages were read."""
+    """This says where the messages were read."""
     made: datetime
 
     @property
@@ -70,7 +71,7 @@ class Figures:
 
 
 def page(figures: Figures) -> str:
-    """The whole document."""
+    """Returns the whole document."""
     style = resources.files(__package__).joinpath("report.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     topics = _names([topic.topic for topic in figures.topics])
@@ -167,7 +168,7 @@ def _sentences(figures: Figures) -> Iterable[str]:
 
 
 def _time_behind(figures: Figures, name: str, waiting: int) -> str:
-    """How long it took to publish so many messages, on average."""
+    """Returns how long it took to publish this many messages, on average."""
     rate = next((topic.rate_per_s for topic in figures.topics if topic.topic == name), None)
     return duration_text(waiting / rate * SECOND_US) if rate and waiting else "-"
 
@@ -176,7 +177,7 @@ def _time_behind(figures: Figures, name: str, waiting: int) -> str:
 
 
 def _table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The first cell of a row names it. Cells are escaped, but for markup made here."""
+    """Makes a table, in which the first cell of a row names it. Cells are escaped, but for markup made here."""
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
     body = "".join(
         f'<tr><th scope="row">{_cell(row[0])}</th>{"".join(f"<td>{_cell(cell)}</td>" for cell in row[1:])}</tr>'
@@ -189,7 +190,7 @@ def _table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -
 
 
 class _Markup(str):
-    """Made here, of parts that are escaped."""
+    """Marks text as HTML that was made here, of parts that are escaped."""
 
 
 def _cell(cell: str) -> str:
@@ -241,7 +242,7 @@ def _left_out(rows: Sequence[object]) -> str:
 
 
 def _styles(points: Sequence[Bucket]) -> dict[str, str]:
-    """A colour for each name, the largest first, and grey for the rest."""
+    """Returns a colour for each name, the largest first, and grey for the rest."""
     totals: dict[str, int] = {}
     for point in points:
         totals[point.name] = totals.get(point.name, 0) + point.messages
@@ -322,7 +323,7 @@ def _tick_times(low_us: int, high_us: int) -> list[str]:
 def _distributions(
     figures: Figures, title: str, what: str, counts: Counts, edges: Sequence[int], said: Callable[[float], str]
 ) -> str:
-    """A plot for each topic, all with one axis, so that they can be compared."""
+    """Draws a plot for each topic, all with one axis, so that they can be compared."""
     if not counts:
         return _section(title, f"There is no {what} to show: each topic has a single message.")
     used = [place for of_topic in counts.values() for place, count in enumerate(of_topic) if count]

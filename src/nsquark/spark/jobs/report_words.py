@@ -1,10 +1,10 @@
-"""How a report writes sizes, times and durations, in its table and on its page."""
+"""Writes sizes, times, durations and rates as text, for a report's table and its page."""
 
 from datetime import UTC, datetime
 
 SECOND_US = 1_000_000
 HOURS_MAX = 48
-"""Above this many hours a duration is told in days."""
+"""From this many hours on, a duration is told in days."""
 
 
 def size_text(count: float) -> str:
@@ -36,7 +36,7 @@ def duration_text(us: float | None) -> str:
 
 
 def rate_text(rate: float | None) -> str:
-    """Of messages per second."""
+    """Writes a rate in messages per second."""
     if rate is None:
         return "-"
     return f"{rate:.2g}" if 0 < rate < 1 else f"{rate:,.1f}"

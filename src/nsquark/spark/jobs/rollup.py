@@ -1,8 +1,8 @@
-"""`nsquark rollup`: counts and sums of topics for each window of time and key, into Parquet and back to a topic.
+"""This is `nsquark rollup`: it counts and sums messages by window of time and by key, into Parquet and back to a topic.
 
 A window is written once, when it is closed. Each batch of the stream has a directory of its own in the output, and its
-messages a token, both named by the batch: a batch that Spark runs again replaces its file by an equal one, and appends
-nothing.
+messages have a token, both named by the batch: a batch that Spark runs again replaces its file by an equal one, and
+appends nothing.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from nsquark.spark.jobs.streams import (
 from nsquark.spark.sink.options import SinkOptions
 
 IDENTITY = "_rollup"
-"""This file of the output directory says what is computed there."""
+"""This entry of the output directory says what is computed there."""
 NUMBER = "decimal(28, 9)"
 """Numbers are added as this type. Sums of floating point depend on their order, which a batch that is run again does
 not keep: its rows would be taken for other rows, and published twice.
@@ -94,7 +94,7 @@ def start(
     target: dict[str, str] | None,
     every_ms: int | None,
 ) -> StreamingQuery:
-    """The query itself. `every_ms=None`: up to what is there now."""
+    """Starts the query; with `every_ms=None` it reads up to what is there now."""
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     messages = spark.readStream.format("nsq").options(**options).option("startingOffsets", "earliest").load()
@@ -104,7 +104,7 @@ def start(
 
 
 def rolled_up(messages: DataFrame, spec: RollupSpec) -> DataFrame:
-    """The closed windows. A message that is no JSON, or lacks a field, is counted with null for what is missing."""
+    """Computes the closed windows. A message that is no JSON, or lacks a field, has null for what is missing."""
     body = f.from_json(f.col("body").cast("string"), _schema(spec.fields))
     values = messages.select("topic", "timestamp", body.alias("body"))
     keys = [f.col(f"body.{_quoted(key)}").alias(column_of(key)) for key in spec.keys]
@@ -128,8 +128,8 @@ def rolled_up(messages: DataFrame, spec: RollupSpec) -> DataFrame:
 
 
 def _time(spec: RollupSpec) -> Column:
-    """A message without a readable time has that of its publication, and so has one that claims to be from the future:
-    it would close every window before it.
+    """Returns the time that a message counts for: the one in its body or, if that is missing, not readable or later,
+    when it was published. A time in the future would close every window before it.
     """
     published = f.col("timestamp")
     if spec.time is None:
@@ -152,7 +152,7 @@ def _quoted(field: str) -> str:
 
 
 def _schema(fields: list[str]) -> StructType:
-    """All values as text: a number stays as it was written, and a key may be of any type."""
+    """Returns a schema with all values as text: a number stays as it was written, and a key may be of any type."""
     tree: dict[str, Any] = {}
     for field in fields:
         branch = tree
@@ -160,7 +160,7 @@ def _schema(fields: list[str]) -> StructType:
         for part in above:
             branch = branch.setdefault(part, {})
         branch[last] = None
-    # A body needs a field to be read at all.
+    # Spark reads JSON only with a schema of at least one field.
     return _struct(tree or {"_": None})
 
 
@@ -182,11 +182,12 @@ class RollupWriter:
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         if not self._is_stored:
-            # Now, and not before the query: what it says belongs to the checkpoint, which is there from here on.
+            # This is not done before the query starts, since the identity belongs to the checkpoint, which is there
+            # from here on.
             store_identity(batch.sparkSession, self._identity, self._output)
             self._is_stored = True
-        # Computed once for both; in one partition, so that there is one file, and one token that depends on nothing
-        # but the rows.
+        # The windows are computed once for both outputs. They are in one partition, so that there is one file, and one
+        # token that depends on nothing but the rows.
         windows = batch.repartition(1).persist()
         try:
             if windows.isEmpty():
@@ -224,7 +225,7 @@ def _stored_identity(spark: SparkSession, output: str) -> str | None:
 
 
 def _read_text(spark: SparkSession, path: str) -> str | None:
-    """The first line of a small file or directory, by Spark: the output may be where only Spark can read."""
+    """Returns the first line of a small file or directory, or None. Spark reads it: only Spark may reach the output."""
     try:
         row = spark.read.text(path).first()
     except AnalysisException:

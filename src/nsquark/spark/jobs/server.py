@@ -1,6 +1,4 @@
-"""Runs a Spark Connect server on this machine, for several updates of a pipeline: only the first pays for Spark's
-start.
-"""
+"""Runs a Spark Connect server on this machine, for updates of a pipeline: only the first waits for Spark's start."""
 
 import contextlib
 import os
@@ -23,7 +21,7 @@ POLL_S = 0.1
 
 
 class ConnectServer:
-    """Runs from `start` to `stop`. Tables, metastore and log are in `directory`, which only one server can have."""
+    """Runs a server from `start` to `stop`. Tables, metastore and log are in `directory`, which is for one server."""
 
     def __init__(
         self, directory: Path, *, port: int = 0, master: str = "local[2]", settings: Mapping[str, str] | None = None
@@ -48,7 +46,7 @@ class ConnectServer:
         self.stop()
 
     def start(self) -> "ConnectServer":
-        """Returns when the port is open."""
+        """Starts the server, and returns when its port is open."""
         self.home.prepare()
         settings = {
             "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -66,7 +64,7 @@ class ConnectServer:
         ]
         command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
         with self.log.open("wb") as log:
-            # A group of its own: Ctrl-C is for whoever started this, and the server ends after the updates that use it.
+            # The server has a process group of its own: Ctrl-C must not end it before the updates that use it.
             self._process = subprocess.Popen(
                 [*command, "spark-internal"],
                 stdin=subprocess.DEVNULL,
@@ -104,7 +102,7 @@ class ConnectServer:
 
 
 def free_port() -> int:
-    """Chooses a port: Spark does not tell which one it took for 0. Another process rarely takes it first."""
+    """Chooses a free port: Spark does not tell which one it took for 0. Another process rarely takes it first."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

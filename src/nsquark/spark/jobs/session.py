@@ -1,4 +1,4 @@
-"""Holds what the jobs share: their Spark, the messages they read, and how they are stopped."""
+"""Holds what the jobs share: their Spark session, the messages they read, and how they are stopped."""
 
 import argparse
 import contextlib
@@ -26,10 +26,10 @@ LOCAL_SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "8",
-    # What goes wrong comes as an exception; what Spark logs besides are stack traces, also of a stop asked for.
+    # Errors come as exceptions; what Spark logs besides is stack traces, even of a stop that was asked for.
     "spark.log.level": "FATAL",
 }
-"""A Spark of our own has these settings; a user's --conf goes before."""
+"""A local Spark session has these settings, unless a user's --conf says otherwise."""
 
 
 NOISE = (
@@ -40,7 +40,7 @@ NOISE = (
     b"Setting Spark log level",
     b"NativeCodeLoader",
 )
-"""Java and Spark say this on every start."""
+"""Java and Spark print these lines on every start."""
 
 
 def add_spark_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +78,7 @@ def add_range_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Moment(datetime):
-    """A point in time, and how it was written."""
+    """Holds a point in time, and how it was written."""
 
     text: str
 
@@ -106,7 +106,7 @@ def _point(text: str) -> datetime | None:
 
 @contextlib.contextmanager
 def spark_session(args: argparse.Namespace, name: str) -> Iterator[SparkSession]:
-    """Gives the Spark that the arguments name, else one of our own; it is stopped at the end."""
+    """Yields the Spark session that the arguments ask for, a local one by default; it is stopped at the end."""
     builder: SparkSession.Builder = SparkSession.builder
     if args.remote:
         builder = builder.remote(args.remote)
@@ -132,7 +132,7 @@ def spark_session(args: argparse.Namespace, name: str) -> Iterator[SparkSession]
 
 @contextlib.contextmanager
 def _without_noise() -> Iterator[None]:
-    """Passes on what a Java started here and its Python workers write to stderr, but for the greetings."""
+    """Passes on what a Java that starts now, and its Python workers, write to stderr, but for the NOISE."""
     reading, writing = os.pipe()
     ours = os.dup(2)
     os.dup2(writing, 2)
@@ -154,9 +154,7 @@ def _pass_on(reading: int, ours: int) -> None:
 
 @contextlib.contextmanager
 def _short_errors() -> Iterator[None]:
-    """Shortens Spark's errors, which carry two stack traces: what helps is the sentence of the connector inside, if
-    there is one.
-    """
+    """Shortens Spark's errors, which carry two stack traces: what helps is the connector's own sentence inside."""
     try:
         yield
     except PySparkException as error:
@@ -164,7 +162,7 @@ def _short_errors() -> Iterator[None]:
 
 
 def reason_of(error: Exception) -> str:
-    """Finds the connector's own sentence, wherever Spark has put it; else the last error that it wraps."""
+    """Finds the connector's own sentence in an error of Spark's, else the last error that it wraps."""
     text = str(error)
     ours = re.findall(r"(?:^|\s)nsquark(?:\.\w+)+: (.+)$", text, re.MULTILINE)
     # After this line Spark describes the query, in lines that look like those of errors.
@@ -186,14 +184,14 @@ def nsq_options(args: argparse.Namespace) -> dict[str, str]:
 
 
 def target_options(args: argparse.Namespace) -> dict[str, str]:
-    """The options that say where to publish: the nsqds named for it, else those that are read from."""
+    """Returns the options that say where to publish: the nsqds named for it, else those that are read from."""
     if not args.to_nsqd_http_address:
         return nsq_options(args)
     return {"nsqd": ",".join(args.to_nsqd_http_address), **access_options(args)}
 
 
 def source_options(args: argparse.Namespace) -> dict[str, str]:
-    """Returns all that the source is told: where NSQ is, what to read, and what --option adds or says otherwise."""
+    """Returns all options of the source: where NSQ is, what to read, and what --option adds or says otherwise."""
     given = settings_of(args.option, "--option")
     has_pattern = any(name.lower() == "topicpattern" for name in given)
     if bool(args.topic) == has_pattern:
@@ -203,14 +201,14 @@ def source_options(args: argparse.Namespace) -> dict[str, str]:
 
 
 def access_options(args: argparse.Namespace) -> dict[str, str]:
-    """The options that say who asks, and how; readers and writers have the same ones."""
+    """Returns the options for AUTH and TLS, which readers and writers have in common."""
     given = settings_of(args.option, "--option")
     access = {name: value for name, value in given.items() if name.lower().startswith(("auth", "tls"))}
     return {**({"authSecretFile": args.auth_secret_file} if args.auth_secret_file else {}), **access}
 
 
 def check_source(args: argparse.Namespace) -> None:
-    """Says what is missing before Spark is started, which takes seconds."""
+    """Raises if a flag is missing, before Spark is started, which takes seconds."""
     if not args.archive:
         if not args.topic and not args.option:
             raise UserError("say what to read: --topic, or --archive for all topics of an archive")
@@ -224,7 +222,7 @@ def read_messages(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
         messages = _read_archive(spark, args.archive)
         if args.topic:
             messages = messages.where(col("topic").isin(args.topic))
-        # Named so that Spark opens the directories of these days only.
+        # These conditions are on `date`, so that Spark opens the directories of these days only.
         if args.since:
             messages = messages.where(col("date") >= lit(args.since.date()))
         if args.until:
@@ -234,7 +232,8 @@ def read_messages(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
         if args.since:
             options["startingTimestamp"] = int(args.since.timestamp() * 1000)
         messages = spark.read.format("nsq").options(**options).load()
-    # The log is in the order of arrival, and a deferred message keeps the time at which it was published.
+    # The log is in the order of arrival, and a deferred message keeps the time at which it was published: so each
+    # message is checked.
     if args.since:
         messages = messages.where(col("timestamp") >= lit(args.since))
     if args.until:
@@ -254,9 +253,8 @@ def _read_archive(spark: SparkSession, directory: str) -> DataFrame:
 
 @contextlib.contextmanager
 def stop_requested() -> Iterator[threading.Event]:
-    """Gives an event that Ctrl-C and SIGTERM set instead of an exception: an exception in the middle of a call leaves
-    Spark's client in a state that cannot be stopped cleanly. To be entered after Spark was started, which sets a
-    handler of its own.
+    """Yields an event that Ctrl-C and SIGTERM set. An exception instead, in the middle of a call, would leave Spark's
+    client in a state that cannot be stopped cleanly. Enter it after Spark is started, which sets a handler of its own.
     """
     event = threading.Event()
 

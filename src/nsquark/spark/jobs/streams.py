@@ -1,4 +1,4 @@
-"""What the streaming jobs share: how long they go on, where their position is, and what is said of their batches."""
+"""Holds what the streaming jobs share: their flags, when their batches run, and how a query is followed and stopped."""
 
 import argparse
 import threading
@@ -16,7 +16,7 @@ from nsquark.spark.jobs.progress import Progress, Terminal
 
 POLL_S = 0.5
 BATCH_WAIT_S = 30.0
-"""A stop waits so long for the batch that is being written."""
+"""A stop waits this long for the batch that is being written."""
 BETWEEN_POLL_S = 0.01
 BATCH_MESSAGES_DEFAULT = 1_000_000
 
@@ -35,14 +35,14 @@ def add_stream_arguments(parser: argparse.ArgumentParser, channel: str) -> None:
 
 
 def stream_options(args: argparse.Namespace) -> dict[str, str]:
-    """The options of the source that these arguments say."""
+    """Returns the options of the source that these arguments stand for."""
     if args.batch_messages < 1:
         raise UserError("--batch-messages is below 1: write how many messages a batch may have")
     return {"channel": args.channel, "maxMessagesPerTrigger": str(args.batch_messages)}
 
 
 def every_ms_of(args: argparse.Namespace) -> int | None:
-    """The time between two batches; None: up to what is there now, and no further."""
+    """Returns the time between two batches, or None to read up to what is there now and no further."""
     if not args.continuous:
         return None
     try:
@@ -52,7 +52,7 @@ def every_ms_of(args: argparse.Namespace) -> int | None:
 
 
 def resolved(output: str) -> str:
-    """A directory in full, since Spark may work elsewhere; a URL as it is."""
+    """Returns a directory as an absolute path, since Spark may work elsewhere, and a URL as it is."""
     return output if "://" in output else str(Path(output).resolve())
 
 
@@ -64,13 +64,13 @@ def triggered(writer: DataStreamWriter, every_ms: int | None) -> DataStreamWrite
 
 @dataclass
 class Followed:
-    """What a query did while it was followed."""
+    """Counts what a query did while it was followed."""
 
     batch: int = -1
     batches: int = 0
     rows: int = 0
     late: int = 0
-    """Rows that came after their window was closed."""
+    """This many rows came after their window was closed."""
     seconds: float = 0.0
 
     def __str__(self) -> str:
@@ -79,14 +79,14 @@ class Followed:
 
 
 def follow(query: StreamingQuery, stop: threading.Event) -> Followed:
-    """Shows the batches of a query until it ends, or ends it between two batches when a stop is asked for."""
+    """Shows the batches of a query until it ends; when `stop` is set, ends it between two batches."""
     terminal, began, followed = Terminal(), time.monotonic(), Followed()
     while query.isActive and not stop.wait(POLL_S):
         _show(query, followed, terminal)
     if query.isActive:
         _wait_between_batches(query)
         query.stop()
-    # Says what ended it, if anything did.
+    # This raises the error that ended the query, if one did.
     query.awaitTermination()
     _show(query, followed, terminal)
     followed.seconds = time.monotonic() - began
@@ -94,14 +94,16 @@ def follow(query: StreamingQuery, stop: threading.Event) -> Followed:
 
 
 def _wait_between_batches(query: StreamingQuery) -> None:
-    """A batch that is broken off is only repeated by the next run, but its files stay for readers that do not know."""
+    """Waits until no batch runs. The next run would repeat one that is broken off, but its files would stay, for
+    readers that do not use Spark's list.
+    """
     deadline = time.monotonic() + BATCH_WAIT_S
     while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
         time.sleep(BETWEEN_POLL_S)
 
 
 def _show(query: StreamingQuery, followed: Followed, terminal: Terminal) -> None:
-    """Shows the batches that came since."""
+    """Shows the batches that were not shown before."""
     for report in query.recentProgress:
         fields: dict[str, Any] = dict(report)
         progress = Progress.from_report(fields)

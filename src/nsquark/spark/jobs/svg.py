@@ -1,4 +1,4 @@
-"""Plots as SVG, made without a browser: text keeps its size on a phone, since only the inner picture is stretched.
+"""Draws plots as SVG, without a browser: text keeps its size on a phone, since only the inner picture is stretched.
 
 Colours are classes of the page's style sheet, so that one picture is right on light and dark. All text is escaped here.
 """
@@ -16,27 +16,29 @@ TOP_PX, BOTTOM_PX = 18, 22
 PLOT_PX = HEIGHT_PX - TOP_PX - BOTTOM_PX
 SMALL_HEIGHT_PX = 120
 STEPS = 1000
-"""Of a plot's height: coordinates are whole numbers, which keeps a page small."""
+"""A plot is this many units high: coordinates are whole numbers, which keeps a page small."""
 GRID_LINES = 4
 TEXT_CHARS_MAX = 1000
 
 
 @dataclass(frozen=True)
 class PlotLine:
+    """Describes a line of a plot."""
+
     name: str
     style: str
-    """The class of its colour."""
+    """This is the class of the line's colour."""
     values: Sequence[float]
 
 
 def escape(text: str) -> str:
-    """Text that strangers wrote, fit for any place in a page."""
+    """Makes text that strangers wrote fit for any place in a page."""
     return html.escape(printable(text, TEXT_CHARS_MAX))
 
 
 def grid_step(top: float, base: int = 10) -> float:
-    """A round number, of which about GRID_LINES reach up to `top`: 1, 2 or 5 times a power of ten, of a unit of 1024
-    each where values are bytes.
+    """Returns the step between grid lines, a round number of which about GRID_LINES reach up to `top`: 1, 2 or 5 times
+    a power of ten. With base 1024, for bytes, it is such a number of B, KiB, MiB and so on.
     """
     least = top / GRID_LINES
     if least <= 0:
@@ -56,7 +58,7 @@ def time_plot(
     said: Callable[[float], str],
     base: int = 10,
 ) -> str:
-    """Values over time in steps. `ticks` are spread over the axis; each of `points` says when a value is from."""
+    """Draws values over time in steps. `ticks` are spread over the axis; each of `points` says when a value is from."""
     highest = max((value for line in lines for value in line.values), default=0)
     step = grid_step(highest, base)
     heights = [step * number for number in range(max(1, math.ceil(highest / step - 1e-9)) + 1)]
@@ -100,7 +102,7 @@ def _grid(heights: Sequence[float]) -> str:
 
 
 def _labels(heights: Sequence[float], said: Callable[[float], str]) -> str:
-    """Over the lines, whose colour a halo keeps off the text."""
+    """Writes the labels of the grid. They are above the lines, whose colour a halo keeps off the text."""
     return "".join(
         f'<text class="tick" y="{_y(height, heights[-1]) - 4:.1f}">{escape(said(height))}</text>'
         for height in heights[1:]
@@ -108,7 +110,7 @@ def _labels(heights: Sequence[float], said: Callable[[float], str]) -> str:
 
 
 def _ticks(ticks: Sequence[str]) -> str:
-    """Every second one is left out on a narrow screen."""
+    """Writes the labels of the axis; every second one is left out on a narrow screen."""
     last = len(ticks) - 1
     drawn = []
     for number, text in enumerate(ticks):
@@ -122,7 +124,7 @@ def _ticks(ticks: Sequence[str]) -> str:
 
 
 def bar_plot(title: str, style: str, counts: Sequence[int], said: Sequence[str], ends: tuple[str, str]) -> str:
-    """A distribution: a bar for each count, said in words by `said`, between the two ends of the axis."""
+    """Draws a distribution: a bar for each count, which `said` has in words, between the two ends of the axis."""
     top = max(counts, default=0) or 1
     bars = "".join(
         f'<rect class="bar {style}" x="{place + 0.08:.2f}" width=".84" y="{STEPS - _height(count, top)}" '
@@ -146,12 +148,12 @@ def bar_plot(title: str, style: str, counts: Sequence[int], said: Sequence[str],
 
 
 def _height(count: int, top: int) -> int:
-    """At least a trace: one message among a million is there to be seen."""
+    """Returns the height of a bar, at least a trace: one message among a million is there to be seen."""
     return max(round(STEPS * count / top), STEPS // 60)
 
 
 def share_bar(shares: Sequence[tuple[str, float]]) -> str:
-    """A bar across a cell of a table, in pieces: the class and the share of each. The numbers stand beside it."""
+    """Draws a bar across a cell of a table, in pieces, each with a class and a share. The numbers stand beside it."""
     drawn, x = [], 0.0
     for style, share in shares:
         if share > 0:

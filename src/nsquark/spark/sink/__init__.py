@@ -1,1 +1,1 @@
-"""Writes to NSQ: rows become messages, at least once or exactly once."""
+"""Writes to NSQ from Spark: rows become messages, at least once or exactly once."""

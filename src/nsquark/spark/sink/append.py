@@ -1,7 +1,7 @@
-"""Appends once: a partition's rows for a topic go to one nsqd's log all or none, and once however Spark retries.
+"""Appends exactly once: a partition's rows for a topic go to one nsqd's log all or none, however Spark retries.
 
-Spark runs a task again after a failure, and a whole batch again after a restart. What makes the second time harmless
-is the token of an append (docs/log-api.md). Two things are easy to get wrong here:
+Spark runs a task again after a failure, and a whole batch again after a restart. The token of an append makes the
+second time harmless (docs/log-api.md). Two things are easy to get wrong here:
 
 * The rows of a retried task come in another order if there is a shuffle before it. So whatever the token stands for
   must be the same for the same rows in any order: the token has the sum of their hashes, and where rows are cut into
@@ -34,19 +34,17 @@ from nsquark.wire.record import RECORD_OVERHEAD_BYTES, SIZE_BYTES
 T = TypeVar("T")
 
 PIECE_LOG_BYTES_MAX = 64 << 20
-"""The most bytes of one append. They decide where rows are cut, so another value would make other tokens for the same
-rows.
-"""
+"""One append has at most this many bytes. It decides where rows are cut: with another value, tokens change."""
 PARTITION_BYTES_MAX = 512 << 20
-"""The most bytes of a partition's bodies, which are held in memory until all are known; nsqd stages 1 GiB in all."""
-PART_MESSAGES_MAX = 1 << 30
-"""The most messages of a part: no limit, in effect, since parts are bounded by their bytes."""
-TRY_AGAIN = frozenset({"NOT_STAGED", "INCOMPLETE", "APPENDING", "ABORTED", "TOPIC_NOT_FOUND"})
-"""The codes after which everything is staged again: nsqd was restarted, or another attempt is at work, or the topic was
-just deleted.
+"""A partition's bodies have at most this many bytes: they are held in memory until all are known, and nsqd stages no
+more than 1 GiB in all.
 """
+PART_MESSAGES_MAX = 1 << 30
+"""This is no limit, in effect: parts are bounded by their bytes."""
+TRY_AGAIN = frozenset({"NOT_STAGED", "INCOMPLETE", "APPENDING", "ABORTED", "TOPIC_NOT_FOUND"})
+"""After these codes all is staged again: nsqd was restarted, another attempt is at work, or the topic was deleted."""
 NOT_APPENDED = frozenset({"NOT_STAGED", "INCOMPLETE", "TOPIC_NOT_FOUND"})
-"""The codes by which nsqd says for sure that nothing was appended under the token."""
+"""By these codes nsqd says for sure that nothing was appended under the token."""
 RETRY_FIRST_S, RETRY_LAST_S = 0.05, 2.0
 
 
@@ -55,7 +53,7 @@ class AppendFailed(RuntimeError):
 
 
 def choose_nsqd(addresses: Sequence[str], name: str, topic: str) -> str:
-    """Chooses the same nsqd for every attempt, whatever order the addresses have; each name goes elsewhere."""
+    """Chooses an nsqd by name and topic: every attempt gets the same one, whatever order the addresses have."""
     return max(addresses, key=lambda address: digest([address, name, topic]))
 
 
@@ -88,10 +86,10 @@ class Collected:
 
 
 def pieces(bodies: Bodies, part_bytes: int, log_bytes_max: int = PIECE_LOG_BYTES_MAX) -> tuple[str, list[Bodies]]:
-    """Returns what identifies these rows in any order, and the rows as appends: the same ones for the same rows in any
-    order.
+    """Returns a text that identifies these rows, and the rows cut into appends: the text and the cuts are the same for
+    the same rows in any order.
 
-    Rows that fit into one part cannot be mixed up and keep their order.
+    Rows that fit into one part are not cut, and keep their order.
     """
     hashes, total = bodies.hashes()
     _, offsets = bodies.buffers()
@@ -107,7 +105,7 @@ def _cut(bodies: Bodies, log_bytes_max: int) -> Iterator[Bodies]:
     _, offsets = bodies.buffers()
     start, rows = 0, len(bodies)
     while start < rows:
-        # Up to a row the log takes offsets[row] + RECORD_OVERHEAD_BYTES * row bytes, which rises with the row.
+        # The rows before `row` take offsets[row] + RECORD_OVERHEAD_BYTES * row bytes in the log: it rises with `row`.
         limit = log_bytes_max + offsets[start] + RECORD_OVERHEAD_BYTES * start
         end = bisect_right(range(rows + 1), limit, lo=start, key=lambda row: offsets[row] + RECORD_OVERHEAD_BYTES * row)
         end = max(end - 1, start + 1)
@@ -116,7 +114,7 @@ def _cut(bodies: Bodies, log_bytes_max: int) -> Iterator[Bodies]:
 
 
 class Appenders:
-    """Appends under tokens, to the nsqd that each name belongs to."""
+    """Appends rows under tokens, each to the nsqd that its name and topic choose."""
 
     def __init__(self, options: SinkOptions, log_bytes_max: int = PIECE_LOG_BYTES_MAX) -> None:
         self._options = options
@@ -133,14 +131,14 @@ class Appenders:
             appender.close()
 
     def append(self, name: str, bodies: Bodies) -> None:
-        """Returns when all messages are in the log, by this attempt or by an earlier one."""
+        """Appends messages; returns when all are in the log, by this attempt or by an earlier one."""
         appender = self.of(choose_nsqd(self._options.nsqd, name, bodies.topic))
         content, parts = pieces(bodies, self._options.request_bytes_max, self._log_bytes_max)
         for number, piece in enumerate(parts):
             appender.append(digest([name, content, number]), piece)
 
     def of(self, address: str) -> Appender:
-        """Returns the one for this nsqd, which stays connected until all are closed."""
+        """Returns the appender for an nsqd, which stays connected until all are closed."""
         appender = self._by_address.get(address)
         if appender is None:
             appender = self._by_address[address] = Appender(address, self._options)
@@ -148,7 +146,7 @@ class Appenders:
 
 
 class _Staged(msgspec.Struct):
-    """The answer to a part."""
+    """Describes nsqd's answer to a staged part."""
 
     duplicate: bool
 
@@ -168,8 +166,8 @@ class Appender:
         self._insist(lambda: self._try(token, piece), piece.topic, len(piece))
 
     def was_appended(self, token: str, topic: str, messages: int) -> bool:
-        """Whether an earlier process appended these messages, which are one part; if it only staged them, they are
-        appended now.
+        """Tells whether an earlier process appended these messages, which are one part; if it only staged them, they
+        are appended now.
         """
 
         def ask() -> bool:
@@ -184,7 +182,7 @@ class Appender:
         return self._insist(ask, topic, messages)
 
     def _insist(self, action: Callable[[], T], topic: str, messages: int) -> T:
-        """Tries again what may pass, until the time is over."""
+        """Repeats an action after errors that may pass, until the time is over."""
         deadline: float | None = None
         pause_s = RETRY_FIRST_S
         while True:

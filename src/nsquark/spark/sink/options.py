@@ -1,4 +1,4 @@
-"""Reads what `.option(...)` says to the sink, checked before anything is sent."""
+"""Reads and checks the options of the sink, before anything is sent."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ OPTION_NAMES = frozenset(
 )
 
 MESSAGE_BYTES_MAX_DEFAULT = 1 << 20
-"""nsqd's own default of --max-msg-size."""
+"""This is nsqd's own default of --max-msg-size."""
 REQUEST_BYTES_MAX_DEFAULT = 1 << 20
-"""The most bytes of an MPUB: beyond it nothing gets faster. nsqd takes 5 MB by default."""
+"""An MPUB has at most this many bytes: beyond it nothing gets faster. nsqd takes 5 MB by default."""
 REQUEST_BYTES_MIN = 1024
 WRITE_TIMEOUT_S_DEFAULT = 60.0
 TOKEN_CHARS_MAX = 1000
@@ -49,30 +49,30 @@ TOKEN_CHARS_MAX = 1000
 
 @dataclass(frozen=True)
 class SinkOptions:
+    """Holds the options of the sink, parsed and checked."""
+
     nsqd: tuple[str, ...]
     lookupd: tuple[str, ...]
     topic: str | None
-    """The topic of all rows; if it is None, each row's own column says."""
+    """All rows go to this topic; if it is None, the column `topic` names that of each row."""
     idempotent: bool
     token: str | None
-    """The name of a batch write, so that it can be repeated."""
+    """This names a batch write, so that it can be repeated."""
     message_bytes_max: int
     request_bytes_max: int
     write_timeout_s: float
     auth_secret: str = field(repr=False)
     tls: HttpTls | None
-    """The TLS of connections to nsqds; if it is None, they are plain."""
+    """Connections to nsqds use this TLS; if it is None, they are plain."""
 
     @property
     def access(self) -> Access:
-        """Returns what HTTP shows, which asks for certificates where its addresses say https."""
+        """Returns what HTTP requests need: TLS files, which https addresses use, and the secret."""
         return Access(self.tls or HttpTls(), self.auth_secret)
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
-        """Reads the options. Names count without regard to case. Names that mean nothing to nsq are the caller's to
-        refuse.
-        """
+        """Reads the options. Case does not matter in their names. The caller refuses unknown names."""
         lowered = {name.lower(): value for name, value in options.items()}
         _refuse_source_options(lowered)
         given = {name: lowered[name.lower()] for name in OPTION_NAMES if name.lower() in lowered}

@@ -1,6 +1,4 @@
-"""Reads the rows that Spark hands to the sink: which columns they may have is checked, and they are
-grouped by topic.
-"""
+"""Reads the rows that Spark hands to the sink: checks their columns and values, and groups them by topic."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ if TYPE_CHECKING:
 
 BODY, TOPIC, DEFER_MS = "body", "topic", "defer_ms"
 SOURCE_COLUMNS = frozenset({"nsqd", "seq", "id", "timestamp"})
-"""The columns that the source gives beside topic and body: left out here, so that what was read can be written as it
-is.
-"""
+"""The source has these columns beside topic and body. The sink drops them, so that what was read can be written."""
 
 _TYPES = {
     BODY: ("string", "binary"),
@@ -37,7 +33,7 @@ class BadRow(ValueError):
 
 
 def check_schema(schema: StructType, topic: str | None, *, idempotent: bool) -> None:
-    """Checks the columns; ValueError says which one is missing, not known or of the wrong type."""
+    """Checks the columns; raises ValueError for one that is missing, not known or of the wrong type."""
     found = {field.name.lower(): field.dataType.simpleString() for field in schema.fields}
     if BODY not in found:
         raise ValueError("the nsq sink writes the column body: make it, for example by to_json(struct(*)) AS body")
@@ -55,7 +51,7 @@ def check_schema(schema: StructType, topic: str | None, *, idempotent: bool) -> 
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
-    """Messages for one topic, as a binary column without nulls."""
+    """Holds messages for one topic, as a binary column without nulls."""
 
     topic: str
     column: pa.Array
@@ -64,7 +60,7 @@ class Bodies:
         return len(self.column)
 
     def buffers(self) -> tuple[memoryview, memoryview]:
-        """Returns (data, offsets) of just these rows."""
+        """Returns the data of the column, and the offsets in it of just these rows."""
         _, offsets, data = self.column.buffers()
         first = self.column.offset
         rows = memoryview(offsets).cast("B").cast("i")[first : first + len(self.column) + 1]
@@ -92,7 +88,7 @@ class Bodies:
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """One message that nsqd keeps back for a while."""
+    """Holds one message that nsqd is to keep back for a while."""
 
     topic: str
     body: bytes
@@ -100,7 +96,7 @@ class Deferred:
 
 
 class RowReader:
-    """Reads the record batches of one partition; `row` is how many rows came before the next one."""
+    """Reads the record batches of one partition; `row` counts the rows that were read."""
 
     def __init__(self, partition: int, topic: str | None, message_bytes_max: int) -> None:
         self.row = 0
@@ -111,7 +107,7 @@ class RowReader:
 
     def read(self, batch: pa.RecordBatch) -> tuple[list[Bodies], list[Deferred]]:
         columns = {name.lower(): batch.column(index) for index, name in enumerate(batch.schema.names)}
-        # Also makes one type of string, binary and their large forms; the bytes of a string stay where they are.
+        # The cast makes one type of string, binary and their large forms; the bytes of a string are not copied.
         body = columns[BODY].cast(pa.binary())
         self._check_bodies(body)
         topics = None if self._topic is not None else columns[TOPIC].cast(pa.string())
@@ -152,7 +148,7 @@ class RowReader:
         return [Deferred(*row) for row in zip(names, bodies, waits, strict=True)]
 
     def _delays(self, column: pa.Array) -> pa.Array:
-        """Reads the delays; a null is no delay."""
+        """Reads the delays of rows; null means no delay."""
         delays = pc.fill_null(column.cast(pa.int64()), 0)
         self._refuse(pc.less(delays, 0), "its defer_ms is negative: give milliseconds from now, or null")
         return delays
@@ -185,7 +181,7 @@ class RowReader:
             self._known_topics.add(name)
 
     def _refuse(self, is_bad: pa.Array, reason: str) -> None:
-        """Raises for the first bad row, if there is one."""
+        """Raises BadRow for the first bad row, if there is one."""
         index = _first(is_bad)
         if index >= 0:
             raise BadRow(f"row {self.row + index} of partition {self.partition} cannot be written: {reason}")

@@ -1,6 +1,6 @@
-"""Writes `df.write.format("nsq")` and `df.writeStream.format("nsq")`: rows become messages.
+"""This is `df.write.format("nsq")` and `df.writeStream.format("nsq")`: it writes rows as messages.
 
-A task goes over its rows once: they are checked (`sink_rows`), and either published as they come (`publisher`: at least
+A task goes over its rows once: they are checked (`rows`), and either published as they come (`publisher`: at least
 once) or collected and appended under a token (`append`: once, with `idempotent=true`).
 """
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 REQUEST_MESSAGES_MAX = 20_000
-"""The most messages of an MPUB, so that many small ones do not hold up nsqd's other publishers."""
+"""An MPUB has at most this many messages, so that many small ones do not hold up nsqd's other publishers."""
 QUERY_ID_PROPERTY = "sql.streaming.queryId"
 BATCH_ID_PROPERTY = "streaming.sql.batchId"
 
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What a task did: all of its messages are with an nsqd."""
+    """Says that an nsqd has all messages of a task, and how many there are."""
 
     messages: int
 
@@ -67,7 +67,7 @@ class NsqBatchWriter(DataSourceArrowWriter):
 
 
 class NsqStreamWriter(DataSourceStreamArrowWriter):
-    """Writes each micro-batch of a stream. There is nothing left to do when all tasks are done."""
+    """Writes each micro-batch of a stream. When all tasks are done, nothing is left to do."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -92,7 +92,7 @@ def write_partition(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> 
 
 
 def attempt_name(options: SinkOptions, context: TaskContext) -> str:
-    """Names what all attempts at this partition of this write have in common, and nothing else has."""
+    """Returns a name that all attempts at this partition of this write have in common, and nothing else has."""
     query, batch = context.getLocalProperty(QUERY_ID_PROPERTY), context.getLocalProperty(BATCH_ID_PROPERTY)
     if options.token is None and (query is None or batch is None):
         raise OptionError(

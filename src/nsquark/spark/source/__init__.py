@@ -1,1 +1,1 @@
-"""Reads from NSQ: offsets, plans, and what a task streams from nsqd."""
+"""Reads from NSQ for Spark: plans what a batch or stream reads, and streams ranges of the log from nsqd in tasks."""

@@ -1,4 +1,4 @@
-"""Decides how much of what there is a batch takes: the limits of the options, shared out over topics and nsqds."""
+"""Decides how much a batch reads: it shares out the limits of the options over topics and nsqds."""
 
 import time
 from collections.abc import Mapping
@@ -11,6 +11,8 @@ from nsquark.spark.source.plan import Planner, RangePlan, Ranges
 
 
 class Admission:
+    """Applies the limits of a query's options to its batches."""
+
     def __init__(self, options: SourceOptions, cluster: Cluster, planner: Planner):
         self._options = options
         self._cluster = cluster
@@ -19,9 +21,7 @@ class Admission:
         self._planned: tuple[Ranges, dict[Key, RangePlan]] = ({}, {})
 
     def admit(self, ranges: Ranges, *, limited: bool, may_wait: bool) -> dict[Key, int] | None:
-        """Tells up to where each range is taken; None if there are too few messages, so that the
-        query waits for more.
-        """
+        """Returns up to where a batch reads each range, or None if the query has to wait for more messages."""
         options = self._options
         if not limited:
             return {key: wanted.high for key, wanted in ranges.items()}
@@ -59,7 +59,7 @@ class Admission:
         return {**ends, **cut}
 
     def _plans(self, ranges: Ranges) -> dict[Key, RangePlan]:
-        """Asks for plans, which are remembered for the polls of a query that waits for its minimum."""
+        """Returns the plans of ranges. They are remembered, since a query that waits for its minimum keeps asking."""
         if self._planned[0] != ranges:
             plans: dict[Key, RangePlan] = {}
             nsqds = self._cluster.nsqds()

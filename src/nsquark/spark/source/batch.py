@@ -1,4 +1,4 @@
-"""Plans a batch read: every nsqd must answer, since what it has would otherwise be missing without a word."""
+"""Plans a batch read. Every nsqd must answer, since what it has would otherwise be missing without a word."""
 
 from collections.abc import Callable, Mapping
 
@@ -18,7 +18,7 @@ Narrow = Callable[[Ranges, Mapping[str, RangeNsqd]], Ranges]
 
 
 def plan_batch(options: SourceOptions, narrow: Narrow = lambda ranges, _: ranges) -> list[Partition]:
-    """Makes the partitions of a batch read; `narrow` leaves out what a filter would drop anyway."""
+    """Makes the partitions of a batch read; `narrow` leaves out ranges that a filter would drop anyway."""
     nsqds = _nsqds(options)
     try:
         heads = {
@@ -60,7 +60,7 @@ def _nsqds(options: SourceOptions) -> dict[str, RangeNsqd]:
 
 
 def _check_expected(options: SourceOptions, nsqds: dict[str, RangeNsqd]) -> None:
-    """Refuses to go on without the nsqds that are expected: nsqlookupd forgets an nsqd as soon as it is down."""
+    """Raises if an expected nsqd is missing, and warns if none is named: nsqlookupd forgets an nsqd that is down."""
     there = ", ".join(f"{nsqd_id} at {nsqd.address}" for nsqd_id, nsqd in nsqds.items()) or "none"
     expected = options.expected_nsqds
     if expected is None:

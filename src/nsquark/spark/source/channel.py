@@ -1,4 +1,4 @@
-"""Keeps the query's channel: on each nsqd it holds what the query has not yet read, and shows its lag."""
+"""Keeps the query's channel, which holds on each nsqd what the query has not read yet, and shows its lag."""
 
 import time
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from nsquark.spark.source.offsets import Key, Offset
 log = library_log("nsquark.spark")
 
 ALIVE_INTERVAL_S = 30.0
-"""At least so often, or at a third of channelTtl, nsqd hears of the query even if nothing moves."""
+"""nsqd hears of the query at least this often, or at a third of channelTtl if that is less, even if nothing moves."""
 
 
 class _Committed(msgspec.Struct):
@@ -24,8 +24,8 @@ class _Committed(msgspec.Struct):
 
 
 class SourceChannel:
-    """Keeps what is not read from being removed. Commits are idempotent and only go forward: the next one makes up for
-    one that is lost.
+    """Keeps messages that are not read yet from being removed. Commits are idempotent and only go forward, so the next
+    one makes up for one that is lost.
     """
 
     def __init__(self, options: SourceOptions):
@@ -36,8 +36,8 @@ class SourceChannel:
         self._alive_interval_s = min(ALIVE_INTERVAL_S, ttl_s / 3) if ttl_s else ALIVE_INTERVAL_S
 
     def commit(self, offset: Offset, nsqds: Mapping[str, RangeNsqd]) -> dict[Key, int]:
-        """Commits that all below the offset is done. A channel that is not there is made, at the offset. Returns, as
-        far as it was asked, below which number messages were removed before the channel held them.
+        """Commits that all below the offset is done, which makes a channel that is not there. Returns, for each key
+        that was committed, below which number messages were removed.
         """
         assert offset.query is not None
         removed: dict[Key, int] = {}
@@ -55,7 +55,7 @@ class SourceChannel:
         return seq != committed or time.monotonic() - at >= self._alive_interval_s
 
     def commit_keys(self, nsqd: RangeNsqd, owner: str, seqs: Mapping[Key, int]) -> dict[Key, int]:
-        """Commits keys of one nsqd, in one request."""
+        """Commits keys of one nsqd together; returns, for each, below which number messages were removed."""
         self._owner = owner
         if not seqs:
             return {}
@@ -82,8 +82,8 @@ class SourceChannel:
         return nsqd.ask_many("/channel/commit", "commits", commits, "commits", **about)
 
     def keep_alive(self, nsqds: Mapping[str, RangeNsqd]) -> None:
-        """Keeps the channel during batches that take longer than channelTtl. It is called in another thread, with
-        connections of its own.
+        """Keeps the channel during batches that take longer than channelTtl. It runs in another thread, so it makes its
+        own connections.
         """
         now = time.monotonic()
         for nsqd_id, nsqd in nsqds.items():

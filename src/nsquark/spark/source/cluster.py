@@ -1,6 +1,4 @@
-"""Knows the nsqds of a streaming query, as its driver sees them: found in the background, asked for
-heads when needed.
-"""
+"""Knows the nsqds of a streaming query: its driver finds them in the background, and asks for heads when needed."""
 
 import re
 import threading
@@ -18,28 +16,28 @@ from nsquark.wire.names import is_ephemeral
 log = library_log("nsquark.spark")
 
 FIND_INTERVAL_S = 2.0
-"""So soon a new nsqd, or one that is back, is noticed."""
+"""A new nsqd, or one that is back, is noticed after about this time."""
 ASKED_EACH_POLL_MAX = 4
-"""Spark polls every 15 ms when it has nothing to do. Up to so many nsqds are asked each time; with more of them, asking
-may take a share of the driver's time.
+"""Up to this many nsqds are asked at each of Spark's polls, which come every 15 ms when there is nothing to do. With
+more nsqds, asking takes at most HEADS_TIME_SHARE of the driver's time.
 """
 HEADS_TIME_SHARE = 0.1
 SINGLE_TOPICS_MAX = 4
-"""Up to so many topics are asked for one by one; above, nsqd is asked for all it has."""
+"""Up to this many topics are asked for one by one; for more, nsqd is asked for all that it has."""
 WAIT_INTERVAL_S = 0.2
 FOREIGN_SKIPPED = "%s is an nsqd without a log API; what it has is not read (onForeignNsqd=skip)"
 
 
 class Head(NamedTuple):
+    """Says where the log of a key begins and ends, and of which incarnation of the topic it is."""
+
     first: int
     next: int
     topic_id: str = ""
 
 
 class Heads(dict[Key, Head]):
-    """The heads of every key that could be asked for, and the nsqds that answered, which may have
-    none of the topics.
-    """
+    """Maps each key to its head. `nsqds` has the ids of the nsqds that answered, even if they have no such topics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,8 +45,8 @@ class Heads(dict[Key, Head]):
 
 
 class Cluster:
-    """Asks for heads in the foreground, since a poll after a publish must see it (`processAllAvailable`). What could
-    hang is done in the background: finding nsqds, and trying those that do not answer.
+    """Asks for heads in the foreground, since a poll after a publish must see the message (`processAllAvailable`). What
+    could hang is done in the background: finding nsqds, and trying those that do not answer.
     """
 
     def __init__(self, options: SourceOptions, in_background: Callable[[], None] = lambda: None):
@@ -67,8 +65,8 @@ class Cluster:
         self._heads_until = 0.0
 
     def remember(self, addresses: Mapping[str, str]) -> None:
-        """Remembers where nsqds were that the query has read. They are looked for there too when nsqlookupds forget
-        them, which they do at once when a connection breaks.
+        """Remembers the addresses of nsqds that the query has read. They are looked for there too when nsqlookupds
+        forget them, which happens as soon as a connection breaks.
         """
         if self._options.lookupd:
             self._known = {
@@ -92,12 +90,12 @@ class Cluster:
 
     @property
     def silent(self) -> list[str]:
-        """Returns what is said of the addresses that do not answer."""
+        """Returns why addresses do not answer, with a text for each."""
         with self._lock:
             return list(self._silent.values())
 
     def replaced_by(self, nsqd_id: str) -> RangeNsqd | None:
-        """Returns the nsqd that answers now where this one was."""
+        """Returns the nsqd that answers now where the nsqd with this id was, if another does."""
         with self._lock:
             return self._replaced.get(nsqd_id)
 
@@ -125,7 +123,7 @@ class Cluster:
         return {Key(head.topic, nsqd.id): Head(head.first, head.next, head.id) for head in found}
 
     def wait_for(self, ids: Collection[str]) -> dict[str, RangeNsqd]:
-        """Returns all of these nsqds, or raises after readTimeout: a batch that was begun needs them."""
+        """Returns the nsqds once all of `ids` answer; raises after readTimeout. A batch that was begun needs them."""
         deadline = time.monotonic() + self._options.read_timeout_s
         while True:
             nsqds = self.nsqds()
@@ -143,7 +141,7 @@ class Cluster:
     # -- what does not answer ----------------------------------------------------------------------------
 
     def mark_silent(self, error: Unreachable) -> None:
-        """Leaves an nsqd out until the background finds that it answers again."""
+        """Leaves an nsqd out until the background thread finds that it answers again."""
         with self._lock:
             for nsqd in [nsqd for nsqd in self._nsqds.values() if nsqd.address == error.address]:
                 nsqd.close()
@@ -176,7 +174,7 @@ class Cluster:
                 self._in_background()
                 said = ""
             except Unreachable as error:
-                if said != str(error):  # once, not each time
+                if said != str(error):  # the same error is logged once
                     said = str(error)
                     log.warning("%s", error)
             except NsqdError as error:

@@ -1,12 +1,13 @@
-"""This is `format("nsq")`: what Spark asks for, and who answers.
+"""This is `format("nsq")`: it answers what Spark asks for, and shows which module does the work.
 
 A batch read is planned by `batch.plan_batch` from what the nsqds have now; a stream by `stream.NsqStreamReader`, batch
 after batch. Both are then read by tasks, anywhere in the cluster, through `packed_rows.read_partition`. Writing is in
 `sink`.
 
-How Spark 4.2 and 4.3 call `NsqDataSource`: at `load()` without a schema, `__init__` and `schema()`; with a schema given
-by the user, `__init__` when the query starts. For a write, `__init__` and `writer()` or `streamWriter()`; a streaming
-write makes another instance, which is never asked for anything. So `__init__` cannot always know what it is for.
+Spark 4.2 and 4.3 call `NsqDataSource` as follows. At `load()` without a schema they call `__init__` and `schema()`;
+with a schema given by the user, they call `__init__` when the query starts. For a write, they call `__init__` and
+`writer()` or `streamWriter()`; a streaming write makes another instance, which is never asked for anything. So
+`__init__` cannot always know what it is for.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
@@ -33,14 +34,14 @@ if TYPE_CHECKING:
 log = library_log("nsquark.spark")
 
 SPARKS_OWN_NAMES = ("checkpointLocation", "queryName")
-"""The options that Spark hands on to the sink of a stream."""
+"""Spark hands these options of its own on to the sink of a stream."""
 PROVIDER = "provider"
-"""A name that Spark adds for CREATE TABLE."""
+"""Spark adds this option for CREATE TABLE."""
 
 
 class NsqDataSource(DataSource):
-    """Answers Spark. Options that are wrong for any use, or surely meant for reading, are refused at once. The rest
-    waits until it is known that this is a read: the same options may be right for a write.
+    """Answers Spark's calls. Options that are wrong for any use, or surely meant for reading, are refused at once.
+    Other errors wait until Spark asks to read: the same options may be right for a write.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -80,7 +81,7 @@ class NsqDataSource(DataSource):
         try:
             return NsqStreamReader(self._reading(), schema)
         except OptionError as error:
-            # Raised here, Spark would report an UnboundLocalError of its own instead.
+            # If it were raised here, Spark would report an UnboundLocalError of its own instead.
             return RefusingStreamReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
@@ -140,14 +141,14 @@ class NsqReader(DataSourceReader):
         from nsquark.spark.source.packed_rows import read_partition
         from nsquark.spark.source.schema import as_arrow
 
-        # Spark makes a partition of its own, of None, when there are none.
+        # If there are no partitions, Spark makes one of its own, whose value is None.
         if partition.value is None:
             return iter(())
         return read_partition(self._options, as_arrow(self._schema), partition.value)
 
 
 class FilteringReader(NsqReader):
-    """Reads less where filters allow it. Spark filters the rows all the same: bounds are as exact as an index is."""
+    """Reads less where filters allow it. Spark still filters the rows: the bounds are only as exact as nsqd's index."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         whole, self._bounds = self._bounds, self._bounds.narrowed(filters)
@@ -157,7 +158,7 @@ class FilteringReader(NsqReader):
 
 
 class RefusingStreamReader(DataSourceStreamReader):
-    """Says what is wrong with the options when Spark first asks for something."""
+    """Raises the error in the options when Spark first asks for something."""
 
     def __init__(self, error: OptionError):
         self._error = error

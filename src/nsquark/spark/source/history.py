@@ -1,8 +1,8 @@
-"""Checks that the logs are still those that the query has read: a topic may be made again, a data path put back.
+"""Checks that logs are still those that the query has read: a topic may be made again, or a data path be put back.
 
-Sequence numbers of one nsqd rise for ever, so a new incarnation of a topic has higher ones, and going on from where the
-query was reads all of it. Only where a data path was put back to an older state numbers may come again; which of them
-are new is told by the runs of the nsqd (docs/log-api.md).
+Sequence numbers of one nsqd rise for ever, so a new incarnation of a topic has higher ones, and a query that goes on
+from where it was reads all of it. Only after a data path was put back to an older state may numbers come again; the
+runs of the nsqd tell which of them are new (docs/log-api.md).
 """
 
 from collections.abc import Mapping
@@ -17,20 +17,23 @@ from nsquark.spark.source.plan import Planner, ask_plans
 log = library_log("nsquark.spark")
 
 RUNS_MAX = 1000
-"""An nsqd with so many runs may have forgotten earlier ones."""
+"""An nsqd remembers this many runs: one that tells as many may have forgotten earlier ones."""
 
 
 class LogHistory:
+    """Compares the logs as they are now with what the query knows of them."""
+
     def __init__(self, planner: Planner):
         self._planner = planner
         self._forks: dict[str, tuple[tuple[str, str], NsqdRun | None]] = {}
-        """The first run that differs, by nsqd, with the runs for which it was looked up."""
+        """By nsqd id, this has the two runs that were compared, and the first run that differs, if there is one."""
 
     def begun_anew(
         self, start: Offset, heads: Mapping[Key, Head], nsqds: Mapping[str, RangeNsqd]
     ) -> dict[Key, ReadSpan]:
-        """Finds the keys whose log is another than the one that was read: an error, or, with failOnDataLoss=false,
-        where each is read on. Those that only learned their incarnation are among them, and go on as before.
+        """Finds the keys whose log is not the one that was read, and where each is read on. A loss is an error, or a
+        warning with failOnDataLoss=false. Keys whose incarnation is now known for the first time are among them, and go
+        on as before.
         """
         found: dict[Key, ReadSpan] = {}
         for key, span in start.spans.items():
@@ -45,7 +48,7 @@ class LogHistory:
         return found
 
     def _low(self, key: Key, span: ReadSpan, head: Head, nsqd: RangeNsqd, fork: NsqdRun | None) -> int | None:
-        """Returns from where the key is read on, if not from where it was."""
+        """Returns where a key whose log has changed is read on, or None if it has not changed."""
         if span.topic_id and head.topic_id and span.topic_id != head.topic_id:
             self.replaced(key, span, nsqd, f"deleted and made again (it was {span.topic_id} and is {head.topic_id})")
             return min(span.next, head.next)
@@ -63,7 +66,7 @@ class LogHistory:
             )
             return head.next
         if fork is not None:
-            # Numbers begin above the clock, so those of a much later run come behind all that the query has read.
+            # Numbers begin above the clock, so a much later run has only numbers above all that the query has read.
             self._planner.give_up(
                 f"nsqd {key.nsqd_id} was put back to an older state of its data path: what it had taken of topic "
                 f"{key.topic} from {span.next} on, and this query had not read, is gone"
@@ -72,7 +75,7 @@ class LogHistory:
         return None
 
     def replaced(self, key: Key, span: ReadSpan, nsqd: RangeNsqd, how: str) -> None:
-        """Says that a topic that was read is not there any more. It is a loss if it had messages that were not read."""
+        """Reports that a topic which was read is gone. That is a loss only if it had messages that were not read."""
         [answer] = ask_plans(nsqd, [(key, Range(span.next, span.next, span.topic_id), {})])
         count = answer.fields.get("lost") if isinstance(answer, Refused) else None
         if count == 0:
@@ -85,7 +88,7 @@ class LogHistory:
         )
 
     def _fork(self, start: Offset, nsqd: RangeNsqd) -> NsqdRun | None:
-        """Finds the first run of which the history of this nsqd is another than the one that the query knows."""
+        """Finds the first run after the data path was put back to before the run that the query knows, or None."""
         known = start.nsqds.get(nsqd.id)
         if known is None or not known.run or not nsqd.run or known.run == nsqd.run:
             return None

@@ -4,12 +4,12 @@
      "orders@<nsqd id>": {"from": 17, "id": "…", "next": 42}, "q": "<uuid>", "t": 1794777198000, "v": 2}
 
 A key is a topic on an nsqd; `from` is where the query began to read it, `next` the first message not yet read, and `id`
-the incarnation of the topic. `n` has the nsqds that the query knows, where they were and in which run they were
-read. `q` names the query to nsqd, as the owner of its channel. `t` is when the query began: with
-startingOffsets=latest an nsqd that is found later is read from there.
+the incarnation of the topic. `n` has the nsqds that the query knows, where they were and in which run they were read.
+`q` names the query to nsqd, as the owner of its channel. `t` is when the query began: with startingOffsets=latest an
+nsqd that is found later is read from that time on.
 
 Keys are always sorted. Spark compares the text of offsets: the same offset in another order would be new data to it.
-Version 1 had neither `n` nor `id`; it is read, and both are learned.
+Version 1 had neither `n` nor `id`; it can still be read, and both are added.
 """
 
 import time
@@ -24,6 +24,8 @@ MS_PER_NS = 1_000_000
 
 
 class Key(NamedTuple):
+    """Names a topic on one nsqd."""
+
     topic: str
     nsqd_id: str
 
@@ -37,16 +39,16 @@ class Key(NamedTuple):
 
 
 class ReadSpan(NamedTuple):
-    """The part of a key that a query has read; another `start` than before means that it began anew there."""
+    """Says which part of a key's log a query has read. A new `start` means that the query began anew there."""
 
     start: int
     next: int
     topic_id: str = ""
-    """The incarnation of the topic; empty if it is not known."""
+    """This is the incarnation of the topic; it is empty if it is not known."""
 
 
 class Range(NamedTuple):
-    """The part of a key that a batch reads."""
+    """Says which part of a key's log a batch reads: `low <= seq < high`."""
 
     low: int
     high: int
@@ -54,12 +56,16 @@ class Range(NamedTuple):
 
 
 class KnownNsqd(NamedTuple):
+    """Says where an nsqd was, and in which run it was read."""
+
     address: str
     run: str
 
 
 @dataclass(frozen=True)
 class Offset:
+    """Says how far a query has read each key."""
+
     query: str | None = None
     began_ms: int = 0
     spans: Mapping[Key, ReadSpan] = field(default_factory=dict)
@@ -97,7 +103,7 @@ class Offset:
 
     @property
     def age_ms(self) -> int:
-        """Tells how long ago the query began, by this machine's clock."""
+        """Returns how long ago the query began, by this machine's clock."""
         return max(time.time_ns() // MS_PER_NS - self.began_ms, 0)
 
     def with_spans(self, spans: Mapping[Key, ReadSpan]) -> "Offset":
@@ -108,14 +114,12 @@ class Offset:
 
 
 INITIAL = Offset()
-"""The offset that Spark takes as the start of batch 0. It is asked for again after a failed batch 0, so it depends on
-nothing.
-"""
+"""Spark takes this offset as the start of batch 0, also when it repeats a failed batch 0, so it depends on nothing."""
 
 
 def ranges(start: Offset, end: Offset) -> dict[Key, Range]:
-    """Finds what a batch reads. A key that is new in `end`, or began anew, begins at its own start; one that `end`
-    lacks is not read.
+    """Finds what a batch reads. A key that is new in `end`, or began anew, is read from the start of its span; one that
+    `end` lacks is not read.
     """
     found = {}
     for key, span in end.spans.items():

@@ -1,8 +1,7 @@
-"""Does a task's work where it has many small ranges: one request for all of them, and rows of many topics in an Arrow
-batch.
+"""Reads many small ranges in one task: by one request for all, with rows of many topics in one Arrow batch.
 
-This is the short way for ranges that are as they should be. A range of which less, more or something else came, or none
-because the connection broke, is read again by itself through `RangeRowReader`, which knows what to do and to say.
+This is the fast path for ranges that come as planned. A range that comes otherwise, or not at all because the
+connection broke, is read again by itself with `RangeRowReader`, which knows what to do and what to say.
 """
 
 import http.client
@@ -29,7 +28,7 @@ from nsquark.wire.batch_format import HEADER_BYTES, RANGE_PIECE, RANGE_REFUSED, 
 log = library_log("nsquark.spark")
 
 RANGE_BYTES_MAX = 64 << 20
-"""The most bytes of a range that is held in memory as a whole: one that turns out to be larger is read by itself."""
+"""Each range is held in memory as a whole. After one that is larger than this, the rest are read one by one."""
 READ_BYTES = 256 << 10
 
 assert PACK_RANGES_MAX <= ITEMS_MAX
@@ -42,6 +41,8 @@ def read_partition(options: SourceOptions, schema: pa.Schema, partition: Partiti
 
 
 class PackedReader:
+    """Reads the ranges of one packed partition."""
+
     def __init__(self, options: SourceOptions, schema: pa.Schema, partition: PackedPartition):
         self._options = options
         self._schema = schema
@@ -68,7 +69,7 @@ class PackedReader:
             yield from RangeRowReader(self._options, self._schema, part).batches()
 
     def _received(self) -> Iterator[tuple[int, bytearray]]:
-        """Yields the bytes of each range that can be read, by its number."""
+        """Yields the number and the bytes of each range; one that nsqd refuses has no bytes."""
         ranges = self._partition.ranges
         nsqd = RangeNsqd(self._partition.address, self._options.access, ranges[0].key.nsqd_id, STALL_TIMEOUT_S)
         asked = [{"topic": part.key.topic, "from": part.low, "to": part.high, "id": part.topic_id} for part in ranges]
@@ -110,7 +111,7 @@ class PackedReader:
 
 
 def _whole_batches(part: RangePartition, data: bytearray) -> list[StoredBatch] | None:
-    """Returns the batches of a range, if they are intact and have the messages that the plan promised."""
+    """Returns the batches of a range if they are intact and have the messages that the plan promised, else None."""
     found: list[StoredBatch] = []
     count, end, seq = 0, 0, part.low
     for batch in scan(memoryview(data), 0):
@@ -123,7 +124,7 @@ def _whole_batches(part: RangePartition, data: bytearray) -> list[StoredBatch] |
 
 
 def _read_exactly(response: http.client.HTTPResponse, size: int) -> bytes:
-    """Reads so many bytes; none at the end of the answer."""
+    """Reads `size` bytes, or none at the end of the answer; raises if it ends in between."""
     data = response.read(size)
     if data and len(data) < size:
         raise http.client.IncompleteRead(data, size - len(data))

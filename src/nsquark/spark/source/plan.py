@@ -1,4 +1,4 @@
-"""Makes Spark's partitions of ranges of the log: real counts and splits, asked of the nsqds that have the data.
+"""Cuts ranges of the log into Spark's partitions, by counts and sizes that it asks the nsqds for.
 
 How a set of ranges is cut into partitions depends on the ranges and the options alone, never on what else the logs have
 by now: the idempotent sink recognises what it has written by the partition that it came from.
@@ -18,26 +18,24 @@ from nsquark.spark.source.offsets import Key, Range
 log = library_log("nsquark.spark")
 
 PART_BYTES = 32 << 20
-"""The size of a partition, about: small enough to spread over cores, large enough that a task's
-start does not matter.
-"""
+"""A partition has about this size: small enough to spread over cores, large enough to be worth a task."""
 
 PACK_BYTES = 8 << 20
 PACK_RANGES_MAX = 4096
-"""The most small ranges that are read together."""
+"""At most this many small ranges are read together."""
 PACKED_MESSAGE_BYTES = 256
-"""The bytes that a message counts for, besides what the index of nsqd tells of a range."""
+"""A message counts for this many bytes, besides what the index of nsqd tells of a range."""
 
 Ranges = Mapping[Key, Range]
 Limits = Mapping[str, int]
 
 
 class DataLost(NsqdError):
-    """Says that messages that this query had to read are gone."""
+    """Says that messages which this query had to read are gone."""
 
 
 class PlannedPart(msgspec.Struct, frozen=True):
-    """A range, and what nsqd has in it."""
+    """Says what nsqd has in a range."""
 
     low: Seq = msgspec.field(name="from")
     high: Seq = msgspec.field(name="to")
@@ -51,15 +49,17 @@ class _Removed(msgspec.Struct, frozen=True):
 
 
 class RangePlan(PlannedPart, frozen=True):
+    """Says what nsqd has in a whole range, and into which parts it can be split."""
+
     settled_bytes: Seq = 0
-    """The size of the range, up to a step of nsqd's index less; it depends on the range alone."""
+    """This is the size of the range, or less by up to a step of nsqd's index; it depends on the range alone."""
     parts: Annotated[list[PlannedPart], msgspec.Meta(max_length=PARTITIONS_MAX)] = []
     removed: _Removed | None = None
     next: Seq = 0
 
 
 class RangePartition:
-    """A range of one topic on one nsqd, and how many messages it holds."""
+    """Names a range of one topic on one nsqd, and how many messages it has."""
 
     def __init__(self, key: Key, address: str, low: int, high: int, count: int, topic_id: str = ""):
         self.key = key
@@ -71,7 +71,7 @@ class RangePartition:
 
 
 class PackedPartition:
-    """Small ranges of many topics on one nsqd, read by one task with one request."""
+    """Holds small ranges of many topics on one nsqd, which one task reads with one request."""
 
     def __init__(self, ranges: list[RangePartition]):
         self.ranges = ranges
@@ -89,6 +89,8 @@ Partition = RangePartition | PackedPartition
 
 
 class Planner:
+    """Asks the nsqds what they have in ranges, and makes partitions of them."""
+
     def __init__(self, options: SourceOptions):
         self._options = options
 
@@ -114,9 +116,7 @@ class Planner:
         return found + list(self._packed(small))
 
     def _packed(self, small: Mapping[str, list[tuple[int, RangePartition]]]) -> Iterator[Partition]:
-        """Puts small ranges together, as long as there are minPartitions: a task costs more than the messages of a
-        small topic.
-        """
+        """Puts small ranges together, as far as minPartitions allows: a task costs more than reading a small topic."""
         total = sum(weight for of_nsqd in small.values() for weight, _ in of_nsqd)
         weight_max = min(PACK_BYTES, total // self._options.partitions_min)
         for of_nsqd in small.values():
@@ -131,7 +131,7 @@ class Planner:
             yield _pack(pack)
 
     def _parts_to_reach_minimum(self, plans: Mapping[Key, RangePlan]) -> dict[Key, Limits]:
-        """Finds how often to split each key so that all together make minPartitions, by their share of the messages."""
+        """Finds into how many parts to split each key to make minPartitions in all, by its share of the messages."""
         minimum = self._options.partitions_min
         total = sum(plan.count for plan in plans.values())
         if sum(len(plan.parts) for plan in plans.values()) >= minimum:
@@ -146,8 +146,8 @@ class Planner:
     def plans(
         self, ranges: Ranges, nsqds: Mapping[str, RangeNsqd], limits: Mapping[Key, Limits] | None = None
     ) -> dict[Key, RangePlan]:
-        """Asks what the nsqds have of these ranges, by one request for each. What they no longer have is an error, or a
-        warning with failOnDataLoss=false.
+        """Asks the nsqds what they have of these ranges, in one request to each. A message that is gone is an error, or
+        a warning with failOnDataLoss=false.
         """
         limits = limits or {}
         by_nsqd: dict[str, list[Key]] = {}
@@ -180,7 +180,7 @@ class Planner:
         )
 
     def give_up(self, text: str) -> None:
-        """Gives up messages that had to be read and are lost: an error, or a warning if that was asked for."""
+        """Reports messages that had to be read and are lost: it raises DataLost, or warns with failOnDataLoss=false."""
         if self._options.fail_on_data_loss:
             raise DataLost(
                 f"{text}. To go on without them set failOnDataLoss=false; to keep data until a query has read it, "
@@ -203,7 +203,7 @@ Asked = tuple[Key, Range, Limits]
 
 
 def ask_plans(nsqd: RangeNsqd, asked: Iterable[Asked]) -> Iterator[RangePlan | Refused]:
-    """Yields a plan for each range, whose parts lie in the range, one behind the other; or why there is none."""
+    """Yields a plan for each range, whose parts lie in the range one behind the other, or the refusal of nsqd."""
     listed = list(asked)
     documents = [
         {"topic": key.topic, "from": wanted.low, "to": wanted.high, "id": wanted.topic_id, **limits}

@@ -1,4 +1,4 @@
-"""Finds what `startingOffsets` and its like mean: a sequence number for each key, asked of the nsqds that have it."""
+"""Finds what options like `startingOffsets` mean: a sequence number for each key, asked of the nsqds that have it."""
 
 from collections.abc import Iterable, Mapping
 
@@ -12,7 +12,7 @@ from nsquark.spark.source.offsets import Key
 def resolve(
     position: Position, heads: Mapping[Key, Head], nsqds: Mapping[str, RangeNsqd], *, unnamed: str
 ) -> dict[Key, int]:
-    """Finds the number for each key; `unnamed` is for one that a JSON object does not name: earliest or latest."""
+    """Finds the sequence number for each key; `unnamed`, earliest or latest, is for keys that JSON does not name."""
     if position.kind == "time":
         return at_times(heads, nsqds, {"ts_ms": position.time_ms})
     places = dict(position.places)
@@ -28,8 +28,7 @@ def resolve(
 
 
 def at_times(heads: Iterable[Key], nsqds: Mapping[str, RangeNsqd], when: Mapping[str, int | str]) -> dict[Key, int]:
-    """Finds the first message published at a time or later, the end of the log if there is none; one request for each
-    nsqd.
+    """Asks each nsqd, in one request, where a time lies in its logs. `when` has the arguments of `RangeNsqd.first_at`.
 
     A topic that is deleted meanwhile is left out.
     """
@@ -46,7 +45,7 @@ def at_times(heads: Iterable[Key], nsqds: Mapping[str, RangeNsqd], when: Mapping
 def check_named(
     name: str, position: Position, options: SourceOptions, heads: Mapping[Key, Head], nsqds: Mapping[str, RangeNsqd]
 ) -> None:
-    """Refuses a place that would count for nothing: of a topic or an nsqd that is not there, or not read."""
+    """Raises if a position names a topic or an nsqd that is not there, or is not read: it would count for nothing."""
     for text, _ in position.places:
         key = Key.parse(text)
         if key in heads or key.nsqd_id in options.lost_nsqds:

@@ -1,4 +1,4 @@
-"""Turns filters that Spark pushes down into bounds of what is read at all. Spark applies them again to the rows."""
+"""Turns filters that Spark pushes down into bounds of what is read. Spark applies the filters to the rows again."""
 
 import calendar
 import sys
@@ -29,16 +29,14 @@ US_PER_S = 1_000_000
 
 
 def is_pushdown_worker() -> bool:
-    """Tells whether this worker asks for filters: Spark refuses a reader that takes them where its setting for that is
-    off.
-    """
+    """Tells whether this worker asks for filters: Spark refuses a reader that takes them if they are switched off."""
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return PUSHDOWN_WORKER in sys.modules or (main is not None and main.name == PUSHDOWN_WORKER)
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The bounds of what a row may be; all ends are exclusive at the top."""
+    """Says which rows may pass the filters; all upper ends are exclusive."""
 
     topics: frozenset[str] | None = None
     topic_prefix: str = ""
@@ -49,7 +47,7 @@ class Bounds:
     time_high_us: int | None = None
 
     def narrowed(self, filters: Iterable[Filter]) -> "Bounds":
-        """Narrows the bounds by a filter; one that is not understood narrows nothing."""
+        """Returns these bounds narrowed by filters; a filter that is not understood narrows nothing."""
         bounds = self
         for found in filters:
             bounds = bounds._with(found)
@@ -80,7 +78,7 @@ class Bounds:
         )
 
     def _has(self, key: Key) -> bool:
-        """Tells whether there may be rows of a key."""
+        """Tells whether a key may have rows within the bounds."""
         return (
             (self.topics is None or key.topic in self.topics)
             and (self.nsqds is None or key.nsqd_id in self.nsqds)
@@ -88,7 +86,7 @@ class Bounds:
         )
 
     def cut(self, ranges: Mapping[Key, Range], nsqds: Mapping[str, RangeNsqd]) -> dict[Key, Range]:
-        """Returns the parts of the ranges in which there may be rows."""
+        """Returns the parts of the ranges that may have rows within the bounds."""
         ranges = {key: wanted for key, wanted in ranges.items() if self._has(key)}
         lows, highs = dict.fromkeys(ranges, self.seq_low), dict.fromkeys(ranges, self.seq_high)
         if self.time_low_us is not None:
@@ -112,7 +110,7 @@ def _among(known: frozenset[str] | None, found: EqualTo | In) -> frozenset[str]:
 
 
 def _ends(found: Filter, number: int) -> tuple[int | None, int | None]:
-    """Finds from where and up to where the filter is true, the upper end exclusive."""
+    """Returns the ends between which a filter is true, the upper one exclusive; None where it has no end."""
     if isinstance(found, EqualTo):
         return number, number + 1
     if isinstance(found, GreaterThan | GreaterThanOrEqual):
@@ -123,7 +121,7 @@ def _ends(found: Filter, number: int) -> tuple[int | None, int | None]:
 
 
 def _microseconds(value: Any) -> int | None:
-    """Returns the microseconds since 1970 of a point in time."""
+    """Returns a point in time as microseconds since 1970, or None if the value is no time with a zone."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         return None
     moment = value.astimezone(UTC)

@@ -1,7 +1,7 @@
-"""Does a task's work: a range of the log is streamed from nsqd and turned into Arrow batches.
+"""Reads one range of a log in a task: streams it from nsqd, and turns it into Arrow batches.
 
-Messages are checked three times: each batch of the log by its checksum, the whole range by the count that the plan
-promised, and the nsqd by its id. A lost connection is taken up again at the next message.
+Three things are checked: each batch of the log by its checksum, the whole range by the count that the plan promised,
+and the nsqd by its id. After a lost connection, reading goes on at the next message.
 """
 
 import http.client
@@ -24,13 +24,13 @@ log = library_log("nsquark.spark")
 
 ROWS_MAX = 8192
 BODY_BYTES_MAX = 4 << 20
-"""The most body bytes of an Arrow batch. The JVM holds a few of them per task."""
+"""An Arrow batch is full at this many bytes of bodies: the JVM holds a few batches per task."""
 BUFFER_BYTES = 1 << 20
 BUFFER_BYTES_MAX = 256 << 20
-"""The largest buffer, far above the largest batch that nsqd writes: what does not fit is no log."""
+"""The buffer never exceeds this, which is far above the largest batch that nsqd writes: what does not fit is no log."""
 READ_BYTES = 256 << 10
 STALL_TIMEOUT_S = 30.0
-"""The time for some bytes to come, after which the connection counts as lost."""
+"""If no bytes come for this time, the connection counts as lost."""
 DAMAGES_TOLD_MAX = 10
 RETRY_PAUSE_S = 0.2
 ID_BYTES = 16
@@ -48,12 +48,12 @@ SCHEMA = pa.schema(
 
 
 def arrow_schema(options: SourceOptions) -> pa.Schema:
-    """Returns the columns there are to read with these options."""
+    """Returns the columns that can be read with these options."""
     return SCHEMA.append(pa.field("headers", HEADERS)) if options.headers else SCHEMA
 
 
 class ArrowColumns:
-    """Wraps the kernel's buffers as the columns that were asked for. What is the same in every row is made once."""
+    """Wraps the kernel's buffers as the columns that were asked for. What is the same in all rows is made once."""
 
     def __init__(self, schema: pa.Schema, key: Key, opens_envelopes: bool):
         self._opens_envelopes = opens_envelopes
@@ -70,7 +70,7 @@ class ArrowColumns:
         taken: tuple[int, bytearray, bytearray, bytearray, bytearray, bytearray],
         topics: Sequence[str] | None = None,
     ) -> pa.RecordBatch:
-        """Makes an Arrow batch; `topics` are those of the rows, where they are not all of the same."""
+        """Makes an Arrow batch; `topics` has the topic of each row, if the rows are not all of one topic."""
         rows, seqs, times, ids, offsets, bodies = taken
         made: dict[str, Callable[[], pa.Array]] = {
             "topic": lambda: self._topics(rows, topics),
@@ -96,7 +96,7 @@ def _array(kind: pa.DataType, rows: int, values: bytearray) -> pa.Array:
 
 
 class RangeRowReader:
-    """Reads one partition. All messages before `_position` were given out, or are in the builder."""
+    """Reads one partition. Always: all messages before `_position` were yielded or given up, or are in the builder."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema, partition: RangePartition):
         self._options = options
@@ -117,7 +117,7 @@ class RangeRowReader:
             try:
                 for batch in self._attempt():
                     yield batch
-                    # What Spark does with a batch is not nsqd's delay.
+                    # The time that Spark takes for a batch must not count as a delay of nsqd.
                     self._progress_at = time.monotonic()
                 break
             except (Unreachable, OSError, http.client.HTTPException) as error:
@@ -158,14 +158,14 @@ class RangeRowReader:
             nsqd.close()
 
     def _left_s(self) -> float:
-        """Tells how long it is until a message must have come: bytes that are none do not count."""
+        """Returns how long the next read may take: a message must come within readTimeout, whatever other bytes do."""
         left_s = min(self._progress_at + self._options.read_timeout_s - time.monotonic(), STALL_TIMEOUT_S)
         if left_s <= 0:
             raise TimeoutError(f"no message in {self._options.read_timeout_s:g} s")
         return left_s
 
     def _decode(self, filled: int) -> Generator[pa.RecordBatch, None, int]:
-        """Takes all whole batches of the buffer; returns how many bytes they were."""
+        """Yields the rows of all whole batches in the buffer; returns how many bytes of the buffer are used up."""
         used = 0
         for found in scan(memoryview(self._buffer)[:filled], 0):
             if isinstance(found, Damage):
@@ -178,9 +178,7 @@ class RangeRowReader:
         return used
 
     def _check_batch(self, batch: StoredBatch) -> None:
-        """Refuses a batch that does not bring the reader on: with one of another range, or with nothing, it could go on
-        for ever.
-        """
+        """Raises if a batch does not bring the reader forward: with empty or other batches it could go on for ever."""
         if not (batch.messages > 0 and batch.next_seq > self._position and batch.first_seq < self._partition.high):
             raise NsqdError(
                 f"nsqd {self._partition.key.nsqd_id} at {self._address} sends messages {batch.first_seq} to "
@@ -209,7 +207,9 @@ class RangeRowReader:
         return self._columns.batch(self._builder.hand_over())
 
     def _keep(self, used: int, filled: int) -> int:
-        """Moves what is left to the front. A batch that is larger gets a larger buffer; what is none is dropped."""
+        """Moves the bytes that are not used up to the front, and returns how many there are. The buffer grows for a
+        batch that does not fit; bytes that are no batch are dropped.
+        """
         rest = filled - used
         if used:
             self._buffer[:rest] = self._buffer[used:filled]
@@ -236,7 +236,7 @@ class RangeRowReader:
     # -- when it does not work ---------------------------------------------------------------------------
 
     def _pause_or_fail(self, error: Exception) -> None:
-        """Waits for an nsqd, which may be starting again, perhaps on another port: what is unreachable is not lost."""
+        """Waits a little, and finds the nsqd, which may have restarted on another port; raises after readTimeout."""
         key = self._partition.key
         if time.monotonic() - self._progress_at >= self._options.read_timeout_s:
             raise Unreachable(
@@ -255,7 +255,7 @@ class RangeRowReader:
             found.close()
 
     def _give_up_removed(self, refused: Refused) -> None:
-        """Gives up what retention took before this task came to it."""
+        """Gives up messages that were removed before this task came to them."""
         partition = self._partition
         if refused.code == "REMOVED":
             removed_to = refused.fields.get("removed_to")

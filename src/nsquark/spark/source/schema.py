@@ -9,12 +9,12 @@ from nsquark.spark.source.range_rows import arrow_schema
 
 
 def spark_schema(options: SourceOptions) -> StructType:
-    """Returns the columns there are to read with these options, as Spark's types."""
+    """Returns the columns that can be read with these options, as Spark's types."""
     return from_arrow_schema(arrow_schema(options))
 
 
 def check_schema(schema: StructType, options: SourceOptions) -> None:
-    """Checks a schema given by the user, which may leave columns out, and order them as it likes."""
+    """Checks a schema given by the user, which may leave columns out and have them in any order."""
     known = {field.name: field.dataType for field in spark_schema(options).fields}
     described = ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
     for field in schema.fields:

@@ -1,9 +1,9 @@
-"""Runs a streaming query: which range each batch reads, and telling nsqd what is done.
+"""Runs a streaming query: decides which range each batch reads, and tells nsqd what is done.
 
-Spark's order of calls: `latestOffset(start)` gives the end of the next batch, which Spark logs before it runs; then
+Spark calls `latestOffset(start)` for the end of the next batch, which it logs before the batch runs, and then
 `partitions(start, end)`. All below `start` is done when `latestOffset(start)` is called, and it is called once more
-after the last batch of AvailableNow: so that is where the channel is committed. (`commit()` comes a batch late, and
-`stop()` is not called when a query ends by an error.)
+after the last batch of AvailableNow: so the channel is committed there. (`commit()` comes a batch late, and `stop()` is
+not called when a query ends by an error.)
 """
 
 import time
@@ -40,8 +40,8 @@ log = library_log("nsquark.spark")
 
 
 class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """This is what Spark sees. It is pickled to the tasks, which only read: all that has connections is
-    made on first use.
+    """Answers Spark's calls for a stream. It is pickled to the tasks, which only read, so what has connections is made
+    only when it is used.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType):
@@ -61,7 +61,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return INITIAL.fields()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Returns a mark that our own limits hold: Spark's limits for Python cannot be combined."""
+        """Returns a limit that stands for all of ours, if there are any: Spark's own for Python cannot be combined."""
         return ReadMaxRows(self._options.messages_max or COUNT_MAX) if self._options.has_limits else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -86,8 +86,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class Query:
-    """Does the driver's side of a query. With a channel, the first offset has only its identity and positions, and
-    reads nothing: the channel can be taken only once the checkpoint knows who owns it.
+    """Does the driver's side of a query. With a channel, the first offset has only the query's id and positions, and
+    reads nothing: the query can own the channel only once the checkpoint has its id.
     """
 
     def __init__(self, options: SourceOptions):
@@ -114,7 +114,7 @@ class Query:
     # -- latestOffset ------------------------------------------------------------------------------------
 
     def freeze(self) -> None:
-        """Leaves what comes after this moment to the next run, for AvailableNow."""
+        """Fixes the end of what AvailableNow reads: what comes after this moment is left to the next run."""
         self._frozen = self._cluster.heads(fresh=True)
 
     def end_of_next_batch(self, start: Offset, *, limited: bool) -> Offset:
@@ -144,8 +144,8 @@ class Query:
         return self._end
 
     def _with_nsqds(self, end: Offset, start: Offset, heads: Heads) -> Offset:
-        """Notes where the nsqds are of which the offset says something new, and those that it did not know: an offset
-        that differs in nothing else would be new data to Spark.
+        """Adds address and run of the nsqds whose spans changed, and of new nsqds. Others stay as they were: an offset
+        that differs only in them would be new data to Spark.
         """
         moved = {key.nsqd_id for key, span in end.spans.items() if start.spans.get(key) != span}
         there = self._cluster.nsqds()
@@ -158,8 +158,8 @@ class Query:
         )
 
     def _commit_channel(self, start: Offset) -> dict[Key, ReadSpan]:
-        """Commits the channel. What retention took before the channel held it is not this query's to lose: with
-        `earliest` it begins behind that.
+        """Commits the channel. Messages that retention removed before the channel held them are no loss: with
+        `earliest`, the spans that are returned begin after them.
         """
         if not self._channel or not start.query:
             return {}
@@ -173,7 +173,7 @@ class Query:
         }
 
     def _entering(self, start: Offset, heads: dict[Key, Head]) -> dict[Key, ReadSpan]:
-        """Finds the keys that are read from now on and, with a channel, held."""
+        """Finds the keys that are read from now on, and where each begins. With a channel, they are held from there."""
         nsqds = self._cluster.nsqds()
         new = {
             key: head
@@ -196,8 +196,8 @@ class Query:
         return entering
 
     def _firsts(self, heads: dict[Key, Head], nsqd: RangeNsqd, start: Offset) -> dict[Key, int]:
-        """Finds where keys of one nsqd begin. With `latest`, topics made after the query began are read whole, and an
-        nsqd that was not there then from that time on: by its own clock, since the driver's may be another.
+        """Finds where keys of one nsqd begin. With `latest`, a topic made after the query began is read whole, and an
+        nsqd that was not there then is read from that time on: by its own clock, which may differ from the driver's.
         """
         nsqds = {nsqd.id: nsqd}
         if self._starting == LATEST and start.query:
@@ -209,8 +209,8 @@ class Query:
     # -- what is not there -------------------------------------------------------------------------------
 
     def _check_missing(self, start: Offset, heads: dict[Key, Head]) -> None:
-        """Looks for nsqds that are missing. Unreachable is not lost: the query goes on with the others. But where all
-        addresses answer and none is the nsqd that was read before, its data is gone.
+        """Looks for keys that are missing. An unreachable nsqd is not lost: the query goes on with the others. But if
+        all addresses answer and none is the nsqd that was read before, its data is gone.
         """
         missing = [key for key in start.spans if key not in heads and key.nsqd_id not in self._options.lost_nsqds]
         if not missing:
@@ -227,9 +227,9 @@ class Query:
                 self._replaced(key, there)
 
     def _deleted(self, key: Key, span: ReadSpan, nsqd: RangeNsqd) -> None:
-        """Tells of a deleted topic once: what was lost does not change any more."""
+        """Reports a deleted topic once: what was lost with it does not change any more."""
         if (key, span) in self._said_deleted or not span.topic_id or nsqd.head(key.topic) is not None:
-            return  # not asked in time
+            return  # it was reported before, its incarnation is not known, or it is there after all
         self._history.replaced(key, span, nsqd, "deleted")
         self._said_deleted.add((key, span))
 
@@ -268,7 +268,7 @@ class Query:
             heads = self._cluster.heads()
             behind = self._behind(heads)
         except NsqdError as error:
-            # Only a report: what is wrong comes up where it matters.
+            # This is only a report: an error that matters is raised where the query reads.
             log.info("no lag to report: %s", error)
             return None
         return {str(key): {"next": head.next, "behind": behind.get(key, 0)} for key, head in sorted(heads.items())}
