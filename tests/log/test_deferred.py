@@ -312,6 +312,28 @@ class TestDamage:
         assert due.lost == [2]
         assert "damaged" in reports[0]
 
+    def test_a_damaged_file_has_its_name_until_another_takes_it(
+        self, directory: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A crash between two steps of mending it leaves what was intact."""
+        waiting = opened(directory)
+        for body in (b"one", b"two", b"three"):
+            add(waiting, body, 1, NOW_MS)
+        waiting.close()
+        (path,) = directory.iterdir()
+        path.write_bytes(path.read_bytes().replace(b"two", b"TWO"))
+        real = os.replace
+
+        def replace(source: Path, target: Path) -> None:
+            if Path(target) == path:
+                raise OSError(5, "Input/output error")
+            real(source, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", replace)
+            opened(directory).close()
+        assert take_bodies(opened(directory), NOW_MS) == [b"one", b"three"]
+
     def test_pages_that_cannot_be_read(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = self.filled(directory)
         before = path.read_bytes()

@@ -336,3 +336,40 @@ def test_a_file_that_is_abandoned_while_it_is_written_anew(
     assert path.read_bytes() == b"new"
     assert rig.shared.disk.error is None
     assert not list(path.parent.glob(f"*{ANEW_SUFFIX}"))
+
+
+def test_a_file_is_not_synced_while_it_is_written_anew(
+    make_rig: MakeRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: FailingDisk
+) -> None:
+    """A write in a thread may end meanwhile. A sync would be of pages that nothing makes durable any more, and of a
+    descriptor that is closed when the new file is put into use.
+    """
+    rig = make_rig()
+    path = tmp_path / "topic" / "file"
+    file = DurableFile(rig.shared.syncer, path)
+    file.open(os.O_RDWR | os.O_CREAT)
+    file.write(b"content", 0)
+    real, copied, go_on = durable._copy_content, threading.Event(), threading.Event()
+
+    def slowly(source: int, target: int, size: int) -> None:
+        copied.set()
+        assert go_on.wait(10)
+        real(source, target, size)
+
+    monkeypatch.setattr(durable, "_copy_content", slowly)
+    disk.failures = 1
+    file.hurry()
+    while not copied.is_set():
+        rig.turn()
+    told: list[str] = []
+    file.hurry()
+    file.when_synced(lambda: told.append("durable"))
+    assert not rig.shared.syncer._in_round, "a round for it would sync it again"
+    go_on.set()
+    rig.settle()
+    assert told == ["durable"]
+    assert file.is_durable and rig.shared.disk.error is None
+    file.write(b"CON", 0)
+    rig.settle()
+    file.close()
+    assert path.read_bytes() == b"CONtent"

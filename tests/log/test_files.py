@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nsquark.log.files import PAGE_BYTES, READ_BYTES, read_surviving
+from nsquark.log.files import PAGE_BYTES, READ_BYTES, read_surviving, write_atomically
 
 
 def fail_reads(monkeypatch: pytest.MonkeyPatch, bad_pages: set[int]) -> None:
@@ -33,7 +33,7 @@ def test_a_file_that_can_be_read_stays_where_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, PAGE_BYTES, 3 * READ_BYTES + 100])
-def test_pages_that_cannot_be_read_are_zeros_and_the_file_is_set_aside(
+def test_pages_that_cannot_be_read_are_zeros_and_the_file_has_a_second_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     path, reports = tmp_path / "file", list[str]()
@@ -46,7 +46,8 @@ def test_pages_that_cannot_be_read_are_zeros_and_the_file_is_set_aside(
         piece = data[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
         assert set(piece) == ({0} if page in bad else {ord("x")})
     assert len(data) == size
-    assert not path.exists()
+    assert path.stat().st_size == size, "until it is replaced, a start finds it again"
+    write_atomically(path, b"new")
     assert (tmp_path / "file.bad").stat().st_size == size
     assert str(path) in reports[0]
     assert "Input/output error" in reports[0]
@@ -56,7 +57,9 @@ def test_an_older_file_that_was_set_aside_is_kept(tmp_path: Path, monkeypatch: p
     path = tmp_path / "file"
     fail_reads(monkeypatch, {0})
     for content in (b"first", b"second"):
-        path.write_bytes(content)
-        read_surviving(path, lambda text: None)
+        write_atomically(path, content)
+        for _ in range(3):
+            read_surviving(path, lambda text: None)
     assert (tmp_path / "file.bad").read_bytes() == b"first"
     assert (tmp_path / "file.2.bad").read_bytes() == b"second"
+    assert len(list(tmp_path.iterdir())) == 3

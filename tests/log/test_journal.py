@@ -134,6 +134,37 @@ def test_pages_that_cannot_be_read(path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert loaded(path) == records
 
 
+def test_what_can_be_read_stays_when_the_disk_takes_no_new_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notes that follow are written behind it, so that the next start finds all of them."""
+    journal = opened(path)
+    journal.append(b"".join(record(number) for number in range(256)))
+    journal.close()
+    path.write_bytes(path.read_bytes()[:-7])
+    real = os.pread
+
+    def pread(fd: int, size: int, offset: int) -> bytes:
+        if offset < 4096:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(fd, size, offset)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    survivors = b"".join(record(number) for number in range(128, 255))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", pread)
+        patch.setattr("nsquark.log.journal.write_atomically", full)
+        again = opened(path)
+        assert again.load(DELAY_MAX_MS) == survivors
+        again.append(record(1000))
+        again.close()
+        assert loaded(path) == survivors + record(1000)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", pread)
+        assert loaded(path) == survivors + record(1000)
+    assert loaded(path) == survivors + record(1000)
+
+
 class TestFormat1:
     RECORD = struct.Struct("<BxHIQq")
 

@@ -100,6 +100,29 @@ def test_what_cannot_be_read_at_the_start_is_set_aside(path: Path, monkeypatch: 
     assert path.with_name("kept.bad").read_bytes() == before
 
 
+def test_what_can_be_read_stays_when_the_disk_takes_no_new_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = {seq: bytes([seq]) * 3000 for seq in (1, 2, 3)}
+    store(opened(path), content)
+    size, real = path.stat().st_size, os.pread
+
+    def pread(fd: int, size_wanted: int, offset: int) -> bytes:
+        if offset < 4096 and offset + size_wanted > 0 and os.fstat(fd).st_size == size:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(fd, size_wanted, offset)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", pread)
+        patch.setattr("nsquark.log.outliving.write_atomically", full)
+        for _ in range(2):
+            assert records(opened(path)) == {3: content[3]}
+        kept = opened(path)
+    store(kept, {**kept.content_with({}, [3]), 4: b"later"})
+    assert records(opened(path)) == {3: content[3], 4: b"later"}
+
+
 def test_a_read_that_fails_once_is_made_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = opened(path)
     store(kept, CONTENT)

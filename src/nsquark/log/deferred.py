@@ -1,15 +1,16 @@
 """Keeps messages published with a delay (DPUB): they wait in files of their own and enter the log when due.
 
 In the log they would pin every segment for as long as the longest delay. Each file (a bucket, log/deferred_bucket.py)
-holds what is due within one minute, and only the buckets of this minute and the next have an index in memory. When
+has what is due within one minute, and only the buckets of this minute and the next have an index in memory. When
 messages come due, first their numbers are noted in the bucket as append N, then they are appended to the log in a batch
 that carries N: after a crash the log tells whether the last noted append happened. If the log refuses, an empty note of
-the same N takes the first one back, so of several notes of one N in a bucket the last counts.
+the same N cancels the first one: of several notes of one N in a bucket the last counts.
 
 Due times are of a clock that is not set while the machine runs. After a boot it may be anywhere, so each message also
-has its delay: none waits for longer than that from the start on.
+has its delay: none waits for longer than that from the start of nsqd on.
 """
 
+import contextlib
 import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,27 +22,25 @@ from nsquark.log.files import DIRECTORY_MODE, names_like, patiently
 from nsquark.log.services import LogShared
 
 DUE_MESSAGES_MAX = 128
-"""So many messages are moved into the log at once: a few milliseconds of work."""
+"""At most this many messages are moved into the log at once: a few milliseconds of work."""
 READ_RETRY_MS = 1000
 LOAD_RECORDS_MAX = 4096
-"""So many records of a bucket are looked at in one step."""
+"""At most this many records of a bucket are looked at in one step."""
 
 
 class Due:
-    """Has messages that are due: they are to be appended to the log as append `append_number`, then `confirm`ed or
-    `put_back`.
-    """
+    """Has messages that are due: they go to the log as append `append_number`, and are `confirm`ed or `put_back`."""
 
     def __init__(self, bucket: DeferredBucket, append_number: int, entries: list[Entry]) -> None:
         self.bucket = bucket
         self.append_number = append_number
         self.error: OSError | None = None
         self.messages: list[tuple[int, int, bytes]] = []
-        """The number, timestamp in ns and body of each message."""
+        """Has the number, timestamp in ns and body of each message."""
         self.lost: list[int] = []
-        """The numbers of messages that proved to be damaged."""
+        """Has the numbers of messages that proved to be damaged."""
         self.unreadable: list[Entry] = []
-        """The messages that could not be read now; they are not part of `messages`."""
+        """Has the messages that could not be read now; they are not part of `messages`."""
         for entry in entries:
             try:
                 found = bucket.read(entry)
@@ -57,7 +56,7 @@ class Due:
 
 
 class DeferredMessages:
-    """Keeps what waits of one topic. `number` is the next message's; it only grows, since channels remember it."""
+    """Keeps a topic's deferred messages. `number` is the next one's; it only grows, since channels remember it."""
 
     def __init__(
         self,
@@ -81,34 +80,42 @@ class DeferredMessages:
         self.on_missing: Callable[[int, int], None] = lambda number, count: None
         """Is told that `count` messages fewer wait than was known, or more if it is negative; all from `number` on."""
         self.found: list[int] = []
-        """The numbers of what waited at the start, in order."""
+        """Has the numbers of the messages that waited at the start, in order."""
         if directory is not None and directory.exists():
             self._open_existing(directory, now_ms)
 
     def _open_existing(self, directory: Path, now_ms: int) -> None:
         for leftover in names_like(directory, "*.tmp", f"*{ANEW_SUFFIX}"):
             leftover.unlink(missing_ok=True)
-        for path in names_like(directory, f"*{SUFFIX}"):
-            if path.stem.isdecimal() and path.stem.isascii():
-                try:
-                    bucket = patiently(lambda: DeferredBucket(self._shared, int(path.stem), path))  # noqa: B023  (called at once)
-                    self.number = max(self.number, bucket.load(self.appends) + 1)
-                except OSError as error:
-                    if error.errno != errno.EIO:
-                        raise
-                    self._shared.report(f"DEFERRED({path}): cannot be read, its messages are not delivered: {error}")
-                    continue
-                self._buckets[bucket.key] = bucket
-                self.found.extend(entry[1] for entry in bucket.waiting or ())
+        with contextlib.ExitStack() as opened:  # if one cannot be opened, none stays open: it is tried again and again
+            for path in names_like(directory, f"*{SUFFIX}"):
+                if path.stem.isdecimal() and path.stem.isascii():
+                    self._open_bucket(path, opened)
+            opened.pop_all()
         self.found.sort()
         for bucket in list(self._buckets.values()):
             if self._bring_forward(bucket, now_ms):
                 bucket.unload()
 
-    def _bring_forward(self, bucket: DeferredBucket, now_ms: int) -> bool:
-        """Moves what would wait for longer than its delay, since the clock was ahead before, to where it belongs.
+    def _open_bucket(self, path: Path, opened: contextlib.ExitStack) -> None:
+        try:
+            bucket = patiently(lambda: DeferredBucket(self._shared, int(path.stem), path))
+            opened.callback(bucket.close)
+            self.number = max(self.number, bucket.load(self.appends) + 1)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            self._shared.report(f"DEFERRED({path}): cannot be read, its messages are not delivered: {error}")
+            return
+        self._buckets[bucket.key] = bucket
+        self.found.extend(entry[1] for entry in bucket.waiting or ())
 
-        If that is not possible, the bucket has to stay loaded, which knows when they are due.
+    def _bring_forward(self, bucket: DeferredBucket, now_ms: int) -> bool:
+        """Moves messages that would wait for longer than their delays, since the clock was ahead, to their right
+        buckets.
+
+        Returns False if that is not possible: then the bucket has to stay loaded, since only memory has the right
+        times.
         """
         late = bucket.later_than_asked(now_ms)
         if not late:
@@ -121,7 +128,7 @@ class DeferredMessages:
                     self._bucket_of(now_ms + delay_ms).add(now_ms + delay_ms, delay_ms, found[0], entry[1], found[1])
             self.make_durable()
             bucket.note_moved([entry for entry, _ in late])
-        except OSError as error:  # a full disk: they are delivered in time all the same, but for the next start
+        except OSError as error:  # a full disk: they are delivered in time all the same, unless nsqd is started again
             self._shared.report(f"DEFERRED({bucket.path}): they could not be moved: {error}")
             return False
         if bucket.count == 0:
@@ -134,7 +141,7 @@ class DeferredMessages:
         return sum(bucket.count for bucket in self._buckets.values())
 
     def add(self, body: bytes, timestamp_ns: int, now_ms: int, delay_ms: int) -> DeferredBucket:
-        """Stores a message until it is due, and tells in which bucket; OSError if that was not possible."""
+        """Stores a message until it is due, and returns its bucket; raises OSError if that is not possible."""
         due_ms = now_ms + delay_ms
         bucket = self._bucket_of(due_ms)
         bucket.add(due_ms, delay_ms, timestamp_ns, self.number, body)
@@ -171,9 +178,7 @@ class DeferredMessages:
                     self._shared.report(f"DEFERRED({bucket.path}): reading failed: {error}; trying again")
 
     def next_due_ms(self, now_ms: int) -> int | None:
-        """Tells when the next message is due, or a bucket has to be looked into or can go; None if there is
-        no bucket.
-        """
+        """Returns when a message is due, or a bucket has to be looked into or can go, or None without a bucket."""
         soonest: int | None = None
         for bucket in self._buckets.values():
             if bucket.is_loading:
@@ -188,7 +193,7 @@ class DeferredMessages:
         return soonest
 
     def next_due(self, now_ms: int) -> Due | None:
-        """Returns some of what is due, noted as about to be appended; OSError if that cannot be noted."""
+        """Returns some of what is due, noted as about to be appended; raises OSError if that cannot be noted."""
         if self._refused is not None:
             self._refused.bucket.note_append(self._refused.append_number, [])
             self._refused = None
@@ -201,9 +206,7 @@ class DeferredMessages:
         return None
 
     def _remove_when_safe(self, bucket: DeferredBucket) -> None:
-        """Removes a bucket once the log, which has its messages, is durable: until then the bucket is all that is left
-        of them.
-        """
+        """Removes a bucket once the log, which has its messages, is durable: until then only the bucket is safe."""
 
         def remove() -> None:
             bucket.is_leaving = False
@@ -239,13 +242,13 @@ class DeferredMessages:
         due.bucket.forget(due.entries)
 
     def put_back(self, due: Due) -> None:
-        """Makes messages due again that the log did not take. The note is taken back before its number is used anew."""
+        """Makes messages due again that the log refused. Their note is cancelled before its number is used again."""
         due.bucket.push(due.entries)
         due.bucket.count += len(due.entries)
         self._refused = due
 
     def waiting(self) -> Iterator[tuple[int, int, bytes]]:
-        """Yields all that waits, as (number, timestamp in ns, body), by due time; while nothing is added or taken."""
+        """Yields all that waits, as (number, timestamp in ns, body), by due time; nothing may change meanwhile."""
         for key in sorted(self._buckets):
             bucket = self._buckets[key]
             was_loaded = bucket.waiting is not None

@@ -1,9 +1,9 @@
 """Keeps a bucket: one file with the deferred messages that are due within one minute, and notes of those that left it.
 
-Records: a head (checksum, kind, bytes of the body, due time, delay, publish time, number) and a body. A note's body is
-the numbers of messages that left, and its number that of their append, or 0 if they were moved to another bucket. The
-kinds of records are chosen so that the next record is found behind one that is damaged. In format 1 the kinds were 1
-and 2, and there was no delay; such records are read.
+A record is a head (checksum, kind, bytes of the body, due time, delay, publish time, number) and a body. A note's body
+has the numbers of messages that left; its number is that of their append, or 0 if they were moved to another bucket.
+The kinds of records are chosen so that the next record is found behind one that is damaged. In format 1 the kinds were
+1 and 2, and there was no delay; such records are read.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from xxhash import xxh3_64_intdigest
 
 from nsquark.log.deferred_appends import Appends
 from nsquark.log.durable import DurableFile
-from nsquark.log.files import FILE_MODE, read_readable, set_aside, sync_directory, write_all
+from nsquark.log.files import FILE_MODE, name_twice, read_readable, set_aside, sync_directory, write_all
 from nsquark.log.services import LogShared
 
 BUCKET_MS = 60_000
 SUFFIX = ".deferred"
 READ_BYTES = 1 << 20
 WINDOW_BYTES = 64 << 10
-"""So much is read at once of what is due."""
+"""This much of the file is read at once for messages that are due."""
 _HEAD = struct.Struct("<QIIqqqQ")  # checksum, kind, body bytes, due ms, delay ms, timestamp ns, number
 _HEAD_1 = struct.Struct("<QIIqqQ")  # without the delay
 _KIND_AT = 8
@@ -67,11 +67,11 @@ class _Found:
         self.left: dict[int, bytes] = {}
         self.highest = 0
         self.sound_to = 0
-        """The highest number before the first damage."""
+        """Is the highest number of a message before the first damage."""
         self.damages: list[_Damage] = []
         self.unreadable: list[int] = []
         self.doubtful: set[int] = set()
-        """Notes that do not count, since something behind them is damaged."""
+        """Has the numbers of appends whose notes do not count."""
         self._last_note = 0
 
     def add(self, item: "_Record | _Damage") -> None:
@@ -79,7 +79,7 @@ class _Found:
             if not self.damages:
                 self.sound_to = self.highest
             self.damages.append(item)
-            # What is damaged may have taken the last note back; to deliver twice is better than not at all.
+            # What is damaged may have cancelled the last note; to deliver twice is better than not at all.
             if self.left.pop(self._last_note, None) is not None:
                 self.doubtful.add(self._last_note)
         elif item.is_message:
@@ -94,9 +94,7 @@ class _Found:
             self.doubtful.discard(item.number)
 
     def doubt(self, appends: Appends) -> None:
-        """Doubts an append that was lost although later ones were not: its note must not count when its time seems
-        over.
-        """
+        """Doubts appends that were lost while later ones were not: their notes must not count when `durable` passes."""
         lost = (number for number in self.left if number != _MOVED and number <= appends.last)
         self.doubtful.update(number for number in lost if not appends.happened(number))
 
@@ -109,16 +107,18 @@ class _Found:
 
 
 class DeferredBucket:
-    """Holds what is due within one minute. `waiting` is a heap once it is loaded; without a path all is in memory."""
+    """Keeps messages that are due within one minute. `waiting` is a heap, or None while it is not loaded; without a
+    path all is in memory.
+    """
 
     def __init__(self, shared: LogShared, key: int, path: Path | None) -> None:
         self.key = key
         self.path = path
         self.count = 0
         self.lowest = 0
-        """No message that was ever here has a lower number; 0 if there was none."""
+        """No message that was ever here has a lower number; it is 0 if there was none."""
         self.is_leaving = False
-        """The bucket is empty and its minute over, but its messages are not safe elsewhere yet."""
+        """Tells whether the bucket, empty and its minute over, only stays until its messages are durable in the log."""
         self.waiting: list[Entry] | None = [] if path is None else None
         self.file: DurableFile | None = None
         self._shared = shared
@@ -131,7 +131,7 @@ class DeferredBucket:
         self._loading: Iterator[_Record | _Damage] | None = None
         self._found = _Found()
         self._is_damaged = False
-        """Its file is all that is left of messages that could not be read."""
+        """Tells whether the file is all that is left of messages that could not be read."""
         if path is not None:
             self._open(path)
             self._size = os.fstat(self.fd).st_size
@@ -142,7 +142,7 @@ class DeferredBucket:
         self.file.content_bytes = lambda: self._size
         self.file.on_sync_failed = self._sync_failed
         self.file.open(os.O_RDWR | os.O_CREAT)
-        self.file.changed()  # one that is there may never have been synced
+        self.file.changed()  # a file that was there may never have been synced
 
     @property
     def fd(self) -> int:
@@ -190,7 +190,7 @@ class DeferredBucket:
             self._write(_LEFT, 0, 0, 0, append_number, numbers)
 
     def note_moved(self, entries: list[Entry]) -> None:
-        """Notes that messages are in another bucket, on disk."""
+        """Notes that messages are durable in another bucket."""
         self.note_append(_MOVED, entries)
         moved = {entry[1] for entry in entries}
         self.waiting = [entry for entry in self.waiting or () if entry[1] not in moved]
@@ -212,7 +212,7 @@ class DeferredBucket:
         return late
 
     def read(self, entry: Entry) -> tuple[int, bytes] | None:
-        """Returns timestamp and body of a message; None if they are damaged, which is reported."""
+        """Returns timestamp and body of a message, or None if it is damaged, which is reported."""
         if self.path is None:
             return self._memory[entry[1]]
         offset = entry[2]
@@ -257,7 +257,7 @@ class DeferredBucket:
         self.file.when_synced(synced)
 
     def _sync_failed(self) -> None:
-        """Is told that a sync failed. If writing the file anew did too, nobody is kept waiting."""
+        """Is told that a sync failed. If writing the file anew failed too, everyone who waits is told."""
         assert self.file is not None
         if self.file.attempts:
             undurable, self._undurable = self._undurable, {}
@@ -271,9 +271,7 @@ class DeferredBucket:
         return self._loading is not None
 
     def load(self, appends: Appends) -> int:
-        """Builds the index from the file; returns the highest number of a message in it, whether it still
-        waits or not.
-        """
+        """Builds the index from the file; returns the highest number of a message that was ever in it."""
         if self.path is None:
             return 0
         while not self.load_some(appends, READ_BYTES):
@@ -281,7 +279,7 @@ class DeferredBucket:
         return self._found.highest
 
     def load_some(self, appends: Appends, records: int) -> bool:
-        """Looks at so many records, and makes the index when these were the last; returns whether they were.
+        """Looks at up to `records` records, and makes the index when these were the last; returns whether they were.
 
         If the file cannot be read for another reason than damage, this raises OSError, and the next call begins anew.
         """
@@ -298,7 +296,7 @@ class DeferredBucket:
                     return True
                 self._found.add(item)
         except OSError:
-            self._loading = None  # it would pass for one that has come to its end
+            self._loading = None  # a generator that raised would pass for one that has come to its end
             raise
         return False
 
@@ -318,7 +316,7 @@ class DeferredBucket:
         self.count = len(self.waiting)
 
     def _mend(self) -> None:
-        """Cuts a torn end; if there is other damage, what is intact is written to a new file."""
+        """Cuts off a torn end; if there is other damage, what is intact is written to a new file."""
         damages, unreadable = self._found.damages, self._found.unreadable
         if damages and damages[-1].end == self._size and not unreadable and not self._found.doubtful:
             torn = damages.pop()
@@ -336,8 +334,8 @@ class DeferredBucket:
             self._salvage(damages)
 
     def _salvage(self, damages: list[_Damage]) -> None:
-        """Takes doubtful notes back before damage is cut out: without the damage nothing would tell that they are
-        doubtful.
+        """Writes what is intact to a new file. Doubtful notes are cancelled first: without the damage nothing would
+        tell that they are doubtful.
         """
         assert self.path is not None and self.file is not None
         self._is_damaged = True
@@ -358,7 +356,7 @@ class DeferredBucket:
                     write_all(fd, piece, size)
                     size += len(piece)
             os.fsync(fd)
-            set_aside(self.path)
+            name_twice(self.path)
             os.replace(temporary, self.path)
             sync_directory(self.path.parent)
         except OSError as error:  # the damaged file can be used as it is
@@ -471,7 +469,7 @@ def _wants_bytes(data: bytearray, pos: int, size: int) -> int:
 
 
 def _read_record(data: bytearray, pos: int, base: int) -> _Record | None:
-    """Reads the record at `pos` if it is intact."""
+    """Returns the record at `pos`, or None if it is not intact."""
     if pos + _HEAD_1.size > len(data):
         return None
     check, kind, body_bytes = struct.unpack_from("<QII", data, pos)

@@ -1,18 +1,19 @@
-"""Keeps files that must survive a power loss: who changes one says so, and the syncer makes it durable in the
+"""Keeps files that must survive a power loss: whoever changes one says so, and the syncer makes it durable in the
 background.
 
-When a sync fails, the system takes the pages for clean although they are not on the disk: a second sync of them would
+When a sync fails, the system counts the pages as clean although they are not on the disk: a second sync of them would
 succeed and mean nothing. So there is one way out, for every file: its content is copied to a new file, that is synced,
 renamed over the old one and used from then on. Until that has worked the file is not trusted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     from nsquark.log.syncer import Syncer
 
 ANEW_SUFFIX = ".anew"
-"""The suffix of copies that were not finished when the process ended; a start removes them."""
+"""Ends the names of copies that are not finished; a start removes what is left of them."""
 RETRY_S = 1.0
-"""So long after a failed attempt a file is written anew again."""
+"""Writing a file anew is tried again this long after an attempt that failed."""
 COPY_BYTES = 1 << 20
 
 
@@ -47,7 +48,7 @@ class Directory:
         self._changes += 1
 
     def sync(self) -> None:
-        """Makes the directory's entries durable; runs in threads."""
+        """Makes the directory's entries durable; it runs in threads."""
         if self._parent is not None:
             self._parent.sync()
         changes = self._changes
@@ -91,16 +92,16 @@ class DurableFile:
         self.is_changed = False
         self.sync_error: Exception | None = None
         self.is_written_in_thread = False
-        """A thread writes to the file, so it must not be copied yet."""
+        """Tells whether a thread writes to the file, which then must not be copied yet."""
         self.content_bytes: Callable[[], int] | None = None
-        """So many bytes of the file count; all of them if this is not set."""
+        """Returns how many bytes of the file count; all do if this is not set."""
         self.after_sync: Callable[[], Callable[[], None] | None] = lambda: None
         """Is asked as a sync begins what to do in the thread when it has succeeded."""
         self.on_sync_failed: Callable[[], None] = lambda: None
         self.on_mended: Callable[[], None] = lambda: None
         self._syncer = syncer
         self.attempts = 0
-        """Writing the file anew has failed so often since a sync failed."""
+        """Counts how often writing the file anew has failed since a sync failed."""
         self._mended_s = float("-inf")
         self._waiting: list[Callable[[], None]] = []
         self._covered: list[Callable[[], None]] = []
@@ -108,7 +109,7 @@ class DurableFile:
         self._is_closed = False
         self._is_abandoned = False
         self._naming = threading.Lock()
-        """Held while a copy takes the file's name, which it must not once the file is abandoned."""
+        """Is locked while a copy gets the file's name, which it must not get once the file is abandoned."""
 
     def open(self, flags: int) -> None:
         """Opens the file; one that is created becomes durable with its name."""
@@ -132,8 +133,10 @@ class DurableFile:
             )
 
     def changed(self) -> None:
-        """Is told that something was written, which is to be durable within --sync-timeout."""
-        if not self.is_changed:
+        """Is told that something was written, which is to be durable within --sync-timeout, or with the new file after
+        a failed sync.
+        """
+        if not self.is_changed and self.sync_error is None:
             self.is_changed = True
             self._syncer.add(self)
 
@@ -150,7 +153,7 @@ class DurableFile:
         self._syncer.hurry(self)
 
     def when_synced(self, callback: Callable[[], None]) -> None:
-        """Calls back once all that is written by now is durable; at once if it is."""
+        """Calls back once all that is written by now is durable, which may be at once."""
         if self.is_changed or self.sync_error is not None:
             self._waiting.append(callback)
         elif self._users:
@@ -163,22 +166,31 @@ class DurableFile:
         return not self.is_changed and not self._users and self.sync_error is None
 
     def sync(self) -> None:
-        """Makes what is written durable, with its name; runs in threads.
+        """Makes what is written durable, with its name; it runs in threads.
 
         Whoever catches SyncFailed tells `failed`. Any other OSError comes from before the sync, which may be repeated.
         """
-        fd = self.fd if self.fd >= 0 else os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with self._descriptor() as fd:
             sync_data(fd)
-        finally:
-            if fd != self.fd:
-                os.close(fd)
         self.directory.sync()
+
+    @contextlib.contextmanager
+    def _descriptor(self) -> Iterator[int]:
+        """Yields the file's descriptor, or one that is opened for a moment if it has none."""
+        if self.fd >= 0:
+            yield self.fd
+            return
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
     # -- a round of the syncer ---------------------------------------------------------------------------
 
     def begin(self) -> Callable[[], None] | None:
         """Begins a sync that is about to run in a thread; returns what is to follow it there."""
+        assert self.sync_error is None, "its pages are not trusted, and a copy of it may be under way"
         self._users += 1
         self.is_changed = False
         self._covered, self._waiting = self._covered + self._waiting, []
@@ -209,7 +221,7 @@ class DurableFile:
     # -- after a failed sync -----------------------------------------------------------------------------
 
     def failed(self, error: Exception) -> None:
-        """Is told that a sync failed: its pages are not trusted again, the content goes to a new file."""
+        """Is told that a sync failed: the file's pages are not trusted again, its content goes to a new file."""
         first = self.sync_error is None
         self.sync_error = error
         self.is_changed = False
@@ -217,7 +229,7 @@ class DurableFile:
         self._syncer.report(f"LOG({self.path}): sync failed: {error}")
         if first:
             self.on_sync_failed()
-            # A disk that fails every sync must not be kept busy with copies.
+            # A disk that fails every sync must not be busy with copies all the time.
             wait_s = self._mended_s + RETRY_S - time.monotonic()
             if wait_s > 0:
                 self._syncer.later(wait_s, self.write_anew)
@@ -225,9 +237,7 @@ class DurableFile:
                 self.write_anew()
 
     def write_anew(self) -> None:
-        """Tries to write the file anew, now or as soon as no thread writes to it; whoever ends such a write
-        calls this.
-        """
+        """Tries to write the file anew, unless a thread writes to it: whoever ends that write calls this again."""
         if self.sync_error is None or self._is_closed or self.is_written_in_thread or self._users:
             return
         self._users += 1
@@ -236,10 +246,9 @@ class DurableFile:
         self._syncer.run(lambda: self._copy(size, fresh), lambda error: self._written_anew(error, fresh))
 
     def _copy(self, size: int, fresh: list[int]) -> None:
-        """Writes the first `size` bytes (-1: all) to a new file that takes the name; `fresh` gets its descriptor."""
+        """Writes the first `size` bytes (-1: all) to a new file that gets the name; `fresh` gets its descriptor."""
         temporary = self.path.with_name(self.path.name + ANEW_SUFFIX)
-        source = self.fd if self.fd >= 0 else os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with self._descriptor() as source:
             fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
             try:
                 _copy_content(source, fd, os.fstat(source).st_size if size < 0 else size)
@@ -252,9 +261,6 @@ class DurableFile:
                 os.close(fd)
                 temporary.unlink(missing_ok=True)
                 raise
-        finally:
-            if source != self.fd:
-                os.close(source)
         fresh.append(fd)
         self.directory.changed()
         self.directory.sync()
@@ -292,7 +298,7 @@ class DurableFile:
     # -- the end -----------------------------------------------------------------------------------------
 
     def make_durable(self) -> None:
-        """Syncs the file here and now, or writes it anew, or raises; for a clean stop, when no thread uses it."""
+        """Syncs the file here and now, or writes it anew, or raises; it is for a clean stop, when no thread uses it."""
         if self.sync_error is None:
             try:
                 self.sync()
@@ -318,7 +324,7 @@ class DurableFile:
         return self._users > 0
 
     def abandon(self) -> list[Callable[[], None]]:
-        """Closes a file that is deleted or replaced, or about to be: it need not be durable, no copy takes its name.
+        """Closes a file that is deleted or replaced, or about to be: it need not be durable, and no copy gets its name.
 
         Returns the callbacks that waited for it to be durable.
         """
@@ -339,7 +345,7 @@ class DurableFile:
 
 
 def sync_data(fd: int) -> None:
-    """Syncs the content of a file that is relied on; nothing else does, so that no failure is taken lightly."""
+    """Syncs the content of a file that is relied on; a failure is SyncFailed, after which its pages are not trusted."""
     try:
         os.fdatasync(fd)
     except OSError as error:

@@ -14,17 +14,17 @@ T = TypeVar("T")
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 PAGE_BYTES = 4096
-"""What a disk fails to read is told apart in pieces of this size."""
+"""What a disk fails to read is left out in pieces of this size."""
 READ_BYTES = 1 << 20
 READ_TRIES = 3
 READ_PAUSE_S = 0.02
-"""A page or a file that the disk fails to read is tried so often, and so long apart."""
+"""A page or a file that the disk fails to read is tried READ_TRIES times, this long apart."""
 BAD_SUFFIX = ".bad"
-"""The suffix of files and bytes that could not be used, kept for a look at them."""
+"""Ends the names of files, and of copies of bytes, that could not be used and are left for people to look at."""
 
 
 def names_like(directory: Path, *patterns: str) -> list[Path]:
-    """Lists the files of a directory whose names match one of the patterns, in order; OSError if it cannot be listed.
+    """Lists the files of a directory whose names match one of the patterns, in order, or raises OSError.
 
     `Path.glob` would say that there are none.
     """
@@ -64,7 +64,7 @@ def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int | None 
     written = os.write(fd, data) if offset is None else os.pwrite(fd, data, offset)
     if written == len(data):
         return
-    # Released also if the write fails: an error that is kept would hold on to it, and `data` could not grow.
+    # The view is released also if the write fails: a stored error would keep it alive, and `data` could not grow.
     with memoryview(data) as view:
         while written < len(view):
             with view[written:] as rest:
@@ -86,15 +86,15 @@ def patiently(read: Callable[[], T]) -> T:
 def read_surviving(path: Path, report: Callable[[str], None]) -> tuple[bytearray, bool]:
     """Returns what can be read of a file, with zeros for pages that cannot, and whether all of it could.
 
-    A file that cannot be read as a whole is reported and set aside, so that nothing overwrites it: the caller checks
-    what it got by its checksums, and writes a new file. Any other error than of the disk is raised.
+    A file that cannot be read as a whole is reported, and gets a second name under which it stays: the caller checks
+    what it got by its checksums, and replaces the file. Any error but EIO is raised.
     """
     try:
         fd = patiently(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
         if error.errno != errno.EIO:
             raise  # the file is well, or not there
-        report(f"FILE({path}): cannot be read: {error}; {_set_aside_text(path)}")
+        report(f"FILE({path}): cannot be read: {error}; {_name_twice_text(path)}")
         return bytearray(), False
     try:
         data, lost_bytes = bytearray(), 0
@@ -105,36 +105,52 @@ def read_surviving(path: Path, report: Callable[[str], None]) -> tuple[bytearray
             data += piece
             lost_bytes += missing
     except OSError as error:
-        error.filename = str(path)  # which the system does not say of an open file
+        error.filename = str(path)  # the system does not name an open file in its errors
         raise
     finally:
         os.close(fd)
     if lost_bytes:
         reason = os.strerror(errno.EIO)
-        report(f"FILE({path}): {lost_bytes} of {len(data)} bytes cannot be read: {reason}; {_set_aside_text(path)}")
+        report(f"FILE({path}): {lost_bytes} of {len(data)} bytes cannot be read: {reason}; {_name_twice_text(path)}")
     return data, not lost_bytes
 
 
 def set_aside(path: Path) -> Path:
     """Renames a file to one that nothing reads; returns its new name."""
-    aside = path.with_name(path.name + BAD_SUFFIX)
-    number = 1
-    while aside.exists():
-        number += 1
-        aside = path.with_name(f"{path.name}.{number}{BAD_SUFFIX}")
+    aside = _name_aside(path)
     os.replace(path, aside)
     return aside
 
 
-def _set_aside_text(path: Path) -> str:
+def name_twice(path: Path) -> Path:
+    """Gives a file a second name, which nothing reads, and returns it. The file has its own name too until a new file
+    takes that, so that a crash in between costs nothing.
+    """
+    aside = _name_aside(path)
+    if not aside.exists():
+        os.link(path, aside)
+    return aside
+
+
+def _name_aside(path: Path) -> Path:
+    """Returns a name for a file to set aside: one that is free, or that the same file has already."""
+    aside = path.with_name(path.name + BAD_SUFFIX)
+    number = 1
+    while aside.exists() and not aside.samefile(path):
+        number += 1
+        aside = path.with_name(f"{path.name}.{number}{BAD_SUFFIX}")
+    return aside
+
+
+def _name_twice_text(path: Path) -> str:
     try:
-        return f"it is now {set_aside(path).name}"
+        return f"it stays as {name_twice(path).name}"
     except OSError as error:
         return f"it could not be set aside: {error}"
 
 
 def read_readable(fd: int, size: int, offset: int) -> tuple[bytes, int]:
-    """Reads what can be read; tells how many bytes could not: those are zeros, which no checksum takes for content."""
+    """Returns what can be read, and how many bytes could not: those are zeros, which no checksum accepts as content."""
     try:
         return os.pread(fd, size, offset), 0
     except OSError as error:

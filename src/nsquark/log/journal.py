@@ -1,7 +1,8 @@
 """Keeps a channel's journal: attempts and due times of requeued messages, and what was parked when the floor passed it.
 
 The file is records of 32 bytes, each with a check of its own (kernel/journal.py), so the next one is found behind one
-that is damaged. In format 1 it was pieces of records with one checksum for each; such a file is read and written anew.
+that is damaged. In format 1 it was pieces of records with one checksum for each piece; such a file is read and written
+anew.
 
 While nsqd runs, a journal is made shorter in a file beside it, which takes its name once it is durable. What is noted
 meanwhile goes to both, so that neither a crash nor a disk that fails costs more than the attempt.
@@ -23,12 +24,11 @@ from nsquark.log.services import LogShared
 COMPACT_BYTES_MIN = 4 << 20
 """A journal smaller than this is not worth rewriting; it is read in some 50 ms."""
 REWRITE_SHARE = 4
-"""A journal is rewritten when it is so many times as long as needed; a message that is parked is noted twice at least.
-"""
+"""A journal is rewritten when it is this many times as long as needed; a parked message is noted twice at least."""
 REPLACE_RETRY_S = 1.0
-"""So long after a replacement that failed another is tried."""
+"""Another replacement is tried this long after one that failed."""
 REPLACEMENT_SUFFIX = ".next.tmp"
-"""The suffix of replacements, which a start removes."""
+"""Ends the names of replacements, which a start removes."""
 _MAGIC_1 = b"NQJ1"
 _PIECE_HEAD_BYTES = 12  # magic, bytes, checksum
 _RECORD_BYTES_1 = 24
@@ -50,31 +50,33 @@ class Journal:
         self._replace_not_before_s = 0.0
 
     def load(self, delay_max_ms: int) -> bytearray:
-        """Reads all intact records in order; `delay_max_ms` is for those of format 1, which do not say how long they
-        wait.
-        """
+        """Reads all intact records in order; those of format 1, which do not tell their delay, get `delay_max_ms`."""
         try:
             raw, whole = read_surviving(self.path, self._shared.report)
         except FileNotFoundError:
             return bytearray()
-        self._resize(len(raw) if whole else 0)
+        size = len(raw)
+        self._resize(size)
         old = _records_of_format_1(raw)
         if old is not None:
             records, lost = from_format_1(old[0], delay_max_ms), old[1]
         else:
             records = raw
-            size = len(raw)
             damaged = keep_intact(records)
             # A part of a record at the end is what a crash left of the last write, which nobody was told of.
             lost = f"{damaged} of {size // JOURNAL_RECORD.size} records" if damaged > (size % 32 > 0) else ""
         if lost:
             self._shared.report(f"JOURNAL({self.path}): {lost} are damaged and left out")
-        if old is not None or len(records) != self.size:
+        if old is not None or not whole or len(records) != size:
             try:
                 self.rewrite(records)
+                return records
             except OSError as error:
+                if old is not None:
+                    raise  # records of both formats cannot be in one file
                 self._shared.report(f"JOURNAL({self.path}): could not be written anew: {error}")
-        elif records:
+                self._resize(self.size - self.size % JOURNAL_RECORD.size)  # the next record begins where one may
+        if records:
             self._file = self._durable_file(self.path)
             self._file.changed()  # a process that was killed may not have synced it
         return records
@@ -104,14 +106,12 @@ class Journal:
 
     @property
     def is_being_replaced(self) -> bool:
-        """Tells whether a replacement is on its way: until it is there, nothing may rely on a sync of what is
-        appended.
-        """
+        """Tells whether a replacement is on its way: meanwhile nothing may rely on a sync of what is appended."""
         return self._replacement is not None
 
     def replace_later(self, records: bytes | bytearray) -> None:
-        """Lets `records`, and what is appended from now on, replace everything once they are durable. If the disk does
-        not take them, all stays as it is.
+        """Lets `records`, and what is appended from now on, replace everything once they are durable. If the disk
+        refuses them, all stays as it is.
         """
         file = self._replacement = self._durable_file(self.path.with_name(self.path.name + REPLACEMENT_SUFFIX))
         file.content_bytes = lambda: self.size if file is self._file else self._replacement_bytes
@@ -139,7 +139,7 @@ class Journal:
         if self._replacement is not file:
             return
         if self._file is not None and self._file.sync_error is not None:
-            self._give_up(file)  # a copy that is being made of the journal would take the name back
+            self._give_up(file)  # a copy that is being made of the journal would get the name back
             return
         try:
             file.rename(self.path)
@@ -169,7 +169,7 @@ class Journal:
         before = _inode(self.path)
         unsound = self._file.sync_error if self._file is not None else None
         if unsound is not None:
-            self._close_file()  # or the copy that is made of it would take the name of what is written here
+            self._close_file()  # or the copy that is made of it would replace what is written here
         try:
             if records:
                 write_atomically(self.path, records)
@@ -182,7 +182,7 @@ class Journal:
                 self._file.failed(unsound)
             raise
         finally:
-            # It may have been replaced although its name could not be synced: the old one is not to be written to.
+            # The file may be replaced although its name could not be synced: the old one is not to be written to.
             if _inode(self.path) != before:
                 self._close_file()
                 self._resize(len(records))
@@ -221,7 +221,7 @@ class Journal:
 
 
 def _inode(path: Path) -> int:
-    """Returns the number of the file that a name stands for; 0 if there is none."""
+    """Returns the number of the file that a name stands for, or 0 if there is none."""
     try:
         return path.stat().st_ino
     except OSError:
@@ -229,9 +229,7 @@ def _inode(path: Path) -> int:
 
 
 def _records_of_format_1(raw: bytearray) -> tuple[bytes, str] | None:
-    """Returns the records in the intact pieces of a file of format 1, and what is lost; None if there
-    is no such piece.
-    """
+    """Returns the records in the intact pieces of a file of format 1, and what is lost, or None if there is none."""
     records, found, damaged_bytes = bytearray(), False, 0
     pos = raw.find(_MAGIC_1)
     damaged_bytes = max(0, pos)

@@ -2,7 +2,7 @@
 
 When nothing but such parked messages needs a segment any more, their records are copied here and the segment goes. The
 file is replaced as a whole. It is read only through the descriptor that was opened with its index: the two are one
-generation, and nobody looks for a record in a file of another.
+generation, and nobody looks for a record in the file of another generation.
 """
 
 import os
@@ -16,7 +16,7 @@ from nsquark.log.writer import encode_header
 from nsquark.wire.batch_format import HEADER_BYTES, NO_TOKEN, Damage, StoredBatch, scan
 
 KEPT_MESSAGES_MAX = 100_000
-"""So many messages are kept at most; more stay in their segments."""
+"""At most this many messages are kept; more stay in their segments."""
 REWRITE_BYTES_MIN = 1 << 20
 READ_TRIES = 3
 
@@ -49,7 +49,7 @@ class Generation:
     size: int
 
     def read(self, seq: int) -> bytes | None:
-        """Reads a record; None if it is not intact."""
+        """Returns a record, or None if it is not intact."""
         offset, size = self.places[seq]
         raw = os.pread(self.fd, size, offset)
         for item in scan(memoryview(raw), offset):
@@ -87,15 +87,15 @@ class KeptMessages:
                 self._report_damage(item)
         if end < len(raw):
             self._report_damage(Damage(end, len(raw), "no batch header"))
-        if whole:
-            places = {batch.first_seq: (batch.offset, batch.end - batch.offset) for batch in batches}
-            self.adopt(Generation(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC), places, len(raw)))
-        else:
+        if not whole:
             content = {batch.first_seq: bytes(raw[batch.offset + HEADER_BYTES : batch.end]) for batch in batches}
             try:
                 self.adopt(self.write(content))
-            except OSError as error:
+                return
+            except OSError as error:  # what is intact can be read where it is
                 self._shared.report(f"KEPT({self._path}): could not be written anew: {error}")
+        places = {batch.first_seq: (batch.offset, batch.end - batch.offset) for batch in batches}
+        self.adopt(Generation(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC), places, len(raw)))
 
     def _report_damage(self, damage: Damage) -> None:
         self._shared.report(
@@ -109,7 +109,7 @@ class KeptMessages:
         return seq in self._now.places
 
     def record(self, seq: int) -> bytearray | None:
-        """Reads a record; None if it is not here, or not any more. It is a small read from a small file, which the
+        """Returns a record, or None if it is not here, or not any more. It is a small read from a small file, which the
         event loop may do.
         """
         for _ in range(READ_TRIES if seq in self._now.places else 0):
@@ -126,7 +126,7 @@ class KeptMessages:
         return None
 
     def content_with(self, records: dict[int, bytes], wanted: Iterable[int]) -> dict[int, bytes]:
-        """Reads the records of `wanted` that are here or in `records`, for `write`; in a thread."""
+        """Collects in a thread, for `write`, the records of `wanted` that are here or in `records`."""
         now = self._now
         content: dict[int, bytes] = {}
         for seq in wanted:
@@ -136,7 +136,7 @@ class KeptMessages:
         return content
 
     def write(self, content: dict[int, bytes]) -> Generation:
-        """Stores these records and no others, durably; in a thread. They count once they are adopted."""
+        """Stores in a thread these records and no others, durably. They count once they are adopted."""
         places: dict[int, tuple[int, int]] = {}
         data = bytearray()
         for seq, record in sorted(content.items()):
@@ -150,7 +150,7 @@ class KeptMessages:
         return Generation(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC), places, len(data))
 
     def adopt(self, generation: Generation) -> None:
-        """Lets records be read from this file from here on; in the event loop's thread, after it was written."""
+        """Lets records be read from a file that `write` made; to be called in the event loop's thread."""
         before, self._now = self._now, generation
         self._shared.disk_bytes += generation.size - before.size
         before.close()

@@ -30,7 +30,7 @@ RESERVE_SEQS = 1 << 26
 SEQS_END = 1 << SEQ_BITS
 _EPOCH_2020_S = 1_577_836_800
 _CLOCK_END_S = 4_102_444_800
-"""The year 2100: a clock behind this is taken for a wrong one. Its numbers are half of those that there are."""
+"""This is the year 2100: a clock that says more is not believed. Times until then use up about half of all numbers."""
 _SEQS_PER_SECOND_BITS = 21
 _SLOT = struct.Struct("<4sIQQ")  # magic, version, reserved up to, checksum
 
@@ -38,7 +38,7 @@ _SLOT = struct.Struct("<4sIQQ")  # magic, version, reserved up to, checksum
 class Sequences:
     """Hands out leases: aligned ranges of sequence numbers that nobody else ever gets.
 
-    `_next <= _reserved` always, and the file holds `_reserved` before any number below it is handed out.
+    `_next <= _reserved` always, and the file has `_reserved` before any number below it is handed out.
     """
 
     def __init__(self, path: Path, above: int, report: Callable[[str], None], reserve_seqs: int = RESERVE_SEQS) -> None:
@@ -56,7 +56,7 @@ class Sequences:
                 self._reserve(self._next + self._reserve_seqs)
 
     def _start(self, above: int) -> int:
-        """Finds where numbers start that were never handed out."""
+        """Returns a number from which on none was ever handed out."""
         now_s = time.time()
         by_clock = max(0, int(now_s) - _EPOCH_2020_S) << _SEQS_PER_SECOND_BITS
         if now_s >= _CLOCK_END_S:
@@ -81,7 +81,7 @@ class Sequences:
         return self._next
 
     def lease(self, count: int) -> tuple[int, int]:
-        """Leases a new range of at least `count` sequence numbers, as (first, end)."""
+        """Leases a new range of `count` sequence numbers or more, but at most LEASE_SEQS_MAX, as (first, end)."""
         size = _aligned(min(max(count, LEASE_SEQS_MIN), LEASE_SEQS_MAX))
         self.require(size)
         first, self._next = self._next, self._next + size
@@ -90,7 +90,7 @@ class Sequences:
         return first, first + size
 
     def require(self, count: int = LEASE_SEQS_MIN) -> None:
-        """Raises OSError if so many sequence numbers cannot be handed out."""
+        """Raises OSError if `count` sequence numbers cannot be handed out."""
         if self._next + count > self._reserved:
             self._wait_for_extension()
             if self._next + count > self._reserved:
@@ -134,11 +134,13 @@ class Sequences:
         self._reserved = reserved
 
     def _load(self) -> int | None:
-        """Reads up to where numbers are reserved; 0 without a file, None if it does not tell."""
+        """Returns up to where numbers are reserved: 0 without a file, None if the file does not tell."""
         try:
-            raw, _ = read_surviving(self._path, self._report)
+            raw, whole = read_surviving(self._path, self._report)
         except FileNotFoundError:
             return 0
+        if not whole:
+            self._path.unlink()  # a page that cannot be read cannot be written in part either
         reserved: list[int] = []
         for place in (0, 1):
             slot = raw[place * _SLOT.size : (place + 1) * _SLOT.size]
