@@ -4,6 +4,7 @@ NSQD and NSQLOOKUPD may name other programs: the tests hold for any mixture.
 """
 
 import asyncio
+import errno
 import itertools
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import nsq
 import pytest
 
+from faults.shim import Rule, Shim
 from harness import FaultProxy, Nsqd, eventually
 from harness.lookupd import Nsqlookupd, nsqlookupd_is_ours
 
@@ -172,6 +174,25 @@ def test_a_channel_deleted_while_nsqlookupd_is_asked_stays_deleted(lookupds: Pai
     assert channels_of(new, "t") == {"stays"}
     create(new, "t", "goes")
     assert channels_of(new, "t") == {"stays", "goes"}
+
+
+@pytest.mark.ours
+def test_a_topic_whose_first_publish_found_the_disk_full_gets_its_channels_too(
+    lookupds: Pair, start: Start, tmp_path: Path
+) -> None:
+    old = start()
+    create(old, "t", "c")
+    eventually(lambda: lookupds[0].channels("t") == {"c"})
+    data_path = tmp_path / "full"
+    data_path.mkdir()
+    shim = Shim(tmp_path, data_path)
+    shim.set_rules(Rule("write", "*/t.t/cursors", errno.ENOSPC, times=2))
+    flags = (f"--lookupd-tcp-address={lookupd.tcp_address}" for lookupd in lookupds)
+    with Nsqd(data_path, *flags, environment=shim.environment) as new:
+        wait_until_known(new, lookupds)
+        assert new.post("/pub", b"refused", topic="t").status == 503
+        assert new.post("/pub", b"taken", topic="t").status == 200
+        eventually(lambda: [channel["depth"] for channel in new.topic("t")["channels"]] == [1])
 
 
 def test_the_channels_outlive_the_nsqd_that_had_them(lookupds: Pair, start: Start) -> None:

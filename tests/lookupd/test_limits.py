@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import os
+import resource
 import select
 import signal
 import socket
 import struct
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -202,3 +203,13 @@ def test_a_peer_that_does_not_read_is_not_listened_to() -> None:
         while sent < 64 << 20 and select.select([], [greedy.socket], [], 1.0)[1]:
             sent += greedy.socket.send(b"PING\n" * 50_000)
         assert sent < 64 << 20
+
+
+def test_as_many_files_are_allowed_as_the_system_permits(make_lookupd: Callable[..., Nsqlookupd]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))
+    try:
+        lookupd = make_lookupd()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert resource.prlimit(lookupd.pid, resource.RLIMIT_NOFILE) == (hard, hard)

@@ -17,6 +17,8 @@ from nsquark.broker.lookup_peers import LookupPeers, Registration
 
 TCP = ("10.0.0.7", 4150)
 MAX_BODY_BYTES = 10_000
+TURNS_MAX = 8
+"""Replies to what was announced are handled within this many turns of the event loop."""
 
 
 class Lines(LineWriter):
@@ -154,6 +156,34 @@ async def test_what_waits_for_a_stalled_nsqlookupd_is_bounded_and_all_is_told_in
         assert "commands wait - connecting anew" in nsqd.lines.text
         proxy.resume()
         await soon(lambda: own(lookupd, "last") and own(lookupd, "first") and not own(lookupd, "passing"))
+
+
+@pytest.mark.parametrize("nsqd", [{"retry_s_min": 0.01, "ping_interval_s": 0.05}], indirect=True)
+async def test_too_many_commands_may_come_at_any_moment_of_announcing(nsqd: Cluster) -> None:
+    """They are told `turns` turns of the event loop after the replies to the first announcements left."""
+    nsqd.carried = {(f"t{number}", None): None for number in range(lookup.PIPELINE_COMMANDS_MAX + 1)}
+    tried: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        turns = len(tried)
+        await reader.readuntil(b"IDENTIFY\n")
+        await reader.readexactly(int.from_bytes(await reader.readexactly(4)))
+        writer.write(framed(b"{}"))
+        for _ in range(lookup.PIPELINE_COMMANDS_MAX):
+            await reader.readline()
+        writer.write(framed(b"OK") * lookup.PIPELINE_COMMANDS_MAX)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for _ in range(lookup.COMMANDS_WAITING_MAX + 1):
+            nsqd.peers.register("t0", None)
+        tried.append(turns)
+        writer.close()
+
+    nsqd.peers.logger.level = Level.ERROR
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        nsqd.peers.start([f"127.0.0.1:{server.sockets[0].getsockname()[1]}"])
+        await soon(lambda: len(tried) >= TURNS_MAX)
 
 
 async def test_a_command_tries_again_at_once(nsqd: Cluster, lookupd: Nsqlookupd) -> None:

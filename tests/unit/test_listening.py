@@ -1,6 +1,7 @@
 """Listening, and how addresses are shown: the same for every program and both protocols."""
 
 import asyncio
+import socket
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,18 @@ async def test_the_file_of_a_unix_socket_goes_when_it_is_told_to(tmp_path: Path)
     listener.remove_file()
     assert not (tmp_path / "nsqd.sock").exists()
     listener.remove_file()  # it may be gone already
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX])
+async def test_a_socket_that_cannot_be_served_is_closed(tmp_path: Path, family: socket.AddressFamily) -> None:
+    path = str(tmp_path / "nsqd.sock")
+    bound = socket.socket(family, socket.SOCK_DGRAM)  # connections cannot be accepted from it
+    bound.bind(path if family == socket.AF_UNIX else ("127.0.0.1", 0))
+    listener = Listener(bound, path, UNIX_PORT if family == socket.AF_UNIX else 1)
+    with pytest.raises(ValueError, match=r"[Ss]ocket was expected"):
+        await listener.serve(Server)
+    assert bound.fileno() == -1
+    assert not (tmp_path / "nsqd.sock").exists()
 
 
 def test_only_nsqd_takes_a_path_for_an_address(tmp_path: Path) -> None:

@@ -14,21 +14,22 @@ import stat
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+PORT_MAX: Final = 65535
 BACKLOG: Final = 1024
-"""How many connections may wait to be accepted: a whole cluster reconnects at once when its nsqlookupd restarts."""
+"""This many connections may wait to be accepted: a whole cluster reconnects at once when its nsqlookupd restarts."""
 TLS_HANDSHAKE_S_MAX: Final = 10.0
 UNIX_PORT: Final = -1
-"""The number that stands for the port of a unix socket, as in NSQ."""
+"""Stands for the port of a unix socket, as in NSQ."""
 UNIX_PEER: Final = "@"
-"""The name under which a client of a unix socket is shown: it has none of its own."""
+"""Stands for a client of a unix socket, which has no address of its own."""
 PROBE_TIMEOUT_S: Final = 1.0
-"""A listener may take this long to answer whether a unix socket is in use."""
+"""A process that listens on a unix socket has this long to accept the connection that probes it."""
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Splits `host:port`; ValueError says what is wrong with it."""
+    """Splits `host:port`; a ValueError says what is wrong with it."""
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535:
+    if not colon or not port.isdecimal() or int(port) > PORT_MAX:
         raise ValueError(f"address {address}: give it as host:port")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -72,12 +73,13 @@ class Listener(NamedTuple):
         *,
         start: bool = True,
     ) -> asyncio.AbstractServer:
-        """Lets the running event loop accept connections, at once or when the server is told to start."""
+        """Lets the running event loop accept connections, at once or when the server is told to start; if that fails,
+        the socket is closed.
+        """
         loop = asyncio.get_running_loop()
-        if self.port == UNIX_PORT:
-            return await loop.create_unix_server(new_protocol, sock=self.socket, backlog=BACKLOG, start_serving=start)
+        create = loop.create_unix_server if self.port == UNIX_PORT else loop.create_server
         try:
-            return await loop.create_server(
+            return await create(
                 new_protocol,
                 sock=self.socket,
                 ssl=tls,
@@ -87,6 +89,7 @@ class Listener(NamedTuple):
             )
         except BaseException:
             self.socket.close()
+            self.remove_file()
             raise
 
     def remove_file(self) -> None:
@@ -98,7 +101,7 @@ class Listener(NamedTuple):
 
 
 def listen(address: str) -> Listener:
-    """Listens on `host:port`. A name with several addresses gets the first, IPv4 before IPv6, as in NSQ."""
+    """Listens on `host:port`; of a name's several addresses on the first, IPv4 before IPv6, as in NSQ."""
     host, port = split_address(address)
     if host in ("", "0.0.0.0", "::"):  # every address of either IP version means those of both, as for NSQ
         dual = socket.has_dualstack_ipv6()
@@ -118,8 +121,8 @@ def listen_anywhere(address: str) -> Listener:
 
 
 def is_unix_address(address: str) -> bool:
-    """Tells whether an address is a path. As in NSQ, all that has not the form `host:port` is one, whether or not host
-    and port make sense.
+    """Tells whether an address is a path. As in NSQ, everything that does not have the form `host:port` is one, whether
+    or not host and port make sense.
     """
     host, colon, port = address.rpartition(":")
     if host.startswith("["):
@@ -128,9 +131,7 @@ def is_unix_address(address: str) -> bool:
 
 
 def _listen_unix(path: str) -> socket.socket:
-    """Returns a socket that listens at `path`. A socket file nobody listens on is replaced; any other file is left
-    alone.
-    """
+    """Returns a socket that listens at `path`. A socket file nobody listens on is replaced, any other file stays."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         try:

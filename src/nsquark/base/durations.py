@@ -4,12 +4,13 @@ import re
 from decimal import Decimal
 from typing import Final, Self
 
+NS_PER_MS: Final = 1_000_000
 _UNIT_NS: Final = {
     "ns": 1,
     "us": 1_000,
     "\u00b5s": 1_000,  # micro sign
     "\u03bcs": 1_000,  # Greek letter mu, which looks the same
-    "ms": 1_000_000,
+    "ms": NS_PER_MS,
     "s": 1_000_000_000,
     "m": 60_000_000_000,
     "h": 3_600_000_000_000,
@@ -26,7 +27,7 @@ class Duration(int):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads Go's syntax (`1m30s`, `250ms`, `-1.5h`, `0`); anything else is a ValueError that says why."""
+        """Reads Go's syntax (`1m30s`, `250ms`, `-1.5h`, `0`); anything else raises a ValueError that says why."""
         quoted = f'"{text[:DURATION_TEXT_LENGTH_MAX]}"'
         if len(text) > DURATION_TEXT_LENGTH_MAX:
             raise ValueError(f"duration {quoted} is too long")
@@ -56,7 +57,7 @@ class Duration(int):
     @property
     def ms(self) -> int:
         """Returns whole milliseconds, rounded towards zero."""
-        return int(self) // 1_000_000 if self >= 0 else -(-int(self) // 1_000_000)
+        return int(self) // NS_PER_MS if self >= 0 else -(-int(self) // NS_PER_MS)
 
     @property
     def seconds(self) -> float:

@@ -1,7 +1,7 @@
 """Defines the kinds of option values: how each is read from the command line, and from a TOML file.
 
-NSQ reads the two differently (a bare number is no duration on the command line, but milliseconds in a file),
-so a kind holds both readers. Each raises ValueError with a reason for a person to read.
+NSQ reads the two differently (a bare number is no duration on the command line, but milliseconds in a file), so a kind
+has both readers. Each raises ValueError with a reason for a person to read.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from nsquark.base.durations import DURATION_NS_MAX, Duration
+from nsquark.base.durations import DURATION_NS_MAX, NS_PER_MS, Duration
 from nsquark.base.logs import Level
 
 T = TypeVar("T")
@@ -45,14 +45,14 @@ def show_list(value: object) -> str:
 class Kind(Generic[T]):
     """Says how values of one kind are read and shown."""
 
-    # The word after the flag in the usage text; booleans have none.
+    # This stands after the flag in the usage text; booleans have none.
     word: str
     from_flag: Callable[[str], T]
     from_config: Callable[[object], T]
     show_default: Callable[[object], str] = show_nonzero
-    # A boolean flag stands alone: it never takes the argument after it.
+    # A boolean flag stands alone: the argument after it is not its value.
     boolean: bool = False
-    # The uses of a list flag are concatenated; what that gives may still be put in order.
+    # The values of all uses of a list flag are joined, and then put in order by `arrange`.
     repeated: bool = False
     arrange: Callable[[list[object]], list[object]] = list
 
@@ -92,7 +92,7 @@ def _integer_of(value: object) -> int:
 
 
 def parse_boolean(text: object) -> bool:
-    """Reads one of the words that Go takes for true and false."""
+    """Reads one of the words that Go accepts for true and false."""
     if text in _TRUE:
         return True
     if text in _FALSE:
@@ -122,9 +122,9 @@ def _duration_of(value: object) -> Duration:
     if isinstance(value, str):
         return Duration.parse(value)
     if isinstance(value, int) and not isinstance(value, bool):
-        if abs(value) > DURATION_NS_MAX // 1_000_000:
+        if abs(value) > DURATION_NS_MAX // NS_PER_MS:
             raise ValueError("value out of range")
-        return Duration(value * 1_000_000)
+        return Duration(value * NS_PER_MS)
     raise ValueError('expected a duration such as "5s", or an integer in milliseconds')
 
 
@@ -187,9 +187,7 @@ FLOATS: Final[Kind[list[float]]] = Kind(
 
 
 def word_kind(parse: Callable[[str], T], show: Callable[[object], str], *, boolean: bool = False) -> Kind[T]:
-    """Makes the kind of a value written as one word, in a file as on the command line (a file may have `true` or a
-    number).
-    """
+    """Makes the kind of a value that is one word; in a config file it may be `true`, `false` or a number too."""
 
     def from_config(value: object) -> T:
         return parse(str(value).lower() if isinstance(value, bool) else str(value))

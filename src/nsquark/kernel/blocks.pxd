@@ -15,15 +15,15 @@ cdef enum:
 cdef class Block:
     cdef long long number
     cdef int size
-    cdef int active  # how many slots are in flight, queued or deferred
+    cdef int active  # counts slots that are in flight, queued or deferred
     cdef int active_from  # below this index nothing is active
     cdef int queued_from  # below this index nothing waits for the sweep that is under way
-    cdef int later_from  # below this one nothing waits for the next sweep
+    cdef int later_from  # below this index nothing waits for the next sweep
     cdef long long earliest
     cdef bint noted  # what is unfinished here is in the journal, and stays there until finished
-    cdef bint parked  # that is durable: the floor has passed
-    cdef bint listed  # among the blocks that the sweep has yet to finish
-    cdef bint listed_later  # among those of the next sweep
+    cdef bint parked  # what the journal has of it is durable, and the floor has passed it
+    cdef bint listed  # it is among the blocks that the sweep has yet to finish
+    cdef bint listed_later  # it is among the blocks of the next sweep
     cdef bint unnoted  # something was finished here that is not in the journal
     cdef bint sparse
     cdef unsigned short[::1] slots
@@ -32,7 +32,7 @@ cdef class Block:
     cdef unsigned int[::1] owner
     cdef long long[::1] deadline
     cdef long long[::1] delivered
-    cdef long long[::1] published  # ns; only where latency is measured
+    cdef long long[::1] published  # in ns; used only where latency is measured
 
     cdef void reset(self, long long number) noexcept
     cdef int index(self, int slot) noexcept

@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False
-# The C form of bytes.py: each module that uses a function has it inline. Decorators for the above have no effect here.
+# This is the C form of bytes.py, which modules have inline. Decorators instead of the line above have no effect.
 from cpython.bytearray cimport PyByteArray_FromStringAndSize
 from libc.string cimport memcpy
 

@@ -21,8 +21,8 @@ cdef class Ledger:
     cdef Blocks blocks
     cdef Sweep sweep
     cdef bint measure
-    cdef long long seen_ms  # when a message was requeued last, or before
-    cdef list whole  # blocks that were finished as a whole, and the journal does not know
+    cdef long long seen_ms  # when a message was requeued last, or the journal was read
+    cdef list whole  # blocks that were finished as a whole, which the journal does not know
     cdef long long mark  # where `next` was when finished messages were noted last
     cdef dict _shares
     cdef long long _share_id

@@ -10,7 +10,7 @@ cdef class Chunk:
     cdef readonly long long resume
     cdef readonly object view
     cdef long long _id_bits
-    cdef long long _timestamp_ns  # of the record before, if that was written here; else -1
+    cdef long long _timestamp_ns  # the time of the record before, if that was written here, else -1
     cdef long long _count_max
     cdef long long _size
     cdef unsigned char[::1] _data

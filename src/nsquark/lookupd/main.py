@@ -1,13 +1,10 @@
-"""This is the program nsqlookupd: options, listen, serve until a signal, stop."""
+"""This is the program nsqlookupd: it reads options, listens, serves until a signal, and stops."""
 
 import asyncio
-import contextlib
-import resource
 import signal
 import sys
-from collections.abc import Callable, Coroutine
-from typing import Any
 
+from nsquark.base.event_loop import run
 from nsquark.base.logs import Logger
 from nsquark.base.version import version_line
 from nsquark.lookupd.daemon import ListenError, Nsqlookupd
@@ -20,15 +17,7 @@ def main() -> None:
     options = parse_options(sys.argv[1:])
     logger = Logger(options.log_prefix, options.log_level)
     logger.info(version_line("nsqlookupd"))
-    allow_connections()
     sys.exit(run(serve(options, logger)))
-
-
-def allow_connections() -> None:
-    """Allows as many files as the system does: the usual soft limit of 1,024 is less than a large cluster."""
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
 
 
 async def serve(options: LookupdOptions, logger: Logger) -> int:
@@ -48,15 +37,6 @@ async def serve(options: LookupdOptions, logger: Logger) -> int:
     finally:
         await daemon.stop()
     return 0
-
-
-def run(work: Coroutine[Any, Any, int]) -> int:
-    """Runs nsqlookupd on uvloop where it is installed, which halves the cost of a request."""
-    loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-    with contextlib.suppress(ImportError):
-        from uvloop import new_event_loop as loop_factory
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        return runner.run(work)
 
 
 if __name__ == "__main__":

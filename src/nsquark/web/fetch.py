@@ -12,12 +12,12 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from nsquark.base.addresses import join_address
+from nsquark.base.addresses import PORT_MAX, join_address
 from nsquark.web.bearer import bearer
 from nsquark.wire.documents import decode_json
 
@@ -33,8 +33,8 @@ Fetched = tuple[int, dict[str, str], bytes]
 
 
 class FetchError(Exception):
-    """Says that no answer was got. The text names the request and the reason; `reason` alone is for who asks with a
-    secret.
+    """Says that there was no answer. The text names the request and the reason; `reason` alone is for requests with a
+    secret in them.
     """
 
     def __init__(self, text: str, reason: str = "") -> None:
@@ -45,7 +45,15 @@ class FetchError(Exception):
 class _TlsRequired(msgspec.Struct):
     """Is the body with which an nsqd that requires TLS refuses plain HTTP."""
 
-    https_port: int
+    https_port: Annotated[int, msgspec.Meta(ge=1, le=PORT_MAX)]
+
+
+def named_https_port(body: bytes) -> int | None:
+    """Returns the port that a refusal of plain HTTP names for HTTPS; None if it is another refusal."""
+    try:
+        return decode_json(body, _TlsRequired).https_port
+    except ValueError:
+        return None
 
 
 async def fetch(
@@ -64,7 +72,7 @@ async def fetch(
     request.
 
     A plain request to an nsqd that requires TLS is repeated at the HTTPS port which the refusal names, and one to an
-    nsqd that asks who we are is repeated with the secret: none is sent in clear to who wants TLS.
+    nsqd that asks who we are is repeated with the secret, so that none is sent in clear to an nsqd that wants TLS.
     """
     deadline = time.monotonic() + request_timeout
     parts = _split(url)
@@ -72,11 +80,9 @@ async def fetch(
         method, parts, body, {"Accept": ACCEPT, **(headers or {})}, connect_timeout, response_bytes_max, ssl_context
     )
     answer = await call.run(deadline)
-    if answer[0] == 403 and parts.scheme == "http":
-        with contextlib.suppress(ValueError):
-            port = decode_json(answer[2], _TlsRequired).https_port
-            call = call.over_tls(port)
-            answer = await call.run(deadline)
+    if answer[0] == 403 and parts.scheme == "http" and (port := named_https_port(answer[2])) is not None:
+        call = call.over_tls(port)
+        answer = await call.run(deadline)
     if answer[0] == 401 and secret:
         answer = await call.showing(secret).run(deadline)
     return answer
@@ -211,7 +217,7 @@ class _Call:
         return max(self._deadline - time.monotonic(), 0.001)
 
     def _interrupt(self) -> None:
-        """Ends a thread that still waits: each single read may be quick enough and the whole never end."""
+        """Ends a thread that still waits: each single read may be quick enough, and the whole may never end."""
         sock: socket.socket | None = getattr(self._connection, "sock", None)
         if sock is not None:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Asks a nsqlookupd over HTTP."""
+"""Asks an nsqlookupd over HTTP."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import ssl
 
 ANSWER_BYTES_MAX: Final = 4 << 20
-"""The longest answer: thousands of nsqds, or hundreds with a thousand topics each; to read more would hold the event
-loop for too long.
+"""An answer has at most this many bytes: thousands of nsqds, or hundreds with a thousand topics each. Reading more
+would block the event loop for too long.
 """
 TOPIC_NOT_FOUND: Final = b"TOPIC_NOT_FOUND"
 
@@ -36,15 +36,16 @@ async def ask_lookupd(
     request_timeout: float,
     headers: Mapping[str, str] | None = None,
     ssl_context: ssl.SSLContext | None = None,
+    answer_bytes_max: int = ANSWER_BYTES_MAX,
 ) -> T:
-    """Returns what `read` makes of the answer to a GET; FetchError is all that can go wrong."""
+    """Returns what `read` makes of the answer to a GET; whatever goes wrong is a FetchError."""
     status, _, body = await fetch(
         url,
         headers=headers,
         connect_timeout=connect_timeout,
         request_timeout=request_timeout,
         ssl_context=ssl_context,
-        response_bytes_max=ANSWER_BYTES_MAX,
+        response_bytes_max=answer_bytes_max,
     )
     if status != 200:
         is_unknown = status == 404 and TOPIC_NOT_FOUND in body

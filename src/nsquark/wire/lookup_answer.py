@@ -1,4 +1,4 @@
-"""Reads what a nsqlookupd answers: the nsqds that it knows, or the channels of a topic."""
+"""Reads what an nsqlookupd answers: the nsqds that it knows, or the channels of a topic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ERROR_CHARS_MAX: Final = 200
 
 
 class Found(msgspec.Struct, frozen=True):
-    """Describes an nsqd as a nsqlookupd knows it. Its topics are left out: to read thousands takes long."""
+    """Describes an nsqd as an nsqlookupd knows it. Its topics are left out: reading thousands takes long."""
 
     broadcast_address: str
     tcp_port: int
@@ -49,6 +49,10 @@ class _LookupAnswer(msgspec.Struct):
     data: _FoundList | None = None
 
 
+class _TopicNames(msgspec.Struct):
+    topics: list[str] | None
+
+
 class _ChannelNames(msgspec.Struct):
     channels: list[str]
 
@@ -59,7 +63,7 @@ class _LookupRefusal(msgspec.Struct):
 
 
 def read_producers(body: bytes) -> list[Found]:
-    """Reads the nsqds in an answer to /lookup or /nodes; ValueError says what is wrong with it."""
+    """Reads the nsqds in an answer to /lookup or /nodes; a ValueError says what is wrong with it."""
     try:
         answer = decode_json(body, _LookupAnswer)
     except ValueError as error:
@@ -75,8 +79,13 @@ def read_producers(body: bytes) -> list[Found]:
     return found
 
 
+def read_topics(body: bytes) -> list[str]:
+    """Reads the names in an answer to /topics; ValueError says what is wrong with it."""
+    return decode_json(body, _TopicNames).topics or []
+
+
 def read_channels(body: bytes) -> list[str]:
-    """Reads the names in an answer to /channels; ValueError says what is wrong with it."""
+    """Reads the names in an answer to /channels; a ValueError says what is wrong with it."""
     channels = decode_json(body, _ChannelNames).channels
     if len(channels) > CHANNELS_MAX:
         raise ValueError(f"{len(channels)} channels, more than {CHANNELS_MAX}")
