@@ -189,3 +189,24 @@ def test_messages_held_back_while_very_many_pass(make_nsqd: Callable[..., Nsqd],
     again.expect_silence(0.2)
     shown = daemon.channel("t")
     assert (shown["depth"], shown["in_flight_count"], shown["deferred_count"]) == (0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "beginning"),
+    [
+        ("nsqd.dat", b'{"x":'),
+        ("nsquark/node.json", b'{"x":'),
+        ("nsquark/runs", b'[{"x":'),
+        ("nsquark/clock", b'{"x":'),
+    ],
+)
+def test_a_document_that_is_nested_too_deeply_stops_nothing(
+    make_nsqd: Callable[..., Nsqd], name: str, beginning: bytes
+) -> None:
+    daemon = make_nsqd()
+    daemon.post("/pub", b"one", topic="t")
+    assert daemon.stop() == 0
+    (daemon.data_path / name).write_bytes(beginning + b"[" * 100_000)
+    daemon.start()
+    assert daemon.topic("t")["depth"] == 1
+    assert "Traceback" not in daemon.log

@@ -2,18 +2,21 @@
 
 import http.client
 import itertools
+import json
+import os
 import select
 import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker.logs import answer, begin, decode, info, plan, read, read_all, read_raw, refusal
 from harness import Nsqd, Wire, eventually
-from nsquark.wire.batch_format import Damage, StoredBatch, scan
+from nsquark.wire.batch_format import RANGE_PIECE, RANGE_REFUSED, Damage, StoredBatch, scan
 
 pytestmark = pytest.mark.ours
 
@@ -241,6 +244,24 @@ def test_bad_arguments_are_named(nsqd: Nsqd, client: Wire, path: str, query: dic
     client.publish("t#ephemeral", b"x")
     status, refused = refusal(nsqd, "GET", path, **query)
     assert (status, refused["message"]) == (400, code)
+
+
+BAD_DOCUMENTS = {
+    "no JSON": b"{",
+    "another kind": b"[]",
+    "not UTF-8": b'{"topics":["\xff"]}',
+    "deep": b'{"x":' + b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("document", BAD_DOCUMENTS)
+@pytest.mark.parametrize(
+    "target", ["/log/at?ts=0", "/log/plan", "/log/read", "/channel/commit?channel=ch&owner=me&ttl=60"]
+)
+def test_a_bad_document_is_refused(nsqd: Nsqd, target: str, document: str) -> None:
+    reply = nsqd.request("POST", target, BAD_DOCUMENTS[document])
+    assert (reply.status, reply.json()["message"]) == (400, "INVALID_BODY")
+    assert reply.json()["reason"]
 
 
 # -- /log/at -----------------------------------------------------------------------------------------------
@@ -584,3 +605,41 @@ def test_a_file_removed_during_a_read_is_read_to_its_end(make_nsqd: Callable[...
     assert len(rest) == found["bytes"] - 100
     status, _ = refusal(daemon, "GET", "/log/read", topic="t", **{"from": found["first"], "to": found["next"]})
     assert status == 410
+
+
+def _read_many(daemon: Nsqd, *topics: str) -> dict[str, tuple[bool, bytes]]:
+    """Whether the range of each topic, all of its log, was refused, and the bytes that came for it."""
+    ranges = [{"topic": topic, "from": 0, "to": info(daemon, topic)["next"]} for topic in topics]
+    reply = daemon.post("/log/read", json.dumps({"ranges": ranges}).encode())
+    assert reply.status == 200, reply.text
+    found = dict.fromkeys(topics, (False, b""))
+    pos = 0
+    while pos < len(reply.body):
+        number, size = RANGE_PIECE.unpack_from(reply.body, pos)
+        pos += RANGE_PIECE.size
+        topic = topics[number & ~RANGE_REFUSED]
+        found[topic] = (bool(number & RANGE_REFUSED), found[topic][1] + reply.body[pos : pos + size])
+        pos += size
+    return found
+
+
+def test_of_many_ranges_only_those_whose_files_cannot_be_opened_are_refused(make_nsqd: Callable[..., Nsqd]) -> None:
+    daemon = make_nsqd(*SMALL_FILES)
+    bodies = {topic: _publish(daemon, topic, 500) for topic in ("before", "broken", "behind")}
+    newest = max(daemon.data_path.glob("**/t.broken/*.log"))
+    newest.rename(newest.with_suffix(".away"))
+    descriptors = Path(f"/proc/{daemon.pid}/fd")
+    before = len(os.listdir(descriptors))
+    for _ in range(5):
+        found = _read_many(daemon, *bodies)
+        assert {topic: refused for topic, (refused, _) in found.items()} == {
+            "before": False,
+            "broken": True,
+            "behind": False,
+        }
+        for topic in ("before", "behind"):
+            assert [record.body for record in decode(found[topic][1])] == bodies[topic]
+        why = json.loads(found["broken"][1])
+        assert (why["topic"], why["status"], why["message"]) == ("broken", 503, "DISK_ERROR")
+    eventually(lambda: len(os.listdir(descriptors)) <= before)
+    assert "Traceback" not in daemon.log

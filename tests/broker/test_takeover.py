@@ -202,6 +202,18 @@ def test_failing_leaves_everything_of_nsq_as_it_was(data: Path, make_nsqd: MakeN
     assert daemon.channel("t", "ch")["depth"] == 2
 
 
+@pytest.mark.parametrize("content", [b"", b"{", b'{"topics":["\xff"]}', b'{"x":' + b"[" * 100_000])
+def test_metadata_that_cannot_be_read_refuses_the_start_with_a_sentence(
+    data: Path, make_nsqd: MakeNsqd, content: bytes
+) -> None:
+    (data / "nsqd.dat").write_bytes(content)
+    with pytest.raises(StartError) as caught:
+        make_nsqd()
+    assert f"failed to load metadata - {data}/nsqd.dat cannot be read: " in caught.value.log
+    assert "Traceback" not in caught.value.log
+    assert (data / "nsqd.dat").read_bytes() == content
+
+
 def test_channels_in_files_of_windows(data: Path, make_nsqd: MakeNsqd, connect: Connect) -> None:
     write_messages(data, "t;ch", numbered("w", 2))
     assert bodies(consume(connect, make_nsqd(), "t", "ch", 2)) == [b"w0", b"w1"]

@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from harness import AuthServer, Nsqd, StartError, Wire
+from harness.upgrades import make_certificate, trusting_anything
 
 HTTP_TIMEOUT_S = 5
 
@@ -68,6 +70,23 @@ def test_both(sockets: Path, tmp_path: Path) -> None:
             assert (shown["remote_address"], shown["client_id"], shown["hostname"]) == ("@", "", "")
         assert nsqd.stop() == 0
     assert list(sockets.iterdir()) == []
+
+
+@pytest.mark.ours
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+def test_https(sockets: Path, tmp_path: Path) -> None:
+    """On a unix socket too, the port for HTTPS answers in TLS only."""
+    certificate, key = make_certificate(tmp_path)
+    flags = (f"--tls-cert={certificate}", f"--tls-key={key}", f"--https-address={sockets}/https")
+    with _nsqd(sockets, tmp_path, *flags):
+        with pytest.raises((http.client.HTTPException, OSError)):
+            _get(sockets / "https", "/info")
+        with socket.socket(socket.AF_UNIX) as plain:
+            plain.settimeout(HTTP_TIMEOUT_S)
+            plain.connect(str(sockets / "https"))
+            with trusting_anything().wrap_socket(plain) as client:
+                client.sendall(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
 
 
 def test_remote_ip_of_auth_is_empty(sockets: Path, tmp_path: Path) -> None:

@@ -14,16 +14,17 @@ from xxhash import xxh3_64_hexdigest
 
 from nsquark.base.version import NSQ_VERSION
 from nsquark.log.files import DIRECTORY_MODE, read_surviving, sync_directory, write_atomically
+from nsquark.wire.documents import decode_json
 
 METADATA_FILE = "nsqd.dat"
 OWN_DIRECTORY = "nsquark"
 NODE_FILE = "node.json"
 NODE_COPY = "node.json.copy"
 FORMAT = 2
-"""The format of all files below OWN_DIRECTORY together; docs/operations.md says what changed with each."""
+"""Numbers the format of all files below OWN_DIRECTORY together; docs/operations.md says what changed with each."""
 TOPICS_DIRECTORY = "topics"
 DOOMED_PREFIX = "x."
-"""The prefix of directories of deleted topics, until they are gone."""
+"""Begins the names of directories of deleted topics, until they are gone."""
 
 
 class DataPathError(Exception):
@@ -64,17 +65,17 @@ class DataPath:
     """Knows the directory of nsqd's files, which exists and is locked for this process."""
 
     def __init__(self, path: str, new_id: str = "") -> None:
-        """Reads who this nsqd is; `new_id` is the identity of one that has none yet, without it one is made up."""
+        """Names the directory; an nsqd that has no id yet gets `new_id`, or one that is made up."""
         self.path = Path(path or ".")
         self._new_id = new_id
         self.own = self.path / OWN_DIRECTORY
         self.topics = self.own / TOPICS_DIRECTORY
         self._lock_fd = -1
         self.was_ours = False
-        """An nsqd of this kind has run here before."""
+        """Tells whether an nsqd of this kind has run here before."""
 
     def lock(self) -> None:
-        """Takes the same lock as NSQ's nsqd, so that neither runs on the other's data."""
+        """Locks the directory as NSQ's nsqd does, so that neither runs on the other's data."""
         try:
             self._lock_fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -100,9 +101,7 @@ class DataPath:
             raise DataPathError(f"data-path {self.path} cannot be used - {error}") from None
 
     def _load_node(self, report: Callable[[str], None]) -> NodeIdentity:
-        """Reads the node from its file or the copy of that; both are written anew if one is damaged or of an older
-        format.
-        """
+        """Reads the node from its file or the copy; both are written anew if one is damaged or of an older format."""
         paths = [self.own / NODE_FILE, self.own / NODE_COPY]
         found = [_read_node(path, report) for path in paths]
         intact = [node for node in found if node is not None]
@@ -137,12 +136,10 @@ class DataPath:
         return current
 
     def listed_topics(self) -> dict[str, ListedTopic]:
-        """Returns what nsqd.dat names, if it is ours and can be read: to make again what the topics' own files have
-        lost.
-        """
+        """Returns what nsqd.dat names, if it is ours and readable: it replaces what topics' own files have lost."""
         try:
-            metadata = msgspec.json.decode((self.path / METADATA_FILE).read_bytes(), type=Metadata)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            metadata = decode_json((self.path / METADATA_FILE).read_bytes(), Metadata)
+        except (OSError, ValueError):
             return {}
         return {topic.name: topic for topic in metadata.topics or ()} if metadata.nsquark else {}
 
@@ -153,22 +150,20 @@ class DataPath:
 
 
 def _read_node(path: Path, report: Callable[[str], None]) -> NodeIdentity | None:
-    """Reads the node in a file; None if it is damaged or not there.
+    """Returns the node in a file, or None if it is damaged or not there.
 
-    One without a check is of format 1, or written by hand.
+    A node without a check is of format 1, or written by hand.
     """
     try:
         raw, _ = read_surviving(path, report)
-        node = msgspec.json.decode(raw, type=NodeIdentity)
-    except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+        node = decode_json(bytes(raw), NodeIdentity)
+    except (FileNotFoundError, ValueError):
         return None
     return node if node.id and node.check in ("", node.checksum()) else None
 
 
 def encode_metadata(topics: Iterable[ListedTopic], *, ours: bool = True) -> bytes:
-    """Encodes nsqd.dat; `nsquark` marks it as ours and `owner` a channel that is read by range,
-    which NSQ both ignores.
-    """
+    """Encodes nsqd.dat; `nsquark` marks it as ours and `owner` a channel that is read by range; NSQ ignores both."""
     document: dict[str, Any] = {
         "topics": [
             {

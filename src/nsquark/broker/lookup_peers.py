@@ -25,7 +25,7 @@ from nsquark.wire.record import SIZE_BYTES
 
 PING_INTERVAL_S = 15.0
 EXCHANGE_TIMEOUT_S = 1.0
-"""The time for connecting, and for each reply."""
+"""Bounds the time for connecting, and for each reply."""
 
 RETRY_S_MIN = 1.0
 """A lost connection is tried again after this, then after twice as long, up to a ping's interval."""
@@ -33,13 +33,13 @@ COMMAND_RETRY_S_MIN = 0.25
 """With a command to send, a connection is tried again sooner, but not sooner than this: it may be refused each time."""
 
 PIPELINE_COMMANDS_MAX = 100
-"""So many commands are sent before their replies are awaited: a thousand topics then cost ten round trips, not a
-thousand.
+"""At most this many commands are sent before their replies are awaited: a thousand topics then cost ten round trips,
+not a thousand.
 """
 
 COMMANDS_WAITING_MAX = 10_000
-"""So many commands wait for one nsqlookupd. With more it is connected to anew: that says in fewer commands what this
-nsqd carries.
+"""At most this many commands wait for one nsqlookupd. With more, this nsqd connects to it anew, which says in fewer
+commands what it carries.
 """
 
 Registration = tuple[str, str | None]
@@ -88,7 +88,7 @@ class LookupPeers:
         await asyncio.gather(*(peer.stop() for peer in peers))
 
     def set_addresses(self, addresses: Sequence[str]) -> None:
-        """Keeps the connections to those that stay; who is removed forgets this nsqd with the connection."""
+        """Keeps the connections to addresses that stay; an nsqlookupd that is removed forgets this nsqd."""
         for address in [address for address in self._peers if address not in addresses]:
             self.logger.info(f"LOOKUP({address}): removing peer")
             self._peers.pop(address).cancel()
@@ -104,7 +104,7 @@ class LookupPeers:
         self._tell_all("UNREGISTER", topic, channel)
 
     async def channels_of(self, topic: str) -> set[str]:
-        """Returns the lasting channels any nsqlookupd knows of the topic. Who fails to answer is logged."""
+        """Returns the topic's channels that any nsqlookupd knows, but no ephemeral ones; failures are logged."""
         hosts = {peer.http_address for peer in self._peers.values()} - {None}
         answers = await asyncio.gather(*(self._ask_channels(host, topic) for host in hosts if host))
         return {name for names in answers for name in names if is_valid_name(name) and not is_ephemeral(name)}
@@ -150,7 +150,7 @@ class LookupPeer:
     def __init__(self, address: str, peers: LookupPeers) -> None:
         self.address = address
         self.http_address: str | None = None
-        """The address is kept while disconnected: the HTTP port may well answer."""
+        """Stays set while disconnected: the HTTP port may well answer."""
         self._peers = peers
         self._logger = peers.logger
         self._commands: deque[str] = deque()
@@ -159,7 +159,7 @@ class LookupPeer:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def tell(self, command: str) -> None:
-        """Sends the command as soon as may be."""
+        """Sends the command as soon as possible."""
         if len(self._commands) >= COMMANDS_WAITING_MAX:
             self._commands.clear()
             self._fail(f"{COMMANDS_WAITING_MAX} commands wait", "connecting anew")
@@ -199,7 +199,7 @@ class LookupPeer:
             if self._connection.is_lost:
                 self._fail("connection", "closed by nsqlookupd")
             elif time.monotonic() >= ping_at:
-                # Due whatever else is sent: to nsqlookupd only PING is a sign of life.
+                # A ping is due whatever else is sent: to nsqlookupd only PING is a sign of life.
                 self._logger.debug(f"LOOKUPD({self.address}): sending heartbeat")
                 await self._send(["PING"])
                 ping_at = time.monotonic() + self._peers.ping_interval_s
@@ -217,14 +217,14 @@ class LookupPeer:
             await self._sleep(seconds - at_least_s)
 
     async def _sleep(self, seconds: float) -> None:
-        """Waits until then, or until there is a command to send or the connection is lost."""
+        """Waits for `seconds`, or until there is a command to send or the connection is lost."""
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
 
     async def _connect(self) -> bool:
-        """Connects, identifies and announces everything."""
+        """Connects, identifies and announces everything; returns False if that failed."""
         self._logger.info(f"LOOKUP connecting to {self.address}")
         try:
             host, port = split_address(self.address)
@@ -272,8 +272,9 @@ class LookupPeer:
         return True
 
     async def _send(self, commands: list[str]) -> bool:
-        """Sends the commands; False, and disconnected, if one of them was not answered or refused."""
-        assert self._connection is not None
+        """Sends the commands; if one of them is refused or not answered, it disconnects and returns False."""
+        if self._connection is None:  # `tell` may end it while announcing
+            return False
         try:
             replies = await self._connection.exchange([f"{command}\n".encode() for command in commands])
         except OSError as error:
@@ -313,14 +314,14 @@ class LookupConnection(asyncio.Protocol):
         return self._lost is not None
 
     async def exchange(self, requests: Sequence[bytes]) -> list[bytes]:
-        """Returns the replies; OSError if one is late or too long, or the connection breaks: close it then."""
+        """Returns the replies; raises OSError if one is late or too long, or the connection breaks: close it then."""
         assert self._transport is not None
         self._outstanding += len(requests)
         self._transport.write(b"".join(requests))
         return [await self._next_reply() for _ in requests]
 
     def close(self) -> None:
-        """Closes the connection; its end is no news to who closes it."""
+        """Closes the connection without calling `on_lost`."""
         self._on_lost = _nothing
         self._abort()
 

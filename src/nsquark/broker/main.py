@@ -1,13 +1,13 @@
-"""This is the program nsqd: options, data path, event loop, signals."""
+"""This is the program nsqd: it reads options, locks the data path, and serves until a signal."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from nsquark import kernel
+from nsquark.base.event_loop import run
 from nsquark.base.logs import Logger
 from nsquark.base.version import version_line
 from nsquark.broker.data_path import DataPath, DataPathError
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         data.lock()
         validate(options)
-        _run(_serve(options, logger, data))
+        run(_serve(options, logger, data))
     except (NsqdOptionsError, DataPathError, NsqdStartError, OSError) as error:
         logger.fatal(f"failed to instantiate nsqd - {error}")
         logger.flush()
@@ -48,12 +48,3 @@ async def _serve(options: NsqdOptions, logger: Logger, data: DataPath) -> None:
         await stop.wait()
     finally:
         await nsqd.stop()
-
-
-def _run(work) -> None:  # type: ignore[no-untyped-def]
-    """Runs nsqd on uvloop where it is installed."""
-    loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-    with contextlib.suppress(ImportError):
-        from uvloop import new_event_loop as loop_factory
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(work)

@@ -3,6 +3,7 @@ tcp/session.py.
 """
 
 import asyncio
+import errno
 import os
 import shutil
 import uuid
@@ -61,7 +62,7 @@ class Nsqd:
         self.data = data
         self.topics_path: Path = data.topics
         self.loop = asyncio.get_running_loop()
-        # On a single core, what is looked for could not come.
+        # On a single core, a client could not send while the loop polls for it.
         poll_ns = options.busy_poll if len(os.sched_getaffinity(0)) > 1 else 0
         self.turn = Turn(self.loop.call_soon, logger.trace, poll_ns)
         self.loop_delay = LoopDelay(self.loop)
@@ -69,26 +70,26 @@ class Nsqd:
         self.start_time = int(wall_ms() // 1000)
         self.clock = SteadyClock(data.own / "clock")
         self.runs: list[Run] = []
-        """The starts on this data path, this one last."""
+        """Has the starts on this data path, this one last."""
         self.deleted_topics = DeletedTopics(data.own / "deleted")
         self.topics: dict[str, Topic] = {}
         self.listed_topics: dict[str, ListedTopic] = {}
-        """The topics that nsqd.dat named, while they are loaded: to make again what their own files have lost."""
+        """Has the topics that nsqd.dat named, while they are loaded: to make again what their own files have lost."""
         self.descriptors = Descriptors()
         self._descriptors_said_s = float("-inf")
         self.sessions: set[Session] = set()
         self.sessions_admitted = 0
         self.producers: dict[Session, None] = {}
         self.unopened_topics: dict[str, ListedTopic] = {}
-        """The topics whose files could not be opened at the start; nsqd.dat goes on naming them."""
+        """Has the topics whose files could not be opened at the start; nsqd.dat goes on naming them."""
         self.deferring: dict[Topic, None] = {}
-        """The topics with messages that wait for their time."""
+        """Has the topics with messages that wait for their time."""
         self.read_buffer = bytearray(READ_BUFFER_BYTES)
         self.read_view = memoryview(self.read_buffer)
         self.partial_bytes_max = LINE_BYTES_MAX + 8 + max(options.max_body_size, options.max_msg_size)
         self.is_exiting = False
         self.may_write_metadata = False
-        """nsqd.dat is not written before all is loaded: until then it may be NSQ's, with what is not taken over yet."""
+        """Tells whether all is loaded: until then nsqd.dat may be NSQ's, with what is not taken over yet."""
         self.tcp_port = 0
         self.http_port = 0
         self.https_port = 0
@@ -144,7 +145,7 @@ class Nsqd:
         for warning in tls_warnings(self.options):
             self.logger.warning(warning)
         await self._listen()
-        self.write_metadata(sync=True)  # an empty one, left by a power cut, would refuse the next start
+        self.write_metadata(sync=True)  # an empty nsqd.dat, left by a power cut, would make the next start fail
         self.lookup.start(self.options.lookupd_tcp_address)
         self.spawn(self.upkeep.run())
         self.loop_delay.start()
@@ -172,18 +173,25 @@ class Nsqd:
 
     def load_topic(self, name: str) -> None:
         """Opens a topic. One that cannot be opened is left alone; the others are served, and it is tried again."""
-        counted = self.logs.disk_bytes
         try:
-            topic = self.topics[name] = Topic(self, name)
+            topic = self.topics[name] = self._opened(name)
         except UnknownVersion as error:
             raise NsqdStartError(str(error)) from None
         except Exception as error:  # whatever is wrong with one must not stop the others
-            self.logs.disk_bytes = counted
             self.unopened_topics[name] = self.listed_topics.get(name) or ListedTopic(name)
             self.logger.error(f"TOPIC({name}): cannot be opened, it is not served - {type(error).__name__}: {error}")
             return
         self.deferring[topic] = None
         self.unopened_topics.pop(name, None)
+
+    def _opened(self, name: str) -> Topic:
+        """Opens a topic or makes it; if that fails, nothing of it counts in --max-disk-bytes."""
+        counted = self.logs.disk_bytes
+        try:
+            return Topic(self, name)
+        except Exception:
+            self.logs.disk_bytes = counted
+            raise
 
     async def _listen(self) -> None:
         options = self.options
@@ -265,22 +273,24 @@ class Nsqd:
     # -- topics ------------------------------------------------------------------------------------------
 
     def topic(self, name: str) -> Topic:
-        """Returns the topic of this name, made if it is not there."""
+        """Returns the topic of this name, made if it is not there; raises OSError if its files cannot be used."""
         found = self.topics.get(name)
         if found is not None:
             return found
         try:
-            topic = self.topics[name] = Topic(self, name)
-        except OSError as error:
+            topic = self.topics[name] = self._opened(name)
+        except Exception as error:  # such as a file that a later version wrote
             self.logs.disk.failed(error)
-            raise
+            if isinstance(error, OSError):
+                raise
+            raise OSError(errno.EIO, f"its files cannot be used: {type(error).__name__}: {error}") from error
         self.unopened_topics.pop(name, None)
         self.logger.info(f"TOPIC({name}): created")
         self.lookup.register(name, None)
         self.metadata_changed(topic.ephemeral)
         if self.lookup.addresses:
+            self.spawn(self._bring_channels(topic))  # before what may fail: it also ends the waiting
             topic.await_channels()
-            self.spawn(self._bring_channels(topic))
         return topic
 
     async def _bring_channels(self, topic: Topic) -> None:

@@ -7,36 +7,34 @@ if the reader had other messages of the same numbers.
 """
 
 import secrets
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from nsquark.base.clock import wall_ms
 from nsquark.log.files import read_surviving, write_atomically
+from nsquark.wire.documents import decode_json
 
 RUNS_MAX = 1000
-NS_PER_MS = 1_000_000
 
 
 class Run(msgspec.Struct, frozen=True):
     id: str
-    """The run's name; it sorts by the time at which the run began."""
+    """Names the run; names sort by the time at which runs began."""
     began_ms: int
     first_seq: int
     """No message of an earlier run has this number or a higher one."""
 
 
 def begin_run(path: Path, first_seq: int, report: Callable[[str], None]) -> list[Run]:
-    """Stores a run that begins now, durably, before anything is published in it; returns all that are remembered, this
-    one last.
-    """
+    """Stores a run that begins now, durably, before anything is published in it; returns all runs, it last."""
     runs = _load(path, report)[-RUNS_MAX + 1 :]
-    began_ms = time.time_ns() // NS_PER_MS
+    began_ms = wall_ms()
     runs.append(Run(f"{began_ms:012x}{secrets.token_hex(4)}", began_ms, first_seq))
     try:
         write_atomically(path, msgspec.json.encode(runs))
-    except OSError as error:  # a full disk: who reads by range will ask who this is
+    except OSError as error:  # a full disk: readers by range will not recognise this run
         report(f"RUNS({path}): could not be written: {error}")
     return runs
 
@@ -44,9 +42,9 @@ def begin_run(path: Path, first_seq: int, report: Callable[[str], None]) -> list
 def _load(path: Path, report: Callable[[str], None]) -> list[Run]:
     try:
         raw, _ = read_surviving(path, report)
-        return msgspec.json.decode(raw, type=list[Run])
+        return decode_json(bytes(raw), list[Run])
     except FileNotFoundError:
         return []
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except ValueError as error:
         report(f"RUNS({path}): damaged ({error}); readers that remember an earlier run will ask what became of it")
         return []

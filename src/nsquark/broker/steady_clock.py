@@ -9,7 +9,9 @@ import msgspec
 from xxhash import xxh3_64_hexdigest
 
 from nsquark.base.clock import now_ms, wall_ms
+from nsquark.base.durations import NS_PER_MS
 from nsquark.log.files import write_atomically
+from nsquark.wire.documents import decode_json
 
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 _READS_MAX = 10
@@ -70,7 +72,7 @@ class SteadyClock:
 
 
 def _since_boot_ms() -> int:
-    return time.clock_gettime_ns(_SINCE_BOOT) // 1_000_000
+    return time.clock_gettime_ns(_SINCE_BOOT) // NS_PER_MS
 
 
 def _boot_id() -> str:
@@ -82,7 +84,7 @@ def _boot_id() -> str:
 
 def _load(path: Path) -> _Anchor | None:
     try:
-        anchor = msgspec.json.decode(path.read_bytes(), type=_Anchor)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        anchor = decode_json(path.read_bytes(), _Anchor)
+    except (OSError, ValueError):
         return None
     return anchor if anchor.check == anchor.checksum() else None

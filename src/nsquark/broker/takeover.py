@@ -27,11 +27,12 @@ from nsquark.broker.data_path import METADATA_FILE, DataPathError, ListedTopic, 
 from nsquark.broker.topic import DIRECTORY_PREFIX, Topic
 from nsquark.kernel.journal import JOURNAL_REQUEUED, record
 from nsquark.log.cursors import ChannelState, CursorFile, TopicState, encode_state
-from nsquark.log.files import DIRECTORY_MODE, names_like, set_aside, sync_directory, write_atomically
+from nsquark.log.files import DIRECTORY_MODE, name_twice, names_like, sync_directory, write_atomically
 from nsquark.log.journal import Journal
 from nsquark.log.nsq_import.diskqueue import QUEUED_OVERHEAD_BYTES, DiskQueue, find_queues
 from nsquark.log.nsq_import.import_log import LogImport
 from nsquark.log.services import LogShared
+from nsquark.wire.documents import decode_json
 from nsquark.wire.names import is_ephemeral, is_valid_name
 from nsquark.wire.record import RECORD_OVERHEAD_BYTES
 
@@ -46,18 +47,18 @@ READY_PREFIX = "ready."
 PLAN_FILE = "plan.json"
 CURSORS_FILE = "cursors"
 CHANNEL_SEPARATORS = (":", ";")
-"""The characters between topic and channel in a file's name; the second is for Windows."""
+"""One of these stands between topic and channel in a file's name; the second is for Windows."""
 PROGRESS_S = 3.0
 GROWTH_MAX = RECORD_OVERHEAD_BYTES / QUEUED_OVERHEAD_BYTES
-"""Bytes of a record in our log, headers aside, over those in NSQ's file, for the smallest body."""
+"""A message grows at most by this factor from NSQ's file to our log, apart from the headers of batches."""
 ATTEMPTS_KEPT_MAX = 1_000_000
-"""So many attempts are kept per channel: a journal is read into memory as a whole. Messages beyond this many start with
-their first attempt.
+"""About this many attempts are remembered per channel: a journal is read into memory as a whole. Further messages start
+with their first attempt.
 """
 
 
 class TakenFiles(msgspec.Struct):
-    """Names the files of NSQ that a step took over: name, and (size, modification time in ns) to know them by."""
+    """Names the files of NSQ that a step took over, each with its size and a checksum of its end to know it by."""
 
     files: dict[str, tuple[int, int] | None]
 
@@ -93,7 +94,7 @@ class Placed:
     """Says where a topic's imported messages are in its log, as sequence numbers."""
 
     log_end: int
-    """The end of what was in the log before."""
+    """Is the end of what was in the log before."""
     first: int
     of_channel: dict[str, tuple[int, int]] = field(default_factory=dict)
     own_from: int = 0
@@ -153,10 +154,10 @@ class TakeOver:
         """Reads nsqd.dat if it is NSQ's. Ours is a copy of what our topics' directories say."""
         path = self.data_path / METADATA_FILE
         try:
-            metadata = msgspec.json.decode(path.read_bytes(), type=Metadata)
+            metadata = decode_json(path.read_bytes(), Metadata)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             if not self.nsqd.data.was_ours:
                 raise DataPathError(
                     f"failed to load metadata - {path} cannot be read: {error};"
@@ -169,7 +170,7 @@ class TakeOver:
     @staticmethod
     def _set_metadata_aside(path: Path) -> str:
         try:
-            return f"it is now {set_aside(path).name}, and is written anew"
+            return f"it stays as {name_twice(path).name}, and is written anew"
         except OSError as error:
             return f"it is written anew, since it could not be set aside: {error}"
 
@@ -236,7 +237,7 @@ class TakeOver:
         self._close(topic)
         stage = self.staging / f"{IMPORT_PREFIX}{name}"
         stage.mkdir(mode=DIRECTORY_MODE, parents=True)
-        sync_directory(self.staging.parent)  # or a power cut takes the plan, and NSQ's files are taken over twice
+        sync_directory(self.staging.parent)  # or a power cut loses the plan, and NSQ's files are taken over twice
         placed = self._write_log(stage, self._directory(name), found, log_end)
         if placed.of_channel and pump < log_end:
             self.logger.warning(f"TAKEOVER: topic {name} is paused: what it held back before goes to its channels now")
@@ -269,9 +270,7 @@ class TakeOver:
         return placed
 
     def _copy(self, log: LogImport, queue: DiskQueue, old: Path | None = None, new: Path | None = None) -> int:
-        """Copies all of a queue into the log; returns how many of its messages were attempted before, which the journal
-        remembers.
-        """
+        """Copies all of a queue into the log; returns how many were attempted before, which the journal has."""
         attempted, before = 0, log.messages
         journal: Journal | None = None
         for piece in queue.pieces():

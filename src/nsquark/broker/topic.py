@@ -47,7 +47,8 @@ class Topic:
     """Owns a log and its channels. Messages below `pump` are the channels', those from it on the topic's own.
 
     The pump follows the log's head while the topic has channels, is not paused and knows its channels from nsqlookupd;
-    otherwise it stands still. So the first channel gets the backlog, and one made during a pause what that held back.
+    otherwise it stands still. So the first channel gets the backlog, and one made during a pause gets what came during
+    it.
     """
 
     def __init__(self, nsqd: Nsqd, name: str) -> None:
@@ -59,31 +60,37 @@ class Topic:
         self.log.tail.on_committed = self._on_committed
         self.channels: dict[str, Channel] = {}
         self.listening: dict[Channel, None] = {}
-        """The channels that a commit has to visit."""
+        """Has the channels that a commit has to wake."""
         self.id = secrets.token_hex(8)
-        """The id of this incarnation: a topic that is deleted and made again has another."""
+        """Names this incarnation: a topic that is deleted and made again has another id."""
         self.paused = False
         self.is_exiting = False
         self.message_count = 0
         self.message_bytes = 0
         self.head_waiters: list[Callable[[], None]] = []
-        """Functions that are called once when the head has moved, or the topic goes."""
+        """Has functions that are called once when the head has moved, or the topic goes."""
         self.pumped = 0
-        """The number of messages that entered the channels since the start."""
+        """Counts the messages that entered the channels since the start."""
         self.pump = self.log.head
         self.is_pump_following = False
         self._deleted_meanwhile: set[str] | None = None
-        """The channels deleted since nsqlookupd was asked for those of this topic; None while no answer is awaited."""
+        """Has the channels deleted since nsqlookupd was asked for this topic's, or None while no answer is awaited."""
         self._tokens: Tokens | None = None
-        self.retention = Retention(self)
-        self.slots = Slots(name, nsqd.logs, self.directory / "cursors" if self.directory is not None else None)
-        own = [self.slots.own] if self.slots.own is not None else []
-        self.deferrals = Deferrals(self, self.slots.state, [slot.deferred for slot in self.slots.found + own])
-        if self.log.segments is not None:
-            self.log.segments.before_remove = self._segment_goes
-        if self.directory is not None:
-            self.slots.when_mended(self._wake_channels)
-            self._restore()
+        with contextlib.ExitStack() as undo:  # a topic that cannot be opened keeps no file open
+            undo.callback(self.log.discard)
+            self.retention = Retention(self)
+            undo.callback(self.retention.close)
+            self.slots = Slots(name, nsqd.logs, self.directory / "cursors" if self.directory is not None else None)
+            undo.callback(self.slots.abandon)
+            own = [self.slots.own] if self.slots.own is not None else []
+            self.deferrals = Deferrals(self, self.slots.state, [slot.deferred for slot in self.slots.found + own])
+            undo.callback(self.deferrals.abandon)
+            if self.log.segments is not None:
+                self.log.segments.before_remove = self._segment_goes
+            if self.directory is not None:
+                self.slots.when_mended(self._wake_channels)
+                self._restore()
+            undo.pop_all()
         self.deferrals.started()
 
     # -- start and state ---------------------------------------------------------------------------------
@@ -179,7 +186,7 @@ class Topic:
             self._store()
 
     def _wake_channels(self) -> None:
-        """Stores what could not be stored while the cursor file could not be written to."""
+        """Wakes the channels to store what they could not while the cursor file could not be written to."""
         for channel in self.channels.values():
             channel.wake()
 
@@ -307,7 +314,9 @@ class Topic:
         return channel
 
     def delete_channel(self, name: str) -> bool:
-        """Deletes a channel; False if there is none: then none comes from nsqlookupd either, if that is being asked."""
+        """Deletes a channel; returns False if there is none. While nsqlookupd is asked for channels, this one is not
+        made from its answer.
+        """
         if self._deleted_meanwhile is not None:
             self._deleted_meanwhile.add(name)
         channel = self.channels.pop(name, None)
@@ -325,7 +334,7 @@ class Topic:
     # -- the end -----------------------------------------------------------------------------------------
 
     def collect(self, *, newest_too: bool = False, keep_none: bool = False) -> None:
-        """Removes what nobody needs any more; the newest file too, and what retention holds, if that is asked for."""
+        """Removes what nobody needs, the newest file too if `newest_too`, and what retention keeps if `keep_none`."""
         self.slots.free_again()
         self.retention.collect(newest_too=newest_too, keep_none=keep_none)
 

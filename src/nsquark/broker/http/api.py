@@ -15,7 +15,7 @@ from nsquark.base.exposition import CONTENT_TYPE
 from nsquark.base.hosts import HOSTNAME
 from nsquark.base.version import NSQ_VERSION
 from nsquark.broker import topology
-from nsquark.broker.http.arguments import NsqdArguments
+from nsquark.broker.http.arguments import OFF_WORDS, NsqdArguments
 from nsquark.broker.http.auth import HttpAuth, Rule
 from nsquark.broker.http.commits import not_stored
 from nsquark.broker.http.config import ConfigApi
@@ -53,8 +53,6 @@ INTERNAL_ERROR: Final = error(500, "INTERNAL_ERROR")
 KNOWN: Final = Rule()
 ADMIN: Final = Rule("admin")
 
-OFF_WORDS: Final = ("false", "0")
-
 
 @dataclass(frozen=True, slots=True)
 class StatsQuery:
@@ -68,7 +66,7 @@ class StatsQuery:
 
 
 class NsqdApi:
-    """Has all requests that nsqd answers, and which permission each needs."""
+    """Answers all requests to nsqd, and says which permission each needs."""
 
     def __init__(self, nsqd: Nsqd) -> None:
         self.nsqd = nsqd

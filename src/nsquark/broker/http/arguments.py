@@ -1,4 +1,4 @@
-"""Reads what requests to nsqd may name, and makes the headers of its Log API."""
+"""Reads what requests to nsqd may name, and makes refusals and headers of its Log API."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from nsquark.broker.nsqd import Nsqd
 
 RETRY_AFTER = ("Retry-After", "1")
+OFF_WORDS = ("false", "0")
+"""Each of these words, as the value of an argument, switches it off, as in NSQ."""
 
 
 class NsqdArguments(Arguments):
@@ -23,7 +25,7 @@ class NsqdArguments(Arguments):
         self._nsqd = nsqd
 
     def topic(self) -> Topic:
-        """Finds a topic that exists; that its name is valid comes first."""
+        """Finds a topic that exists; an invalid name is refused first."""
         return self.topic_named(self.name("topic"))
 
     def topic_named(self, name: str) -> Topic:
@@ -39,9 +41,7 @@ class NsqdArguments(Arguments):
         return topic
 
     def topic_and_channel_name(self) -> tuple[Topic, str]:
-        """Finds a topic that exists, and a channel's name; that both names are valid comes before
-        whether they exist.
-        """
+        """Finds a topic that exists, and a channel's name; invalid names are refused before a missing topic."""
         topic_name, name = self.name("topic"), self.name("channel")
         return self.topic_named(topic_name), name
 
@@ -57,6 +57,10 @@ class NsqdArguments(Arguments):
 def require_stored(topic: Topic) -> None:
     if topic.directory is None:
         raise Refusal(400, "EPHEMERAL_TOPIC", reason="an ephemeral topic has no file; use a topic that is kept")
+
+
+def disk_error(error: Exception) -> Refusal:
+    return Refusal(503, "DISK_ERROR", reason=str(error))
 
 
 def extra_headers(nsqd_id: str, status: int) -> tuple[tuple[str, str], ...]:

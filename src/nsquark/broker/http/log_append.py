@@ -1,4 +1,4 @@
-"""Appends over HTTP in stages: parts, then all of them at once and only once, or none."""
+"""Appends over HTTP in stages: parts are staged, then appended all at once and only once, or none of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsquark.broker.http.arguments import NsqdArguments, require_stored
+from nsquark.broker.http.arguments import NsqdArguments, disk_error, require_stored
 from nsquark.broker.http.commits import settled
 from nsquark.broker.topic import Topic
 from nsquark.kernel.records import MPUB_TOO_BIG, measure_mpub
@@ -90,7 +90,7 @@ class AppendApi:
             raise Refusal(404, "TOPIC_NOT_FOUND")
         if error is not None:
             self._nsqd.logs.disk.failed(error)
-            raise Refusal(503, "DISK_ERROR", reason=str(error))
+            raise disk_error(error)
         if stage.is_dropped:
             raise Refusal(409, "ABORTED", reason="the stage was aborted meanwhile")
         self._clean_later()

@@ -1,6 +1,4 @@
-"""Answers /log/plan: what ranges of logs hold, and where to split them; one range in the query, or
-many in a document.
-"""
+"""Answers /log/plan: what is in ranges of logs, and where to split them, for one in the query or many in a document."""
 
 from __future__ import annotations
 
@@ -17,6 +15,7 @@ from nsquark.log.segments import Segments
 from nsquark.web.arguments import INT64_MAX, Refusal, invalid
 from nsquark.web.fairness import TurnPace
 from nsquark.web.messages import Request
+from nsquark.wire.documents import decode_json
 
 if TYPE_CHECKING:
     from nsquark.broker.http.log_read import LogApi
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 RANGES_MAX = 4096
-"""The most ranges in one request."""
+"""A request has at most this many ranges."""
 TOPIC_ID_CHARS_MAX = 64
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
@@ -41,9 +40,7 @@ class LogRange(msgspec.Struct, frozen=True):
     id: str = ""
 
     def found(self, nsqd: Nsqd) -> tuple[Topic, Segments]:
-        """Finds the topic and its files; refuses another incarnation, no files, or a beginning beyond the end of the
-        log.
-        """
+        """Finds the topic and its files; refuses another incarnation, no files, or a range beyond the log."""
         topic = nsqd.topics.get(self.topic)
         if topic is None or (self.id and self.id != topic.id):
             lost = nsqd.deleted_topics.count_from(self.topic, self.id, self.low) if self.id else None
@@ -104,10 +101,10 @@ class PlanApi:
         )
 
     async def plan_many(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
-        """Answers for many ranges, each by a plan or why there is none."""
+        """Answers for many ranges, each with a plan or the reason why there is none."""
         ranges = decoded(request, _PlannedRanges).ranges
         allowed = await self._api.auth.among({wanted.topic for wanted in ranges}, request, READ)
-        plans: list[msgspec.Raw] = []  # encoded: to keep thousands of objects costs the loop 50 ms
+        plans: list[msgspec.Raw] = []  # encoded: keeping thousands of objects costs the loop 50 ms
         pace = TurnPace()
         for wanted in ranges:
             await pace.step()
@@ -145,8 +142,8 @@ class PlanApi:
 def decoded(request: Request, kind: type[T]) -> T:
     """Reads the document in a request's body."""
     try:
-        return msgspec.json.decode(request.body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return decode_json(request.body, kind)
+    except ValueError as error:
         raise Refusal(400, "INVALID_BODY", reason=str(error)) from None
 
 
@@ -157,7 +154,7 @@ def require_allowed(topic: str, allowed: Container[str]) -> None:
 
 
 def refused_part(topic: str, refusal: Refusal) -> dict[str, Any]:
-    """Makes the answer to one of many things asked for that is refused."""
+    """Makes the answer for one topic that is refused, of many that a request names."""
     return {"topic": topic, "status": refusal.status, "message": refusal.code, **refusal.fields}
 
 

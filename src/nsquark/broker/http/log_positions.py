@@ -1,4 +1,4 @@
-"""Treats channels as positions: where a new one starts, seeking, and committing what was read by range."""
+"""Treats channels as positions: it finds where a new one starts, seeks, and commits what was read by range."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 
+from nsquark.base.durations import NS_PER_MS
 from nsquark.broker.channel import Channel, RangeChannelError
 from nsquark.broker.http.arguments import NsqdArguments, require_stored
 from nsquark.broker.http.auth import Rule
@@ -24,9 +25,8 @@ OWNER_CHARS_MAX = 128
 TTL_S_MAX = 10 * 365 * 86400.0
 POSITION_CHARS_MAX = 32
 TIME_PREFIX = "time:"
-NS_PER_MS = 1_000_000
 COMMITS_PER_TURN = 64
-"""So many commits are done before others get their turn."""
+"""This many commits are done before others get their turn."""
 
 MOVE = Rule("subscribe", of_channel=True, is_ours=True)
 
@@ -69,13 +69,13 @@ class ChannelPositions:
         position = await self.start_position(channel.topic, arguments.text("to", POSITION_CHARS_MAX), "to")
         require_existing(channel)
         if channel.owner and channel.owner != owner:
-            raise _owned(channel)
+            raise _owned_by_another(channel)
         channel.empty()
         channel.restart_at(position)
         return _standing(channel)
 
     async def preview(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
-        """Tells what a seek to the same place would do; nothing is changed."""
+        """Tells what a seek with the same arguments would do; nothing is changed."""
         channel = arguments.channel()
         topic = channel.topic
         target = await self.start_position(topic, arguments.text("to", POSITION_CHARS_MAX), "to")
@@ -92,9 +92,7 @@ class ChannelPositions:
         }
 
     async def commit(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
-        """Commits for a reader by range that has done with everything below `seq`; its channel is made if it is not
-        there.
-        """
+        """Commits for a reader by range that is done with everything below `seq`; a missing channel is made."""
         start = arguments.text("start", POSITION_CHARS_MAX) if "start" in arguments else "oldest"
         wanted = _Commit(arguments.name("topic"), arguments.number("seq", 0, INT64_MAX), start)
         return await self._commit(_Owner.read(arguments), wanted)
@@ -131,10 +129,10 @@ class ChannelPositions:
             channel.commit(owner.name, wanted.seq, owner.ttl_ms)
         except RangeChannelError as error:
             if channel.owner:
-                raise _owned(channel) from None
+                raise _owned_by_another(channel) from None
             raise Refusal(409, "USED_BY_SUBSCRIBERS", reason=str(error)) from None
         if is_first and wanted.seq and channel.ledger.floor > wanted.seq:
-            # Made before by somebody who never used it: its first owner says where it stands.
+            # The channel was made before by somebody who never used it: its first owner says where it stands.
             channel.restart_at(await self.start_position(topic, str(wanted.seq)))
         return {**_standing(channel), "owner": channel.owner, "removed_to": _removed_to(topic)}
 
@@ -175,7 +173,7 @@ def _require_alive(topic: Topic) -> None:
         raise Refusal(404, "TOPIC_NOT_FOUND")
 
 
-def _owned(channel: Channel) -> Refusal:
+def _owned_by_another(channel: Channel) -> Refusal:
     return Refusal(409, "OWNED", owner=channel.owner, reason="commit as its owner, or to another channel")
 
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from nsquark.base.durations import NS_PER_MS
 from nsquark.broker.channel import Channel
-from nsquark.broker.http.arguments import NsqdArguments, extra_headers, require_stored
+from nsquark.broker.http.arguments import NsqdArguments, disk_error, extra_headers, require_stored
 from nsquark.broker.http.auth import HttpAuth, Rule
 from nsquark.broker.http.channel_messages import ChannelMessages
 from nsquark.broker.http.log_append import AppendApi
@@ -45,17 +46,16 @@ if TYPE_CHECKING:
 INFO_WAIT_S_MAX = 60.0
 INFO_WAITERS_MAX = 1024
 INFO_WAITERS_PER_PEER_MAX = 512
-"""So many requests of one peer may wait for news; with one more in all, the one that waits longest
-is answered early.
+"""At most this many requests of one peer may wait for news; with more than INFO_WAITERS_MAX in all, the one that waits
+longest is answered early.
 """
 READ_PIECE_BYTES = 512 << 10
 READS_MAX = 128
-"""So many ranges are streamed at once: each takes a piece and the connection's buffer in memory."""
+"""At most this many ranges are streamed at once: each costs a piece and the connection's buffer in memory."""
 READS_PER_PEER_MAX = 64
 READ_PATIENCE_S = 1.0
-"""A reader that took nothing for so long is cut off when its place is needed."""
+"""A reader that read nothing for this long is cut off when its place is needed."""
 READ_THREADS_MAX = 2
-NS_PER_MS = 1_000_000
 OCTETS = "application/octet-stream"
 
 KNOWN = Rule(is_ours=True)
@@ -64,14 +64,12 @@ APPEND = Rule("publish", is_ours=True)
 JsonHandler = Callable[[NsqdArguments, Request], Awaitable[dict[str, Any]]]
 
 
-class _Topics(msgspec.Struct):
+class _AskedTopics(msgspec.Struct):
     topics: Annotated[list[str], msgspec.Meta(max_length=RANGES_MAX)]
 
 
 class LogApi:
-    """Answers requests for logs; it reads in threads of its own, so that neither the event loop nor the log's syncs
-    wait.
-    """
+    """Answers requests for logs; it reads in its own threads, so that neither the event loop nor syncs wait."""
 
     def __init__(self, nsqd: Nsqd, auth: HttpAuth) -> None:
         self.nsqd = nsqd
@@ -117,7 +115,7 @@ class LogApi:
             except Refusal as refusal:
                 return self.refuse(refusal)
             except OSError as error:
-                return self.refuse(Refusal(503, "DISK_ERROR", reason=str(error)))
+                return self.refuse(disk_error(error))
 
         return answer
 
@@ -192,7 +190,7 @@ class LogApi:
         except NoPlace as full:
             raise Refusal(503, "TOO_MANY_WAITERS", reason=f"{full}; try again later") from None
         request.on_left = ended.set
-        # As nsqd's own task, which ends when nsqd is told to stop; this request is then answered at once.
+        # This is nsqd's own task, which ends when nsqd is told to stop; this request is then answered at once.
         waiting = self.nsqd.spawn(_until_beyond(topic, after, wait_s, ended))
         try:
             await ended.wait()
@@ -212,7 +210,7 @@ class LogApi:
     async def at_many(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
         """Finds positions by time in many topics; each has its own answer, a place or why there is none."""
         time_ns, is_end = _time_ns(arguments), _is_end(arguments)
-        topics = decoded(request, _Topics).topics
+        topics = decoded(request, _AskedTopics).topics
         allowed = await self.auth.among(topics, request, READ)
         places: list[dict[str, Any]] = []
         for name in topics:
@@ -236,9 +234,7 @@ class LogApi:
         return {"topic": name, "id": topic.id, "seq": seq, "first": topic.log.extents.first, "next": topic.log.head}
 
     async def first_at_time(self, topic: Topic, time_ns: int) -> int:
-        """Finds the first message, in the order of the log, published at this time or later; the
-        head if there is none.
-        """
+        """Finds the first message, in the order of the log, published at this time or later, or the head."""
         assert topic.log.segments is not None
         head = topic.log.head
         found: int | None = await self.in_thread(TimeSearch(topic.log.segments, time_ns).find)
@@ -290,10 +286,17 @@ class LogApi:
     def _reader_or_refusal(self, wanted: LogRange, allowed: set[str], bodies: bool) -> Readable | bytes:
         try:
             require_allowed(wanted.topic, allowed)
-            reader = self._reader(wanted, bodies)
-            reader.open()
+            return self._opened_reader(wanted, bodies)
         except Refusal as refusal:
             return encode_json(refused_part(wanted.topic, refusal))
+
+    def _opened_reader(self, wanted: LogRange, bodies: bool) -> Readable:
+        reader = self._reader(wanted, bodies)
+        try:
+            reader.open()
+        except OSError as error:
+            reader.close()
+            raise disk_error(error) from None
         return reader
 
     def _reader(self, wanted: LogRange, bodies: bool) -> Readable:
@@ -344,7 +347,7 @@ async def _until_beyond(topic: Topic, after: int, wait_s: float, ended: asyncio.
 
 
 def _time_ns(arguments: NsqdArguments) -> int:
-    """Reads a time given as `ts`, `ts_ms`, or `age_ms`: so long ago by this nsqd's own clock."""
+    """Reads a time given as `ts`, `ts_ms`, or as `age_ms` before now by this nsqd's own clock."""
     if "age_ms" in arguments:
         return max(time.time_ns() - arguments.number("age_ms", 0, INT64_MAX // NS_PER_MS) * NS_PER_MS, 0)
     if "ts_ms" in arguments:

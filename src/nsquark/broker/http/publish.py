@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from nsquark.broker.http.arguments import NsqdArguments
+from nsquark.broker.http.arguments import OFF_WORDS, NsqdArguments
 from nsquark.broker.http.auth import HttpAuth, Rule
 from nsquark.broker.http.commits import OK, LaneReplies, answered_by, not_stored, settled
+from nsquark.broker.tcp.publish_commands import COUNT_BYTES, MESSAGE_BYTES_MIN
 from nsquark.broker.topic import Buffer, Topic, TopicExiting
 from nsquark.kernel.http_lane import HttpLane
 from nsquark.kernel.mpub import measure_lines, size_lines
@@ -22,10 +23,6 @@ from nsquark.wire.quote import quote
 if TYPE_CHECKING:
     from nsquark.broker.nsqd import Nsqd
 
-COUNT_BYTES: Final = 4
-MESSAGE_BYTES_MIN: Final = 5
-"""The least bytes of a message in a binary /mpub: its size and one byte."""
-
 MSG_EMPTY: Final = error(400, "MSG_EMPTY")
 MSG_TOO_BIG: Final = error(413, "MSG_TOO_BIG")
 BAD_BODY: Final = error(413, "BAD_BODY")
@@ -33,7 +30,6 @@ BAD_MESSAGE: Final = error(413, "BAD_MESSAGE")
 
 PUBLISH: Final = Rule("publish")
 
-OFF_WORDS: Final = ("false", "0")
 ON_WORDS: Final = ("true", "1")
 
 Answered = Response | Pending | Coroutine[Any, Any, Response]
@@ -108,7 +104,7 @@ class PublishApi:
         return answered_by(topic.publish_sized(sized, 0, len(sized), count))
 
     def _mpub_binary(self, topic: Topic, body: bytes) -> Answered:
-        """Publishes what is written as in an MPUB over TCP, without the size of the whole."""
+        """Publishes a body written as in an MPUB over TCP, without the size of the whole."""
         options = self._nsqd.options
         count = int.from_bytes(body[:COUNT_BYTES], "big", signed=True)
         if len(body) < COUNT_BYTES or not 0 < count <= (options.max_body_size - COUNT_BYTES) // MESSAGE_BYTES_MIN:
@@ -134,7 +130,7 @@ class PublishApi:
 
 
 async def _publish_parts(topic: Topic, parts: Iterator[tuple[Buffer, int, int, int]]) -> Response:
-    """Publishes more than one turn may take: a commit for each part. The first that fails is the last, as in NSQ."""
+    """Publishes more than one turn may write, a commit for each part. It ends with the first that fails, as in NSQ."""
     try:
         for part in parts:
             commit = topic.publish_sized(*part)

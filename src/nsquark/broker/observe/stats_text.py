@@ -1,4 +1,4 @@
-"""Writes /stats for people: the text form, to the letter of NSQ's since scripts read it too."""
+"""Writes /stats as text for people, to the letter as NSQ does, since scripts read it too."""
 
 import time
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from datetime import datetime
 
 import msgspec
 
-from nsquark.base.durations import Duration
+from nsquark.base.durations import NS_PER_MS, Duration
 from nsquark.base.printable import printable
 from nsquark.base.version import version_line
 from nsquark.broker.observe.process import MemoryStats
@@ -80,7 +80,7 @@ def _latency(latency: LatencyStats) -> str:
 
 
 def _scaled(ns: int) -> str:
-    for size, unit in ((SECOND_NS, "s"), (1_000_000, "ms"), (1_000, "us")):
+    for size, unit in ((SECOND_NS, "s"), (NS_PER_MS, "ms"), (1_000, "us")):
         if ns > size:
             return f"{ns / size:.1f}{unit}"
     return f"{ns:.1f}ns"

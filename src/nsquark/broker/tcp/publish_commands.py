@@ -1,6 +1,6 @@
-"""Carries out the commands that publish: into the topic's log at once, answered when the commit is settled.
+"""Carries out the commands that publish: messages go to the topic's log at once, the answer when the commit is settled.
 
-PUB and MPUB mostly do not come here: the kernel takes those to the topic that a client published to last.
+PUB and MPUB mostly do not come here: the kernel publishes those to the topic that a client published to last.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ from nsquark.wire.record import SIZE_BYTES
 if TYPE_CHECKING:
     from nsquark.broker.tcp.session import Session
     from nsquark.broker.topic import Topic
+
+COUNT_BYTES = 4
+"""An MPUB, over TCP or HTTP, says in this many bytes how many messages it has."""
+MESSAGE_BYTES_MIN = SIZE_BYTES + 1
+"""A message of an MPUB has at least this many bytes: its size and one byte."""
 
 
 class MpubProgress:
@@ -68,7 +73,7 @@ def MPUB(session: Session, command: Command) -> bool:
     if not session.is_allowed("MPUB", name):
         return False
     topic = session.nsqd.topic(name)
-    start = command.pos + 2 * SIZE_BYTES
+    start = command.pos + SIZE_BYTES + COUNT_BYTES
     count = _count(session, command)
     if count is None or not _measure(session, command, start, count):
         return False
@@ -81,9 +86,7 @@ def MPUB(session: Session, command: Command) -> bool:
 
 
 def publish_more(session: Session, data: bytearray, pos: int, end: int) -> int:
-    """Publishes the next messages of a long MPUB, all of which are here; returns where the rest or the next command
-    starts.
-    """
+    """Publishes the next messages of a long MPUB, all of which are here; returns where what follows starts."""
     mpub = session.mpub
     count = min(mpub.left, MPUB_TURN_MESSAGES_MAX)
     after = measure_mpub(data, pos, end, count, session.nsqd.options.max_msg_size)[0]
@@ -94,7 +97,7 @@ def publish_more(session: Session, data: bytearray, pos: int, end: int) -> int:
 
 
 def _count(session: Session, command: Command) -> int | None:
-    """Reads how many messages an MPUB says it has, whose size is checked too; None if that has not arrived."""
+    """Reads how many messages an MPUB says it has, and checks its size; returns None if that has not arrived."""
     limit = session.nsqd.options.max_body_size
     size = command.i32(command.pos, "E_BAD_BODY", "body size")
     if size is None:
@@ -104,7 +107,7 @@ def _count(session: Session, command: Command) -> int | None:
     if size > limit:
         raise FatalClientError("E_BAD_BODY", f"MPUB body too big {size} > {limit}")
     count = command.i32(command.pos + SIZE_BYTES, "E_BAD_BODY", "message count")
-    if count is not None and not 0 < count <= (limit - 4) // 5:
+    if count is not None and not 0 < count <= (limit - COUNT_BYTES) // MESSAGE_BYTES_MIN:
         raise FatalClientError("E_BAD_BODY", f"MPUB invalid message count {count}")
     return count
 

@@ -1,0 +1,92 @@
+"""Topics whose files cannot be opened: publishes to them are refused, and that costs nobody else anything."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from faults.data_files import topic_directory
+from harness import Nsqd, Wire, eventually
+from harness.wire import ERROR
+from nsquark.log.cache import ChunkCache
+from nsquark.log.cursors import CursorFile
+from nsquark.log.services import LogSettings, LogShared
+
+pytestmark = pytest.mark.ours
+
+Connect = Callable[..., Wire]
+
+BODY = b"x" * 10_000
+TRIES = 20
+LIMIT = ("--max-disk-bytes=150000",)
+"""Less than what the topic's files have, counted TRIES times."""
+
+
+def _make_deferred_unreadable(directory: Path) -> None:
+    (directory / "deferred" / "1.deferred").mkdir()
+
+
+def _make_channel_unreadable(directory: Path) -> None:
+    """As a later version might write it."""
+    shared = LogShared(
+        LogSettings(), 0, ChunkCache(0), lambda call: None, lambda seconds, call: None, lambda text: None
+    )
+    cursors = CursorFile(shared, directory / "cursors")
+    _, channel_slot = cursors.load()
+    channel_slot.state = b"no state of a channel"
+    cursors.write(channel_slot)
+    cursors.close()
+
+
+@pytest.fixture(params=[_make_deferred_unreadable, _make_channel_unreadable], ids=["an OSError", "another error"])
+def unopened(request: pytest.FixtureRequest, make_nsqd: Callable[..., Nsqd]) -> Nsqd:
+    """An nsqd that could not open the topic `t`."""
+    daemon = make_nsqd(*LIMIT)
+    assert daemon.post("/pub", BODY, topic="t", defer=600_000).status == 200
+    for _ in range(5):
+        assert daemon.post("/pub", BODY, topic="t").status == 200
+    assert daemon.post("/channel/create", topic="t", channel="ch").status == 200
+    assert daemon.stop() == 0
+    request.param(topic_directory(daemon.data_path, "t"))
+    daemon.start()
+    assert "TOPIC(t): cannot be opened, it is not served" in daemon.log
+    return daemon
+
+
+def _used_bytes(daemon: Nsqd) -> int:
+    used: int = daemon.get("/log/info").json()["disk"]["used_bytes"]
+    return used
+
+
+def test_publishes_to_it_leave_the_others_their_disk(unopened: Nsqd) -> None:
+    before = _used_bytes(unopened)
+    for _ in range(TRIES):
+        reply = unopened.post("/pub", BODY, topic="t")
+        assert reply.status == 503 and "DISK_ERROR" in reply.text
+    assert _used_bytes(unopened) == before
+    assert unopened.post("/pub", BODY, topic="other").status == 200
+    assert unopened.topic_names() == {"other"}
+
+
+@pytest.mark.parametrize("word", ["PUB", "SUB"])
+def test_its_clients_are_told(unopened: Nsqd, connect: Connect, word: str) -> None:
+    client = connect(unopened)
+    if word == "PUB":
+        client.PUB("t", b"body")
+    else:
+        client.SUB("t", "ch")
+    kind, text = client.read_frame()
+    assert kind == ERROR and text.startswith(f"E_{word}_FAILED {word} failed ".encode())
+    client.expect_closed()
+    assert unopened.stop() == 0
+    assert "Traceback" not in unopened.log
+
+
+def test_what_was_opened_of_it_is_closed(unopened: Nsqd) -> None:
+    unopened.post("/pub", BODY, topic="t")
+    descriptors = Path(f"/proc/{unopened.pid}/fd")
+    before = len(os.listdir(descriptors))
+    for _ in range(TRIES):
+        unopened.post("/pub", BODY, topic="t")
+    eventually(lambda: len(os.listdir(descriptors)) <= before)
