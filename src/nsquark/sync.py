@@ -1,7 +1,8 @@
 """This is the client for code that blocks: scripts, notebooks, Spark tasks.
 
 The classes have the names and methods of the asyncio client, which does their work in a thread with an event loop, one
-per process. Any thread may use them. After a fork the child has a thread, and its producers connections, of its own.
+per process. Any thread may use them. After a fork, the child has a thread of its own, and its producers have their own
+connections.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import concurrent.futures
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from datetime import timedelta
@@ -21,7 +23,7 @@ from nsquark.client import consumer as consumers
 from nsquark.client import pool as pools
 from nsquark.client import producer as producers
 from nsquark.client.batches import Batch, Batches
-from nsquark.client.checks import check_addresses, is_async
+from nsquark.client.checks import check_addresses, checked_bodies, is_async, seconds_of
 from nsquark.client.config import Config, Options
 from nsquark.client.dedupe import DedupeStore
 from nsquark.client.documented import documented_like
@@ -32,6 +34,7 @@ from nsquark.client.loop_thread import process
 from nsquark.client.message import Message
 from nsquark.client.packing import Packing
 from nsquark.client.stats import Stats
+from nsquark.client.tasks import ThreadExit
 from nsquark.wire.commands import MpubBody
 
 __all__ = ["Consumer", "Message", "Producer", "ProducerPool"]
@@ -48,7 +51,7 @@ Inner = TypeVar("Inner", bound=_Closable)
 
 
 class _Face(Generic[Inner]):
-    """Has blocking methods in front of an asyncio object, which is made anew in a forked child."""
+    """Puts blocking methods in front of an asyncio object, which is made anew in a forked child."""
 
     def __init__(self, make: Callable[[], Inner]) -> None:
         self._make = make
@@ -65,34 +68,41 @@ class _Face(Generic[Inner]):
         self.close()
 
     def close(self, timeout: float | None = None) -> None:
-        """Ends what was made here; what a fork inherited is its parent's to close.
+        """Closes the connections of this process; those that a forked child inherited are for its parent to close.
 
-        timeout: seconds to wait for what is outstanding or being handled.
+        timeout: seconds to wait for publishes that are outstanding, or messages that are being handled.
         """
+        if timeout is not None:
+            seconds_of("timeout", timeout)
         self._is_closed = True
-        if self._pid == os.getpid():
+        if self._pid == os.getpid() and not sys.is_finalizing():  # which closes them, and runs no thread that could
             self._call(self._inner.close() if timeout is None else self._inner.close(timeout))
 
     def _own(self) -> Inner:
         if self._pid != os.getpid():
             if self._is_closed:
                 raise Closed("stopped")
-            process.keep(self._inner)
-            self._inner = self._make()
-            self._pid = os.getpid()
-            self._renew()
+            with process.lock:
+                if self._pid != os.getpid():
+                    process.keep(self._inner)
+                    self._inner = self._make()
+                    self._renew()
+                    self._pid = os.getpid()  # at last: other threads look at it without the lock
         return self._inner
 
     def _renew(self) -> None:
-        """Makes anew, in a forked child, what another thread may have been using at that moment."""
+        """Makes anew, in a forked child, what another thread may have been using at the moment of the fork."""
 
     @staticmethod
     def _call(work: Coroutine[Any, Any, Result]) -> Result:
-        return process.loop_thread().call(work)
+        try:
+            return process.call(work)
+        except ThreadExit as thread_exit:
+            raise thread_exit.reason from None
 
 
 class _AsyncPublisher(_Closable, Protocol):
-    """What Producer and ProducerPool have in common."""
+    """Declares what Producer and ProducerPool have in common."""
 
     @property
     def outstanding(self) -> int: ...
@@ -117,7 +127,9 @@ Publishing = TypeVar("Publishing", bound=_AsyncPublisher)
 
 @documented_like(producers.Producer)
 class _Publisher(_Face[Publishing]):
-    """Publishes. `_handed_count` and `_handed_bytes` are of publishes that the loop has not taken over yet."""
+    """Publishes in the loop's thread. `_handed_count` and `_handed_bytes` count the publishes that the loop has not
+    taken over yet.
+    """
 
     def __init__(self, make: Callable[[], Publishing]) -> None:
         super().__init__(make)
@@ -173,12 +185,14 @@ class _Publisher(_Face[Publishing]):
                 self._handed_count -= 1
                 self._handed_bytes -= size
             try:
-                # There was room when it was taken; if others were faster since, it waits.
+                # There was room when the caller published; if others were faster since, this publish waits.
                 inner._send_when_room(prepared).add_done_callback(answered)
             except BaseException as error:
                 outcome.set_exception(error)
 
-        process.loop_thread().hand_over(send)
+        process.unanswered.add(outcome)
+        outcome.add_done_callback(process.unanswered.discard)
+        process.hand_over(send)
         return outcome
 
     def ping(self) -> None:
@@ -195,14 +209,14 @@ class _Publisher(_Face[Publishing]):
 
 @documented_like(producers.Producer)
 class Producer(_Publisher[producers.Producer]):
-    """This is `nsquark.Producer`, blocking.
+    """This is the blocking form of `nsquark.Producer`.
 
     address: `host:port` of nsqd's TCP port, or the path of a unix socket.
-    config: options, which `options` override.
+    config: options of the client, which `options` override.
     envelope: puts each message into an envelope, which has room for headers.
-    outstanding_bytes_max: so many bytes of publishes may wait for their answer.
-    outstanding_max: so many publishes may wait for their answer.
-    logger: instead of `nsquark.client`.
+    outstanding_bytes_max: limits the bytes of publishes that wait for their answer.
+    outstanding_max: limits the number of publishes that wait for their answer.
+    logger: gets the log lines, instead of `nsquark.client`.
     """
 
     def __init__(
@@ -240,18 +254,18 @@ class Producer(_Publisher[producers.Producer]):
 
 @documented_like(pools.ProducerPool)
 class ProducerPool(_Publisher[pools.ProducerPool]):
-    """This is `nsquark.ProducerPool`, blocking.
+    """This is the blocking form of `nsquark.ProducerPool`.
 
     addresses: one or several `host:port` of nsqds.
-    lookupd: HTTP addresses of nsqlookupds; all nsqds are used that they know.
-    lookupd_topic: of these only the nsqds that carry this topic.
-    config: options, which `options` override.
-    copies: on so many different nsqds each message must be before its publish returns.
+    lookupd: HTTP addresses of nsqlookupds; all nsqds that they know are used.
+    lookupd_topic: limits the nsqds that nsqlookupds know to those that have this topic.
+    config: options of the client, which `options` override.
+    copies: the number of different nsqds that must have each message before its publish returns.
     envelope: puts each message into an envelope, which has room for headers.
-    retry_deadline: seconds after which a publish fails that no nsqd took.
-    outstanding_bytes_max: so many bytes of publishes may wait for their answer.
-    outstanding_max: so many publishes may wait for their answer.
-    logger: instead of `nsquark.client`.
+    retry_deadline: seconds after which a publish that no nsqd took fails.
+    outstanding_bytes_max: limits the bytes of publishes that wait for their answer.
+    outstanding_max: limits the number of publishes that wait for their answer.
+    logger: gets the log lines, instead of `nsquark.client`.
     """
 
     def __init__(
@@ -293,21 +307,21 @@ class ProducerPool(_Publisher[pools.ProducerPool]):
 
 @documented_like(consumers.Consumer)
 class Consumer(_Face[consumers.Consumer]):
-    """This is `nsquark.Consumer`, blocking: `with Consumer(...) as consumer: for message in consumer: ...`.
+    """This is the blocking form of `nsquark.Consumer`: `with Consumer(...) as consumer: for message in consumer: ...`.
 
-    It does not survive a fork: which of the two processes would get the messages? Make it in the child.
+    It does not survive a fork, since only one of the two processes could get the messages: make it in the child.
 
-    topic: its name.
-    channel: its name; consumers of the same channel share its messages.
-    nsqd: one or several `host:port`.
+    topic: the name of the topic.
+    channel: the name of the channel; consumers of the same channel share its messages.
+    nsqd: one or several `host:port` of nsqds.
     lookupd: HTTP addresses of nsqlookupds, which know the nsqds of the topic.
-    config: options, which `options` override.
+    config: options of the client, which `options` override.
     dedupe: handles copies of a message once: True for the memory of this process, or a store that processes share.
     envelope: opens envelopes, as `dedupe` does, so that messages have headers.
     auto_touch: touches messages that are being handled until they are answered.
     on_give_up: gets a message that failed max_attempts times or cannot be decoded, before it is finished.
     address_filter: is given the addresses that nsqlookupds know, and returns those to be used; it must not block.
-    logger: for this consumer's lines, instead of `nsquark.client`.
+    logger: gets this consumer's log lines, instead of `nsquark.client`.
     """
 
     def __init__(
@@ -326,8 +340,8 @@ class Consumer(_Face[consumers.Consumer]):
         logger: logging.Logger | None = None,
         **options: Unpack[Options],
     ) -> None:
-        """Makes a consumer. `on_give_up` is called in a thread of `run`'s, or one like them, and may publish.
-        `address_filter` is called on the event loop's thread, and must not block.
+        """Makes a consumer. `on_give_up` is called in a thread of `run`, or in one like it, and may publish.
+        `address_filter` is called in the event loop's thread, and must not block.
         """
         if on_give_up is not None and (is_async(on_give_up) or not callable(on_give_up)):
             raise ConfigError(f"on_give_up is a plain function here, not {on_give_up!r}: see nsquark.Consumer")
@@ -394,14 +408,24 @@ class Consumer(_Face[consumers.Consumer]):
     def stop(self, timeout: float = consumers.CLOSE_TIMEOUT_S) -> None:
         self._own().stop(timeout)
 
+    def close(self, timeout: float | None = None) -> None:
+        """Ends in order, as `nsquark.Consumer.close` does. In a handler, which it would wait for, it is `stop`.
+
+        timeout: seconds that handlers have.
+        """
+        if self._inner.is_called_by_handler_thread:
+            self.stop() if timeout is None else self.stop(timeout)
+        else:
+            super().close(timeout)
+
     def run(self, handler: Callable[[Message], object], threads: int = 1, *, stop_on_signals: bool = True) -> None:
-        """Handles messages in threads until the consumer is closed: finished when the handler returns, requeued when it
-        raises.
+        """Handles messages in threads until the consumer is closed. A message is finished when the handler returns, and
+        requeued when it raises.
 
         handler: a plain function.
-        threads: so many messages are handled at once.
-        stop_on_signals: in the main thread, and where the program itself does nothing about SIGTERM, that ends it in
-            order: handlers finish what they have, the rest goes back, and `run` returns.
+        threads: the number of messages that are handled at once.
+        stop_on_signals: makes SIGTERM end it in order: handlers finish what they have, the rest goes back, and `run`
+            returns. It works in the main thread, of a program that does not handle SIGTERM itself.
         """
         inner = self._own()
         if is_async(handler):
@@ -411,7 +435,7 @@ class Consumer(_Face[consumers.Consumer]):
         check_handler(handler, 1, threads)
         numbers = [signal.SIGTERM] if stop_on_signals and _is_sigterm_ours() else []
         with stopped_by_signals(inner.stop, numbers):
-            self._call(inner.run(handler, threads=threads))
+            self._call(inner.handle(handler, 1, threads, stop_on_signals=False))
 
     def connect_to_nsqd(self, address: str) -> None:
         self._call(self._own().connect_to_nsqd(address))
@@ -458,12 +482,12 @@ def _is_sigterm_ours() -> bool:
 
 
 def _listed(bodies: Iterable[Any] | MpubBody) -> list[Any] | MpubBody:
-    """Takes the bodies in the caller's thread: what makes them may block, and the loop must not."""
-    return bodies if isinstance(bodies, MpubBody) else list(bodies)
+    """Collects the bodies in the caller's thread, since the iterable may block and the loop must not."""
+    return bodies if isinstance(bodies, MpubBody) else checked_bodies(bodies)
 
 
 async def _called(function: Callable[..., T], *arguments: object) -> T:
-    """Calls a function in the loop's thread, where also belongs what is not a coroutine."""
+    """Calls a plain function in the loop's thread, to which the asyncio objects belong."""
     return function(*arguments)
 
 

@@ -91,6 +91,8 @@ def test_a_plain_number_is_no_duration(value: Any) -> None:
 
 
 RANGES: list[tuple[str, Any, Any]] = [
+    ("dial_timeout", "0", None),
+    ("lookupd_poll_timeout", "0", None),
     ("read_timeout", "100ms", "5m"),
     ("write_timeout", "100ms", "5m"),
     ("lookupd_poll_interval", "10ms", "5m"),

@@ -20,6 +20,7 @@ from client.scripted import FEATURES, HEARTBEAT, OK, error_frame, frame, message
 from nsquark import Consumer, Producer
 from nsquark.client.subscription import OVERFLOW_BYTES_MAX
 from nsquark.errors import NotConnected, ServerError
+from nsquark.kernel.frames import FRAME_SIZE_MAX_BYTES
 
 FLOOD_S = 0.5
 SEND_BYTES = 1 << 20
@@ -162,11 +163,30 @@ def test_bombs_without_end(run: Callable[[Coroutine[Any, Any, None]], None], cod
         run(_stand(server, **{coding: True}))
 
 
-def test_huge_messages_without_end(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
-    """Of zeros, which deflate well. To copy a body of this size takes 10 ms."""
-    flood = _deflated(struct.pack(">ii", HUGE_BYTES, 2) + bytes(HUGE_BYTES - 4))
-    with EndlessNsqd(flood, b"", deflate=True) as server:
-        run(_stand(server, 1, deflate=True))
+@pytest.mark.parametrize("coding", ["plain", "deflate", "snappy"])
+def test_huge_messages_without_end(run: Callable[[Coroutine[Any, Any, None]], None], coding: str) -> None:
+    """Of zeros, which are coded well. To copy the body of one would take longer than the loop may be held."""
+    message = struct.pack(">ii", FRAME_SIZE_MAX_BYTES, 2) + bytes(FRAME_SIZE_MAX_BYTES - 4)
+    coded: dict[str, Callable[[bytes], bytes]] = {
+        "plain": bytes,
+        "deflate": _deflated,
+        "snappy": lambda plain: bytes(cramjam.snappy.compress(plain)),
+    }
+    options = {coding: True} if coding != "plain" else {}
+    with EndlessNsqd(coded[coding](message), b"RDY 1", **options) as server:
+        run(_stand(server, 1, **options))
+
+
+def test_a_huge_error(caplog: pytest.LogCaptureFixture, run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    """It is refused by its size, before it is read as text."""
+
+    async def consume() -> None:
+        async with LoopWatch(), Consumer("t", "c", nsqd=server.address):
+            while "above the limit of" not in caplog.text:
+                await asyncio.sleep(0.01)
+
+    with EndlessNsqd(struct.pack(">ii", HUGE_BYTES, 1) + b"\xff" * (HUGE_BYTES - 4), b"RDY") as server:
+        run(asyncio.wait_for(consume(), 60))
 
 
 def test_more_bytes_than_were_asked_for(caplog: pytest.LogCaptureFixture) -> None:

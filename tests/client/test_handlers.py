@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from client.consumer_rig import consumer_of, handle_until, is_done, publish
 from client.pool_rig import address_of
 from harness import Nsqd, eventually, until
 from nsquark import Consumer, Message
+from nsquark.client.tasks import ThreadExit
 from nsquark.errors import ConfigError, InvalidName, WrongHandler
 
 NSQD_FLAGS = ["--msg-timeout=30s"]
@@ -32,8 +34,14 @@ def _yields_too(_: Message) -> Any:
 
 @pytest.mark.parametrize(
     ("handler", "threads"),
-    [(lambda message: _handle(message), 2), (lambda message: _yields(message), 0), (lambda _: (x for x in "ab"), 2)],
-    ids=["coroutine in a thread", "async generator", "generator"],
+    [
+        (lambda message: _handle(message), 2),
+        (lambda message: _yields(message), 0),
+        (lambda _: (x for x in "ab"), 2),
+        (lambda _: Future(), 0),
+        (lambda _: Future(), 2),
+    ],
+    ids=["coroutine in a thread", "async generator", "generator", "work of another thread", "that in a thread"],
 )
 async def test_what_is_returned_and_never_run_finishes_nothing(
     nsqd: Nsqd, topic: str, handler: Callable[[Message], Any], threads: int
@@ -66,6 +74,8 @@ async def test_what_cannot_be_a_handler_is_refused_at_once(nsqd: Nsqd, topic: st
         ({"nsqd": [4150]}, ConfigError, "give 'host:port'"),
         ({"lookupd": b"127.0.0.1:4161"}, ConfigError, "give 'host:port'"),
         ({"on_give_up": "bury"}, ConfigError, "on_give_up is a function"),
+        ({"on_give_up": _yields}, ConfigError, "on_give_up with `yield` would never run"),
+        ({"on_give_up": _yields_too}, ConfigError, "on_give_up with `yield` would never run"),
         ({"topic": b"t"}, InvalidName, "a topic name is a str"),
         ({"channel": 1}, InvalidName, "a channel name is a str"),
     ],
@@ -92,6 +102,60 @@ async def test_a_cancellation_out_of_a_handler_is_a_failure_of_its_message(nsqd:
         assert consumer.stats().requeued == 3
     assert sorted(cancelled) == [b"1", b"2", b"3"]
     assert is_done(nsqd, topic)
+
+
+@pytest.mark.parametrize("catches", [False, True])
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_a_handler_that_cancels_its_own_task_ends_nothing(
+    nsqd: Nsqd, topic: str, catches: bool, concurrency: int
+) -> None:
+    """As timeouts do that were written before tasks could take a cancellation back."""
+    bodies = [b"%d" % number for number in range(6)]
+    publish(nsqd, topic, *bodies)
+    handled: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if message.attempts == 1:
+            task.cancel()
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                if not catches:
+                    raise TimeoutError from None
+        handled.append(message.body)
+
+    async with consumer_of(nsqd, topic) as consumer:
+        await handle_until(consumer, handle, lambda: is_done(nsqd, topic), concurrency=concurrency)
+    assert sorted(handled) == bodies
+
+
+async def test_a_handler_that_cancels_its_task_as_it_returns(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"1", b"2", b"3")
+
+    def handle(_: Message) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
+    async with consumer_of(nsqd, topic) as consumer:
+        await handle_until(consumer, handle, lambda: is_done(nsqd, topic))
+        assert consumer.stats().finished == 3
+
+
+@pytest.mark.parametrize("number", [SystemExit, KeyboardInterrupt])
+async def test_an_exit_out_of_a_thread_is_raised_by_run(nsqd: Nsqd, topic: str, number: type[BaseException]) -> None:
+    publish(nsqd, topic, b"1")
+
+    def handle(_: Message) -> None:
+        raise number(7)
+
+    async with consumer_of(nsqd, topic) as consumer:
+        with pytest.raises(ThreadExit) as raised:
+            await asyncio.wait_for(consumer.handle(handle, 1, 2, stop_on_signals=False), 10)
+        assert type(raised.value.reason) is number
+    await until(lambda: nsqd.channel(topic)["depth"] == 1)
 
 
 async def test_run_ends_well_when_close_gave_up_on_its_handlers(nsqd: Nsqd, topic: str) -> None:
@@ -129,11 +193,12 @@ async def test_more_handlers_than_messages_may_come(nsqd: Nsqd, topic: str, capl
     assert f"{topic}/ch" in caplog.text
 
 
+@pytest.mark.parametrize("msg_timeout", ["2s", "60s"])
 async def test_a_handler_that_blocks_past_a_heartbeat_is_told_what_to_do(
-    nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture
+    nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture, msg_timeout: str
 ) -> None:
     publish(nsqd, topic, b"x")
-    consumer = consumer_of(nsqd, topic, heartbeat_interval="1s", read_timeout="5s", msg_timeout="2s")
+    consumer = consumer_of(nsqd, topic, heartbeat_interval="1s", read_timeout="5s", msg_timeout=msg_timeout)
     async with consumer:
         await handle_until(
             consumer, lambda _: time.sleep(1.6), lambda: consumer.stats().finished == 1 and "threads=" in caplog.text

@@ -11,7 +11,15 @@ import pytest
 from client.pool_rig import address_of
 from harness import FaultProxy, Nsqd, Wire, until
 from nsquark import Producer
-from nsquark.client.errors import Closed, InvalidName, MessageTooBig, NotConnected, ServerError, TooMuchOutstanding
+from nsquark.client.errors import (
+    Closed,
+    ConfigError,
+    InvalidName,
+    MessageTooBig,
+    NotConnected,
+    ServerError,
+    TooMuchOutstanding,
+)
 
 NSQD_FLAGS = ["--max-msg-size=100000", "--max-body-size=20000000"]
 WAIT_S = 15.0
@@ -129,9 +137,14 @@ async def test_nobody_listens(nsqd: Nsqd, topic: str) -> None:
             await failed
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "nsqd", "127.0.0.1:x", "127.0.0.1:99999", "::1:4150", "..:4150", ""])
-async def test_wrong_addresses(address: str) -> None:
-    async with Producer(address, dial_timeout="5s") as producer:
+@pytest.mark.parametrize("address", ["127.0.0.1", "nsqd", "127.0.0.1:x", "127.0.0.1:99999", "::1:4150", ""])
+def test_wrong_addresses_fail_at_once(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"give it as host:port|IPv6 host in brackets"):
+        Producer(address)
+
+
+async def test_a_host_that_cannot_be_looked_up() -> None:
+    async with Producer("..:4150", dial_timeout="5s") as producer:
         with pytest.raises(NotConnected, match=r"127\.0\.0\.1:4150|host"):
             await producer.ping()
 
@@ -325,6 +338,26 @@ async def test_a_cancelled_publish_keeps_its_place(nsqd: Nsqd, proxy: FaultProxy
         with pytest.raises(ServerError):
             await wrong
     assert nsqd.topic(topic)["message_count"] == 2
+
+
+async def test_a_publish_that_is_cancelled_while_it_waits_for_room_holds_no_other(
+    nsqd: Nsqd, proxy: FaultProxy, topic: str
+) -> None:
+    async with Producer(proxied(proxy), outstanding_bytes_max=1000) as producer:
+        await producer.ping()
+        proxy.stall()
+        first = producer.publish_nowait(topic, b"x" * 400)
+        big = asyncio.create_task(producer.publish(topic, b"y" * 700))
+        await asyncio.sleep(0)
+        small = asyncio.create_task(producer.publish(topic, b"z"))
+        await asyncio.sleep(0)
+        assert producer.outstanding == 1
+        big.cancel()
+        await until(lambda: producer.outstanding == 2)
+        last = producer.publish_nowait(topic, b"there is room")
+        proxy.resume()
+        await asyncio.gather(first, small, last)
+    assert nsqd.topic(topic)["message_count"] == 3
 
 
 async def test_close_waits_for_answers(nsqd: Nsqd, proxy: FaultProxy, topic: str) -> None:

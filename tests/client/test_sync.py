@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,11 @@ from nsquark.client.errors import (
 from nsquark.client.packing import mpub_body
 
 WAIT_S = 15.0
+GIVES_UP_SOON: dict[str, Any] = {
+    "max_attempts": 1,
+    "default_requeue_delay": "10ms",
+    "backoff_multiplier": "10ms",
+}
 
 
 @pytest.fixture
@@ -462,3 +468,190 @@ def test_what_is_outstanding_is_bounded(nsqd: Nsqd, topic: str) -> None:
         proxy.resume()
         for future in futures:
             future.result(WAIT_S)
+
+
+# The end of the interpreter
+
+UNCLOSED = {
+    "closed in __del__": """
+class Owner:
+    def __init__(self):
+        self.producer = sync.Producer(address)
+        self.producer.publish(topic, b"x")
+    def __del__(self):
+        self.producer.close()
+owner = Owner()
+""",
+    "closed in __del__ and never used": """
+class Owner:
+    def __init__(self): self.producer = sync.Producer(address)
+    def __del__(self): self.producer.close()
+owner = Owner()
+""",
+    "a generator with a producer": """
+def generator():
+    with sync.Producer(address) as producer:
+        producer.publish(topic, b"x")
+        yield producer
+left_open = generator()
+next(left_open)
+""",
+    "a generator with a consumer": """
+def generator():
+    with sync.Producer(address) as producer: producer.publish(topic, b"x")
+    with sync.Consumer(topic, "ch", nsqd=address) as consumer:
+        yield next(consumer)
+left_open = generator()
+message = next(left_open)
+""",
+    "a late publish": """
+class Owner:
+    def __init__(self):
+        self.producer = sync.Producer(address)
+        self.producer.ping()
+    def __del__(self):
+        for publish in (self.producer.publish, self.producer.publish_nowait):
+            try:
+                publish(topic, b"x")
+            except Exception as error:
+                print(error)
+owner = Owner()
+""",
+}
+
+
+def _run_script(code: str, nsqd: Nsqd, topic: str) -> subprocess.CompletedProcess[str]:
+    head = f"from nsquark import sync\naddress, topic = {address_of(nsqd)!r}, {topic!r}\n"
+    return subprocess.run(
+        [sys.executable, "-c", head + code], capture_output=True, text=True, timeout=2 * WAIT_S, check=True
+    )
+
+
+@pytest.mark.parametrize("case", UNCLOSED)
+def test_what_is_open_when_the_interpreter_ends_does_not_hold_it_up(nsqd: Nsqd, topic: str, case: str) -> None:
+    ended = _run_script(UNCLOSED[case], nsqd, topic)
+    assert ended.stderr == ""
+    assert ended.stdout.count("the interpreter is ending") == (2 if case == "a late publish" else 0)
+
+
+def test_what_was_published_without_waiting_is_sent_before_the_interpreter_ends(nsqd: Nsqd, topic: str) -> None:
+    _run_script(
+        """
+def publish():
+    producer = sync.Producer(address)
+    for number in range(5000):
+        producer.publish_nowait(topic, b"%d" % number)
+publish()
+""",
+        nsqd,
+        topic,
+    )
+    assert nsqd.topic(topic)["message_count"] == 5000
+
+
+def test_what_could_not_be_sent_before_the_interpreter_ends_is_told(nsqd: Nsqd, topic: str) -> None:
+    ended = _run_script(
+        """
+import socket
+from nsquark.client import loop_thread
+loop_thread.EXIT_WAIT_S = 0.2
+silent = socket.create_server(("127.0.0.1", 0))
+producer = sync.Producer("127.0.0.1:%d" % silent.getsockname()[1])
+for _ in range(3): producer.publish_nowait(topic, b"x")
+""",
+        nsqd,
+        topic,
+    )
+    assert "3 publishes had no answer" in ended.stderr
+
+
+def test_threads_of_a_forked_child_share_one_producer(nsqd: Nsqd, topic: str) -> None:
+    """Makes the constructor slow, so that threads without a lock would meet in it."""
+    _run_script(
+        """
+import os, threading, time
+producer = sync.Producer(address)
+make = producer._make
+made = []
+def make_slowly():
+    time.sleep(0.05)
+    made.append(make())
+    return made[-1]
+producer._make = make_slowly
+child = os.fork()
+if child == 0:
+    threads = [threading.Thread(target=producer.publish, args=(topic, b"x")) for _ in range(8)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    os._exit(len(made))
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+""",
+        nsqd,
+        topic,
+    )
+    assert nsqd.topic(topic)["message_count"] == 8
+
+
+@pytest.mark.parametrize("where", ["handler", "hook"])
+def test_an_exit_in_a_handler_ends_its_run_and_nothing_else(
+    nsqd: Nsqd, producer: sync.Producer, topic: str, where: str
+) -> None:
+    producer.publish(topic, b"x")
+
+    def handle(_: object) -> None:
+        if where == "handler":
+            sys.exit(7)
+        raise ValueError("so that it is given up")
+
+    def give_up(_: object) -> None:
+        sys.exit(7)
+
+    with sync.Consumer(topic, "ch", nsqd=address_of(nsqd), on_give_up=give_up, **GIVES_UP_SOON) as consumer:
+        with pytest.raises(SystemExit, match="7"):
+            consumer.run(handle)
+        producer.publish(topic, b"y")
+    eventually(lambda: nsqd.channel(topic)["depth"] + nsqd.channel(topic)["deferred_count"] == 2)
+
+
+@pytest.mark.parametrize("returned", ["coroutine", "generator"])
+def test_a_hook_that_only_returns_what_is_to_be_done(
+    nsqd: Nsqd, producer: sync.Producer, topic: str, returned: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A coroutine is run; a generator would not be, so the message is not given up."""
+    producer.publish(topic, b"x")
+    buried: list[bytes] = []
+
+    async def bury(message: sync.Message) -> None:
+        buried.append(message.body)
+
+    def hook(message: sync.Message) -> object:
+        return bury(message) if returned == "coroutine" else (body for body in [message.body])
+
+    def fail(_: object) -> None:
+        raise ValueError("so that it is given up")
+
+    with sync.Consumer(topic, "ch", nsqd=address_of(nsqd), on_give_up=hook, **GIVES_UP_SOON) as consumer:
+        running = threading.Thread(target=consumer.run, args=(fail,), kwargs={"stop_on_signals": False})
+        running.start()
+        if returned == "coroutine":
+            eventually(lambda: consumer.stats().given_up == 1)
+            assert buried == [b"x"]
+        else:
+            eventually(lambda: "on_give_up returned" in caplog.text)
+            assert consumer.stats().given_up == 0
+        consumer.stop()
+        running.join(WAIT_S)
+
+
+def test_a_handler_that_closes_its_consumer_ends_it(nsqd: Nsqd, producer: sync.Producer, topic: str) -> None:
+    producer.publish(topic, b"stop")
+    handled: list[bytes] = []
+
+    def handle(message: sync.Message) -> None:
+        handled.append(message.body)
+        consumer.close()
+
+    with sync.Consumer(topic, "ch", nsqd=address_of(nsqd)) as consumer:
+        consumer.run(handle)
+    assert handled == [b"stop"]
+    eventually(lambda: nsqd.channel(topic)["in_flight_count"] == nsqd.channel(topic)["depth"] == 0)

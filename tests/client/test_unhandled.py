@@ -41,6 +41,34 @@ async def test_handlers_slower_than_the_window(nsqd: Nsqd, topic: str, kind: str
     assert nsqd.channel(topic)["timeout_count"] == 0
 
 
+@pytest.mark.parametrize("kind", ["async", "plain"])
+@pytest.mark.parametrize(("block_s", "concurrency"), [(0.15, 10), (0.6, 1), (0.05, 30)])
+async def test_handlers_that_block_the_loop_let_what_waits_be_touched(
+    nsqd: Nsqd, topic: str, kind: str, block_s: float, concurrency: int
+) -> None:
+    """Between two messages the loop has its turn, with all that is due in it, however many handlers there are."""
+    bodies = BODIES[: int(4 / block_s)]
+    publish(nsqd, topic, *bodies)
+    handled: list[tuple[bytes, int]] = []
+
+    def block(message: Message) -> None:
+        handled.append((message.body, message.attempts))
+        time.sleep(block_s)
+
+    async def handle(message: Message) -> None:
+        block(message)
+
+    async with consumer_of(nsqd, topic, max_in_flight=100, msg_timeout="2s") as consumer:
+        await handle_until(
+            consumer,
+            handle if kind == "async" else block,
+            lambda: len(handled) >= len(bodies) and is_done(nsqd, topic),
+            concurrency=concurrency,
+        )
+    assert sorted(handled) == sorted((body, 1) for body in bodies)
+    assert nsqd.channel(topic)["timeout_count"] == 0
+
+
 async def test_the_window_shrinks_to_what_handlers_take_and_grows_again(nsqd: Nsqd, topic: str) -> None:
     publish(nsqd, topic, *BODIES)
     delay_s = 0.2
@@ -50,6 +78,7 @@ async def test_the_window_shrinks_to_what_handlers_take_and_grows_again(nsqd: Ns
 
     async with consumer_of(nsqd, topic, max_in_flight=100, msg_timeout="1s") as consumer:
         running = asyncio.create_task(consumer.run(handle))
+        await until(lambda: nsqd.channel(topic)["in_flight_count"] > 0)
         await until(lambda: nsqd.channel(topic)["clients"][0]["ready_count"] < 20)
         delay_s = 0.0
         await until(lambda: is_done(nsqd, topic))

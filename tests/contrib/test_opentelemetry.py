@@ -1,7 +1,7 @@
 """Traces from publish to handler and the usual metrics, seen by the SDK's exporters in memory."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from client.pool_rig import address_of
 from harness import Nsqd
 from nsquark import Message, Producer, ProducerPool, sync
 from nsquark.contrib.opentelemetry import Telemetry
-from nsquark.errors import Closed
+from nsquark.errors import Closed, WrongHandler
 
 
 class Exported:
@@ -161,6 +161,28 @@ async def test_failures_are_told(nsqd: Nsqd, topic: str, exported: Exported) -> 
     assert labels == ["RuntimeError"]
 
 
+async def test_a_publish_that_is_cancelled_is_told_as_a_failure(nsqd: Nsqd, topic: str, exported: Exported) -> None:
+    async with ProducerPool(address_of(nsqd)) as pool, Producer(address_of(nsqd)) as plain:
+        for producer in (exported.telemetry.producer(plain), exported.telemetry.producer(pool)):
+            task = asyncio.create_task(producer.publish(topic, b"hello"))
+            await asyncio.sleep(0)  # so that it has begun
+            answers = (
+                task,
+                producer.publish_nowait(topic, b"hello"),
+                producer.multi_publish_nowait(topic, [b"hello", b"world"]),
+            )
+            assert all(answer.cancel() for answer in answers)
+            for answer in answers:
+                with pytest.raises(asyncio.CancelledError):
+                    await answer
+    spans = exported.spans(f"publish {topic}")
+    assert [(span.status.status_code, (span.attributes or {}).get("error.type")) for span in spans] == [
+        (StatusCode.ERROR, "CancelledError")
+    ] * 6
+    for name in ("messaging.client.sent.messages", "messaging.client.operation.duration"):
+        assert {labels.get("error.type") for labels, _ in exported.points(name)} == {"CancelledError"}
+
+
 def test_without_asyncio(nsqd: Nsqd, topic: str, exported: Exported) -> None:
     telemetry = exported.telemetry
     with sync.Producer(address_of(nsqd), envelope=True) as producer, telemetry.publish(topic) as headers:
@@ -174,3 +196,57 @@ def test_without_asyncio(nsqd: Nsqd, topic: str, exported: Exported) -> None:
     publish, process = exported.span(f"publish {topic}"), exported.span(f"process {topic}")
     assert process.parent is not None and publish.context is not None
     assert process.parent.span_id == publish.context.span_id
+
+
+@pytest.mark.parametrize("kind", ["lambda", "task"])
+async def test_what_a_plain_handler_returns_is_awaited_in_its_span(
+    nsqd: Nsqd, topic: str, exported: Exported, kind: str
+) -> None:
+    handled: list[trace.SpanContext] = []
+
+    async def work(message: Message) -> None:
+        await asyncio.sleep(0)
+        assert trace.get_current_span().is_recording(), "the span lasts as long as the work"
+        handled.append(trace.get_current_span().get_span_context())
+
+    handlers: dict[str, Callable[[Message], Any]] = {
+        "lambda": lambda message: work(message),
+        "task": lambda message: asyncio.ensure_future(work(message)),
+    }
+    async with Producer(address_of(nsqd)) as producer:
+        await producer.multi_publish(topic, [b"1", b"2"])
+    async with consumer_of(nsqd, topic) as consumer:
+        handler = exported.telemetry.handler(consumer, handlers[kind])
+        await handle_until(consumer, handler, lambda: consumer.stats().finished == 2)
+    assert handled == [span.context for span in exported.spans(f"process {topic}")] and len(handled) == 2
+    assert not trace.get_current_span().is_recording()
+
+
+async def test_a_wrapped_handler_is_refused_as_a_bare_one(nsqd: Nsqd, topic: str, exported: Exported) -> None:
+    async def work(_: Message) -> None: ...
+
+    def generator(_: Message) -> Iterator[None]:
+        yield
+
+    async with Producer(address_of(nsqd)) as producer:
+        await producer.publish(topic, b"hello")
+    async with consumer_of(nsqd, topic) as consumer:
+        for wrong in (generator, None):
+            with pytest.raises(WrongHandler):
+                exported.telemetry.handler(consumer, wrong)  # type: ignore[arg-type]
+        with pytest.raises(WrongHandler, match=r"yield|returned"):
+            await consumer.run(exported.telemetry.handler(consumer, lambda message: generator(message)))
+        with pytest.raises(WrongHandler, match="returned"):
+            await consumer.run(exported.telemetry.handler(consumer, lambda message: work(message)), threads=1)
+    assert nsqd.channel(topic)["depth"] == 1
+    assert len(exported.spans(f"process {topic}")) == 2, "every span has ended"
+
+
+async def test_every_publish_of_a_producer_is_traced(nsqd: Nsqd, topic: str, exported: Exported) -> None:
+    names = [name for name in dir(Producer) if "publish" in name and not name.startswith("_")]
+    async with Producer(address_of(nsqd)) as plain:
+        traced = exported.telemetry.producer(plain)
+        for name in names:
+            delay = [0] if name.startswith("deferred") else []
+            await getattr(traced, name)(topic, *delay, [b"x"] if name.startswith("multi") else b"x")
+    assert len(exported.spans(f"publish {topic}")) == len(names) == 6

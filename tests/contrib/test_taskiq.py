@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from taskiq import InMemoryBroker
@@ -15,8 +16,9 @@ from taskiq.exceptions import SendTaskError
 
 from client.pool_rig import address_of
 from harness import Nsqd, eventually, until
+from nsquark import Config
 from nsquark.contrib.taskiq import NsqBroker
-from nsquark.errors import NsqError
+from nsquark.errors import ConfigError, NsqError
 
 WORKER = """
 import asyncio, os, pathlib
@@ -115,3 +117,30 @@ async def test_a_killed_worker_leaves_its_task_to_another(make_nsqd: Callable[..
             if second.poll() is None:
                 os.killpg(second.pid, signal.SIGKILL)
     assert len(list(jobs.iterdir())) == 3, "begun twice, done once"
+
+
+@pytest.mark.parametrize(
+    ("settings", "in_flight"),
+    [
+        ({}, 100),
+        ({"config": Config(msg_timeout="2m")}, 100),
+        ({"config": Config(msg_timeout="2m").replace(snappy=True)}, 100),
+        ({"config": Config(max_in_flight=1)}, 1),
+        ({"config": Config(max_in_flight=7), "snappy": True}, 7),
+        ({"config": Config(max_in_flight=7), "max_in_flight": 8}, 8),
+    ],
+)
+async def test_tasks_in_flight_unless_the_user_says_otherwise(
+    nsqd: Nsqd, topic: str, settings: dict[str, Any], in_flight: int
+) -> None:
+    broker = NsqBroker(address_of(nsqd), topic=topic, **settings)
+    broker.is_worker_process = True
+    await broker.startup()
+    (client,) = nsqd.channel(topic, "workers")["clients"]
+    await broker.shutdown()
+    assert client["ready_count"] == in_flight
+
+
+def test_what_is_no_address() -> None:
+    with pytest.raises(ConfigError, match="host:port"):
+        NsqBroker(4150)  # type: ignore[arg-type]

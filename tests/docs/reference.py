@@ -48,6 +48,8 @@ INTERNAL = {
     "Producer": {"response_received", "error_received", "messages_received", "connection_lost"},
     "Consumer": {
         "calls_hook_off_loop",
+        "handle",
+        "is_called_by_handler_thread",
         "log",
         "message_finished",
         "message_forgotten",

@@ -7,6 +7,13 @@ from pathlib import Path
 
 CONFTEST = 'pytest_plugins = ["nsquark.testing"]\n'
 
+INI = """
+[pytest]
+filterwarnings =
+    error::ResourceWarning
+    error::pytest.PytestUnraisableExceptionWarning
+"""
+
 TESTS = """
 import asyncio
 
@@ -67,6 +74,8 @@ def test_that_fails_with_its_message(nsqd, topic):
 
 
 def test_a_suite_of_a_user(tmp_path: Path) -> None:
+    """The suite takes for errors what Python warns of when a process, a pipe or a socket is left open."""
+    (tmp_path / "pytest.ini").write_text(INI)
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_user.py").write_text(TESTS)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}

@@ -101,7 +101,7 @@ def test_a_stream_cut_anywhere_gives_the_same_frames(frames: ModuleType, items: 
 
 
 @both_forms
-def test_a_partial_frame_is_left_and_its_length_told(frames: ModuleType) -> None:
+def test_a_partial_frame_is_left(frames: ModuleType) -> None:
     whole = frame(0, b"OK")
     partial = message(b"x" * 1000)
     scanner = frames.FrameScanner()
@@ -110,11 +110,41 @@ def test_a_partial_frame_is_left_and_its_length_told(frames: ModuleType) -> None
         [],
         [(0, b"OK")],
     )
-    assert scanner.wanted_bytes == len(partial)
     assert scanner.scan(partial[:7], 0, 7) == (0, [], [])
-    assert scanner.wanted_bytes == 0
-    assert scanner.scan(partial, 0, len(partial))[0] == len(partial)
-    assert scanner.wanted_bytes == 0
+    assert scanner.scan(partial, 0, len(partial)) == (len(partial), [(1, 1, ID, b"x" * 1000)], [])
+
+
+@both_forms
+@given(
+    sizes=st.lists(st.integers(65_400, 65_700) | st.integers(0, 300_000), min_size=1, max_size=3),
+    cuts=st.lists(st.integers(1, 100) | st.integers(1, 100_000), max_size=20),
+)
+def test_large_messages_are_gathered_as_they_come(frames: ModuleType, sizes: Any, cuts: Any) -> None:
+    """What a caller has to keep is never more than LARGE_FRAME_BYTES, whatever the size of messages."""
+    bodies = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
+    stream = b"".join(message(body, number, number) for number, body in enumerate(bodies)) + frame(0, b"OK")
+    scanner = frames.FrameScanner()
+    pending, found, others, pos = bytearray(), [], [], 0
+    for cut in [*cuts, len(stream)]:
+        pending += stream[pos : pos + cut]
+        pos += cut
+        consumed, messages, more = scanner.scan(pending, 0, len(pending))
+        found += messages
+        others += more
+        del pending[:consumed]
+        assert len(pending) < frames.LARGE_FRAME_BYTES + 4
+    assert found == [(number, number, ID, body) for number, body in enumerate(bodies)]
+    assert {type(body) for *_, body in found} == {bytes}
+    assert others == [(0, b"OK")] and not pending
+
+
+@both_forms
+def test_an_answer_is_never_large(frames: ModuleType) -> None:
+    largest = frame(1, b"x" * (frames.LARGE_FRAME_BYTES - 4))
+    assert frames.FrameScanner().scan(largest, 0, len(largest))[2] == [(1, largest[8:])]
+    prefix = struct.pack(">ii", frames.LARGE_FRAME_BYTES + 1, 1)
+    with pytest.raises(frames.FrameError, match="frame size 65537 is above the limit of 65536 bytes"):
+        frames.FrameScanner().scan(prefix, 0, len(prefix))
 
 
 @both_forms

@@ -22,8 +22,11 @@ RETRY_S_MAX: Final = 15.0
 """A failed nsqd is probed after the first, then after twice as long each time, up to the second."""
 PROBE_TIMEOUT_S: Final = 5.0
 SILENCE_S_MIN: Final = 1.0
-SILENCE_TIMES: Final = 10
-"""An nsqd that owes answers for so many times what it usually takes, and so long, has perhaps vanished."""
+SILENCE_S_MAX: Final = 3.0
+SILENCE_TIMES: Final = 3
+"""An nsqd that owes answers for so many times the longest wait for one lately has perhaps vanished: after the first of
+these times at the earliest, and after the second in any case.
+"""
 LATENCY_STALE_S: Final = 5.0
 """A measurement that is older says nothing of today: the next one counts alone."""
 LATENCY_WEIGHT: Final = 0.2
@@ -42,7 +45,7 @@ class State(enum.Enum):
     TRIAL = "trial"
     """It answers again after a failure: one publish at a time until one is taken."""
     SILENT = "silent"
-    """It owes answers for much longer than it usually takes: none until it answers, or is taken for dead."""
+    """It owes answers for much longer than it usually takes: it takes none until it answers, or is taken for dead."""
     DOWN = "down"
     """It takes none, until a probe gets through."""
 
@@ -55,8 +58,10 @@ def may_go_elsewhere(error: BaseException) -> bool:
 
 
 class Member:
-    """This is one nsqd of the pool. Invariant: there is a probing task exactly while the state is DOWN and the
-    member is not closed.
+    """This is one nsqd of the pool. Invariants:
+
+    * There is a probing task exactly while the state is DOWN and the member is not closed.
+    * A member that is SILENT owes answers: any answer makes it UP, and any loss DOWN.
     """
 
     def __init__(
@@ -87,6 +92,11 @@ class Member:
         self._is_loss_expected = False
         self._is_closed = False
         self._progress_s = 0.0
+        """The time of the last answer, or of the first publish since then that waits for one."""
+        self._longest_wait_s = self._longest_wait_at_s = 0.0
+        """The longest time without progress that an answer ended, and when it did. Waiting behind other publishes does
+        not count.
+        """
         self._probing: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -98,10 +108,17 @@ class Member:
         """Is told of each publish that was handed to `producer`."""
         if self.producer.outstanding == 1:
             self._progress_s = time.monotonic()
+            if self._is_loss_expected and not self.producer.is_connected:
+                # What the connection before this one owed is told of its loss before the next turn of the loop.
+                asyncio.get_running_loop().call_soon(self._expect_no_loss)
 
     def succeeded(self, sent_s: float | None) -> None:
         """Is told of an answer to what was sent then; None says nothing about how long it takes."""
-        self._progress_s = now_s = time.monotonic()
+        now_s = time.monotonic()
+        wait_s = now_s - self._progress_s
+        if wait_s >= self._longest_wait_s or now_s - self._longest_wait_at_s > LATENCY_STALE_S:
+            self._longest_wait_s, self._longest_wait_at_s = wait_s, now_s
+        self._progress_s = now_s
         self._is_loss_expected = False
         if sent_s is not None:
             is_fresh = now_s - self.measured_at_s < LATENCY_STALE_S
@@ -109,29 +126,35 @@ class Member:
             self.measured_at_s = now_s
             self.latency_s += weight * (now_s - sent_s - self.latency_s)
         if self.state is State.TRIAL or self.state is State.SILENT:
-            self._log.info("nsqd %s is up again", self.address)
-            self.state = State.UP
-            self.failures = 0
-            self._on_usable()
+            self._go_up()
 
     def failed(self, error: BaseException) -> None:
+        """Is told of an error that a publish ended with."""
+        is_silent = self.state is State.SILENT
         if isinstance(error, ServerError) and error.code not in NOT_WRITTEN:
             # The publish was wrong, not the nsqd, which now closes the connection on all that were sent after it.
             self._is_loss_expected = True
-        elif isinstance(error, NotConnected) and self._is_loss_expected:
+            self._progress_s = time.monotonic()
+            if is_silent:
+                self._go_up()
+        elif isinstance(error, NotConnected) and self._is_loss_expected and not is_silent:
             # All publishes of one connection fail in one turn of the loop; the next loss is a real one.
             asyncio.get_running_loop().call_soon(self._expect_no_loss)
-        elif may_go_elsewhere(error) and self.state is not State.DOWN and not self._is_closed:
+        elif (is_silent or may_go_elsewhere(error)) and self.state is not State.DOWN and not self._is_closed:
             self._go_down(error)
 
-    def falls_silent(self, now_s: float) -> bool:
-        """Returns True once, when what it owes should go elsewhere too. After longer silence it is taken for dead."""
+    def falls_silent(self, now_s: float, held_up_s: float) -> bool:
+        """Returns True once, when what it owes should go elsewhere too. After longer silence it is taken for dead.
+
+        held_up_s: time in which this program could read no answer, which does not count.
+        """
+        self._progress_s = min(now_s, self._progress_s + held_up_s)
         if not self.producer.outstanding:
             return False
         silence_s = now_s - self._progress_s
         if silence_s > self._stall_s:
             self._replace_producer()
-        elif self.state in (State.UP, State.TRIAL) and silence_s > max(SILENCE_S_MIN, SILENCE_TIMES * self.latency_s):
+        elif self.state in (State.UP, State.TRIAL) and silence_s > self._patience_s(now_s):
             self._log.warning("nsqd %s answers nothing for %.1f s: others are asked", self.address, silence_s)
             self.state = State.SILENT
             return True
@@ -147,12 +170,24 @@ class Member:
         if self._closing:
             await asyncio.wait(self._closing)
 
+    def _patience_s(self, now_s: float) -> float:
+        is_stale = now_s - self._longest_wait_at_s > LATENCY_STALE_S
+        usual_s = SILENCE_S_MIN if is_stale else SILENCE_TIMES * self._longest_wait_s
+        return min(SILENCE_S_MAX, max(SILENCE_S_MIN, usual_s))
+
     def _expect_no_loss(self) -> None:
         self._is_loss_expected = False
+
+    def _go_up(self) -> None:
+        self._log.info("nsqd %s is up again", self.address)
+        self.state = State.UP
+        self.failures = 0
+        self._on_usable()
 
     def _go_down(self, error: BaseException) -> None:
         self._log.warning("nsqd %s is down: %s", self.address, error)
         self.state = State.DOWN
+        self._is_loss_expected = False
         self.failures += 1
         self.error = error
         self._probing = asyncio.create_task(self._probe(), name=f"nsquark probe {self.address}")

@@ -1,13 +1,20 @@
 """Refuses what no nsqd would take before it is sent: nsqd closes the connection for it."""
 
 import inspect
+import numbers
 from collections.abc import Callable, Iterable
-from typing import Any
+from datetime import timedelta
+from typing import Any, Final
 
+from nsquark.base.addresses import split_address
 from nsquark.client.errors import ConfigError, InvalidName
+from nsquark.client.options import Whole, read
 from nsquark.wire.names import NAME_LENGTH_MAX, is_valid_name
 
 Body = bytes | bytearray | memoryview
+
+SECONDS_MAX: Final = (2**63 - 1) // 10**9
+"""nsqd counts a delay in ns, in 63 bits: a longer one would wrap, and its message come at once."""
 
 
 def check_name(kind: str, name: str) -> None:
@@ -27,12 +34,35 @@ def checked_body(body: Body) -> bytes:
     return body
 
 
+def checked_bodies(bodies: Any) -> list[Any]:
+    """Lists the bodies of several messages, whatever they are."""
+    if isinstance(bodies, str | Body) or not isinstance(bodies, Iterable):
+        raise TypeError(f"multi_publish takes several bodies, such as a list, not {type(bodies).__name__}")
+    return list(bodies)
+
+
+def seconds_of(name: str, given: object) -> float:
+    """Checks a time to wait, in seconds or as a timedelta; returns its seconds."""
+    seconds: Any = given.total_seconds() if isinstance(given, timedelta) else given
+    is_number = isinstance(given, numbers.Real | timedelta) and not isinstance(given, bool)
+    if is_number and 0 <= seconds <= SECONDS_MAX:
+        return float(seconds)
+    raise ConfigError(f"a {name} of {given!r:.60}: give 0 or more seconds, at most {SECONDS_MAX}, or a timedelta")
+
+
+def check_count(name: str, given: object, least: int) -> None:
+    kind = Whole(least, None)
+    read(name, given, kind.typed, kind)
+
+
 def check_addresses(kind: str, given: object) -> list[str]:
     """Checks one address or several; returns a list without repetitions."""
     listed = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
     for address in listed:
         if not isinstance(address, str) or not address:
             raise ConfigError(f"{kind} {given!r}: give 'host:port', or several of them")
+        if kind == "nsqd":
+            check_address(address)
     return list(dict.fromkeys(listed))
 
 
@@ -42,10 +72,19 @@ def check_address(given: object) -> str:
         raise ConfigError(
             f"nsqd {given!r}: give one 'host:port', for instance '127.0.0.1:4150'; several need a ProducerPool"
         )
+    if "://" in given:
+        raise ConfigError(f"nsqd address {given}: give the host:port of nsqd's TCP protocol, without a scheme")
+    if not given.startswith("/"):  # a unix socket
+        try:
+            split_address(given)
+        except ValueError as error:
+            raise ConfigError(f"nsqd {error}") from None
     return given
 
 
 def check_dedupe(dedupe: object) -> None:
+    if isinstance(dedupe, type):
+        raise ConfigError(f"dedupe is a class: give a store made of it, {dedupe.__name__}()")
     if not isinstance(dedupe, bool) and not all(
         callable(getattr(dedupe, name, None)) for name in ("claim", "done", "release")
     ):

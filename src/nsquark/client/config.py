@@ -141,7 +141,7 @@ class Config:
     """
 
     # The connection
-    dial_timeout: Duration = _span("1s")
+    dial_timeout: Duration = _span("1s", "0")
     """How long connecting may take."""
     read_timeout: Duration = _span("60s", "100ms", "5m")
     """A connection on which nothing came for so long is lost. 100ms to 5m."""
@@ -201,7 +201,7 @@ class Config:
     """How often nsqlookupds are asked. 10ms to 5m."""
     lookupd_poll_jitter: float = _option(Fraction(0.0, 1.0), 0.3)
     """Part of the interval that is waited before the second round, at random. 0 to 1."""
-    lookupd_poll_timeout: Duration = _span("1m")
+    lookupd_poll_timeout: Duration = _span("1m", "0")
     """How long a question may take."""
     # Misnamed by NSQ.
     skip_lookupd_authorization: bool = _yes_no(True)
@@ -252,16 +252,26 @@ class Config:
         return cls(**checked)
 
     @classmethod
-    def merge(cls, config: Config | None, options: Options) -> Config:
-        """Makes what a constructor with both `config` and `**options` means: the options win."""
+    def merge(cls, config: Config | None, options: Options, defaults: Options | None = None) -> Config:
+        """Makes what a constructor with both `config` and `**options` means: the options win.
+
+        config: what a user gave, or None.
+        options: what a user gave by keyword.
+        defaults: options that hold where the user gave none, instead of the usual ones.
+        """
         if config is None:
-            return cls(**options)
-        return config.replace(**options) if options else config
+            config = cls()
+        elif not isinstance(config, Config):
+            raise ConfigError(f"config is a Config, such as Config(snappy=True), not a {type(config).__name__}")
+        return Config(**{**(defaults or {}), **config._given(), **options}) if defaults or options else config
 
     def replace(self, **options: Unpack[Options]) -> Config:
         """Returns a Config with these options changed."""
-        known: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return Config(**{**known, **options})
+        return Config(**{**self._given(), **options})
+
+    def _given(self) -> dict[str, Any]:
+        """Returns the options that were given; the others have their default from the class."""
+        return dict(vars(self))
 
     def _check_together(self) -> None:
         if self.heartbeat_interval > self.read_timeout:

@@ -7,7 +7,6 @@ call. Heartbeats are answered here.
 from __future__ import annotations
 
 import asyncio
-import mmap
 import ssl
 import time
 from collections.abc import Callable
@@ -16,17 +15,15 @@ from typing import Final, Protocol, cast
 from nsquark.base.addresses import split_address
 from nsquark.client.config import Config
 from nsquark.client.errors import NotConnected, NsqError
-from nsquark.kernel.frames import FRAME_SIZE_MAX_BYTES, FrameError, FrameScanner
+from nsquark.kernel.frames import FRAME_SIZE_MAX_BYTES, LARGE_FRAME_BYTES, FrameError, FrameScanner
 from nsquark.wire import commands
 from nsquark.wire.compression import CorruptStream, Decoder, Encoder
 from nsquark.wire.frames import FrameType
 
-RECEIVE_BYTES: Final = 128 << 10
-"""The size of the receive buffer; it grows for a frame that does not fit and shrinks again after it."""
-MAPPED_FROM_BYTES: Final = 4 << 20
-"""A larger buffer is mapped: it takes memory and time as its frame comes, not because somebody announced one."""
-DECODED_BYTES_MAX: Final = 128 << 10
-"""Compressed input becomes frames in pieces of this size, however much it grows."""
+RECEIVE_BYTES: Final = 2 * LARGE_FRAME_BYTES
+"""The size of the receive buffer. What a read leaves there is less than half of it: larger messages are gathered by the
+scanner.
+"""
 WRITE_BUFFER_BYTES: Final = 256 << 10
 """Above this a write that does not move counts against write_timeout."""
 TURN_S: Final = 0.005
@@ -70,7 +67,7 @@ class NsqdConnection(asyncio.BufferedProtocol):
         self._receiver: Receiver | None = None
         self._transport: asyncio.Transport | None = None
         self._scanner = FrameScanner(config.max_msg_size or FRAME_SIZE_MAX_BYTES)
-        self._buffer: bytearray | mmap.mmap = bytearray()  # until it is connected: it may never be
+        self._buffer = bytearray()  # until it is connected: it may never be
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
         self._decoder: Decoder | None = None
@@ -120,7 +117,8 @@ class NsqdConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its type
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        self._resize(RECEIVE_BYTES)
+        self._buffer = bytearray(RECEIVE_BYTES)
+        self._view = memoryview(self._buffer)
         self._read_timer = self._loop.call_later(self._config.read_timeout.seconds, self._check_reading)
 
     async def start_tls(self, context: ssl.SSLContext) -> None:
@@ -262,10 +260,9 @@ class NsqdConnection(asyncio.BufferedProtocol):
 
     def _decode(self) -> None:
         """Decodes plain bytes into the buffer and on, until the decoder needs more input or the turn is over."""
-        assert self._decoder is not None
-        while self._reason is None and ((plain := self._decoder.read(DECODED_BYTES_MAX)) or self._decoder.has_more):
-            if self._end + len(plain) > len(self._buffer):
-                self._resize(self._end + len(plain))
+        decoder = self._decoder
+        assert decoder is not None
+        while self._reason is None and ((plain := decoder.read(RECEIVE_BYTES - self._end)) or decoder.has_more):
             self._view[self._end : self._end + len(plain)] = plain
             self._end += len(plain)
             self._plain_received()
@@ -329,23 +326,10 @@ class NsqdConnection(asyncio.BufferedProtocol):
             self.send(commands.NOP)  # one for all heartbeats that came together
 
     def _make_room(self) -> None:
-        """Moves what is left to the front of a buffer in which the next frame fits."""
+        """Moves what is left, the first part of a frame, to the front of the buffer."""
         left = self._end - self._start
-        if not left and len(self._buffer) == RECEIVE_BYTES:
-            self._start = self._end = 0  # as is mostly so
-            return
-        size = max(RECEIVE_BYTES, self._scanner.wanted_bytes)
-        if size > len(self._buffer) or (len(self._buffer) > size > left):
-            self._resize(size)
-        elif left and self._start:
+        if left and self._start:
             self._buffer[:left] = self._buffer[self._start : self._end]
-        self._start, self._end = 0, left
-
-    def _resize(self, size: int) -> None:
-        left = self._end - self._start
-        buffer = bytearray(size) if size <= MAPPED_FROM_BYTES else mmap.mmap(-1, size)
-        buffer[:left] = self._view[self._start : self._end]
-        self._buffer, self._view = buffer, memoryview(buffer)
         self._start, self._end = 0, left
 
     def _explain(self, problem: str) -> str:
@@ -383,6 +367,11 @@ class NsqdConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def drop(self, reason: NsqError) -> None:
+        """Aborts, and tells the receiver at once that the connection is lost: it may connect anew in this turn."""
+        self.abort(reason)
+        self._tell_lost()
+
     async def wait_lost(self) -> None:
         """Waits until the socket is closed."""
         if self._transport is not None:
@@ -400,6 +389,10 @@ class NsqdConnection(asyncio.BufferedProtocol):
         self._wake()
         if not self._lost.done():
             self._lost.set_result(None)
+        self._tell_lost()
+
+    def _tell_lost(self) -> None:
+        assert self._reason is not None
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             receiver.connection_lost(self._reason)

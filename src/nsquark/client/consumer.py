@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Final, Self, Unpack
 
 from nsquark.client.batches import Batches
-from nsquark.client.checks import check_addresses, check_dedupe, check_name
+from nsquark.client.checks import check_addresses, check_dedupe, check_name, seconds_of
 from nsquark.client.config import Config, Options
 from nsquark.client.copies import Copies
 from nsquark.client.dedupe import Dedupe, DedupeStore
@@ -33,6 +33,7 @@ from nsquark.client.nsqds import Members
 from nsquark.client.rdy import Flow
 from nsquark.client.stats import Stats
 from nsquark.client.subscription import Subscription
+from nsquark.client.tasks import ThreadExit, check_function
 
 CLOSE_TIMEOUT_S: Final = 30.0
 BLOCKED_S_MIN: Final = 0.5
@@ -87,8 +88,8 @@ class Consumer:
         envelope must arrive as it is.
         """
         self._auto_touch = auto_touch
-        if on_give_up is not None and not callable(on_give_up):
-            raise ConfigError(f"on_give_up is a function that takes a message, not {on_give_up!r}")
+        if on_give_up is not None:
+            check_function(on_give_up, "on_give_up", ConfigError)
         self._giving_up = GivingUp(self.config.max_attempts, on_give_up, self.log)
         self.calls_hook_off_loop = False
         """The hook is called off the event loop, for `nsquark.sync`, whose hooks may block."""
@@ -145,11 +146,12 @@ class Consumer:
 
         timeout: seconds after which what is still being handled is cancelled and given back.
         """
+        timeout_s = seconds_of("timeout", timeout)
         self._is_stopped = True
         self._inbox.turn_loop_first()
         if self._is_started and not self._is_closing:
             with contextlib.suppress(RuntimeError):  # the loop has ended, and all of this with it
-                self._loop.call_soon_threadsafe(self._stop, timeout)
+                self._loop.call_soon_threadsafe(self._stop, timeout_s)
 
     def _stop(self, timeout_s: float) -> None:
         if self._stopping is None and not self._is_closing:
@@ -172,6 +174,7 @@ class Consumer:
 
         timeout: seconds that handlers have.
         """
+        timeout_s = seconds_of("timeout", timeout)
         if self._is_closing or not self._is_started:
             self._is_closing = self._is_stopped = True
             if self._closed is not None and not self._handlers.is_one_of_them:
@@ -181,7 +184,7 @@ class Consumer:
         self._closed = self._loop.create_future()
         reason = Closed(f"{self.topic}/{self.channel}: stopped")
         try:
-            await self._close_in_order(reason, timeout)
+            await self._close_in_order(reason, timeout_s)
         finally:  # whoever cancels this wants an end, not open connections
             self._members.end(reason)
             self._flow.close()
@@ -218,7 +221,7 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Message:
-        message = self._next_now() or await self._next()
+        message = self._next_now() or await self._next_by(None)
         if message is None:
             raise StopAsyncIteration
         return message
@@ -229,7 +232,7 @@ class Consumer:
         timeout: seconds to wait; 0 takes what is here already, None waits for ever.
         """
         self._check_started()
-        return await self._next(None, None if timeout is None else self._loop.time() + timeout)
+        return await self._next_by(None if timeout is None else self._loop.time() + timeout)
 
     def batches(self, max_messages: int = 500, max_wait: float | timedelta = 0.2) -> Batches:
         """Iterates over batches, a `Batch` each time: `async for batch in consumer.batches():`.
@@ -240,7 +243,11 @@ class Consumer:
         return Batches(self._next_by, self._has_all, self._inbox.gathered, max_messages, max_wait)
 
     async def _next_by(self, deadline_s: float | None) -> Message | None:
-        return await self._next(None, deadline_s)
+        """Returns the next message for someone who may never answer it."""
+        message = await self._next(None, deadline_s)
+        if message is not None and self._copies is not None:
+            self._copies.taken(message)
+        return message
 
     def _has_all(self) -> bool:
         """Tells whether no more can come before something is answered."""
@@ -251,7 +258,9 @@ class Consumer:
         handled, as is mostly so.
         """
         inbox = self._inbox
-        if self._copies is not None or time.monotonic() - inbox.loop_turn_at_s > LOOP_TURN_S or not inbox.ready:
+        if self._is_stopped or self._copies is not None or not inbox.ready:
+            return None
+        if time.monotonic() - inbox.loop_turn_at_s > LOOP_TURN_S:
             return None
         message = inbox.hand_out(self._loop.time())
         if message is not None and message.attempts >= self._giving_up.attempts_max:
@@ -277,12 +286,27 @@ class Consumer:
                 if asyncio.get_running_loop() is not self._loop:
                     raise NsqError(f"{self.topic}/{self.channel}: {ANOTHER_LOOP}")
                 await self._inbox.wait(deadline_s)
-            elif self._copies is not None and not await self._copies.is_first(message):
+            elif self._copies is not None and not await self._is_first(message, self._copies):
                 pass  # it is answered
             elif message.attempts < self._giving_up.attempts_max or not self._giving_up.is_due(message):
                 return message
             else:
                 await self._giving_up.conclude(message, executor, executor is not None or self.calls_hook_off_loop)
+
+    async def _is_first(self, message: Message, copies: Copies) -> bool:
+        """Tells whether a message is to be handled, and keeps it alive while the store is asked; if not, it is
+        answered.
+        """
+        self._inbox.gathered.add(message)
+        try:
+            is_first = await copies.is_first(message)
+        finally:
+            self._inbox.gathered.discard(message)
+        if is_first and message.deadline_s < self._loop.time():
+            self._inbox.expire(message)
+        elif is_first and self._is_stopped:
+            message.give_back()
+        return not message.is_answered
 
     async def run(
         self, handler: Handler, concurrency: int = 1, threads: int = 0, *, stop_on_signals: bool = False
@@ -293,6 +317,15 @@ class Consumer:
         concurrency: so often an async handler runs at once.
         threads: so many threads for a plain function that blocks.
         stop_on_signals: ends in order on SIGTERM and SIGINT, and closes the consumer: for programs that are only this.
+        """
+        try:
+            await self.handle(handler, concurrency, threads, stop_on_signals=stop_on_signals)
+        except ThreadExit as thread_exit:
+            raise thread_exit.reason from None
+
+    async def handle(self, handler: Handler, concurrency: int, threads: int, *, stop_on_signals: bool) -> None:
+        """Does what `run` does. A SystemExit of a handler in a thread comes as ThreadExit, which does not end the event
+        loop that it comes through.
         """
         self._check_started()
         check_handler(handler, concurrency, threads)
@@ -367,6 +400,8 @@ class Consumer:
     def _round(self) -> None:
         subscriptions = self._subscriptions()
         is_late = self._keep_alive.make_round(subscriptions)
+        if self._copies is not None:
+            self._copies.end_claims(self._loop.time())
         in_flight = sum(len(subscription.in_flight) for subscription in subscriptions)
         if not self._is_stopped:
             self._pace.measure(is_late, in_flight, self._timeout_s())
@@ -443,6 +478,11 @@ class Consumer:
         if self._paused_at is not None:
             count, self._paused_at = self._paused_at, None
             self.change_max_in_flight(count)
+
+    @property
+    def is_called_by_handler_thread(self) -> bool:
+        """Tells whether this is asked from a handler that runs in a thread of `run`."""
+        return self._handlers.is_one_of_their_threads
 
     def _check_started(self) -> None:
         if not self._is_started:

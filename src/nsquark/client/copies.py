@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from nsquark.client.dedupe import Claim, DedupeStore
 from nsquark.client.errors import NsqError
@@ -15,13 +16,18 @@ from nsquark.client.tasks import is_cancelled
 
 BUSY_COPY_DELAY_S: Final = 1.0
 """The delay after which a copy comes again whose twin is being worked on."""
+CLAIMS: Final = get_args(Claim)
 CLAIM_AND_RELEASE: Final = 2
 """The writes that a message may cost the store, one after the other."""
 
 
 class Copies:
-    """Claims messages. Invariant: a message has a `claim` only if the store gave it to this message: its copies have
-    the same key, and the claim of another, perhaps in another process, is not ours to release.
+    """Claims messages. Invariant: a message is in `_claimed` only while the store's claim is this message's: its copies
+    have the same key, and the claim of another, perhaps in another process, is not ours to release.
+
+    A message that `run` will answer when its handler ends keeps its claim until then. Others may never be answered:
+    those that an iteration or `get` took, or whose handler disabled the answer. Their claim ends with their timeout, or
+    with the consumer; if they are finished later, they count as seen all the same.
     """
 
     def __init__(self, store: DedupeStore, topic: str, channel: str, log: Log) -> None:
@@ -29,24 +35,31 @@ class Copies:
         self._log = log
         self._prefix = f"{topic}/{channel}/".encode()
         """Stands before each key: every channel gets each key, and two of them may share a store."""
+        self._claimed: dict[Message, bool] = {}
+        """The messages with a claim; True for those that an iteration or `get` took."""
         self._noting: set[asyncio.Future[Any]] = set()
         """The writes that the store still has to end."""
         self.count = 0
         """The number of copies that were found and not handled again."""
 
     async def is_first(self, message: Message) -> bool:
-        """Tells whether the message is to be handled; if not, it is answered."""
+        """Tells whether the message is to be handled; if not, it is answered, perhaps while the store was asked."""
         message.key = message.key or f"{message.nsqd_address}/".encode() + message.id
         key = self._prefix + message.key
         try:
             claim = await self._claim(key)
+            if claim not in CLAIMS:
+                raise NsqError(f"the store's claim returned {claim!r}, not one of {CLAIMS}")
         except BaseException as error:
             if not message.conclude(error):
                 raise
             return False
         if claim == "new":
             message.claim = key
-            return True
+            self._claimed[message] = False
+            if message.is_answered:
+                self.requeued(message)
+            return not message.is_answered
         self.count += 1
         if claim == "seen":
             message.finish()
@@ -56,15 +69,26 @@ class Copies:
 
     def finished(self, message: Message) -> None:
         if message.claim is not None:
+            self._claimed.pop(message, None)
             self._note(self._store.done, message.claim)
 
     def requeued(self, message: Message) -> None:
-        if message.claim is not None:
-            self._note(self._store.release, message.claim)
-            message.claim = None
+        self._release(message)
+        message.claim = None
+
+    def taken(self, message: Message) -> None:
+        """Is told that an iteration or `get` took a message."""
+        self._claimed[message] = True
+
+    def end_claims(self, now_s: float) -> None:
+        """Releases the claims of messages that were not answered in time and that `run` will not answer."""
+        for message, is_taken in list(self._claimed.items()):
+            if message.deadline_s <= now_s and (is_taken or not message.auto_response):
+                self._release(message)
 
     async def end(self, timeout_s: float) -> None:
-        """Waits for what the store still writes."""
+        """Releases what may never be answered, and waits for what the store still writes."""
+        self.end_claims(math.inf)
         for _ in range(CLAIM_AND_RELEASE):
             if self._noting:
                 await asyncio.wait(self._noting, timeout=timeout_s)
@@ -89,6 +113,11 @@ class Copies:
         if not claiming.cancelled() and claiming.exception() is None and claiming.result() == "new":
             self._note(self._store.release, key)
 
+    def _release(self, message: Message) -> None:
+        if self._claimed.pop(message, None) is not None:
+            assert message.claim is not None
+            self._note(self._store.release, message.claim)
+
     def _note(self, method: Callable[[bytes], Awaitable[None] | None], key: bytes) -> None:
         """Lets a store that needs time write, without holding the message's answer back."""
         try:
@@ -96,8 +125,8 @@ class Copies:
         except Exception as error:
             self._failed(error)
             return
-        if outcome is not None:
-            noting: asyncio.Future[None] = asyncio.ensure_future(outcome)
+        if inspect.isawaitable(outcome):
+            noting: asyncio.Future[Any] = asyncio.ensure_future(outcome)
             self._noting.add(noting)
             noting.add_done_callback(self._is_written)
 

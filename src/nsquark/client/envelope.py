@@ -77,6 +77,8 @@ def _with_headers(body: bytes) -> Opened:
 
 
 def _packed(headers: Headers) -> bytes:
+    if not isinstance(headers, Mapping):
+        raise TypeError(f"headers are texts by name, in a dict, not in a {type(headers).__name__}")
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"headers are texts by name; {name!r} is {value!r}")

@@ -14,7 +14,7 @@ from typing import Any, Final
 from nsquark.client.checks import is_async
 from nsquark.client.logs import Log, shown_id
 from nsquark.client.message import Message
-from nsquark.client.tasks import cancel_tasks, end_tasks, in_thread, is_cancelled
+from nsquark.client.tasks import cancel_tasks, check_ended, end_tasks, in_thread, is_cancelled
 
 TRIED_MAX: Final = 100_000
 """So many last attempts are remembered; one that is forgotten costs another attempt, never a message."""
@@ -95,10 +95,14 @@ class GivingUp:
 
     @staticmethod
     async def _call(hook: Hook, message: Message, executor: Executor | None, is_off_loop: bool) -> None:
-        """Calls the hook where handlers run, so that it may do what they do."""
+        """Calls the hook where handlers run, so that it may do what they do. What it returns to be awaited is awaited
+        here, in the event loop.
+        """
         if is_off_loop and not is_async(hook):
-            await in_thread(executor, hook, message)
-            return
-        outcome = hook(message)
+            outcome = await in_thread(executor, hook, message)
+        else:
+            outcome = hook(message)
         if inspect.isawaitable(outcome):
             await outcome
+        else:
+            check_ended(outcome, "on_give_up")

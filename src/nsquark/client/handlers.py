@@ -7,7 +7,8 @@ import contextlib
 import inspect
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import weakref
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from types import CoroutineType
 from typing import Any, Final
@@ -16,7 +17,7 @@ from nsquark.client.checks import is_async
 from nsquark.client.errors import NsqError, WrongHandler
 from nsquark.client.logs import Log
 from nsquark.client.message import Message
-from nsquark.client.tasks import end_tasks, in_thread
+from nsquark.client.tasks import cancel_tasks, check_ended, check_function, end_tasks, in_thread
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -25,15 +26,12 @@ Handler = Callable[[Message], Any]
 
 def check_handler(handler: Callable[[Any], Any], concurrency: int, threads: int) -> None:
     """Raises for what could only go wrong with the first message."""
-    if not callable(handler):
-        raise WrongHandler(f"a handler is a function that takes a message, not {handler!r}")
+    check_function(handler, "a handler")
     for name, value, least in (("concurrency", concurrency, 1), ("threads", threads, 0)):
-        if not isinstance(value, int) or value < least:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ValueError(f"concurrency is 1 or more, threads 0 or more; {name} is {value!r}")
     if threads and is_async(handler):
         raise WrongHandler("threads are for plain functions: give an async handler `concurrency`")
-    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
-        raise WrongHandler("a handler with `yield` would never run: call what it yields to, and return")
 
 
 class Handlers:
@@ -54,6 +52,9 @@ class Handlers:
         self._name = name
         self._log = log
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ended: weakref.WeakSet[asyncio.Task[None]] = weakref.WeakSet()
+        """The tasks that were told to end. Code inside a handler may cancel its task too, and not mean that."""
+        self._threads: set[int] = set()
         self.use_threads = False
         """Handlers may block, and so may hooks."""
 
@@ -62,10 +63,17 @@ class Handlers:
         """Tells whether this code is called from a handler."""
         return asyncio.current_task() in self._tasks
 
+    @property
+    def is_one_of_their_threads(self) -> bool:
+        """Tells whether this code is called from a handler that runs in a thread."""
+        return threading.get_ident() in self._threads
+
     async def run(self, handler: Handler, concurrency: int, threads: int) -> None:
         """Runs handlers until there are no more messages; raises what a handler may not raise."""
         loop = asyncio.get_running_loop()
-        pool = ThreadPoolExecutor(threads, thread_name_prefix=f"nsquark {self._name}") if threads else None
+        pool = None
+        if threads:
+            pool = ThreadPoolExecutor(threads, f"nsquark {self._name}", self._add_thread)
         self.use_threads = threads > 0
         tasks = [
             loop.create_task(self._work(handler, pool), name=f"nsquark handler {self._name}")
@@ -77,8 +85,7 @@ class Handlers:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         finally:
-            for task in tasks:
-                task.cancel()
+            self._cancel(tasks)
             if pool is not None:
                 pool.shutdown(wait=False, cancel_futures=True)
             await asyncio.wait(tasks)
@@ -86,12 +93,23 @@ class Handlers:
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
+    def _add_thread(self) -> None:
+        self._threads.add(threading.get_ident())
+
     async def _work(self, handler: Handler, pool: Executor | None) -> None:
         next_message, next_now = self._next_message, self._next_now
         task = asyncio.current_task()
         assert task is not None
         is_ending = False
-        while not is_ending and (message := next_now() or await next_message(pool)) is not None:
+        while not is_ending:
+            try:
+                message = next_now() or await next_message(pool)
+            except asyncio.CancelledError:
+                if self._is_ended(task):
+                    raise
+                continue  # the last handler cancelled its task as it returned
+            if message is None:
+                return
             try:
                 if pool is None:
                     outcome = handler(message)
@@ -99,40 +117,43 @@ class Handlers:
                         if type(outcome) is CoroutineType or inspect.isawaitable(outcome):  # mostly the first
                             await outcome
                         else:
-                            _check_ended(outcome)
-                        is_ending = task.cancelling() > 0  # which the handler did not let out
+                            check_ended(outcome, "the handler")
+                        is_ending = task.cancelling() > 0 and self._is_ended(task)
                 else:
-                    _check_ended(await in_thread(pool, handler, message))
+                    check_ended(await in_thread(pool, handler, message), "the handler")
             except WrongHandler:
                 message.abandon()
                 raise
             except asyncio.CancelledError as error:
-                if task.cancelling():
+                if self._is_ended(task):
                     message.conclude(error)
                     raise
                 message.fail(error)  # something inside the handler was cancelled, not the handler
             except BaseException as error:
                 if not message.conclude(error):
                     raise
-                is_ending = task.cancelling() > 0
+                is_ending = self._is_ended(task)
             else:
                 if message.auto_response:
                     message.finish()
 
+    def _is_ended(self, task: asyncio.Task[None]) -> bool:
+        """Tells whether a task was told to end. Other cancellations are forgotten, since they are over with a message:
+        a timeout that does not take its own back would end all that follows.
+        """
+        if task in self._ended:
+            return True
+        while task.cancelling():
+            task.uncancel()
+        return False
+
+    def _cancel(self, tasks: Iterable[asyncio.Task[None]]) -> None:
+        self._ended.update(tasks)
+        cancel_tasks(tasks)
+
     async def end(self, timeout_s: float) -> None:
         """Waits for what they do, except for the one that calls this; cancels those that are late."""
-        await end_tasks(self._tasks, timeout_s, "handlers", self._log)
-
-
-def _check_ended(outcome: object) -> None:
-    """Raises if something is still to be run or awaited: it was not handled, and must not be finished."""
-    if inspect.isawaitable(outcome) or inspect.isgenerator(outcome) or inspect.isasyncgen(outcome):
-        if inspect.iscoroutine(outcome):
-            outcome.close()
-        raise WrongHandler(
-            f"the handler returned {outcome!r}, which nobody runs in a thread: give a plain function, "
-            "or an async one with `concurrency` and without `threads`"
-        )
+        await end_tasks(self._tasks, timeout_s, "handlers", self._log, self._cancel)
 
 
 @contextlib.contextmanager

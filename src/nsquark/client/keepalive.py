@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 ROUNDS_PER_TIMEOUT: Final = 4
 ROUND_S_MAX: Final = 15.0
+LOOKS_PER_BLOCK: Final = 2
 TOUCH_SHARE: Final = 0.75
 """A message with less than this share of its timeout left is touched: at the latest when half of it is over."""
 RETURN_SHARE: Final = 0.5
@@ -99,29 +100,53 @@ class Pace:
 
 
 class Rounds:
-    """Calls `make_round` four times in each msg_timeout, and tells by how much the event loop was late."""
+    """Calls `make_round` four times in each msg_timeout, and tells of an event loop that was blocked."""
 
     def __init__(self, make_round: Callable[[], None], blocked_s_max: float, log: Log) -> None:
         self._make_round = make_round
-        self._blocked_s_max = blocked_s_max
-        self._log = log
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._interval_s = ROUND_S_MAX
+        self._watch = LoopWatch(blocked_s_max, log)
 
     def every(self, timeout_s: float) -> None:
         """Takes the shortest msg_timeout of all connections; the next round comes as soon as that asks for."""
         interval_s = min(timeout_s / ROUNDS_PER_TIMEOUT, ROUND_S_MAX)
         if self._timer is None or interval_s < self._interval_s:
-            self.close()
-            self._timer = self._loop.call_later(interval_s, self._round, self._loop.time() + interval_s)
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_later(interval_s, self._round)
         self._interval_s = interval_s
 
     def close(self) -> None:
+        self._watch.close()
         if self._timer is not None:
             self._timer.cancel()
 
-    def _round(self, due_s: float) -> None:
+    def _round(self) -> None:
+        self._timer = self._loop.call_later(self._interval_s, self._round)
+        self._make_round()
+
+
+class LoopWatch:
+    """Tells by how much the event loop was late, if that was more than it may be. It looks twice in that time, so that
+    no block of one and a half times as long falls between two looks.
+    """
+
+    def __init__(self, blocked_s_max: float, log: Log) -> None:
+        self._blocked_s_max = blocked_s_max
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._look_later()
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _look_later(self) -> None:
+        interval_s = self._blocked_s_max / LOOKS_PER_BLOCK
+        self._timer = self._loop.call_later(interval_s, self._look, self._loop.time() + interval_s)
+
+    def _look(self, due_s: float) -> None:
         late_s = self._loop.time() - due_s
         if late_s > self._blocked_s_max:
             self._log.warning(
@@ -129,5 +154,4 @@ class Rounds:
                 "do not answer them; give `run` threads= for a handler that blocks",
                 late_s,
             )
-        self._timer = self._loop.call_later(self._interval_s, self._round, self._loop.time() + self._interval_s)
-        self._make_round()
+        self._look_later()

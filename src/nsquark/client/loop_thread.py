@@ -5,14 +5,17 @@ others hand their work.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from nsquark.client.errors import NsqError
+from nsquark.client.logs import client_log
 
 BURST_MAX: Final = 1000
 """So much of what was handed over is done before the event loop has its turn."""
@@ -21,6 +24,9 @@ BURST_S: Final = 0.001
 
 SIGNAL_WAIT_S: Final = 0.1
 """Signal handlers run late by so much at the most."""
+
+EXIT_WAIT_S = 10.0
+"""At exit, so long is waited for publishes that nobody waited for."""
 
 Result = TypeVar("Result")
 
@@ -96,12 +102,30 @@ class Process:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
+        """Is held by whoever makes what this process has once: its loop thread, a producer after a fork."""
+        self.unanswered: set[concurrent.futures.Future[None]] = set()
+        """Has the outcomes of publishes that nobody waits for."""
         self._thread: LoopThread | None = None
         self._inherited: list[object] = []
 
-    def loop_thread(self) -> LoopThread:
-        with self._lock:
+    def call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Blocks until the loop thread has done the work."""
+        try:
+            thread = self._loop_thread()
+        except NsqError:
+            work.close()
+            raise
+        return thread.call(work)
+
+    def hand_over(self, work: Callable[[], None]) -> None:
+        """Has a function called on the loop thread, in order."""
+        self._loop_thread().hand_over(work)
+
+    def _loop_thread(self) -> LoopThread:
+        if sys.is_finalizing():  # threads do not run any more: to wait for one would be for ever
+            raise NsqError("the interpreter is ending, and its threads have ended: publish and close before that")
+        with self.lock:
             if self._thread is None:
                 self._thread = LoopThread()
             return self._thread
@@ -113,12 +137,24 @@ class Process:
         """Begins anew in the child. Another thread may have held the lock at that moment, and never
         releases it here.
         """
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
+        self.unanswered = set()
         if self._thread is not None:
             self.keep(self._thread)
             self._thread = None
 
+    def wait_for_answers(self) -> None:
+        """Waits, while the loop thread still runs, for publishes that a program left to themselves when it ended."""
+        waiting = concurrent.futures.wait(list(self.unanswered), EXIT_WAIT_S).not_done
+        if waiting:
+            client_log.warning(
+                "%d publishes had no answer %g s after the program's end, and may be lost: close the producer",
+                len(waiting),
+                EXIT_WAIT_S,
+            )
+
 
 process: Final = Process()
+atexit.register(process.wait_for_answers)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=process.forked)

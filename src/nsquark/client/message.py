@@ -7,6 +7,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
 
+from nsquark.client.checks import seconds_of
 from nsquark.client.envelope import NO_HEADERS, Headers
 from nsquark.client.errors import DecodeFailed
 from nsquark.client.logs import shown_id
@@ -127,9 +128,7 @@ class Message(AnswerBlock):
         backoff: whether the consumer slows down, as after a failed handler.
         """
         if not self.is_answered:
-            seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
-            if seconds is not None and not 0 <= seconds < float("inf"):
-                raise ValueError(f"a delay of {seconds} s: give 0 or more, or None")
+            seconds = None if delay is None else seconds_of("delay", delay)
             self.is_answered = True
             self._subscription.requeue(self, seconds, backoff)
 

@@ -82,12 +82,12 @@ class Members:
         self._is_closing = True
         for timer in self._retries.values():
             timer.cancel()
+        await self._discovery.close()  # first, since this may be cancelled: `end` ends the others
         connecting = list(self._connecting.values())
         for number, task in enumerate(connecting):
             task.cancel()
             if number % DIALS_PER_TURN == 0:
                 await asyncio.sleep(0)
-        await self._discovery.close()
         await asyncio.gather(*connecting, return_exceptions=True)
 
     async def close(self, reason: NsqError, timeout_s: float) -> None:
@@ -95,7 +95,9 @@ class Members:
         await asyncio.gather(*(subscription.close(reason, timeout_s) for subscription in subscriptions))
 
     def end(self, reason: NsqError) -> None:
-        """Ends all connections without waiting for anything."""
+        """Ends all connections, and those that are about to be, without waiting for anything."""
+        for task in self._connecting.values():
+            task.cancel()
         for subscription in self.subscriptions.values():
             subscription.end(reason)
 

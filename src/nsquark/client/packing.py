@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypedDict, Unpack
 
-from nsquark.client.checks import Body, checked_body
+from nsquark.client.checks import Body, checked_bodies, checked_body
 from nsquark.client.envelope import NO_HEADERS, Headers, new_key, wrap
 from nsquark.client.errors import ConfigError
 from nsquark.client.typed import Encode, encoded
@@ -38,7 +38,7 @@ def packed_all(in_envelope: bool, values: Iterable[Any] | MpubBody, **packing: U
     """Makes the bodies of one command, each as `packed` does."""
     if isinstance(values, MpubBody):
         raise ConfigError("these messages are packed already: give the bodies one by one to encode or envelope them")
-    return [packed(in_envelope, value, **packing) for value in values]
+    return [packed(in_envelope, value, **packing) for value in checked_bodies(values)]
 
 
 def mpub_body(bodies: Iterable[bytes]) -> MpubBody:

@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from nsquark.client.breaker import LATENCY_STALE_S, Member, may_go_elsewhere
+from nsquark.client.breaker import LATENCY_STALE_S, Member, State, may_go_elsewhere
 from nsquark.client.errors import Closed, NotConnected, TooMuchOutstanding
 from nsquark.client.producer import Producer
 
@@ -18,7 +18,7 @@ SLOW_S_MIN: Final = 0.01
 SLOW_BYTES: Final = 1
 """The handicap of a slow nsqd: it is chosen only where all others have publishes to answer."""
 SWEEP_INTERVAL_S: Final = 0.1
-"""The time between two looks at the deadlines."""
+"""The time between two looks at the deadlines, and at nsqds that owe answers."""
 
 Send = Callable[[Producer], "asyncio.Future[None]"]
 
@@ -26,7 +26,7 @@ Send = Callable[[Producer], "asyncio.Future[None]"]
 class Publish:
     """This is one call of a publish method, until every copy of it is taken or one cannot be."""
 
-    __slots__ = ("deadline_s", "error", "future", "given_to", "in_air", "is_admitted", "pending", "send", "size")
+    __slots__ = ("deadline_s", "error", "future", "holders", "is_admitted", "owing", "pending", "send", "size")
 
     def __init__(self, send: Send, size: int, copies: int, deadline_s: float, future: asyncio.Future[None]) -> None:
         self.send = send
@@ -35,19 +35,24 @@ class Publish:
         self.future = future
         self.pending = copies
         """The number of copies that no nsqd has said OK to."""
-        self.in_air = 0
-        """The number of copies that were sent and have no answer."""
-        self.given_to: list[Member] = []
-        """The nsqds where a copy is or may soon be: the next one goes elsewhere."""
+        self.owing: list[Member] = []
+        """The nsqds that were sent a copy and have not answered."""
+        self.holders: tuple[Member, ...] = ()
+        """The nsqds that have a copy while others are pending."""
         self.error: BaseException | None = None
         self.is_admitted = False
+
+    @property
+    def lacking(self) -> int:
+        """The number of pending copies that no nsqd is about to take: one that is silent may never answer."""
+        return self.pending - sum(member.state is not State.SILENT for member in self.owing)
 
 
 class Placing:
     """Finds an nsqd for every copy of every publish. `refusal` says why none will ever take one, or None.
 
-    Invariants: every publish in `_unsettled` is either in `_waiting`, or admitted with each pending copy in the air or
-    in `_homeless`; outstanding are the admitted ones that are unsettled or still in the air.
+    Invariants: every publish in `_unsettled` is either in `_waiting`, or admitted and, if it lacks copies, in
+    `_homeless`; outstanding are the admitted ones that are unsettled or have an nsqd that owes an answer.
     """
 
     def __init__(
@@ -65,11 +70,12 @@ class Placing:
         self._refusal = refusal
         self._in_turn: deque[Member] = deque()
         self._fastest_s = 0.0
-        self._waiting: deque[Publish] = deque()
-        self._homeless: dict[Publish, int] = {}
-        """The number of copies of a publish that wait for an nsqd."""
+        self._waiting: OrderedDict[Publish, None] = OrderedDict()
+        self._homeless: dict[Publish, None] = {}
+        """The publishes that lack copies for which there was no nsqd."""
         self._unsettled: OrderedDict[Publish, None] = OrderedDict()
         self._sweep: asyncio.TimerHandle | None = None
+        self._sweep_due_s = 0.0
         self._is_letting_in = False
         self.count = self.bytes = 0
         """The number and the size of what is outstanding."""
@@ -89,11 +95,11 @@ class Placing:
         publish = Publish(send, size, self._copies, time.monotonic() + self._retry_s, loop.create_future())
         self._unsettled[publish] = None
         if self._sweep is None:
-            self._sweep = loop.call_later(SWEEP_INTERVAL_S, self._sweep_up)
+            self._sweep_later(loop)
         if has_room:
             self._admit(publish)
         else:
-            self._waiting.append(publish)
+            self._waiting[publish] = None
         return publish
 
     async def outcome(self, publish: Publish) -> None:
@@ -106,9 +112,8 @@ class Placing:
     def place_homeless(self) -> None:
         """Tries again what found no nsqd: to be called when one can be used again, or none ever."""
         homeless, self._homeless = self._homeless, {}
-        for publish, copies in homeless.items():
-            for _ in range(copies):
-                self._place(publish)
+        for publish in homeless:
+            self._place_lacking(publish)
 
     def missing(self) -> str:
         """Tells how many nsqds there should be, and are."""
@@ -117,8 +122,9 @@ class Placing:
 
     async def close(self, timeout_s: float) -> None:
         """Waits for what is on its way, retries included; then all are settled."""
-        while self._waiting:
-            self._fail(self._waiting.popleft(), Closed("stopped before the message was sent"))
+        waiting, self._waiting = self._waiting, OrderedDict()
+        for publish in waiting:
+            self._fail(publish, Closed("stopped before the message was sent"))
         unsettled = [publish for publish in self._unsettled if not publish.future.done()]
         try:
             if unsettled:
@@ -145,15 +151,19 @@ class Placing:
         for _ in range(self._copies):
             self._place(publish)
 
+    def _place_lacking(self, publish: Publish) -> None:
+        for _ in range(publish.lacking):
+            self._place(publish)
+
     def _place(self, publish: Publish) -> None:
         """Gives one copy to the best nsqd; it waits if none can be used now."""
         if publish.future.done():
             return
-        member = self._best(publish.given_to)
+        member = self._best(publish)
         if member is None:
             refusal = self._refusal()
             if refusal is None:
-                self._homeless[publish] = self._homeless.get(publish, 0) + 1
+                self._homeless[publish] = None
             else:
                 self._fail(publish, type(refusal)(*refusal.args))
             return
@@ -166,44 +176,47 @@ class Placing:
         except Exception as error:
             self._fail(publish, error)
             return
-        publish.in_air += 1
-        publish.given_to.append(member)
+        publish.owing.append(member)
         member.sent()
         answer.add_done_callback(lambda answer: self._answered(publish, member, sent_s, answer.exception()))
 
-    def _best(self, given_to: list[Member]) -> Member | None:
-        """Finds who has the fewest unanswered bytes; equals take turns, or those who await each publish would use one
-        nsqd only. One that is much slower than others has no turn, but for a publish now and then to measure it anew.
+    def _best(self, publish: Publish) -> Member | None:
+        """Finds who has the fewest unanswered bytes, and no copy of this publish. Equals take turns, or those who await
+        each publish would use one nsqd only. One that is much slower than others has no turn, but for a publish now and
+        then to measure it anew.
         """
         best: Member | None = None
         best_bytes = 0
-        self._in_turn.rotate(-1)
+        owing, holders = publish.owing, publish.holders
         slow_s = SLOW_S_MIN + SLOW_TIMES * self._fastest_s if self._fastest_s else 0.0
         for member in self._in_turn:
-            if not member.is_usable or member in given_to:
+            if not member.is_usable or member in owing or member in holders:
                 continue
             waiting_bytes = member.producer.outstanding_bytes
             if 0 < slow_s < member.latency_s and time.monotonic() - member.measured_at_s < LATENCY_STALE_S:
                 waiting_bytes += SLOW_BYTES
             if best is None or waiting_bytes < best_bytes:
                 best, best_bytes = member, waiting_bytes
+        if best is not None:
+            self._in_turn.remove(best)
+            self._in_turn.append(best)
         return best
 
     def _answered(self, publish: Publish, member: Member, sent_s: float | None, error: BaseException | None) -> None:
-        publish.in_air -= 1
+        publish.owing.remove(member)
         if error is None:
-            member.succeeded(sent_s)
             publish.pending = max(0, publish.pending - 1)
-            if not publish.pending and not publish.future.done():
+            if publish.pending:
+                publish.holders += (member,)
+            elif not publish.future.done():
                 publish.future.set_result(None)
+            member.succeeded(sent_s)
         else:
-            member.failed(error)
             publish.error = error
-            publish.given_to.remove(member)
             if not may_go_elsewhere(error):
-                self._fail(publish, error)
-            elif publish.in_air < publish.pending:
-                self._place(publish)
+                self._fail(publish, error)  # before the nsqd is usable again, which places what has no outcome
+            member.failed(error)
+            self._place_lacking(publish)
         if publish.future.done():
             self._settled(publish)
 
@@ -214,14 +227,16 @@ class Placing:
         self._settled(publish)
 
     def _settled(self, publish: Publish) -> None:
-        """Makes room for others. Copies in the air take up room even if nobody waits for them."""
+        """Makes room for others. What an nsqd owes takes up room even if nobody waits for it."""
         self._unsettled.pop(publish, None)
         self._homeless.pop(publish, None)
-        if publish.is_admitted and not publish.in_air:
+        if publish.is_admitted and not publish.owing:
             publish.is_admitted = False
             self.count -= 1
             self.bytes -= publish.size
-            if self._waiting and not self._is_letting_in:
+        if self._waiting:
+            self._waiting.pop(publish, None)
+            if not self._is_letting_in:
                 self._let_in()
 
     def _let_in(self) -> None:
@@ -229,20 +244,25 @@ class Placing:
         this loop, since thousands that call each other would be too deep.
         """
         self._is_letting_in = True
-        while self._waiting and self._has_room(self._waiting[0].size):
-            publish = self._waiting.popleft()
+        while self._waiting and self._has_room(next(iter(self._waiting)).size):
+            publish, _ = self._waiting.popitem(last=False)
             if not publish.future.done():
                 self._admit(publish)
         self._is_letting_in = False
 
     # -- deadlines -----------------------------------------------------------------------------------------
 
+    def _sweep_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._sweep_due_s = time.monotonic() + SWEEP_INTERVAL_S
+        self._sweep = loop.call_later(SWEEP_INTERVAL_S, self._sweep_up)
+
     def _sweep_up(self) -> None:
         self._sweep = None
         now_s = time.monotonic()
-        silent = [member for member in self._in_turn if member.falls_silent(now_s)]
-        for member in silent:
-            self._send_elsewhere(member)
+        held_up_s = max(0.0, now_s - self._sweep_due_s)
+        silent = [member for member in self._in_turn if member.falls_silent(now_s, held_up_s)]
+        if silent:
+            self._send_elsewhere(silent)
         measured = [member.latency_s for member in self._in_turn if member.is_usable and member.latency_s]
         self._fastest_s = min(measured, default=0.0)
         while self._unsettled:
@@ -254,23 +274,20 @@ class Placing:
         if self._homeless and any(member.is_usable for member in self._in_turn):
             self.place_homeless()  # the one publish that was to try an nsqd was refused, which says nothing of it
         if self._unsettled or self.count:
-            self._sweep = asyncio.get_running_loop().call_later(SWEEP_INTERVAL_S, self._sweep_up)
+            self._sweep_later(asyncio.get_running_loop())
 
-    def _send_elsewhere(self, silent: Member) -> None:
-        """Sends what this nsqd owes to another too, if there is one; whichever answers first counts."""
+    def _send_elsewhere(self, silent: list[Member]) -> None:
+        """Sends what these nsqds owe to another too, as soon as there is one; whichever answers first counts."""
         for publish in list(self._unsettled):
-            if silent in publish.given_to and not publish.future.done():
-                other = self._best(publish.given_to)
-                if other is None:
-                    return
-                self._give(publish, other)
+            if any(member in publish.owing for member in silent):
+                self._place_lacking(publish)
 
     def _too_late(self, publish: Publish) -> NotConnected:
         if not publish.is_admitted:
             reason = "waited for room: too much is outstanding"
         elif publish.error is not None:
             reason = f"last error: {publish.error}"
-        elif publish.in_air:
+        elif publish.owing:
             reason = "no answer"
         else:
             reason = self.missing()

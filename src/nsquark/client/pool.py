@@ -14,9 +14,16 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, Unpack
 
-from nsquark.base.addresses import split_address
 from nsquark.client.breaker import Member
-from nsquark.client.checks import check_addresses, check_name, checked_body
+from nsquark.client.checks import (
+    check_address,
+    check_addresses,
+    check_count,
+    check_name,
+    checked_bodies,
+    checked_body,
+    seconds_of,
+)
 from nsquark.client.config import Config, Options
 from nsquark.client.documented import documented_like
 from nsquark.client.errors import (
@@ -96,9 +103,14 @@ class ProducerPool:
     ) -> None:
         self.config = Config.merge(config, options)
         self._log = NamedLog(logger, "pool")
+        check_count("copies", copies, 1)
+        check_count("outstanding_bytes_max", outstanding_bytes_max, 0)
+        check_count("outstanding_max", outstanding_max, 0)
+        if lookupd_topic is not None:
+            check_name("topic", lookupd_topic)
         self.copies = copies
         self.envelope = envelope or copies > 1
-        self._retry_s = retry_deadline.total_seconds() if isinstance(retry_deadline, timedelta) else retry_deadline
+        self._retry_s = seconds_of("retry_deadline", retry_deadline)
         self._members: dict[str, Member] = {}
         self._placing = Placing(copies, self._retry_s, outstanding_bytes_max, outstanding_max, self._refusal)
         self._leaving: set[asyncio.Task[None]] = set()
@@ -115,8 +127,6 @@ class ProducerPool:
     def _check_arguments(self) -> None:
         if not self._members and self._discovery is None:
             raise ConfigError("a pool needs nsqds: give their addresses, or lookupd=")
-        if self.copies < 1:
-            raise ConfigError(f"invalid copies ! {self.copies} < 1")
         if self._discovery is None and len(self._members) < self.copies:
             raise ConfigError(f"copies={self.copies} needs as many different nsqds; {len(self._members)} given")
         if not self._retry_s > 0:
@@ -207,15 +217,16 @@ class ProducerPool:
         check_name("topic", topic)
         if packing or self.envelope:
             bodies = packed_all(self.envelope, bodies, **packing)
-        ready = bodies if isinstance(bodies, MpubBody) else mpub_body(map(checked_body, bodies))
+        ready = bodies if isinstance(bodies, MpubBody) else mpub_body(map(checked_body, checked_bodies(bodies)))
         if not ready.count:
             raise ValueError("multi_publish needs at least one message")
         return lambda producer: producer.multi_publish_nowait(topic, ready), len(ready.data)
 
     def _dpub(self, topic: str, delay: float | timedelta, body: Any, packing: Packing) -> tuple[Send, int]:
         check_name("topic", topic)
+        delay_s = seconds_of("delay", delay)
         ready = self._packed(body, packing)
-        return lambda producer: producer.deferred_publish_nowait(topic, delay, ready), len(ready)
+        return lambda producer: producer.deferred_publish_nowait(topic, delay_s, ready), len(ready)
 
     def _packed(self, body: Any, packing: Packing) -> bytes:
         """Makes what goes to nsqd: the same bytes in every copy and every attempt."""
@@ -266,11 +277,7 @@ class ProducerPool:
                 self._discovery.start()
 
     def _add(self, address: str, *, is_fixed: bool) -> None:
-        try:
-            if not address.startswith("/"):  # a unix socket
-                split_address(address)
-        except ValueError as error:
-            raise ConfigError(f"nsqd {error}") from None
+        check_address(address)
         if address not in self._members:
             self._members[address] = Member(
                 address,
@@ -322,9 +329,10 @@ class ProducerPool:
 
         timeout: seconds to wait for them.
         """
+        timeout_s = seconds_of("timeout", timeout)
         self._is_closed = True
         try:
-            await self._placing.close(timeout)
+            await self._placing.close(timeout_s)
         finally:
             await self._end()
 

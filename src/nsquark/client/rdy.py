@@ -16,7 +16,7 @@ from nsquark.client.backoff import Backoff
 from nsquark.client.config import Config
 from nsquark.client.logs import Log, client_log
 
-SETTLE_S_MIN: Final = 0.1
+SETTLE_S_MIN: Final = 0.25
 LOWERED_ROUND_TRIPS: Final = 2
 """So long after its RDY was lowered a connection may still bring what nsqd had sent before it knew."""
 CLOCK_S: Final = 0.001

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import inspect
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from typing import Any, Final, TypeVar
 
+from nsquark.client.errors import WrongHandler
 from nsquark.client.logs import Log
 
 CANCEL_TIMEOUT_S: Final = 5.0
@@ -21,6 +24,15 @@ def is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
+class ThreadExit(BaseException):
+    """Carries a SystemExit or KeyboardInterrupt (`reason`) out of a thread: an event loop through which one of these
+    passed by itself would end, and with it all others that it serves.
+    """
+
+    def __init__(self, reason: BaseException) -> None:
+        self.reason = reason
+
+
 async def in_thread(executor: Executor | None, function: Callable[[T], Any], argument: T) -> Any:
     """Returns what the function does. StopIteration, which no future can carry, becomes a RuntimeError."""
 
@@ -29,8 +41,36 @@ async def in_thread(executor: Executor | None, function: Callable[[T], Any], arg
             return function(argument)
         except StopIteration as error:
             raise RuntimeError(f"{function!r} raised StopIteration") from error
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise ThreadExit(error) from None
 
     return await asyncio.get_running_loop().run_in_executor(executor, call)
+
+
+def check_ended(outcome: object, of: str) -> None:
+    """Raises WrongHandler if something of what a user's function returned is still to be run or awaited: then nothing
+    was done yet, and its message must not be finished.
+    """
+    if (
+        inspect.isawaitable(outcome)
+        or inspect.isgenerator(outcome)
+        or inspect.isasyncgen(outcome)
+        or isinstance(outcome, concurrent.futures.Future)
+    ):
+        if inspect.iscoroutine(outcome):
+            outcome.close()
+        raise WrongHandler(
+            f"{of} returned {outcome!r}, which nobody waits for here: give a plain function, "
+            "or an async one with `concurrency` and without `threads`"
+        )
+
+
+def check_function(function: object, name: str, wrong: type[Exception] = WrongHandler) -> None:
+    """Raises `wrong` for what cannot be called with a message, or would do nothing if it were."""
+    if not callable(function):
+        raise wrong(f"{name} is a function that takes a message, not {function!r}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise wrong(f"{name} with `yield` would never run: call what it yields to, and return")
 
 
 def cancel_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:
@@ -41,7 +81,13 @@ def cancel_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:
             task.cancel()
 
 
-async def end_tasks(tasks: Iterable[asyncio.Task[None]], timeout_s: float, name: str, log: Log) -> None:
+async def end_tasks(
+    tasks: Iterable[asyncio.Task[None]],
+    timeout_s: float,
+    name: str,
+    log: Log,
+    cancel: Callable[[Iterable[asyncio.Task[None]]], None] = cancel_tasks,
+) -> None:
     """Waits for these tasks, except for the one that calls this; cancels those that are late."""
     current = asyncio.current_task()
     others = [task for task in tasks if task is not current]
@@ -50,9 +96,9 @@ async def end_tasks(tasks: Iterable[asyncio.Task[None]], timeout_s: float, name:
     try:
         _, late = await asyncio.wait(others, timeout=timeout_s)
     except asyncio.CancelledError:
-        cancel_tasks(others)
+        cancel(others)
         raise
-    cancel_tasks(late)
+    cancel(late)
     if late:
         log.warning("%d %s still ran %g s after the stop; their messages were requeued", len(late), name, timeout_s)
         await asyncio.wait(late, timeout=CANCEL_TIMEOUT_S)

@@ -1,21 +1,23 @@
-"""Makes traces and metrics by OpenTelemetry: `pip install nsquark[otel]`.
+"""Makes traces and metrics with OpenTelemetry: `pip install nsquark[otel]`.
 
 Names are those of its semantic conventions for messaging. The context travels in a message's headers, so producers and
-consumers need `envelope=True`; without it there are spans and metrics, and no trace from one to the other.
+consumers need `envelope=True`; without it there are spans and metrics, but no trace leads from one to the other.
 
-* Spans: `publish <topic>` of kind PRODUCER, and `process <topic>` of kind CONSUMER, which is its child; of a batch it
-  has a link to each message's publish instead.
-* Metrics: `messaging.client.operation.duration`, `messaging.client.sent.messages`,
-  `messaging.client.consumed.messages`, `messaging.process.duration`.
+* The spans are `publish <topic>` of kind PRODUCER, and `process <topic>` of kind CONSUMER, which is its child; the span
+  of a batch has a link to each message's publish instead.
+* The metrics are `messaging.client.operation.duration`, `messaging.client.sent.messages`,
+  `messaging.client.consumed.messages` and `messaging.process.duration`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
+import inspect
 import time
-from asyncio import Future
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from asyncio import CancelledError, Future
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Final, Protocol, Unpack
 
@@ -26,10 +28,10 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 from nsquark.base.addresses import split_address
 from nsquark.base.version import __version__
 from nsquark.client.batches import Batch
-from nsquark.client.checks import is_async
+from nsquark.client.checks import checked_bodies, is_async
 from nsquark.client.documented import documented_like
 from nsquark.client.envelope import Headers
-from nsquark.client.handlers import Handler
+from nsquark.client.handlers import Handler, check_handler
 from nsquark.client.message import Message
 from nsquark.client.packing import Packing
 from nsquark.client.pool import ProducerPool
@@ -38,13 +40,13 @@ from nsquark.client.producer import Producer
 SCOPE: Final = "nsquark"
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.37.0"
 BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
-"""The bounds of the histograms of durations that the conventions ask for."""
+"""The conventions ask for these bounds in the histograms of durations."""
 
 Attributes = dict[str, str | int]
 
 
 class Subscribed(Protocol):
-    """A consumer of the asyncio or of the blocking client."""
+    """Describes a consumer of the asyncio or of the blocking client."""
 
     @property
     def topic(self) -> str: ...
@@ -55,9 +57,9 @@ class Subscribed(Protocol):
 class Telemetry:
     """Says where spans and metrics go.
 
-    tracer_provider: the global one unless given.
-    meter_provider: the global one unless given.
-    propagator: how a context is written into headers; the global one unless given, which is W3C's `traceparent`.
+    tracer_provider: makes the tracer; it is the global one unless given.
+    meter_provider: makes the metrics; it is the global one unless given.
+    propagator: writes a context into headers; it is the global one unless given, by default W3C's `traceparent`.
     """
 
     def __init__(
@@ -79,18 +81,19 @@ class Telemetry:
         )
 
     def producer(self, producer: Producer | ProducerPool) -> TracedProducer:
-        """Returns the producer with the same publish methods, each of which makes a span.
+        """Returns an object with the producer's publish methods, each of which makes a span.
 
-        producer: with `envelope=True` if traces are to go on in consumers.
+        producer: the producer, with `envelope=True` if traces are to go on in consumers.
         """
         return TracedProducer(self, producer)
 
     def handler(self, consumer: Subscribed, handler: Handler) -> Handler:
         """Wraps a handler in `process`, for `consumer.run`.
 
-        consumer: whose messages it handles.
-        handler: async, or plain, also for threads.
+        consumer: the consumer whose messages the handler gets.
+        handler: an async function, or a plain one, which may run in threads.
         """
+        check_handler(handler, 1, 0)
 
         @functools.wraps(handler)
         async def handle(message: Message) -> None:
@@ -98,19 +101,23 @@ class Telemetry:
                 await handler(message)
 
         @functools.wraps(handler)
-        def handle_plainly(message: Message) -> None:
-            with self.process(consumer, message):
-                handler(message)
+        def handle_plainly(message: Message) -> Any:
+            with contextlib.ExitStack() as processing:
+                processing.enter_context(self.process(consumer, message))
+                outcome = handler(message)
+                if inspect.isawaitable(outcome) and _is_in_event_loop():  # a thread cannot await: `run` refuses it
+                    return _awaited(outcome, processing.pop_all())
+                return outcome
 
         return handle if is_async(handler) else handle_plainly
 
     @contextlib.contextmanager
     def publish(self, topic: str, count: int = 1, address: str = "") -> Iterator[dict[str, str]]:
-        """Surrounds a block that publishes; it gets the headers that carry its context.
+        """Surrounds a block that publishes, and gives it the headers that carry its context.
 
-        topic: where to.
-        count: how many messages.
-        address: of the nsqd, if it is known.
+        topic: the topic to publish to.
+        count: the number of messages.
+        address: the address of the nsqd, if it is known.
         """
         sending = self.begin_publish(topic, count, address)
         with trace.use_span(sending.span):
@@ -122,15 +129,15 @@ class Telemetry:
         sending.end(None)
 
     def begin_publish(self, topic: str, count: int, address: str) -> Sending:
-        """Begins a publish for who ends it by a callback."""
+        """Begins a publish that the caller ends with `Sending.end`, for instance in a callback."""
         attributes = _attributes("publish", "send", topic) | _server(address)
         return Sending(self._tracer, self._propagator, self._sent, self._publish_s, attributes, count)
 
     @contextlib.contextmanager
     def process(self, consumer: Subscribed, received: Message | Batch) -> Iterator[Span]:
-        """Surrounds a block that handles a message or a batch; it gets the span, for attributes of your own.
+        """Surrounds a block that handles a message or a batch, and gives it the span, for attributes of your own.
 
-        consumer: from which the message came.
+        consumer: the consumer that brought the message or batch.
         received: the message or batch.
         """
         attributes = _attributes("process", "process", consumer.topic)
@@ -177,7 +184,7 @@ class Telemetry:
 
 
 class Sending:
-    """A publish between its begin and its end."""
+    """Measures a publish from its beginning to `end`, and has its span and headers."""
 
     def __init__(
         self,
@@ -209,9 +216,9 @@ class Sending:
 
 @documented_like(Producer)
 class TracedProducer:
-    """This is a `Producer` or `ProducerPool` whose publishes make spans; made by `Telemetry.producer`.
+    """Wraps a `Producer` or `ProducerPool` so that publishes make spans; `Telemetry.producer` returns it.
 
-    `multi_publish` makes one span for all its messages; that of a `publish_nowait` ends with the answer.
+    `multi_publish` makes one span for all its messages; the span of a `publish_nowait` ends with the answer.
     """
 
     def __init__(self, telemetry: Telemetry, producer: Producer | ProducerPool) -> None:
@@ -224,7 +231,7 @@ class TracedProducer:
             await self.producer.publish(topic, body, **packed)
 
     async def multi_publish(self, topic: str, bodies: Iterable[Any], **packing: Unpack[Packing]) -> None:
-        listed = list(bodies)
+        listed = checked_bodies(bodies)
         with self._publish(topic, len(listed), packing) as packed:
             await self.producer.multi_publish(topic, listed, **packed)
 
@@ -239,8 +246,15 @@ class TracedProducer:
             topic, 1, packing, lambda packed: self.producer.publish_nowait(topic, body, **packed)
         )
 
+    def deferred_publish_nowait(
+        self, topic: str, delay: float | timedelta, body: Any, **packing: Unpack[Packing]
+    ) -> Future[None]:
+        return self._publish_nowait(
+            topic, 1, packing, lambda packed: self.producer.deferred_publish_nowait(topic, delay, body, **packed)
+        )
+
     def multi_publish_nowait(self, topic: str, bodies: Iterable[Any], **packing: Unpack[Packing]) -> Future[None]:
-        listed = list(bodies)
+        listed = checked_bodies(bodies)
         return self._publish_nowait(
             topic, len(listed), packing, lambda packed: self.producer.multi_publish_nowait(topic, listed, **packed)
         )
@@ -259,7 +273,7 @@ class TracedProducer:
         except BaseException as error:
             sending.end(error)
             raise
-        answer.add_done_callback(lambda answer: sending.end(None if answer.cancelled() else answer.exception()))
+        answer.add_done_callback(lambda answer: sending.end(_error_of(answer)))
         return answer
 
     def _with_context(self, packing: Packing, context: Headers) -> Packing:
@@ -267,6 +281,24 @@ class TracedProducer:
         if not self.producer.envelope:
             return packing
         return Packing(encode=packing.get("encode"), headers={**(packing.get("headers") or {}), **context})
+
+
+async def _awaited(outcome: Awaitable[object], processing: contextlib.ExitStack) -> None:
+    """Awaits what a handler returned, inside of its span."""
+    with processing:
+        await outcome
+
+
+def _is_in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _error_of(answer: Future[None]) -> BaseException | None:
+    return CancelledError() if answer.cancelled() else answer.exception()
 
 
 def _attributes(name: str, kind: str, topic: str) -> Attributes:

@@ -1,32 +1,34 @@
 """Runs Taskiq on NSQ: `pip install nsquark[taskiq]`, then `broker = NsqBroker("127.0.0.1:4150")`.
 
 A task is a message of one topic, and the workers share one channel of it. A message is finished when Taskiq
-acknowledges its task, by default after the result was saved; until then it is touched, however long the task takes. Of
-a worker that dies nsqd gives the tasks to another. The label `delay` (seconds) defers a task.
+acknowledges its task, by default after the result was saved; until then it is touched, however long the task takes. If
+a worker dies, nsqd gives its tasks to another. The label `delay` (seconds) defers a task.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 
+from nsquark.client.checks import check_addresses
 from nsquark.client.config import Config, Options
 from nsquark.client.consumer import Consumer
 from nsquark.client.errors import NsqError
 from nsquark.client.pool import ProducerPool
 
 DELAY_LABEL = "delay"
+MAX_IN_FLIGHT: Final = 100
 
 
 class NsqBroker(AsyncBroker):
-    """This is a Taskiq broker. Tasks are published to any of the nsqds, and taken from all of them.
+    """This is a Taskiq broker. It publishes tasks to any of the nsqds, and takes them from all.
 
-    nsqd: one or several `host:port`.
+    nsqd: one or several `host:port` of nsqds.
     lookupd: HTTP addresses of nsqlookupds, instead of nsqds or beside them.
-    topic: of the tasks.
-    channel: of the workers.
+    topic: the topic of the tasks.
+    channel: the channel that the workers share.
     config: options of the client, which `options` override; max_in_flight is 100 unless it is given.
     """
 
@@ -43,14 +45,14 @@ class NsqBroker(AsyncBroker):
         super().__init__()
         self.topic = topic
         self.channel = channel
-        self._config = Config.merge(config or Config(max_in_flight=100), options)
-        self._nsqds = [nsqd] if isinstance(nsqd, str) else list(nsqd)
-        self._lookupds = [lookupd] if isinstance(lookupd, str) else list(lookupd)
+        self._config = Config.merge(config, options, {"max_in_flight": MAX_IN_FLIGHT})
+        self._nsqds = check_addresses("nsqd", nsqd)
+        self._lookupds = check_addresses("lookupd", lookupd)
         self._producer: ProducerPool | None = None
         self._consumer: Consumer | None = None
 
     async def startup(self) -> None:
-        """Connects, in a worker for taking tasks too."""
+        """Makes the producer of tasks and, in a worker, subscribes to them."""
         await super().startup()
         self._producer = ProducerPool(self._nsqds, lookupd=self._lookupds, config=self._config)
         if self.is_worker_process:
@@ -69,7 +71,7 @@ class NsqBroker(AsyncBroker):
     async def kick(self, message: BrokerMessage) -> None:
         """Publishes a task.
 
-        message: as Taskiq made it.
+        message: the task as Taskiq wrote it.
         """
         if self._producer is None:
             raise NsqError("the broker is not started: await its `startup` first")
@@ -80,7 +82,7 @@ class NsqBroker(AsyncBroker):
             await self._producer.deferred_publish(self.topic, float(delay), message.message)
 
     async def listen(self) -> AsyncGenerator[bytes | AckableMessage, None]:
-        """Takes tasks until the broker is shut down."""
+        """Yields tasks until the broker is shut down."""
         if self._consumer is None:
             self._consumer = await self._subscribed()
         async for message in self._consumer:

@@ -1,4 +1,4 @@
-"""Types of columns.py as its callers see them: its own annotations are C types."""
+"""Declares the types of columns.py for its callers: its own annotations are C types."""
 
 class RecordError(ValueError): ...
 

@@ -1,4 +1,4 @@
-"""Types of mpub.py as its callers see them: its own annotations are C types."""
+"""Declares the types of mpub.py for its callers: its own annotations are C types."""
 
 def pack(
     data: bytes | bytearray | memoryview,

@@ -1,4 +1,4 @@
-"""Runs nsqd and nsqlookupd for tests: real processes, on free ports of the loopback interface."""
+"""Runs nsqd and nsqlookupd for tests as real processes, on free ports of the loopback interface."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ class StartError(Exception):
     def __init__(self, exit_code: int, log: str):
         super().__init__(f"exit code {exit_code}: {log}")
         self.exit_code = exit_code
-        """The exit code of its process."""
+        """This is the exit code of its process."""
         self.log = log
-        """The lines it wrote."""
+        """These are the lines that it wrote."""
 
 
 @dataclass(frozen=True)
 class HttpReply:
-    """The answer to an HTTP request."""
+    """Holds the answer to an HTTP request."""
 
     status: int
-    """200 and the like."""
+    """This is the status code, such as 200."""
     headers: http.client.HTTPMessage
-    """The headers by name."""
+    """These are the headers by name."""
     body: bytes
-    """The body as it came."""
+    """This is the body as it came."""
 
     @property
     def text(self) -> str:
@@ -53,29 +53,29 @@ class HttpReply:
         return self.body.decode()
 
     def json(self) -> Any:
-        """Returns the value that the body holds."""
+        """Returns the value that the body holds as JSON."""
         return json.loads(self.body)
 
 
 class Daemon:
     """Runs a program that is started and stopped as an operator does it; `with` starts it, and kills it at the end.
 
-    flags: given to the program after those that choose addresses, so that of a flag given twice this one counts.
-    program: another program than ours, for instance NSQ's own.
+    flags: flags that come after those that choose addresses, and override them.
+    program: the program to run instead of ours, for instance NSQ's own.
     environment: variables that are added to those of this process.
     """
 
     MODULE: ClassVar[str]
-    """The module whose `main` is the program."""
+    """The `main` of this module is the program."""
     keeps_ports: ClassVar[bool] = True
-    """Tells whether it listens where it did before when it is started again, as its clients expect."""
+    """Tells whether the daemon listens where it did before when it is started again, as its clients expect."""
 
     def __init__(self, *flags: str, program: str | None = None, environment: dict[str, str] | None = None):
         self.flags = list(flags)
         self.program = program
         self.environment = environment or {}
         self.process: subprocess.Popen[str] | None = None
-        """The process that was started last."""
+        """This is the process that was started last."""
         self._ports = {"tcp": 0, "http": 0}
         self._lines: list[str] = []
         self._reader: threading.Thread | None = None
@@ -91,7 +91,7 @@ class Daemon:
     # The process
 
     def start(self) -> Self:
-        """Returns when its ports are open; StartError if it ends instead."""
+        """Starts the daemon and returns when its ports are open, or raises StartError if it ends instead."""
         self._lines = []
         self.process = subprocess.Popen(
             [*self._program(), *self._addresses(), *self.flags],
@@ -111,8 +111,7 @@ class Daemon:
                 raise AssertionError(f"not listening after {START_TIMEOUT_S} s:\n{self.log}")
             time.sleep(POLL_S)
         if not self.is_running:
-            self._reader.join(STOP_TIMEOUT_S)
-            raise StartError(self.process.wait(), self.log)
+            raise StartError(self._wait(), self.log)
         if self.keeps_ports:
             self._ports = {kind: self._port(kind)[1] for kind in self._ports if self._listening(kind)}
         return self
@@ -136,7 +135,7 @@ class Daemon:
 
     @property
     def is_running(self) -> bool:
-        """Tells whether its process lives."""
+        """Tells whether its process is running."""
         return self.process is not None and self.process.poll() is None
 
     @property
@@ -147,34 +146,38 @@ class Daemon:
 
     @property
     def log(self) -> str:
-        """Returns what it wrote since its last start."""
+        """Returns what the daemon wrote since its last start."""
         return "\n".join(self._lines)
 
     def send_signal(self, number: int) -> None:
         """Sends a signal to its process.
 
-        number: of the signal.
+        number: the number of the signal.
         """
         assert self.process is not None
         self.process.send_signal(number)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Ends it as an operator does, and returns the exit code.
+        """Ends the daemon as an operator does, and returns the exit code.
 
-        number: of the signal.
+        number: the number of the signal.
         """
         assert self.process is not None
         self.send_signal(number)
-        code = self.process.wait(STOP_TIMEOUT_S)
-        assert self._reader is not None
-        self._reader.join(STOP_TIMEOUT_S)
-        return code
+        return self._wait()
 
     def kill(self) -> None:
-        """Sends SIGKILL, as a crash does; harmless if there is no process."""
+        """Kills the process as a crash would, with SIGKILL; it does nothing if there is no process."""
         if self.process is not None:
             self.process.kill()
-            self.process.wait(STOP_TIMEOUT_S)
+            self._wait()
+
+    def _wait(self) -> int:
+        """Returns the exit code when the process has ended and its log is read to the end, and closed."""
+        assert self.process is not None and self._reader is not None
+        code = self.process.wait(STOP_TIMEOUT_S)
+        self._reader.join(STOP_TIMEOUT_S)
+        return code
 
     # Its ports
 
@@ -195,12 +198,12 @@ class Daemon:
 
     @property
     def tcp_address(self) -> str:
-        """Returns `host:port`, for `nsqd=` of a consumer or the address of a producer."""
+        """Returns `host:port` of its TCP protocol, for `nsqd=` of a consumer or the address of a producer."""
         return "{}:{}".format(*self.tcp)
 
     @property
     def http_address(self) -> str:
-        """Returns `host:port`; of an nsqlookupd, for `lookupd=`."""
+        """Returns `host:port` of its HTTP API; that of an nsqlookupd is for `lookupd=`."""
         return "{}:{}".format(*self.http)
 
     def _port(self, kind: str) -> tuple[str, int]:
@@ -215,7 +218,7 @@ class Daemon:
         method: GET, POST or PUT.
         target: the path and its query.
         body: bytes, or an iterable of them.
-        headers: besides the usual ones.
+        headers: headers besides the usual ones.
         """
         connection = http.client.HTTPConnection(*self.http, timeout=HTTP_TIMEOUT_S)
         try:
@@ -226,19 +229,19 @@ class Daemon:
             connection.close()
 
     def get(self, path: str, **query: Any) -> HttpReply:
-        """Makes one GET.
+        """Makes one GET request.
 
-        path: for instance `/stats`.
-        query: its arguments.
+        path: the path, for instance `/stats`.
+        query: the arguments of the query.
         """
         return self.request("GET", target(path, query))
 
     def post(self, path: str, body: bytes = b"", **query: Any) -> HttpReply:
-        """Makes one POST.
+        """Makes one POST request.
 
-        path: for instance `/pub`.
-        body: of the request.
-        query: its arguments.
+        path: the path, for instance `/pub`.
+        body: the body of the request.
+        query: the arguments of the query.
         """
         return self.request("POST", target(path, query), body)
 
@@ -247,7 +250,6 @@ class Nsqd(Daemon):
     """Runs an nsqd on its data path.
 
     data_path: a directory, which the test removes.
-    flags, program, environment: as of `Daemon`.
     """
 
     MODULE = "nsquark.broker.main"
@@ -262,9 +264,9 @@ class Nsqd(Daemon):
         return [*super()._addresses(), f"--data-path={self.data_path}"]
 
     def restart(self, *, crash: bool = False) -> Self:
-        """Ends it and starts it again on the same data path.
+        """Ends nsqd and starts it again on the same data path.
 
-        crash: by SIGKILL.
+        crash: ends it by SIGKILL.
         """
         if crash:
             self.kill()
@@ -273,21 +275,21 @@ class Nsqd(Daemon):
         return self.start()
 
     def stats(self, **query: Any) -> dict[str, Any]:
-        """Returns what /stats says: topics, their channels, depths.
+        """Returns what /stats says of topics, their channels and depths.
 
-        query: arguments of the request, for instance `topic="orders"`.
+        query: the arguments of the request, for instance `topic="orders"`.
         """
         answer: dict[str, Any] = self.get("/stats", format="json", **query).json()
         return answer
 
     def topic_names(self) -> set[str]:
-        """Returns the topics that there are."""
+        """Returns the names of all topics."""
         return {topic["topic_name"] for topic in self.stats(include_clients="false", include_mem="false")["topics"]}
 
     def topic(self, topic: str) -> dict[str, Any]:
         """Returns the topic's part of /stats.
 
-        topic: its name; it must exist.
+        topic: the name of the topic, which must exist.
         """
         topics = self.stats(topic=topic)["topics"]
         assert topics, f"no topic {topic}"
@@ -297,8 +299,8 @@ class Nsqd(Daemon):
     def channel(self, topic: str, channel: str = "ch") -> dict[str, Any]:
         """Returns the channel's part of /stats.
 
-        topic: its name.
-        channel: its name; it must exist.
+        topic: the name of the topic.
+        channel: the name of the channel, which must exist.
         """
         channels = [entry for entry in self.topic(topic)["channels"] if entry["channel_name"] == channel]
         assert channels, f"no channel {channel} in topic {topic}"
@@ -314,12 +316,13 @@ class Nsqlookupd(Daemon):
 
 def _collect(process: subprocess.Popen[str], lines: list[str]) -> None:
     assert process.stderr is not None
-    for line in process.stderr:
-        lines.append(line.rstrip("\n"))
+    with process.stderr as log:
+        for line in log:
+            lines.append(line.rstrip("\n"))
 
 
 def target(path: str, query: dict[str, Any]) -> str:
-    """Makes a path with these query arguments."""
+    """Returns the path with these query arguments."""
     return f"{path}?{urllib.parse.urlencode(query)}" if query else path
 
 
@@ -327,9 +330,7 @@ SomeDaemon = TypeVar("SomeDaemon", bound=Daemon)
 
 
 def started(kind: Callable[..., SomeDaemon]) -> Iterator[Callable[..., SomeDaemon]]:
-    """Is the body of a fixture: yields a function that makes a daemon and starts it; all of them are killed at the
-    end.
-    """
+    """Is the body of a fixture: it yields a function that makes and starts a daemon, and kills all at the end."""
     daemons: list[SomeDaemon] = []
 
     def make(*args: Any, **settings: Any) -> SomeDaemon:

@@ -1,0 +1,259 @@
+"""Consumer(dedupe=...): a claim lasts as long as someone works on its message, and no longer than it should."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from client.consumer_rig import consumer_of, handle_until, is_done, publish
+from harness import Nsqd, until
+from nsquark import Dedupe, Message
+from nsquark.errors import NotConnected
+
+WAIT_S = 20
+
+
+class Waiting(Dedupe):
+    """A store whose first claim takes as long as a test wants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked = False
+        self.may_answer = asyncio.Event()
+
+    async def claim(self, key: bytes) -> Any:  # type: ignore[override]
+        self.is_asked = True
+        await self.may_answer.wait()
+        return super().claim(key)
+
+
+def lose_connections(consumer: Any) -> None:
+    for subscription in list(consumer._members.subscriptions.values()):
+        subscription._connection.abort(NotConnected("cut by the test"))
+
+
+# -- what a store returns ------------------------------------------------------------------------------------
+
+
+async def test_what_a_store_returns_from_a_note_is_its_own_affair(nsqd: Nsqd, topic: str) -> None:
+    class Talkative(Dedupe):
+        def done(self, key: bytes) -> Any:
+            super().done(key)
+            return True
+
+        def release(self, key: bytes) -> Any:
+            super().release(key)
+            return 1
+
+    publish(nsqd, topic, b"1", b"2", b"3")
+    attempts: list[int] = []
+
+    async def handle(message: Message) -> None:
+        attempts.append(message.attempts)
+        assert message.attempts > 1
+
+    async with consumer_of(nsqd, topic, dedupe=Talkative(), max_in_flight=1) as consumer:
+        await handle_until(consumer, handle, lambda: is_done(nsqd, topic))
+        assert consumer.stats().finished == 3
+    assert sorted(attempts) == [1, 1, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("answer", [True, None, b"new"])
+async def test_a_claim_that_is_no_word_of_the_interface_is_logged_and_tried_again(
+    nsqd: Nsqd, topic: str, answer: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Wrong(Dedupe):
+        answers = 0
+
+        def claim(self, key: bytes) -> Any:
+            self.answers += 1
+            return answer if self.answers == 1 else super().claim(key)
+
+    publish(nsqd, topic, b"1")
+    attempts: list[int] = []
+    async with consumer_of(nsqd, topic, dedupe=Wrong()) as consumer:
+        await handle_until(consumer, lambda message: attempts.append(message.attempts), lambda: is_done(nsqd, topic))
+        assert consumer.stats().duplicates == 0
+    assert attempts == [2]
+    assert f"claim returned {answer!r}" in caplog.text
+
+
+# -- messages that nobody answers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["timeout", "connection lost"])
+async def test_a_message_that_an_iteration_never_answers_comes_again(nsqd: Nsqd, topic: str, is_lost: bool) -> None:
+    publish(nsqd, topic, b"1")
+    async with consumer_of(nsqd, topic, dedupe=True, msg_timeout="1s") as consumer:
+        assert await consumer.get(WAIT_S) is not None
+        if is_lost:
+            lose_connections(consumer)
+        again = await consumer.get(WAIT_S)
+        assert again is not None
+        again.finish()
+    assert is_done(nsqd, topic)
+
+
+async def test_a_message_that_nobody_answers_after_its_handler_comes_again(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"1")
+    attempts: list[int] = []
+
+    async def handle(message: Message) -> None:
+        attempts.append(message.attempts)
+        if len(attempts) == 1:
+            message.disable_auto_response()
+
+    async with consumer_of(nsqd, topic, dedupe=True, msg_timeout="1s") as consumer:
+        await handle_until(consumer, handle, lambda: len(attempts) == 2 and is_done(nsqd, topic))
+
+
+async def test_the_claim_of_a_lost_message_ends_with_its_consumer(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"1")
+    dedupe = Dedupe()
+    async with consumer_of(nsqd, topic, dedupe=dedupe) as consumer:
+        assert await consumer.get(WAIT_S) is not None
+        lose_connections(consumer)
+        await until(lambda: not consumer.connections)
+    assert len(dedupe) == 0
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["timeout", "connection lost"])
+async def test_a_message_that_an_iteration_finishes_late_is_not_handled_again(
+    nsqd: Nsqd, topic: str, is_lost: bool
+) -> None:
+    publish(nsqd, topic, b"1")
+    async with consumer_of(nsqd, topic, dedupe=True, msg_timeout="1s") as consumer:
+        message = await consumer.get(WAIT_S)
+        assert message is not None
+        if is_lost:
+            lose_connections(consumer)
+        await until(lambda: consumer.stats().received == 2)
+        message.finish()
+        assert await consumer.get(1.5) is None
+        await until(lambda: is_done(nsqd, topic))
+        assert consumer.stats().duplicates == 1
+
+
+async def test_a_late_requeue_leaves_the_claim_to_who_has_it_now(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"1")
+    dedupe = Dedupe()
+    async with consumer_of(nsqd, topic, dedupe=dedupe, msg_timeout="1s") as consumer:
+        late, again = await consumer.get(WAIT_S), await consumer.get(WAIT_S)
+        assert late is not None and again is not None
+        late.requeue(0, backoff=False)
+        assert len(dedupe) == 1
+        again.finish()
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["timeout", "connection lost"])
+async def test_a_handler_that_works_on_keeps_its_claim(nsqd: Nsqd, topic: str, is_lost: bool) -> None:
+    publish(nsqd, topic, b"1")
+    attempts: list[int] = []
+    may_end = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        attempts.append(message.attempts)
+        await may_end.wait()
+
+    async with consumer_of(nsqd, topic, dedupe=True, msg_timeout="1s") as consumer:
+        running = asyncio.create_task(consumer.run(handle, concurrency=4))
+        await until(lambda: attempts)
+        if is_lost:
+            lose_connections(consumer)
+        await until(lambda: consumer.stats().duplicates == 3)
+        may_end.set()
+        await until(lambda: is_done(nsqd, topic))
+        await consumer.close()
+        await running
+    assert attempts == [1]
+
+
+# -- while the store is asked --------------------------------------------------------------------------------
+
+
+async def test_a_message_is_kept_alive_while_the_store_is_asked(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"1")
+    store = Waiting()
+    async with consumer_of(nsqd, topic, dedupe=store, msg_timeout="1s") as consumer:
+        asyncio.get_running_loop().call_later(2.5, store.may_answer.set)
+        message = await consumer.get(WAIT_S)
+        assert message is not None
+        assert message.deadline_s > asyncio.get_running_loop().time()
+        message.finish()
+        await until(lambda: is_done(nsqd, topic))
+    assert nsqd.channel(topic)["timeout_count"] == 0
+
+
+async def test_a_message_that_went_back_while_the_store_was_asked_is_not_handled(
+    start_nsqd: Callable[..., Nsqd], topic: str
+) -> None:
+    """It is touched up to max-msg-timeout, and then comes again."""
+    daemon = start_nsqd("--max-msg-timeout=2s")
+    publish(daemon, topic, b"1")
+    store, left_s = Waiting(), []
+
+    def handle(message: Message) -> None:
+        left_s.append(message.deadline_s - asyncio.get_running_loop().time())
+
+    async with consumer_of(daemon, topic, dedupe=store, msg_timeout="1s") as consumer:
+        running = asyncio.create_task(consumer.run(handle))
+        await until(lambda: consumer.stats().received >= 2)
+        store.may_answer.set()
+        await until(lambda: is_done(daemon, topic))
+        await consumer.close()
+        await running
+    assert len(left_s) == 1 and left_s[0] > 0
+
+
+async def test_a_message_that_timed_out_while_the_store_was_asked_is_not_handled(nsqd: Nsqd, topic: str) -> None:
+    """A loop that is blocked does not touch it."""
+    publish(nsqd, topic, b"1")
+    store = Waiting()
+    async with consumer_of(nsqd, topic, dedupe=store, msg_timeout="1s") as consumer:
+        getting = asyncio.create_task(consumer.get(WAIT_S))
+        await until(lambda: store.is_asked)
+        for subscription in consumer._members.subscriptions.values():
+            for message in subscription.in_flight:
+                message.deadline_s = asyncio.get_running_loop().time() - 1
+        store.may_answer.set()
+        again = await getting
+        assert again is not None
+        assert again.deadline_s > asyncio.get_running_loop().time()
+        assert consumer.stats().expired == 1
+        again.finish()
+
+
+async def test_a_message_whose_connection_is_lost_while_the_store_is_asked_is_not_handled(
+    nsqd: Nsqd, topic: str
+) -> None:
+    publish(nsqd, topic, b"1")
+    store = Waiting()
+    async with consumer_of(nsqd, topic, dedupe=store, msg_timeout="1s") as consumer:
+        getting = asyncio.create_task(consumer.get(WAIT_S))
+        await until(lambda: store.is_asked)
+        lose_connections(consumer)
+        await until(lambda: not consumer.connections)
+        store.may_answer.set()
+        message = await getting
+        assert message is not None
+        assert message in message.subscription.in_flight
+        message.finish()
+        await until(lambda: is_done(nsqd, topic))
+
+
+async def test_a_consumer_that_is_stopped_while_the_store_is_asked_gives_the_message_back(
+    nsqd: Nsqd, topic: str
+) -> None:
+    publish(nsqd, topic, b"1")
+    store = Waiting()
+    handled: list[Message] = []
+    async with consumer_of(nsqd, topic, dedupe=store) as consumer:
+        running = asyncio.create_task(consumer.run(handled.append))
+        await until(lambda: store.is_asked)
+        consumer.stop()
+        store.may_answer.set()
+        await running
+    assert not handled
+    assert len(store) == 0
+    assert nsqd.channel(topic)["depth"] == 1
