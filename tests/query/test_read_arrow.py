@@ -134,12 +134,28 @@ def test_what_cannot_be_read_is_an_error(make_nsqd: Callable[..., Nsqd], tmp_pat
         nsquark.read_arrow("t", nsqd=[address(nsqd), address(gone)])
 
 
-def test_who_stops_early_leaves_no_reader_behind(make_nsqd: Callable[..., Nsqd]) -> None:
+def test_a_failure_is_that_of_the_last_scan(make_nsqd: Callable[..., Nsqd]) -> None:
     nsqd = make_nsqd()
-    for _ in range(10):
-        publish(nsqd, "t", *[b"x" * 4000] * 1000)
+    nsqd.keep_ports()
+    publish(nsqd, "t", *numbers(0, 10))
+    scanned = TopicDataset(source_options("t", address(nsqd), (), {"readTimeout": "3s"}))
+    scan = scanned.scanner()
+    nsqd.stop()
+    with pytest.raises(Unreachable):
+        scan.to_table()
+    assert isinstance(scanned.failure, Unreachable)
+    nsqd.start()
+    assert scanned.scanner().to_table().num_rows == 10
+    assert scanned.failure is None
+
+
+def test_who_stops_early_leaves_no_reader_behind(make_nsqd: Callable[..., Nsqd]) -> None:
+    """A part has more batches than may wait, so somebody still reads when it stops."""
+    nsqd = make_nsqd()
+    for _ in range(30):
+        publish(nsqd, "t", *[b"x"] * 10_000)
     before = set(threading.enumerate())
-    reader = TopicDataset(source_options("t", address(nsqd), (), {"minPartitions": "8"})).scanner().to_reader()
+    reader = TopicDataset(source_options("t", address(nsqd), (), {})).scanner().to_reader()
     assert reader.read_next_batch().num_rows > 0
     assert not set(threading.enumerate()) <= before
     del reader

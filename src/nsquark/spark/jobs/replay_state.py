@@ -1,7 +1,7 @@
-"""How far a replay has come, in a small file: what it replays, the last message that was published, and what is next.
+"""Remembers in a small file how far a replay has come: what it replays, the last message published, and what is next.
 
-The piece that comes next is stored before it is appended. So there is at most one piece of which the file does not know
-whether it was published, and nsqd knows that by the piece's token.
+The piece that comes next is durable in the file before it is appended. So also after a power cut there is at most one
+piece for which the file does not say whether it was published, and nsqd knows that by the piece's token.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from nsquark.base.errors import UserError
-from nsquark.log.files import write_atomically
+from nsquark.log.files import sync_directory, write_atomically
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -24,7 +24,7 @@ LOCK = "lock"
 
 
 class ReplayKey(NamedTuple):
-    """The place of a message in the order of a replay."""
+    """Names the place of a message in the order of a replay."""
 
     at_us: int
     nsqd: str
@@ -33,7 +33,7 @@ class ReplayKey(NamedTuple):
 
 
 class PendingReplay(msgspec.Struct, frozen=True):
-    """A piece that is being appended."""
+    """Describes a piece that is being appended."""
 
     token: str
     nsqd: str
@@ -42,12 +42,12 @@ class PendingReplay(msgspec.Struct, frozen=True):
 
 
 class _Stored(msgspec.Struct):
-    """The file."""
+    """Holds the content of the file."""
 
     identity: dict[str, str]
     id: str
     since_us: int | None
-    """Microseconds since 1970."""
+    """The range begins here; both ends are in microseconds since 1970."""
     until_us: int
     pieces: int = 0
     messages: int = 0
@@ -57,7 +57,7 @@ class _Stored(msgspec.Struct):
 
 
 class ReplayState:
-    """Always: everything up to `position` is published, and nothing after it but perhaps `pending`."""
+    """Keeps a replay's state. Always: all up to `position` is published, and nothing after it but perhaps `pending`."""
 
     def __init__(self, path: Path, stored: _Stored) -> None:
         self._path = path
@@ -68,9 +68,9 @@ class ReplayState:
     def opened(
         cls, directory: Path, identity: Mapping[str, str], since: datetime | None, until: datetime
     ) -> Iterator[Self]:
-        """The state that is there, else a new one of this range; no other process has it meanwhile."""
+        """Opens the state in a directory, or makes one of this range; no other process can open it meanwhile."""
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            _make_durably(directory)
             lock = (directory / LOCK).open("w")
         except OSError as error:
             raise UserError(f"--checkpoint {directory} cannot be used: {error.strerror}") from None
@@ -84,12 +84,12 @@ class ReplayState:
                 yield cls(path, _read(path, identity))
                 return
             state = cls(path, _Stored(dict(identity), uuid.uuid4().hex, _us(since) if since else None, _us(until)))
-            state._write(sync=True)
+            state._write()
             yield state
 
     @property
     def since(self) -> datetime | None:
-        """Where the range begins, as it was resolved when the replay began, or what is left of it."""
+        """Returns where the range begins, as it was resolved when the replay began, or where the rest of it begins."""
         since_us = self._stored.since_us if self.position is None else self.position.at_us
         return None if since_us is None else EPOCH + since_us * MICROSECOND
 
@@ -103,7 +103,7 @@ class ReplayState:
 
     @property
     def messages(self) -> int:
-        """How many are published, the pending piece aside."""
+        """Returns how many messages are published, without the pending piece."""
         return self._stored.messages
 
     @property
@@ -115,18 +115,19 @@ class ReplayState:
         return self._stored.is_done
 
     def next_token(self) -> str:
-        """One that was never used: a piece that came to nothing may be cut otherwise the second time, and nsqd may
+        """Returns a token that was never used: a piece that failed may be cut differently the second time, and nsqd may
         still have what was staged of it.
         """
         self._stored.pieces += 1
         return f"replay-{self._stored.id}-{self._stored.pieces}"
 
     def intend(self, piece: PendingReplay) -> None:
+        """Makes a piece durable as the pending one, and with it that its token is used and all before it published."""
         self._stored.pending = piece
         self._write()
 
     def piece_published(self) -> None:
-        """The pending piece is published. That is written with the next one: nsqd says so too if this is lost."""
+        """Marks the pending piece as published. The next write stores that; if it is lost, nsqd knows by the token."""
         piece = self._stored.pending
         assert piece is not None
         self._stored.position = piece.last
@@ -135,10 +136,18 @@ class ReplayState:
 
     def finish(self) -> None:
         self._stored.is_done = True
-        self._write(sync=True)
+        self._write()
 
-    def _write(self, *, sync: bool = False) -> None:
-        write_atomically(self._path, msgspec.json.encode(self._stored), sync=sync)
+    def _write(self) -> None:
+        write_atomically(self._path, msgspec.json.encode(self._stored))
+
+
+def _make_durably(directory: Path) -> None:
+    """Makes a directory and those above it: if a power cut took a new one, the replay would begin again."""
+    if not directory.is_dir():
+        _make_durably(directory.parent)
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)
 
 
 def _read(path: Path, identity: Mapping[str, str]) -> _Stored:

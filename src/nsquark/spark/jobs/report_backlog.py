@@ -1,4 +1,4 @@
-"""What channels have not yet handled, for a report: asked of the nsqds, as consumers leave no trace in the log."""
+"""Asks the nsqds what channels have not finished yet, for a report: consumers leave no trace in the log."""
 
 from dataclasses import dataclass, field
 
@@ -12,30 +12,32 @@ from nsquark.spark.source.cluster import is_wanted
 
 @dataclass(frozen=True)
 class ChannelBacklog:
-    """Of one channel on all nsqds."""
+    """Counts what one channel has not finished, on all nsqds."""
 
     topic: str
     channel: str
     depth: int
-    """Messages that wait to be sent."""
+    """This many messages wait to be sent."""
     in_flight: int
     deferred: int
     consumers: int
 
     @property
     def open(self) -> int:
-        """All that is not finished."""
+        """Returns how many messages are not finished."""
         return self.depth + self.in_flight + self.deferred
 
 
 @dataclass(frozen=True)
 class Backlog:
+    """Holds what channels have not finished, or why that is not known."""
+
     channels: list[ChannelBacklog] = field(default_factory=list)
-    """The largest first."""
+    """The channels are in order, the largest backlog first."""
     addresses: dict[str, str] = field(default_factory=dict)
-    """Where the nsqds are, by id."""
+    """These are the addresses of the nsqds, by id."""
     unknown: str = ""
-    """Why nothing is known, if that is so."""
+    """This says why nothing is known, if that is so."""
 
 
 class _Channel(msgspec.Struct):
@@ -51,12 +53,12 @@ class _Topic(msgspec.Struct):
     channels: list[_Channel] = []
 
 
-class _Stats(msgspec.Struct):
+class _ChannelStats(msgspec.Struct):
     topics: list[_Topic] = []
 
 
 def ask_backlog(options: SourceOptions) -> Backlog:
-    """Now. What cannot be asked is told on the page: it is no reason for a report to fail."""
+    """Asks all nsqds for their backlog. If that fails, the page says so: it is no reason for a report to fail."""
     found: dict[tuple[str, str], ChannelBacklog] = {}
     addresses: dict[str, str] = {}
     try:
@@ -76,7 +78,7 @@ def ask_backlog(options: SourceOptions) -> Backlog:
 def _topics(address: str, options: SourceOptions) -> list[_Topic]:
     endpoint = Endpoint(address, options.access)
     try:
-        stats = endpoint.read_as(endpoint.ask("/stats", format="json", include_clients="false"), _Stats)
+        stats = endpoint.read_as(endpoint.ask("/stats", format="json", include_clients="false"), _ChannelStats)
     finally:
         endpoint.close()
     return [topic for topic in stats.topics if is_wanted(options, topic.topic_name)]

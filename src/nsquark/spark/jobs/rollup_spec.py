@@ -1,4 +1,4 @@
-"""What a rollup computes, as its TOML file says, checked before Spark is started."""
+"""Reads from a TOML file what a rollup computes, and checks it before Spark is started."""
 
 import json
 import re
@@ -21,40 +21,40 @@ WATERMARK_DEFAULT: Final = "10s"
 SPEC_BYTES_MAX: Final = 1 << 20
 
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*(\.[A-Za-z_][A-Za-z0-9_-]*)*")
-"""A field of the body, or one inside of it: `user.country`."""
+"""This matches a field of the body, or one inside of another: `user.country`."""
 
 
 @dataclass(frozen=True)
 class RollupSpec:
-    """Counts and measures of the messages of some topics, for each window of time and each combination of keys."""
+    """Says what a rollup computes of the messages of topics, for each window of time and each combination of keys."""
 
     topics: tuple[str, ...]
     window_ms: int
     watermark_ms: int
-    """How long a window stays open, after its end, for messages that come late."""
+    """A window stays open this long after its end, for messages that come late."""
     time: str | None
-    """The field with the time of a message; None: when it was published."""
+    """This field has the time of a message; if it is None, the time of publishing counts."""
     keys: tuple[str, ...]
     measures: Mapping[str, tuple[str, ...]]
-    """Fields by what is computed of them."""
+    """This maps each measure to the fields that it is computed of."""
     parquet: str
     topic: str | None
 
     @property
     def fields(self) -> list[str]:
-        """All that is read from a body, each once."""
+        """Returns all fields that are read from a body, each once."""
         numbers = [field for fields in self.measures.values() for field in fields]
         return list(dict.fromkeys([*([self.time] if self.time else []), *self.keys, *numbers]))
 
     @property
     def identity(self) -> str:
-        """What may not change while the results and the open windows of earlier runs are kept."""
+        """Returns what may not change while the results and the open windows of earlier runs are kept."""
         parts = {"window_ms": self.window_ms, "time": self.time, "keys": self.keys, "measures": dict(self.measures)}
         return json.dumps({**parts, "topic": self.topic}, sort_keys=True)
 
 
 def read_spec(path: Path) -> RollupSpec:
-    """Raises UserError with the file, the setting and what to write instead."""
+    """Reads a spec; raises UserError with the file, the setting and what to write instead."""
     try:
         with path.open("rb") as file:
             text = file.read(SPEC_BYTES_MAX).decode()
@@ -68,7 +68,7 @@ def read_spec(path: Path) -> RollupSpec:
 
 
 def column_of(field: str) -> str:
-    """The column of a key: the path of a field inside another has underscores, since a dot means more in SQL."""
+    """Returns the column for a field: a dot in its path becomes an underscore, since a dot means more in SQL."""
     return field.replace(".", "_")
 
 
@@ -136,16 +136,25 @@ def _fields(given: Mapping[str, Any], name: str, fields: Any) -> tuple[str, ...]
 
 
 def _refuse_doubles(spec: RollupSpec) -> None:
-    """Two columns of one name could not be told apart, and a field cannot have a value and fields of its own."""
+    """Raises if Spark would not tell two names apart, or if a field is used as a value and has fields of its own.
+
+    Case does not matter in Spark's names.
+    """
     columns = [*OWN_COLUMNS, *map(column_of, spec.keys)]
     columns += [f"{name}_{column_of(field)}" for name, fields in spec.measures.items() for field in fields]
-    # Names count without regard to case in Spark.
     for names in (columns, spec.fields):
         lowered = [name.lower() for name in names]
         for name in names:
             if lowered.count(name.lower()) > 1:
                 raise ValueError(f"two columns would be called {name}: rename a field, or leave one out")
     for field in spec.fields:
-        inner = next((other for other in spec.fields if other.startswith(f"{field}.")), None)
+        inner = next((other for other in spec.fields if other.lower().startswith(f"{field.lower()}.")), None)
         if inner:
             raise ValueError(f"{field} is used as a value, and {inner} as a field inside of it: use one of them")
+    written: dict[str, str] = {}
+    for field in spec.fields:
+        for dot in re.finditer(r"\.", field):
+            outer = field[: dot.start()]
+            before = written.setdefault(outer.lower(), outer)
+            if before != outer:
+                raise ValueError(f"{before} and {outer} differ only in case, which Spark ignores: use one of them")

@@ -1,7 +1,8 @@
-"""The list of files of an archive that Spark's sink keeps, batch by batch, in `_spark_metadata`.
+"""Reads and replaces the list of an archive's files, which Spark's sink keeps, batch by batch, in `_spark_metadata`.
 
-A batch has a file `<number>`, and every tenth a file `<number>.compact`, which also has what all before it had. Readers
-use the last `.compact` and what came after. Each line but the first, the version, is a file of the archive.
+Each batch has a file `<number>`, and every tenth a file `<number>.compact` instead, which also has what all before it
+had. Readers use the last `.compact` and the files after it. The first line of a file is a version; each other line
+names a file of the archive.
 """
 
 import contextlib
@@ -15,17 +16,19 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from nsquark.base.errors import UserError
-from nsquark.log.files import sync_directory
+from nsquark.log.files import names_like, sync_directory
 from nsquark.spark.jobs.layout import CHECKPOINT, LIST_EVERY_BATCHES, SPARK_LOG
 
 VERSION: Final = "v1"
+UNFINISHED: Final = ".nsquark.tmp"
+"""Ends the names of new files of the list that are not yet in their place."""
 READ_TRIES: Final = 5
 _NAME = re.compile(r"(\d+)(\.compact)?")
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A line of the list: a file of the archive."""
+    """Holds a line of the list, which names a file of the archive."""
 
     fields: dict[str, Any]
 
@@ -40,12 +43,12 @@ class Listed:
 
 @dataclass(frozen=True)
 class ListFile:
-    """A file of the list."""
+    """Reads and replaces one file of the list, for the batch `number`."""
 
     path: Path
     number: int
     is_whole: bool
-    """It has all files up to its batch."""
+    """It names all files of the archive up to its batch."""
 
     def read(self) -> list[Listed]:
         version, *lines = self.path.read_text(encoding="utf-8").splitlines()
@@ -54,28 +57,35 @@ class ListFile:
         return [Listed(json.loads(line)) for line in lines if line]
 
     def write(self, entries: list[Listed]) -> None:
-        """Replaces it as a whole, for readers and over a crash."""
+        """Replaces the file as a whole: a reader, also after a crash, finds the old list or the new one."""
         lines = [VERSION, *(json.dumps(entry.fields, separators=(",", ":")) for entry in entries)]
-        temporary = self.path.with_name(f".{self.path.name}.nsquark.tmp")
+        mode = self.path.stat().st_mode & 0o777  # if Spark has removed the list, this raises before anything is made
+        temporary = self.path.with_name(f".{self.path.name}{UNFINISHED}")
         with temporary.open("w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), self.path.stat().st_mode & 0o777)
+            os.fchmod(file.fileno(), mode)
             file.write("\n".join(lines))
             file.flush()
             os.fsync(file.fileno())
-        # First: with the checksum of the old content beside it, Hadoop would take the new one for damaged.
+        # The checksum of the old content goes first: with it, Hadoop would take the new content for damaged.
         checksum_of(self.path).unlink(missing_ok=True)
         sync_directory(self.path.parent)
         os.replace(temporary, self.path)
         sync_directory(self.path.parent)
 
 
+def remove_unfinished(archive: Path) -> None:
+    """Removes what a run that was killed has left of the file of the list that it was writing."""
+    for path in names_like(archive / SPARK_LOG, f".*{UNFINISHED}"):
+        path.unlink()
+
+
 def checksum_of(path: Path) -> Path:
-    """Where Hadoop keeps the checksum of a file, if it does."""
+    """Returns where Hadoop keeps the checksum of a file, if it has one."""
     return path.with_name(f".{path.name}.crc")
 
 
 def live_lists(archive: Path) -> list[ListFile]:
-    """What a reader that starts now uses."""
+    """Returns the files of the list that a reader which starts now uses."""
     found = _lists(archive)
     first = max((file.number for file in found if file.is_whole), default=-1)
     return sorted((file for file in found if file.number >= first), key=lambda file: file.number)
@@ -87,7 +97,7 @@ def _lists(archive: Path) -> list[ListFile]:
 
 
 def live_files(archive: Path) -> set[Path]:
-    """The files of the archive, as a reader that starts now sees them."""
+    """Returns the files of the archive that a reader which starts now sees."""
     for _ in range(READ_TRIES - 1):
         # Spark may just have removed a list that a newer one replaces.
         with contextlib.suppress(FileNotFoundError):
@@ -100,27 +110,27 @@ def _named(archive: Path) -> set[Path]:
 
 
 def may_be_listing(archive: Path, checkpoint: Path | None) -> bool:
-    """Whether an archive job may be writing the next whole list at this moment, from lists that it has already read.
+    """Tells whether an archive job may be writing the next whole list now, from lists that it has already read.
 
-    It does so only in the batch after the newest in the list, if that one is a tenth, and once it has begun.
+    A job does so only in the batch after the newest in the list, if that batch is a tenth one and has begun.
     """
     lists = _lists(archive)
     following = max((file.number for file in lists), default=-1) + 1
-    # A list of another rhythm was made with other settings of Spark: then any batch may be the next to list all.
+    # If whole lists come at other batches, Spark has other settings: then any batch may write the next one.
     is_tenth = all((file.number + 1) % LIST_EVERY_BATCHES == 0 for file in lists if file.is_whole)
     may_list = not is_tenth or (following + 1) % LIST_EVERY_BATCHES == 0
     return may_list and _has_begun(checkpoint or archive / CHECKPOINT, following)
 
 
 def _has_begun(checkpoint: Path, batch: int) -> bool:
-    """An unknown checkpoint counts as begun."""
+    """Tells whether a batch has begun and not ended; if the checkpoint is not known, it may have."""
     if not (checkpoint / "offsets").is_dir():
         return True
     return (checkpoint / "offsets" / str(batch)).exists() and not (checkpoint / "commits" / str(batch)).exists()
 
 
 def with_merged(entries: list[Listed], merged: Mapping[Path, list[Path]], sizes: Mapping[Path, int]) -> list[Listed]:
-    """A list in which files give way to those that they were merged into."""
+    """Returns a list in which merged files take the place of those that they were made from."""
     into = {original: path for path, originals in merged.items() for original in originals}
     kept = [entry for entry in entries if entry.path not in into]
     gone: dict[Path, list[Listed]] = {}

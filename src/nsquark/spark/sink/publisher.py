@@ -1,4 +1,4 @@
-"""Publishes from a Spark task: a pool of producers in a thread beside the one that takes rows from Spark."""
+"""Publishes from a Spark task, with a pool of producers in a thread beside the one that reads rows from Spark."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
-from nsquark.base.addresses import join_address, split_address
+from nsquark.base.addresses import PORT_MAX, join_address, split_address
 from nsquark.client.config import Config
 from nsquark.client.errors import AuthFailed, NsqError
 from nsquark.client.pool import CLOSE_TIMEOUT_S, ProducerPool
-from nsquark.spark.endpoint import PORT_MAX, Endpoint, Unreachable, WrongAddress
+from nsquark.spark.endpoint import Endpoint, Unreachable, WrongAddress
 from nsquark.spark.options import Access
 from nsquark.spark.sink.options import SinkOptions
 from nsquark.spark.sink.rows import Deferred
@@ -25,20 +26,31 @@ from nsquark.wire.commands import MpubBody
 T = TypeVar("T")
 
 OUTSTANDING_BYTES_MAX = 8 << 20
-"""So many bytes may be sent and not yet answered: enough that neither side waits for the other."""
+"""At most this many bytes are sent and not yet answered: enough that neither side waits for the other."""
+OUTSTANDING_MAX = 4000
+"""At most this many MPUBs and DPUBs are sent and not yet answered: however small they are, each is a task here."""
 DEFERRED_AT_ONCE_MAX = 1000
-"""So many DPUBs are sent before the first of them is answered."""
+"""DPUBs are sent in groups of at most this many."""
 
 ASK_AGAIN_S = 0.2
 _TOO_BIG = re.compile(r"message too big \d+ > (\d+)")
 
 
 class PublishFailed(RuntimeError):
-    """Says that nsqd refused messages, or none could be reached; the text says which messages."""
+    """Says that nsqd refused messages, or that no nsqd could be reached; the text says which messages."""
+
+
+class _Outstanding(NamedTuple):
+    """Describes commands that are sent and not yet answered; `rows` says which rows they have."""
+
+    answered: Future[None]
+    commands: int
+    size: int
+    rows: str
 
 
 class Publisher:
-    """Publishes messages; every publish is answered before `flush` returns, or it raises.
+    """Publishes messages. When `flush` returns, every publish is answered; if one failed, it raises.
 
     The event loop has a thread of its own, so that heartbeats are answered however long Spark takes to compute the
     next rows.
@@ -47,15 +59,15 @@ class Publisher:
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="nsq-publisher", daemon=True)
-        self._outstanding: deque[tuple[Future[None], int, str]] = deque()
+        self._thread = threading.Thread(target=self._run_loop, name="nsq-publisher", daemon=True)
+        self._outstanding: deque[_Outstanding] = deque()
+        self._outstanding_commands = 0
         self._outstanding_bytes = 0
 
     def __enter__(self) -> Self:
-        addresses = tcp_addresses(self._options)
         self._thread.start()
         try:
-            self._pool = self._run(_open(self._options, addresses))
+            self._pool = self._run(_open(self._options, tcp_addresses(self._options)))
         except BaseException:
             self._stop()
             raise
@@ -64,26 +76,33 @@ class Publisher:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # After an error nobody waits for the rest: the task is run again.
-        self._run(self._pool.close(CLOSE_TIMEOUT_S if kind is None else 0))
-        self._stop()
+        try:
+            # After an error the rest is not waited for: Spark runs the task again.
+            self._run(self._pool.close(CLOSE_TIMEOUT_S if kind is None else 0))
+        finally:
+            self._stop()
+
+    def _run_loop(self) -> None:
+        """Runs the loop until it is stopped, then cancels what it still does and closes it."""
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.get_loop().run_forever()
 
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def publish(self, topic: str, messages: MpubBody, rows: str) -> None:
-        """Returns when there is room for more; `rows` is for the text of an error."""
-        self._submit(self._pool.multi_publish(topic, messages), len(messages.data), f"topic {topic}, {rows}")
+        """Publishes messages as soon as there is room for them; `rows` is for the text of an error."""
+        send = partial(self._pool.multi_publish, topic, messages)
+        self._submit(send, 1, len(messages.data), f"topic {topic}, {rows}")
 
     def defer(self, messages: list[Deferred], rows: str) -> None:
         for start in range(0, len(messages), DEFERRED_AT_ONCE_MAX):
             some = messages[start : start + DEFERRED_AT_ONCE_MAX]
-            self._submit(self._defer(some), sum(len(message.body) for message in some), rows)
+            self._submit(partial(self._defer, some), len(some), sum(len(message.body) for message in some), rows)
 
     async def _defer(self, messages: list[Deferred]) -> None:
         async with asyncio.TaskGroup() as group:
@@ -91,24 +110,31 @@ class Publisher:
                 delay_s = message.delay_ms / 1000
                 group.create_task(self._pool.deferred_publish(message.topic, delay_s, message.body))
 
-    def _submit(self, work: Coroutine[Any, Any, None], size: int, rows: str) -> None:
-        self._outstanding.append((asyncio.run_coroutine_threadsafe(work, self._loop), size, rows))
-        self._outstanding_bytes += size
-        while self._outstanding_bytes > OUTSTANDING_BYTES_MAX:
+    def _submit(self, send: Callable[[], Coroutine[Any, Any, None]], commands: int, size: int, rows: str) -> None:
+        """Sends commands when there is room for them; those that are too much by themselves go alone."""
+        while self._outstanding and (
+            self._outstanding_commands + commands > OUTSTANDING_MAX
+            or self._outstanding_bytes + size > OUTSTANDING_BYTES_MAX
+        ):
             self._await_oldest()
+        answered = asyncio.run_coroutine_threadsafe(send(), self._loop)
+        self._outstanding.append(_Outstanding(answered, commands, size, rows))
+        self._outstanding_commands += commands
+        self._outstanding_bytes += size
 
     def flush(self) -> None:
         while self._outstanding:
             self._await_oldest()
 
     def _await_oldest(self) -> None:
-        future, size, rows = self._outstanding.popleft()
-        self._outstanding_bytes -= size
+        oldest = self._outstanding.popleft()
+        self._outstanding_commands -= oldest.commands
+        self._outstanding_bytes -= oldest.size
         try:
-            future.result()
+            oldest.answered.result()
         except (NsqError, ExceptionGroup) as error:
             cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-            raise PublishFailed(f"messages were not published ({rows}): {cause}{_advice(cause)}") from error
+            raise PublishFailed(f"messages were not published ({oldest.rows}): {cause}{_advice(cause)}") from error
 
 
 def _advice(cause: Exception) -> str:
@@ -143,10 +169,9 @@ def _config(options: SinkOptions) -> Config:
 
 
 def tcp_addresses(options: SinkOptions) -> list[str]:
-    """Returns the TCP addresses of the nsqds that answer now; their HTTP addresses are given, and each tells its TCP
-    port.
+    """Returns the TCP addresses of the nsqds that answer now: each is asked at its HTTP address for its TCP port.
 
-    One that does not answer is left out of this task. If none does, they are asked again until the time is over.
+    An nsqd that does not answer is left out of this task. If none does, they are asked until writeTimeout is over.
     """
     deadline = time.monotonic() + options.write_timeout_s
     while options.nsqd:
