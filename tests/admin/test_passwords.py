@@ -1,6 +1,9 @@
 """The file of users: what it takes, what it refuses, and that it says nothing of passwords."""
 
+import os
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,9 @@ from nsquark.admin.passwords import (
     write_users,
 )
 from nsquark.admin.roles import Role
+
+OWNER, WRITER = 65_001, 65_002
+OUR_GROUP, OTHER_GROUP = 65_101, 65_102
 
 ALICE = User("alice", Role.ADMIN, PasswordHash.of("correct horse"))
 
@@ -43,6 +49,56 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert "correct" not in path.read_text()
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """A folder in which any user may replace files, as pytest's own folders are for one user."""
+    if os.geteuid() != 0:
+        pytest.skip("only root becomes another user")
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o777)
+        yield Path(name)
+
+
+def write_as(user: int, groups: list[int], path: Path) -> None:
+    """Writes the file in a process of this user, whose first group is that of the files it makes."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups(groups)
+            os.setgid(groups[0])
+            os.setuid(user)
+            write_users(path, Users().with_user(ALICE))
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(
+    ("writer", "groups", "mode", "kept"),
+    [
+        (0, [0], 0o640, (OWNER, OUR_GROUP, 0o640)),
+        (OWNER, [OUR_GROUP], 0o640, (OWNER, OUR_GROUP, 0o640)),
+        (OWNER, [OTHER_GROUP, OUR_GROUP], 0o640, (OWNER, OUR_GROUP, 0o640)),
+        (WRITER, [OTHER_GROUP, OUR_GROUP], 0o640, (WRITER, OUR_GROUP, 0o640)),
+        (OWNER, [OTHER_GROUP], 0o640, (OWNER, OTHER_GROUP, 0o600)),
+        (WRITER, [OTHER_GROUP], 0o640, (WRITER, OTHER_GROUP, 0o600)),
+        (OWNER, [OUR_GROUP], 0o666, (OWNER, OUR_GROUP, 0o640)),
+    ],
+)
+def test_a_group_reads_the_file_only_if_it_did_before(
+    shared_folder: Path, writer: int, groups: list[int], mode: int, kept: tuple[int, int, int]
+) -> None:
+    path = shared_folder / "users"
+    path.write_text("")
+    os.chown(path, OWNER, OUR_GROUP)
+    path.chmod(mode)
+    write_as(writer, groups, path)
+    now = path.stat()
+    assert (now.st_uid, now.st_gid, stat.S_IMODE(now.st_mode)) == kept
 
 
 def test_a_fingerprint_changes_with_password_and_role() -> None:

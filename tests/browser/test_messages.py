@@ -12,6 +12,7 @@ from browser.cluster import Cluster
 from browser.conftest import Tabs
 from browser.steps import complaints, confirm, settled
 from harness.waiting import eventually
+from harness.wire import Wire
 
 HOSTILE = b'<img src=x onerror="document.title=1"><script>document.title="owned"</script>\x1b[31m\x1b]0;owned\x07'
 
@@ -138,6 +139,17 @@ def test_live_tail(cluster: Cluster, tabs: Tabs, topic: str) -> None:
     expect(page.get_by_role("button", name="Live tail")).to_be_visible()
 
 
+def test_a_live_tail_says_how_many_messages_it_did_not_show(cluster: Cluster, tabs: Tabs, topic: str) -> None:
+    """More come at once than a page has."""
+    page = browse(cluster, tabs, topic)
+    page.get_by_role("button", name="Live tail").click()
+    expect(page.locator("#searched")).to_contain_text("Live · 50 shown")
+    expect(page.locator("#searched")).not_to_contain_text("not shown")
+    for count, said in [(51, "1 message not shown"), (120, "71 messages not shown")]:
+        cluster.nsqds[0].post("/mpub", b"\n".join(b"%d" % number for number in range(count)), topic=topic)
+        expect(page.locator("#searched")).to_contain_text(said)
+
+
 def test_download_as_jsonl(cluster: Cluster, tabs: Tabs, topic: str) -> None:
     page = browse(cluster, tabs, topic)
     for filtered, numbers in [("", list(range(59, -1, -1))), (".user.id == 3", [53, 43, 33, 23, 13, 3])]:
@@ -189,3 +201,16 @@ def test_what_a_channel_holds(cluster: Cluster, tabs: Tabs) -> None:
     expect(held.locator("tbody tr").first.locator("[data-label=attempts]")).to_have_text("1")
     href = held.locator("tbody tr a").first.get_attribute("href") or ""
     assert "at=seq" in href
+
+
+def test_the_order_of_what_a_channel_holds_is_said(cluster: Cluster, tabs: Tabs, topic: str) -> None:
+    with Wire(cluster.nsqds[0].tcp) as wire:
+        wire.subscribe(topic, "ch", 3)
+        held = wire.read_messages(3)
+        wire.REQ(held[0].id, 600_000)
+        wire.RDY(0)
+        page = settled(tabs.open(f"{cluster.url}/topics/{topic}/ch"))
+        status = page.locator("#held").get_by_role("status")
+        expect(status).to_contain_text("shown, longest in flight first")
+        page.locator("#held").get_by_role("button", name="Requeued").click()
+        expect(status).to_have_text("1 shown, next due first")

@@ -1,4 +1,4 @@
-"""Makes the application: routes of all parts under the base path, and what surrounds every request."""
+"""Makes the aiohttp application: the routes of all parts under the base path, and the middlewares around them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nsquark.admin.clients import Clients
 from nsquark.admin.cluster import ClusterClient
 from nsquark.admin.events import Streams
 from nsquark.admin.history import History
-from nsquark.admin.middlewares import MIDDLEWARES
+from nsquark.admin.middlewares import MIDDLEWARES, note_beginning
 from nsquark.admin.options import NsqadminOptions, normal_base_path
 from nsquark.admin.poller import Poller
 from nsquark.admin.routing import NotFoundRules
@@ -26,11 +26,11 @@ from nsquark.base.logs import Logger
 REQUEST_BYTES_MAX: Final = 8 << 20
 
 PARTS: Final = (api, config_api, graphite, action_api, assets, access, events, messages, pages)
-"""Each has `routes`, with paths as they are below the base path. The first that fits a request takes it."""
+"""Each part has `routes`, with paths relative to the base path. The first route that fits a request takes it."""
 
 
 def make_state(options: NsqadminOptions, logger: Logger) -> AdminState:
-    """Makes the state; OptionsError if a file that an option names cannot be used."""
+    """Makes the state of nsqadmin. It raises OptionsError if a file that an option names cannot be used."""
     cluster = ClusterClient(options)
     survey = Survey(cluster)
     history = History()
@@ -63,6 +63,7 @@ def make_app(state: AdminState) -> web.Application:
     for method, path, handler in routes:
         app.router.add_route(method, path, handler)
     app.on_response_prepare.append(access.add_headers)
+    app.on_response_prepare.append(note_beginning)
     app.cleanup_ctx.append(_running)
     app.on_shutdown.append(_end_streams)
     return app
@@ -80,5 +81,5 @@ async def _running(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _end_streams(app: web.Application) -> None:
-    """Ends streams before the server waits for open requests to end: a stream never does by itself."""
+    """Ends the streams of events before the server waits for open requests, since a stream never ends by itself."""
     app[STATE].streams.close()

@@ -1,4 +1,4 @@
-"""Asks nsqds and nsqlookupds over HTTP: with limits on time, size and how many at once.
+"""Asks nsqds and nsqlookupds over HTTP, with limits on time, size and the number of connections.
 
 Errors are worded as Go's HTTP client words them, since NSQ's /api shows them and scripts look for them.
 """
@@ -21,6 +21,7 @@ from nsquark.admin.errors import UpstreamError
 from nsquark.admin.options import NsqadminOptions, OptionsError
 from nsquark.base.printable import escaped
 from nsquark.base.secrets import read_secret
+from nsquark.web.fetch import named_https_port
 
 T = TypeVar("T")
 
@@ -40,14 +41,8 @@ _REASONS: Final = {
 }
 
 
-class _TlsRequired(msgspec.Struct):
-    """The body with which an nsqd that requires TLS refuses plain HTTP."""
-
-    https_port: int
-
-
 class ClusterClient:
-    """This is one HTTP client for all that nsqadmin asks. `close` ends its connections."""
+    """Is the HTTP client for everything that nsqadmin asks. `close` ends its connections."""
 
     def __init__(self, options: NsqadminOptions) -> None:
         self._options = options
@@ -68,7 +63,7 @@ class ClusterClient:
             await self._session.close()
 
     async def get(self, address: str, target: str, kind: type[T], *, timeout_s: float | None = None) -> T:
-        """Returns the JSON answer to a GET as a value of this type. UpstreamError is everything that can go wrong."""
+        """Returns the JSON answer to a GET as a value of this type. It raises UpstreamError, whatever goes wrong."""
         body = await self.ask("GET", f"http://{address}{target}", timeout_s=timeout_s)
         return decode(body, kind)
 
@@ -85,7 +80,7 @@ class ClusterClient:
         timeout_s: float | None = None,
         shows_secret: bool = True,
     ) -> bytes:
-        """Returns the body of a 200; any other status is an UpstreamError too."""
+        """Returns the body of an answer with status 200; any other status raises UpstreamError too."""
         async with self.request(
             method, url, data=body, headers=headers, timeout_s=timeout_s, shows_secret=shows_secret
         ) as answer:
@@ -106,18 +101,19 @@ class ClusterClient:
         timeout_s: float | None = None,
         shows_secret: bool = True,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Makes a request; the answer, of any status, is to be read inside. The time is for all of it.
+        """Makes a request and yields the answer, of any status, to be read inside the `async with`. The timeout covers
+        the reading too.
 
-        An nsqd that wants TLS or a secret is asked once more, with it. The secret is for nsqds alone: whoever asks
-        another server says so by `shows_secret`.
+        An nsqd that wants TLS or the secret is asked once more, with it. The secret is for nsqds alone: a caller that
+        asks another server clears `shows_secret`.
         """
         try:
             async with asyncio.timeout(timeout_s or self._options.http_client_request_timeout.seconds):
                 answer = await self._send(method, url, data, headers)
                 try:
                     if answer.status == 403 and url.startswith("http://"):
-                        with contextlib.suppress(msgspec.DecodeError):
-                            port = msgspec.json.decode(await _read(answer), type=_TlsRequired).https_port
+                        port = named_https_port(await _read(answer))
+                        if port is not None:
                             url = str(URL(url, encoded=True).with_scheme("https").with_port(port))
                             answer.release()
                             answer = await self._send(method, url, data, headers)
@@ -159,7 +155,7 @@ class ClusterClient:
 
 
 async def _read(answer: aiohttp.ClientResponse) -> bytes:
-    """Reads the body, which is kept in the answer as well."""
+    """Reads the body of an answer and keeps it there, so that it can be read again."""
     if answer._body is None:
         received = bytearray()
         async for piece in answer.content.iter_chunked(READ_BYTES):
@@ -178,7 +174,7 @@ def decode(body: bytes, kind: type[T]) -> T:
 
 
 def _json_trouble(body: bytes, otherwise: str) -> str:
-    """Says what Go's JSON reader says of what is no JSON at all."""
+    """Describes a body that is no JSON at all in the words of Go's parser, and any other by `otherwise`."""
     text = body.lstrip()
     if not text or "truncated" in otherwise:
         return "unexpected end of JSON input"
@@ -192,7 +188,7 @@ def go_char(char: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Quotes as Go's %q does."""
+    """Quotes a text as Go's %q does."""
     inner = "".join({'"': '\\"', "\\": "\\\\"}.get(char) or escaped(char) for char in text)
     return f'"{inner}"'
 

@@ -1,11 +1,10 @@
-"""Answers `GET /events?page=<path of the page>`: one stream of server-sent events for all that a tab shows.
+"""Answers `GET /events?page=<path of the page>` with one stream of server-sent events for all that a tab shows.
 
-    event: series    {"<key joined by commas>": {"past": true, "t": [unix seconds, ...], "v": [number or null, ...]}}
+    event: series    {"<key joined by commas>": {"t": [unix seconds, ...], "v": [number or null, ...]}}
     event: figures   {"<name of a place in the page>": "text", ...}
 
-At first the past of each series (with `past`: it replaces what the tab has) and all figures, then at each poll what is
-new. Nothing is queued for a tab: one that
-reads slowly gets fewer, larger steps, and one that does not read at all is cut off.
+A stream begins with the past of each series and all figures; after each poll it sends what is new. Nothing is queued
+for a tab: one that reads slowly gets fewer, larger steps, and one that does not read at all is cut off.
 """
 
 from __future__ import annotations
@@ -26,12 +25,11 @@ STREAMS_MAX: Final = 256
 STREAMS_PER_PEER_MAX: Final = 64
 SERIES_PER_STREAM_MAX: Final = 2000
 FIGURES_PER_STREAM_MAX: Final = 50_000
-SPARK_POINTS: Final = 60
 PAGE_CHARS_MAX: Final = 2048
 HEARTBEAT_S: Final = 15.0
 WRITE_S_MAX: Final = 20.0
 RETRY_MS: Final = 3000
-"""The time after which a browser comes back when its stream was cut."""
+"""A browser comes back after this time when its stream was cut."""
 
 LiveOf = Callable[[AdminState, str], Live]
 
@@ -88,18 +86,17 @@ class Streams:
                 headers={
                     "Content-Type": "text/event-stream; charset=utf-8",
                     "Cache-Control": "no-store",
-                    # A proxy that collects an answer before it passes it on would pass on nothing, ever.
+                    # A proxy that waits for the end of an answer before it passes it on would never do so.
                     "X-Accel-Buffering": "no",
                 }
             )
             await response.prepare(request)
-            with contextlib.suppress(ConnectionResetError, TimeoutError):
-                await _Stream(self, state, page, request, response).run()
+            await _Stream(self, state, page, request, response).run()
             return response
 
 
 class _Stream:
-    """Serves one tab: it remembers what it was sent last."""
+    """Serves one tab, and remembers what the tab was sent last."""
 
     def __init__(
         self, streams: Streams, state: AdminState, page: str, request: web.Request, response: web.StreamResponse
@@ -132,27 +129,22 @@ class _Stream:
     def _step(self) -> bytes:
         live = self._streams.live(self._state, self._page)
         series = live.series[:SERIES_PER_STREAM_MAX]
-        sparks = live.sparks[: SERIES_PER_STREAM_MAX - len(series)]
-        self._state.history.watch((*series, *sparks))
-        points = {**self._new_points(series, 0), **self._new_points(sparks, SPARK_POINTS)}
+        self._state.history.watch(series)
         figures = {
             name: text
             for name, text in list(live.figures.items())[:FIGURES_PER_STREAM_MAX]
             if self._figures.get(name) != text
         }
         self._figures = live.figures
-        return _event("series", points) + _event("figures", figures)
+        return _event("series", self._new_points(series)) + _event("figures", figures)
 
-    def _new_points(self, keys: Iterable[Key], points_max: int) -> dict[str, object]:
+    def _new_points(self, keys: Iterable[Key]) -> dict[str, object]:
         found: dict[str, object] = {}
         for key in keys:
-            since = self._sent_to.get(key)
-            is_first = since is None
-            times, values = self._state.history.points(key, since or 0.0, points_max if is_first else 0)
+            times, values = self._state.history.points(key, self._sent_to.get(key, 0.0))
             if times:
                 self._sent_to[key] = times[-1]
                 found[",".join(key)] = {
-                    **({"past": True} if is_first else {}),
                     "t": [round(at, 1) for at in times],
                     "v": [None if value is None else float(f"{value:.6g}") for value in values],
                 }

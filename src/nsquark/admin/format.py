@@ -1,12 +1,13 @@
-"""Writes figures as people read them; static/format.js has the same rules for what the browser draws itself."""
+"""Formats figures for people; static/format.js follows the same rules for the figures that the browser draws itself."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 
 UNKNOWN: Final = "\u2013"
-"""A figure that is not known, as a rate at first sight."""
+"""Stands for a figure that is not known, such as a rate after the first poll."""
 
 _UNITS: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -15,15 +16,16 @@ _COUNT_WHOLE_MAX: Final = 9_999_999
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
 _DAY_S: Final = 86400
+_LONG_UNITS: Final = ((_DAY_S, "d"), (_HOUR_S, "h"), (_MINUTE_S, "min"))
 
 
 def count(value: float | None) -> str:
-    """Writes a count with separators, and exact: what people compare between pages."""
+    """Writes a count exactly, with separators, since people compare counts between pages."""
     return UNKNOWN if value is None else f"{round(value):,}"
 
 
 def big(value: float | None) -> str:
-    """Writes a figure for large type: exact as long as it fits."""
+    """Writes a figure for large type: exactly if that fits, else compactly."""
     if value is None or abs(value) <= _COUNT_WHOLE_MAX:
         return count(value)
     return compact(value)
@@ -39,15 +41,17 @@ def compact(value: float | None) -> str:
 
 
 def _trim(value: float) -> str:
-    """Cuts a figure to three digits at most, behind which nobody looks."""
-    if abs(value) >= 100 or value == int(value):
-        return str(round(value))
-    text = f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
-    return text.rstrip("0").rstrip(".")
+    """Rounds a figure to about three digits, which is as much as people read.
+
+    Python and JavaScript round differently, so both do it by this arithmetic, which gives the same in both.
+    """
+    scale = 1 if abs(value) >= 100 else 10 if abs(value) >= 10 else 100
+    rounded = math.floor(value * scale + 0.5) / scale
+    return str(int(rounded) if rounded.is_integer() else rounded)
 
 
 def size(value: float | None) -> str:
-    """Writes a size in bytes."""
+    """Writes a number of bytes in the unit that fits it."""
     if value is None:
         return UNKNOWN
     step = 0
@@ -58,17 +62,25 @@ def size(value: float | None) -> str:
 
 
 def latency(ns: float) -> str:
-    seconds = ns / 1e9
-    if ns == 0:
+    return seconds(ns / 1e9)
+
+
+def seconds(value: float) -> str:
+    """Writes a measured time in one unit, so that it fits beside the axis of a chart."""
+    if value == 0:
         return "0"
-    if seconds < 1e-3:
-        return f"{_trim(seconds * 1e6)} µs"
-    if seconds < 1:
-        return f"{_trim(seconds * 1e3)} ms"
-    return duration(seconds) if seconds >= 2 * _MINUTE_S else f"{_trim(seconds)} s"
+    if value < 1e-3:
+        return f"{_trim(value * 1e6)} µs"
+    if value < 1:
+        return f"{_trim(value * 1e3)} ms"
+    for unit, name in _LONG_UNITS:
+        if value >= 2 * unit:
+            return f"{_trim(value / unit)} {name}"
+    return f"{_trim(value)} s"
 
 
 def duration(seconds: float) -> str:
+    """Writes how long something has lasted, in whole units."""
     whole = max(0, int(seconds))
     if whole < _MINUTE_S:
         return f"{whole} s"

@@ -1,7 +1,8 @@
-"""Gets rates out of graphite, and graphite itself through `/render`, for who has the figures of statsd there."""
+"""Reads rates from graphite, where statsd's figures may be, and passes requests for `/render` on to it."""
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -48,22 +49,23 @@ async def rate(request: web.Request, state: AdminState) -> dict[str, Any]:
 
 
 async def render(request: web.Request) -> web.StreamResponse:
-    """Passes a GET on to graphite, with --proxy-graphite."""
+    """Passes a GET on to graphite, if --proxy-graphite is set."""
     state = request.app[STATE]
     if not state.options.proxy_graphite:
         raise web.HTTPNotFound
     url = f"{state.options.graphite_url.rstrip('/')}/render?{request.rel_url.raw_query_string}"
-    try:
-        async with state.cluster.request("GET", url, shows_secret=False) as answer:
-            headers = {name: answer.headers[name] for name in PASSED_ON if name in answer.headers}
-            response = web.StreamResponse(status=answer.status, headers=headers)
-            await response.prepare(request)
-            async for piece in answer.content.iter_chunked(PIECE_BYTES):
-                await response.write(piece)
-            return response
-    except UpstreamError as error:
-        state.logger.error(f"graphite request failed - {error}")
-        return web.Response(status=502)
+    async with AsyncExitStack() as stack:
+        try:
+            answer = await stack.enter_async_context(state.cluster.request("GET", url, shows_secret=False))
+        except UpstreamError as error:
+            state.logger.error(f"graphite request failed - {error}")
+            return web.Response(status=502)
+        headers = {name: answer.headers[name] for name in PASSED_ON if name in answer.headers}
+        response = web.StreamResponse(status=answer.status, headers=headers)
+        await response.prepare(request)
+        async for piece in answer.content.iter_chunked(PIECE_BYTES):
+            await response.write(piece)
+        return response
 
 
 routes: list[web.RouteDef] = [web.get("/api/graphite", rate), web.get("/render", render)]

@@ -1,7 +1,7 @@
-"""Keeps the last hour of what can be drawn, in memory: rings of numbers that are all written at the same moments.
+"""Keeps the last hour of the drawn figures in memory, in ring buffers that are all written at the same moments.
 
 Its size is bounded by the number of series. A subject (the cluster, a node, a topic, a channel) has a few series; while
-there is room every subject is kept, and when there is none the busiest are, and those that somebody looks at.
+there is room it keeps every subject, and then only the busiest and those that somebody looks at.
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ from nsquark.admin.snapshot import ClusterChannel, ClusterTopic, Node, Percentil
 
 SPAN_S: Final = 3600.0
 STEP_S_MIN: Final = 2.0
-"""Closer moments are not recorded: at this pace the rings hold an hour."""
+"""Moments that are closer together are not recorded; at this pace the rings hold an hour."""
 POINTS_MAX: Final = int(SPAN_S / STEP_S_MIN)
 SERIES_MAX: Final = 6000
-"""The most series, of 4 bytes a point: 43 MB when all are in use."""
+"""There are at most this many series of 4 bytes a point, which take 43 MB when all are in use."""
 WATCHED_S: Final = 60.0
-"""A subject keeps its place for so long after somebody looked."""
+"""A subject keeps its place for this long after somebody looked at it."""
 RERANK_INTERVAL_S: Final = 30.0
 REPLACED_MAX: Final = 200
-"""So many subjects change places at once: a cluster whose load moves must not rebuild all rings in one turn."""
+"""At most this many subjects change places at once, so that a cluster whose load moves does not rebuild all rings in
+one turn.
+"""
 SERIES_PER_SUBJECT_MAX: Final = 16
 NS_PER_S: Final = 1e9
 
 Key = tuple[str, ...]
-"""A subject and the name of one of its figures: ("cluster", "in"), ("channel", "orders", "archive", "depth")."""
+"""Names a subject and one of its figures: ("cluster", "in"), ("channel", "orders", "archive", "depth")."""
 Values = dict[str, float | None]
 
 
 class Track:
-    """The rings of one subject, by name of the figure."""
+    """Holds the rings of one subject, by the name of the figure."""
 
     __slots__ = ("rings", "seen_at", "watched_at")
 
@@ -46,8 +48,8 @@ class Track:
 
 
 class History:
-    """Records; `record` is called after each poll. Always: the rings of all tracks together are at
-    most `series_max`.
+    """Records the figures of a snapshot; `record` is called after each poll. All tracks together never have more than
+    `series_max` rings.
     """
 
     def __init__(self, series_max: int = SERIES_MAX, points_max: int = POINTS_MAX) -> None:
@@ -81,9 +83,7 @@ class History:
         self._recorded += 1
 
     def watch(self, keys: Iterable[Key]) -> None:
-        """Is told that somebody looks at these series: they are kept from now on, and not given up
-        while that goes on.
-        """
+        """Keeps these series, since somebody looks at them, and does not give them up for the next `WATCHED_S`."""
         snapshot = self._latest
         if snapshot is None:
             return
@@ -97,31 +97,16 @@ class History:
                 if (track := self._tracks.get(subject)) is not None:
                     track.watched_at = snapshot.at
 
-    def points(self, key: Key, since: float = 0.0, points_max: int = 0) -> tuple[list[float], list[float | None]]:
-        """Returns times in unix seconds and values, oldest first, of moments after `since`; None where there was no
-        value.
-
-        With `points_max` neighbouring moments are taken together, each group by its largest value: a peak is not lost.
+    def points(self, key: Key, since: float = 0.0) -> tuple[list[float], list[float | None]]:
+        """Returns the times in unix seconds and the values of moments after `since`, oldest first. A value is None
+        where there was none.
         """
         ring = self._ring(key)
         first = self._first_after(max(since, self._last_time - SPAN_S))
         if ring is None or first == self._recorded:
             return [], []
-        numbers = range(first, self._recorded)
-        if not points_max or len(numbers) <= points_max:
-            slots = [number % self._points_max for number in numbers]
-            return [self._times[slot] for slot in slots], [_known(ring[slot]) for slot in slots]
-        size = -(-len(numbers) // points_max)
-        # Groups are counted from the beginning of the recording, so that they stay the same as time passes.
-        starts = range(first - first % size, self._recorded, size)
-        groups = [range(max(start, first), min(start + size, self._recorded)) for start in starts]
-        times = [self._times[group[-1] % self._points_max] for group in groups]
-        return times, [_largest(ring[number % self._points_max] for number in group) for group in groups]
-
-    def last(self, key: Key) -> float | None:
-        """Returns the newest value, None if there is none."""
-        ring = self._ring(key)
-        return _known(ring[(self._recorded - 1) % self._points_max]) if ring is not None and self._recorded else None
+        slots = [number % self._points_max for number in range(first, self._recorded)]
+        return [self._times[slot] for slot in slots], [_known(ring[slot]) for slot in slots]
 
     def _ring(self, key: Key) -> array[float] | None:
         track = self._tracks.get(key[:-1])
@@ -132,10 +117,10 @@ class History:
         return self._times[(self._recorded - 1) % self._points_max] if self._recorded else 0.0
 
     def _first_after(self, since: float) -> int:
-        """Returns the number of the first moment after `since` that is kept; the number of the next one if there is
+        """Returns the number of the first moment after `since` that is kept, or of the next one to come if there is
         none.
 
-        A clock that was set back leaves earlier times behind later ones: what is found then is one of the borders.
+        If the clock was set back, the times are not in order; then it finds one of the places where they pass `since`.
         """
         numbers = range(max(0, self._recorded - self._points_max), self._recorded)
         return numbers.start + bisect_right(numbers, since, key=lambda number: self._times[number % self._points_max])
@@ -150,10 +135,10 @@ class History:
                 self._series += 1
             ring[slot] = math.nan if value is None else value
 
-    # Who is kept
+    # Which subjects are kept
 
     def _make_room(self, snapshot: Snapshot) -> None:
-        """Takes new subjects in while there is room; now and then the busiest replace the idlest."""
+        """Takes new subjects in while there is room; every `RERANK_INTERVAL_S` the busiest replace the idlest."""
         for subject in _subjects(snapshot):
             if subject not in self._tracks and not self._track(subject, snapshot):
                 break
@@ -171,7 +156,7 @@ class History:
             REPLACED_MAX, ((_business(snapshot, each), each) for each in self._replaceable(snapshot))
         )
         for (rate, subject), (idle_rate, idle) in zip(busiest, idlest, strict=False):
-            # Twice as busy, or two that are alike would change places for ever.
+            # It must be twice as busy, or two that are alike would change places for ever.
             if rate <= 2 * idle_rate:
                 break
             self._drop(idle)
@@ -181,7 +166,7 @@ class History:
         return [each for each, track in self._tracks.items() if snapshot.at - track.watched_at > WATCHED_S]
 
     def _track_watched(self, subjects: list[Key], snapshot: Snapshot) -> None:
-        """Puts a subject that is looked at in the place of the idlest of those that nobody looks at."""
+        """Takes in subjects that are looked at, in place of the idlest of those that nobody looks at."""
         idle = self._replaceable(snapshot)
         idle.sort(key=lambda each: _business(snapshot, each), reverse=True)
         for subject in subjects:
@@ -191,7 +176,7 @@ class History:
                 self._drop(idle.pop())
 
     def _track(self, subject: Key, snapshot: Snapshot) -> bool:
-        """Tells whether there is room for a subject; what the snapshot does not have takes none."""
+        """Takes a subject in, and returns False if there is no room. One that the snapshot does not have needs none."""
         names = list(_values(snapshot, subject) or ())[:SERIES_PER_SUBJECT_MAX]
         if not names:
             return True
@@ -221,7 +206,7 @@ def _subjects(snapshot: Snapshot) -> Iterator[Key]:
 
 
 def _values(snapshot: Snapshot, subject: Key) -> Values | None:
-    """Returns the figures of a subject, None if the snapshot does not have it."""
+    """Returns the figures of a subject, or None if the snapshot does not have it."""
     match subject:
         case ("cluster",):
             return _cluster_values(snapshot)
@@ -281,7 +266,7 @@ def _latency_values(percentiles: tuple[Percentile, ...]) -> Values:
 
 
 def _business(snapshot: Snapshot, subject: Key) -> float:
-    """Returns messages per second; the cluster and its nodes are always more worth than a topic."""
+    """Returns how busy a subject is, in messages per second; the cluster and its nodes come before every topic."""
     match subject:
         case ("cluster",) | ("node", _):
             return math.inf
@@ -296,7 +281,3 @@ def _business(snapshot: Snapshot, subject: Key) -> float:
 
 def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
-
-
-def _largest(values: Iterable[float]) -> float | None:
-    return max((value for value in values if not math.isnan(value)), default=None)

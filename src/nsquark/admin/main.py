@@ -1,9 +1,8 @@
-"""This is the program nsqadmin: options, listen, serve until a signal, stop."""
+"""This is the program nsqadmin: it reads its options, listens, and serves until a signal stops it."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import signal
@@ -14,13 +13,14 @@ from aiohttp import web
 
 from nsquark.admin.app import make_app, make_state
 from nsquark.admin.options import NsqadminOptions, OptionsError, check_options, parse_options
+from nsquark.base import event_loop
 from nsquark.base.addresses import Listener, listen
 from nsquark.base.logs import Logger
 from nsquark.base.version import version_line
 
 EXIT_FATAL: Final = 1
 STOP_S_MAX: Final = 5.0
-"""The time for requests that are being answered when nsqadmin is told to stop."""
+"""Requests that are being answered when nsqadmin is told to stop have this much time."""
 LINE_BYTES_MAX: Final = 32 << 10
 GC_THRESHOLD: Final = 50_000
 
@@ -30,17 +30,13 @@ def main() -> None:
     logger = Logger(options.log_prefix, options.log_level)
     logger.info(version_line("nsqadmin"))
     logging.getLogger("aiohttp").addHandler(_Passed(logger))
-    # Snapshots are large and short-lived, and free of cycles: looking through them for garbage finds none.
+    # Snapshots are large, short-lived and free of cycles, so the garbage collector would find nothing in them.
     gc.set_threshold(GC_THRESHOLD)
-    with contextlib.suppress(ImportError):
-        import uvloop
-
-        uvloop.install()
-    sys.exit(asyncio.run(serve(options, logger)))
+    sys.exit(event_loop.run(serve(options, logger)))
 
 
 class _Passed(logging.Handler):
-    """Has what aiohttp says written as everything else here is."""
+    """Writes the log records of aiohttp to our own log."""
 
     def __init__(self, logger: Logger) -> None:
         super().__init__(logging.WARNING)
@@ -51,7 +47,7 @@ class _Passed(logging.Handler):
 
 
 async def serve(options: NsqadminOptions, logger: Logger) -> int:
-    """Serves until SIGINT or SIGTERM; returns the exit code."""
+    """Serves until SIGINT or SIGTERM, and returns the exit code."""
     loop = asyncio.get_running_loop()
     logger.report_failures(loop)
     stopping = asyncio.Event()

@@ -1,13 +1,14 @@
-"""This is the message browser: a topic's log looked through without consuming it, and messages published by hand.
+"""This is the message browser, which looks through a topic's log without consuming it, and publishes by hand.
 
 GET  /topics/{t}/messages.json                       a page, newest first: at, older or newer, filter, node, limit, wait
-GET  /topics/{t}/messages.jsonl                      the same as a file, a line for each message
+GET  /topics/{t}/messages.jsonl                      a file of such messages, with a line for each
 GET  /topics/{t}/messages/{node}/{seq}               one message; with download=1 its bytes
 POST /topics/{t}/messages                            publishes the request's body: node, defer (milliseconds)
 POST /topics/{t}/messages/{node}/{seq}/republish     publishes a message of the log again
 
-A page ends where time or bytes of a search do, and says what was searched; `older` of its answer goes on from there,
-`newer` steps forward. Live tail: `newer` with `wait`; the newest of what came since is shown, the rest is `skipped`.
+A page ends when its search runs out of time or bytes, and tells what was searched; the `older` of its answer goes on
+from there, and `newer` steps forward. A live tail asks for `newer` with `wait`: it gets the newest of the messages that
+came since, and `skipped` counts the others.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from nsquark.admin.state import STATE, AdminState
 from nsquark.client.envelope import new_key, unwrap, wrap
 
 PREVIEW_BYTES: Final = 2048
-"""So much of each body is in a page; one message is shown with more."""
+"""A page has this much of each body; a message that is shown alone has more."""
 DOWNLOAD_MESSAGES: Final = 10_000
 DOWNLOAD_MESSAGES_MAX: Final = 1_000_000
 DOWNLOAD_BYTES_MAX: Final = 1 << 30
 DOWNLOAD_PAGE_MESSAGES: Final = 500
 DOWNLOAD_STALL_S_MAX: Final = 120.0
-"""The time for a browser to take one page of a download."""
+"""A browser has this much time to take one page of a download."""
 WHOLE_BODY: Final = 1 << 40
 DEFER_MS_MAX: Final = 1 << 40
 JSON_TYPE: Final = "application/json"
@@ -89,7 +90,7 @@ async def page(request: web.Request) -> web.StreamResponse:
 
 
 async def download(request: web.Request) -> web.StreamResponse:
-    """Goes through as many pages as it takes, newest first. A failure cuts the answer off, so that it is noticed."""
+    """Sends messages as a file, newest first."""
     state = _state(request)
     with downloading():
         return await _download(request, state)
@@ -103,8 +104,7 @@ async def _download(request: web.Request, state: AdminState) -> web.StreamRespon
     nodes = await ask_nodes(state.cluster, question)
     asked = await ranges_of(question, nodes)
     if missing := nodes.failures | asked.failures:
-        names = "; ".join(f"{node}: {text}" for node, text in missing.items())
-        raise refusal(web.HTTPBadGateway, f"UPSTREAM_ERROR: {names}", reason="choose an nsqd that answers")
+        raise refusal(web.HTTPBadGateway, f"UPSTREAM_ERROR: {_named(missing)}", reason="choose an nsqd that answers")
     response = web.StreamResponse(
         headers={
             "Content-Type": "application/x-ndjson",
@@ -118,13 +118,17 @@ async def _download(request: web.Request, state: AdminState) -> web.StreamRespon
             found = await search(ranges, question.filter, Limits(min(left, DOWNLOAD_PAGE_MESSAGES), WHOLE_BODY))
             lines = await asyncio.to_thread(_lines, topic, found)
         if found.failures:
-            raise ConnectionResetError(f"the download of {topic} ended early: {found.failures}")
+            raise UpstreamError(_named(found.failures))
         async with asyncio.timeout(DOWNLOAD_STALL_S_MAX):
             await response.write(lines)
         left -= len(found.messages)
         bytes_left -= len(lines)
         ranges = [one._replace(high=found.positions[one.log.node]) for one in ranges if one.log.node in found.positions]
     return response
+
+
+def _named(failures: dict[str, str]) -> str:
+    return "; ".join(f"{node}: {text}" for node, text in failures.items())
 
 
 def _lines(topic: str, found: SearchResult) -> bytes:
@@ -178,19 +182,19 @@ async def publish(request: web.Request) -> web.StreamResponse:
 
 
 async def republish(request: web.Request) -> web.StreamResponse:
-    """Publishes the same bytes, read from the log again: nothing that a browser may have done to them matters."""
+    """Publishes a message again. Its bytes are read from the log, so that the browser cannot have changed them."""
     state = _state(request)
     topic = name_in_path(request, "topic")
     require(request, "republish")
     message = await _read_one(request, state, topic, WHOLE_BODY, opens_envelopes=False)
     opened = unwrap(message.body)
-    # With its old key, consumers that leave out copies would leave it out.
+    # Consumers that drop duplicates would drop it if it had its old key.
     body = message.body if opened.key is None else wrap(new_key(), opened.body, opened.headers)
     return await _publish(request, state, "republish", topic, message.node, body, 0)
 
 
 def _publish_to(snapshot: Snapshot, topic: str, wanted: str) -> str:
-    """Publishes to the nsqd that was asked for; else one that has the topic, else any, as long as it answers."""
+    """Returns the nsqd to publish to: the wanted one, else one that answers, preferably one that has the topic."""
     if wanted:
         return known_node(snapshot, wanted)
     for address in _candidates(snapshot, topic):

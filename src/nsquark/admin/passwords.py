@@ -1,11 +1,10 @@
-"""Reads and writes the file of those who may log in: a line for each with name, role and the scrypt hash of the
-password.
+"""Reads and writes the file of users: a line for each, with name, role and the scrypt hash of the password.
 
     session-key:<base64>
     alice:admin:scrypt:32768:8:1:<salt>:<hash>
 
-The session key signs the cookies of who logged in, so that they outlive a restart and are good at every nsqadmin with
-the same file. Whoever reads the file could forge them: it is for its owner alone.
+The session key signs the cookies of users who logged in, so that they outlive a restart and are good at every nsqadmin
+with the same file. Whoever reads the file could forge cookies, so it is for its owner alone.
 """
 
 import base64
@@ -37,13 +36,13 @@ PASSWORD_CHARS_MAX: Final = 1024
 NAME_CHARS_MAX: Final = 64
 FILE_BYTES_MAX: Final = 1 << 20
 SESSION_KEY: Final = "session-key"
-"""The word that begins the line of the key; no user can have this name."""
+"""This word begins the line of the key; no user can have it as a name."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._@+-]+")
 
 
 class PasswordHash(NamedTuple):
-    """A password that cannot be read back."""
+    """Holds the scrypt hash of a password, from which the password cannot be read back."""
 
     n: int
     r: int
@@ -57,8 +56,8 @@ class PasswordHash(NamedTuple):
         return cls(SCRYPT_N, SCRYPT_R, SCRYPT_P, salt, _scrypt(password, salt, SCRYPT_N, SCRYPT_R, SCRYPT_P))
 
     def matches(self, password: str) -> bool:
-        """Tells whether a password is this one. It takes a tenth of a second on purpose, and as much memory as `n` and
-        `r` say: call it in a thread.
+        """Tells whether a password is the right one. It takes a tenth of a second on purpose, and as much memory as `n`
+        and `r` say, so it is called in a thread.
         """
         if len(password) > PASSWORD_CHARS_MAX:
             return False
@@ -82,7 +81,7 @@ class PasswordHash(NamedTuple):
 
 
 class User(NamedTuple):
-    """One line of the file."""
+    """Holds one line of the file."""
 
     name: str
     role: Role
@@ -90,22 +89,22 @@ class User(NamedTuple):
 
     @property
     def fingerprint(self) -> bytes:
-        """Returns a text that changes with the password and with the role: a session that was begun with another one
-        has ended.
+        """Returns a hash that changes with the password and with the role, and so ends the sessions that began with
+        other ones.
         """
         return hashlib.sha256(f"{self.name}:{self.role.word}:{self.password}".encode()).digest()[:16]
 
 
 @dataclass(frozen=True)
 class Users:
-    """Holds all of a file. Without a key of its own it gets one that is lost with the process."""
+    """Holds all of a file. If the file has no session key, there is one that is lost with the process."""
 
     by_name: Mapping[str, User] = field(default_factory=dict)
     key: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES))
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads the lines; ValueError names the line, and none of its secrets."""
+        """Parses the text of a file, or raises ValueError, which names the line and none of its secrets."""
         users: dict[str, User] = {}
         key = b""
         for number, line in enumerate(text.splitlines(), 1):
@@ -147,7 +146,7 @@ def require_password(password: str) -> None:
 
 
 def read_users(path: Path) -> Users:
-    """Reads the file; ValueError says what is wrong with it."""
+    """Reads the file, or raises ValueError, which says what is wrong with it."""
     try:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
@@ -165,17 +164,15 @@ def read_users(path: Path) -> Users:
 def write_users(path: Path, users: Users) -> None:
     """Replaces the file as a whole, so that a reader finds the old one or the new one.
 
-    A new file is for its owner alone; one that was there keeps its owner, and its group if that could read it.
+    A new file is for its owner alone. One that is replaced keeps its owner and its group as far as the writer may set
+    them, and with the group also the group's right to read it.
     """
     path = path.resolve()
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
     try:
         with os.fdopen(handle, "w") as file:
             if path.exists():
-                before = path.stat()
-                with contextlib.suppress(PermissionError):  # only root gives files away
-                    os.fchown(file.fileno(), before.st_uid, before.st_gid)
-                os.fchmod(file.fileno(), before.st_mode & 0o640)
+                _keep_owner_and_group(file.fileno(), path.stat())
             file.write(str(users))
             file.flush()
             os.fsync(file.fileno())
@@ -185,8 +182,17 @@ def write_users(path: Path, users: Users) -> None:
         raise
 
 
+def _keep_owner_and_group(file: int, before: os.stat_result) -> None:
+    with contextlib.suppress(PermissionError):  # only root and the members of a group may set it
+        os.fchown(file, -1, before.st_gid)
+    with contextlib.suppress(PermissionError):  # only root may change the owner
+        os.fchown(file, before.st_uid, -1)
+    is_group_kept = os.fstat(file).st_gid == before.st_gid
+    os.fchmod(file, before.st_mode & (0o640 if is_group_kept else 0o600))
+
+
 def _scrypt(password: str, salt: bytes, n: int, r: int, p: int) -> bytes:
-    # The same letter is typed as one character on one keyboard and as two on another.
+    # An accented letter is one character on some keyboards and two on others, and must hash alike.
     secret = unicodedata.normalize("NFC", password).encode("utf-8", "surrogatepass")
     return hashlib.scrypt(secret, salt=salt, n=n, r=r, p=p, maxmem=2 * SCRYPT_MEMORY_BYTES_MAX, dklen=HASH_BYTES)
 

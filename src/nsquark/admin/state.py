@@ -25,25 +25,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """Shows what changes on a page: texts by the name of their place, and series to be drawn."""
+    """Holds what changes on a page: texts by the name of their place, and series to be drawn."""
 
     figures: dict[str, str] = field(default_factory=dict)
     series: tuple[Key, ...] = ()
-    """The series drawn as charts: every recorded point."""
-    sparks: tuple[Key, ...] = ()
-    """The series drawn as sparklines: a few points are enough."""
+    """These series are drawn as charts, with every recorded point."""
 
 
 @dataclass(slots=True)
 class AdminState:
-    """Is shared by all parts. `snapshot` is replaced at every poll and never changed; take it once and read all from
-    it.
+    """Is shared by all parts of nsqadmin. Every poll replaces `snapshot` and never changes it, so a handler takes it
+    once and reads everything from it.
     """
 
     options: NsqadminOptions
     logger: Logger
     base_path: str
-    """The base path, "" or "/a/b": it stands before every path of ours."""
+    """This is "" or "/a/b", and stands before every path of ours."""
     cluster: ClusterClient
     survey: Survey
     actions: Actions
@@ -63,25 +61,25 @@ class AdminState:
         return self.poller.snapshot.failures
 
     def attention(self) -> tuple[Attention, ...]:
-        """Returns what needs a person, worst first, as of the last poll."""
+        """Returns the problems that need a person, the worst first, as of the last poll."""
         return self.poller.attention
 
     async def snapshot_after_change(self) -> Snapshot:
-        """Returns a snapshot that was asked for after this call: for who has just changed something."""
+        """Returns a snapshot whose poll began after this call, for a caller that has just changed something."""
         return await self.poller.again()
 
     async def fresh_snapshot(self) -> Snapshot:
-        """Returns a snapshot of now, give or take a poll; asks the cluster if nobody looked for a while."""
+        """Returns a snapshot that is about one poll old; it asks the cluster if nobody looked for a while."""
         return await self.poller.fresh()
 
     def watch(self, topic: str, channel: str, node: str = "") -> None:
-        """Has the clients of this channel asked for at each poll, for a while; `("", "", node)`
-        means those of an nsqd.
+        """Makes each poll ask for the clients of this channel, for a while; `("", "", node)` means all clients of an
+        nsqd.
         """
         self.client_lists.watch(topic, channel, node)
 
     async def clients(self, topic: str, channel: str, node: str = "") -> tuple[ClientInfo, ...]:
-        """Asks for the clients of now."""
+        """Asks for the clients as they are now, and watches them."""
         return await self.client_lists.fetch(self.snapshot, topic, channel, node)
 
     def seen_clients(self, topic: str, channel: str, node: str = "") -> tuple[ClientInfo, ...]:
@@ -89,7 +87,7 @@ class AdminState:
         return self.client_lists.seen(topic, channel, node)
 
     def url(self, path: str) -> str:
-        """Returns a path of ours as a browser must ask for it."""
+        """Returns a path of ours with the base path, as a browser must ask for it."""
         return f"{self.base_path}{path}" if path != "/" or not self.base_path else self.base_path
 
 

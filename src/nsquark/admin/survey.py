@@ -1,6 +1,6 @@
 """Asks all nsqlookupds or nsqds at once, as NSQ's nsqadmin does for its /api.
 
-An answer is what those said who answered, together with the errors of the others. AllFailed is raised if nobody
+A result has the answers of those that gave one, together with the errors of the others. AllFailed is raised if none
 answered.
 """
 
@@ -29,13 +29,13 @@ INACTIVE_TOPICS_MAX: Final = 10_000
 
 @dataclass(slots=True)
 class Answers(Generic[T]):
-    """The answers, and what went wrong besides."""
+    """Holds what was answered, and the errors of those that did not answer."""
 
     value: T
     errors: list[UpstreamError] = field(default_factory=list)
 
 
-class _Topics(msgspec.Struct):
+class _TopicList(msgspec.Struct):
     topics: list[str] | None = None
 
 
@@ -44,7 +44,7 @@ class _Channels(msgspec.Struct):
 
 
 class _TopicNames(msgspec.Struct):
-    """The part of /stats that has the names of topics."""
+    """Decodes only the names of topics from /stats."""
 
     class Named(msgspec.Struct):
         topic_name: str = ""
@@ -55,7 +55,7 @@ class _TopicNames(msgspec.Struct):
         return [topic.topic_name for topic in self.topics or ()]
 
 
-class _Stats(msgspec.Struct):
+class _StatsAnswer(msgspec.Struct):
     topics: list[ApiTopic] | None = None
 
 
@@ -63,11 +63,11 @@ class _Stats(msgspec.Struct):
 class StatsOfAll:
     topics: list[ApiTopic]
     channels: dict[str, ApiChannel]
-    """The channels by name, or `topic:channel` if all topics were asked for; summed up over the nsqds."""
+    """These are summed up over the nsqds; the key is the name, or `topic:channel` if all topics were asked for."""
 
 
 class Survey:
-    """Asks as many as there are, at most ASKED_AT_ONCE_MAX at the same time."""
+    """Asks all nsqlookupds or nsqds, at most ASKED_AT_ONCE_MAX at the same time."""
 
     def __init__(self, cluster: ClusterClient) -> None:
         self._cluster = cluster
@@ -81,7 +81,7 @@ class Survey:
         return Answers(sorted({name for _, names in said.value for name in names}), said.errors)
 
     async def channels(self, topic: str) -> list[str]:
-        """Returns the channels that nsqlookupds know; nothing is said of those who do not answer."""
+        """Returns the channels of a topic that nsqlookupds know, without the errors of those that do not answer."""
 
         async def ask(address: str) -> list[str]:
             target = f"/channels?topic={quote_plus(topic)}"
@@ -155,7 +155,7 @@ class Survey:
         hostnames = {node.http_address: node.hostname for node in nodes}
 
         async def ask(address: str) -> list[ApiTopic]:
-            return (await self._cluster.get(address, target, _Stats)).topics or []
+            return (await self._cluster.get(address, target, _StatsAnswer)).topics or []
 
         said = await self._all("nsqd", [node.http_address for node in nodes], ask)
         found = StatsOfAll([], {})
@@ -181,7 +181,7 @@ class Survey:
     # One nsqlookupd or nsqd
 
     async def _lookupd_topics(self, address: str) -> list[str]:
-        return (await self._cluster.get(address, "/topics", _Topics)).topics or []
+        return (await self._cluster.get(address, "/topics", _TopicList)).topics or []
 
     async def _nsqd_topics(self, address: str) -> list[str]:
         return (await self._cluster.get(address, "/stats?format=json", _TopicNames)).names()
@@ -197,7 +197,7 @@ class Survey:
         return _node(info)
 
     async def describe(self, address: str) -> ApiNode:
-        """Describes the nsqd at this address by its own words; AllFailed if it has none."""
+        """Asks the nsqd at this address to describe itself. It raises AllFailed if the nsqd does not."""
         said = await self._all("nsqd", [address], self._describe_nsqd)
         return said.value[0][1]
 

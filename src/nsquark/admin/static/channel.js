@@ -1,4 +1,4 @@
-// What a channel holds: messages in flight with how long, requeued ones with attempts and when they are due.
+// Lists the messages of a channel that are in flight, with how long, or requeued, with when they are due.
 import { make } from "./dom.js";
 import { exact, seconds } from "./format.js";
 import { request } from "./http.js";
@@ -14,6 +14,9 @@ const COLUMNS = {
   requeued: [["attempts", (each) => exact(each.attempts)], ["due", (each) => due(each.due_ms ?? 0)]],
 };
 
+const NONE = { in_flight: "No message is in flight", requeued: "No message is requeued" };
+const ORDER = { in_flight: "longest in flight first", requeued: "next due first" };
+
 const due = (ms) => (ms <= 0 ? "now" : `in ${seconds(ms / 1000)}`);
 
 function draw(answer) {
@@ -27,8 +30,7 @@ function draw(answer) {
       ...columns.map(([name, value]) => make("td", { "data-label": name }, value(each))));
   }));
   const failures = (answer.failures ?? []).map((failure) => `${failure.node}: ${failure.text}`);
-  const none = state === "in_flight" ? "No message is in flight" : "No message is requeued";
-  const count = answer.messages.length ? `${answer.messages.length} shown, longest first` : none;
+  const count = answer.messages.length ? `${answer.messages.length} shown, ${ORDER[state]}` : NONE[state];
   card.querySelector("[role=status]").textContent = [count, ...failures].join(" · ");
 }
 

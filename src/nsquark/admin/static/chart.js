@@ -1,5 +1,5 @@
-// <time-chart lines='[{"key","label","kind","axis"}]' unit="rate|count|seconds|bytes" unit2="…">: a time series as SVG.
-// Lines with axis 2 have their own scale at the right. Drawing covers a span of time that the page chooses.
+// <time-chart lines='[{"key","label","kind","axis"}]' unit="rate|count|seconds|bytes" unit2="…"> draws series as SVG.
+// Lines with axis 2 have their own scale at the right. The user chooses the span of time that is drawn.
 import { drawCursor, followPointer, hasCursor } from "./cursor.js";
 import { svg } from "./dom.js";
 import { onSeries, pointsOf } from "./events.js";
@@ -9,7 +9,7 @@ import { timeTicks, valueTicks } from "./scales.js";
 const MARGIN = { left: 46, right: 12, top: 8, bottom: 22 };
 const MARGIN_AXIS2 = 46;
 const SPAN_KEY = "chart-span";
-const SPAN_S_MIN = 60; // less is known right after a start, and drawn as wide
+const SPAN_S_MIN = 60; // a chart covers at least this much, even right after a start, when less is known
 const GAP_SECONDS = 30;
 const VALUE_STEPS = 4;
 const PIXELS_PER_TIME_LABEL = 90;
@@ -149,7 +149,7 @@ class TimeChart extends HTMLElement {
     return [group];
   }
 
-  // The newest values: in the legend, and in words for those who do not see the picture.
+  // Shows the newest values in the legend, and in words for those who do not see the picture.
   describe() {
     const words = this.lines.map((line, index) => {
       const value = this.view.data[index].v.at(-1);

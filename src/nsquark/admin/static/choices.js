@@ -1,9 +1,9 @@
-// Positions in a log as people give them: fields that belong to a choice are shown while it is made.
+// Shows the fields of a form that belong to the chosen kind of position in a log, and hides the others.
 export function showFields(form, choice) {
   for (const field of form.querySelectorAll("[data-for]")) field.hidden = field.dataset.for !== choice;
 }
 
-// "time:<ms>", "seq" as given, or a word; null if a value is missing.
+// Returns "time:<ms>", the sequence number behind `seqPrefix`, or the choice itself; null if a value is missing.
 export function position(choice, { time, seq }, seqPrefix) {
   if (choice === "time") {
     const ms = new Date(time).getTime();
@@ -13,7 +13,7 @@ export function position(choice, { time, seq }, seqPrefix) {
   return choice;
 }
 
-// For <input type="datetime-local">, which has no zone of its own.
+// Writes a date for <input type="datetime-local">, which has no zone of its own.
 export function localInput(date) {
   return new Date(date.getTime() - date.getTimezoneOffset() * 60_000).toISOString().slice(0, 19);
 }

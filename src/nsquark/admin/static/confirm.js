@@ -1,5 +1,5 @@
 // Every change asks first, then shows what each nsqd answered. A button has data-action (JSON for POST /action),
-// data-title, data-text; with data-type-name the name must be typed; data-then is where to go when it was done.
+// data-title and data-text; with data-type-name the name must be typed; data-then is the page to open when it is done.
 import { byId, make } from "./dom.js";
 import { base, post } from "./http.js";
 
@@ -9,7 +9,7 @@ const foot = dialog?.querySelector(".dialog-foot");
 
 const button = (text, className, onclick) => make("button", { type: "button", class: `button ${className}`, onclick }, text);
 
-// Asks; `details` are elements shown below the text. Resolves to whether the person went on.
+// Asks the user to confirm, with `details` as elements below the text. Resolves to whether the user did.
 export function ask({ title, text, verb, isDangerous, typeName, details = [] }) {
   return new Promise((resolve) => {
     const yes = button(verb, isDangerous ? "danger primary" : "primary", () => resolve(true));

@@ -1,4 +1,4 @@
-// A button beside a command copies it.
+// Makes the button beside a command copy the command.
 const SHOWN_MS = 1500;
 
 async function copy(text) {

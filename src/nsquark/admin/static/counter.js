@@ -1,4 +1,4 @@
-// The number runs on at the measured rate between two measurements, and never backwards.
+// Counts up to each new measurement within CATCH_UP_S, so that the number runs on; a lower one is shown at once.
 const shown = document.getElementById("counter");
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 const CATCH_UP_S = 2;

@@ -1,4 +1,4 @@
-// What a chart says of the moment under the pointer; all charts of a page show the same moment.
+// Shows the values of a chart at the moment under the pointer; all charts of a page show the same moment.
 import { make, svg } from "./dom.js";
 import { exact } from "./format.js";
 import { nearest } from "./scales.js";
@@ -63,6 +63,6 @@ export function drawCursor(chart) {
   picture.append(mark);
   chart.append(tip);
   const isRight = x + TIP_PIXELS > view.right;
-  // The element's own style object is allowed where style attributes and blocks are not.
+  // The content policy allows an element's style object, but no style attributes or blocks.
   tip.style.transform = `translate(${isRight ? x - tip.offsetWidth - 12 : x + 12}px, ${view.top + 4}px)`;
 }

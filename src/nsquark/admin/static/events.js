@@ -1,4 +1,5 @@
-// The one stream of a tab: figures and rows as HTML pieces, series as points. Hidden tabs close it after a while.
+// Receives the one event stream of a tab: figures and rows as pieces of HTML, and series as points. A hidden tab closes
+// it after a while.
 import { base } from "./http.js";
 import { morph, morphChildren, parse } from "./morph.js";
 
@@ -36,7 +37,7 @@ function applySeries(changes) {
   touched.forEach((callback) => callback());
 }
 
-// Rows of a list in the order given; a row whose HTML did not come is the one that is there.
+// Puts the rows of a list into the given order; a row for which no HTML came stays as it is.
 function applyRows(list, keys, pieces) {
   const rows = new Map([...list.children].map((row) => [row.dataset.key, row]));
   const name = list.dataset.rows;
@@ -56,7 +57,7 @@ function applyRows(list, keys, pieces) {
   });
 }
 
-// A page that had nothing to list has no list to put the first rows into.
+// Tells whether the first rows came for a page that had nothing to list, and so has no list to put them into.
 function hasFirstRows(pieces) {
   if (!document.querySelector(".empty")) return false;
   return Object.entries(pieces).some(([name, order]) => name.startsWith("rows:") && order !== "[]" &&
@@ -93,7 +94,7 @@ function open() {
   const page = encodeURIComponent((location.pathname.slice(base.length) || "/") + location.search);
   source = new EventSource(`${base}/events?page=${page}`);
   source.addEventListener("open", () => {
-    // A stream begins with the whole past, also when it comes back after a break.
+    // A stream begins with the whole past, even when it comes back after a break.
     series.clear();
     show("live", "Live");
   });

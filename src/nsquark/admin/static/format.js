@@ -1,5 +1,10 @@
-// Numbers as people read them; the same rules as the server's in format.py.
+// Formats figures for people by the rules of the server's format.py.
 const UNITS = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
+const BYTE_UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+const MINUTE_S = 60;
+const HOUR_S = 3600;
+const DAY_S = 86400;
+const LONG_UNITS = [[DAY_S, "d"], [HOUR_S, "h"], [MINUTE_S, "min"]];
 
 export function compact(value) {
   const size = Math.abs(value);
@@ -9,35 +14,47 @@ export function compact(value) {
   return trim(value);
 }
 
-const trim = (value) => {
+// Rounds to about three digits by the arithmetic of format.py, since toFixed rounds differently.
+function trim(value) {
   const size = Math.abs(value);
-  if (size >= 100 || Number.isInteger(value)) return String(Math.round(value));
-  return value.toFixed(size >= 10 ? 1 : 2).replace(/\.?0+$/, "");
-};
+  const scale = size >= 100 ? 1 : size >= 10 ? 10 : 100;
+  return String(Math.floor(value * scale + 0.5) / scale);
+}
 
+// Writes a measured time in one unit, so that it fits beside the axis of a chart.
 export function seconds(value) {
   if (value === 0) return "0";
   if (value < 1e-3) return `${trim(value * 1e6)} µs`;
   if (value < 1) return `${trim(value * 1e3)} ms`;
-  if (value < 120) return `${trim(value)} s`;
-  return value < 7200 ? `${trim(value / 60)} min` : `${trim(value / 3600)} h`;
+  for (const [unit, name] of LONG_UNITS) {
+    if (value >= 2 * unit) return `${trim(value / unit)} ${name}`;
+  }
+  return `${trim(value)} s`;
 }
 
-export function bytes(value) {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+// Writes how long something has lasted, in whole units.
+export function duration(value) {
+  const whole = Math.max(0, Math.floor(value));
+  if (whole < MINUTE_S) return `${whole} s`;
+  if (whole < HOUR_S) return `${Math.floor(whole / MINUTE_S)} min`;
+  if (whole < DAY_S) return `${Math.floor(whole / HOUR_S)} h ${Math.floor((whole % HOUR_S) / MINUTE_S)} min`;
+  return `${Math.floor(whole / DAY_S)} d ${Math.floor((whole % DAY_S) / HOUR_S)} h`;
+}
+
+export function size(value) {
   let step = 0;
-  while (value >= 1024 && step < units.length - 1) {
+  while (value >= 1024 && step < BYTE_UNITS.length - 1) {
     value /= 1024;
     step += 1;
   }
-  return `${trim(value)} ${units[step]}`;
+  return `${trim(value)} ${BYTE_UNITS[step]}`;
 }
 
 export const formatters = {
   count: compact,
   rate: (value) => `${compact(value)}/s`,
   seconds,
-  bytes,
+  bytes: size,
 };
 
 export const exact = (value) => value.toLocaleString("en-US", { maximumFractionDigits: 3 });

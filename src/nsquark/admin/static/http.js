@@ -1,4 +1,4 @@
-// Requests to nsqadmin itself, under its base path and with its token against forged requests.
+// Makes requests to nsqadmin itself, under its base path and with its token against forged requests.
 export const base = document.documentElement.dataset.base;
 
 const token = () => document.querySelector('meta[name="csrf"]').content;
@@ -15,7 +15,7 @@ async function answer(response) {
   return { ok: response.ok, status: response.status, ...content };
 }
 
-// Gives `{ok, status, ...the JSON answered}`, also where the request could not be made.
+// Returns `{ok, status, ...the JSON of the answer}`, even if the request could not be made.
 export async function request(path, options = {}) {
   try {
     return await answer(await fetch(base + path, { credentials: "same-origin", ...options }));
@@ -25,7 +25,7 @@ export async function request(path, options = {}) {
   }
 }
 
-// A change: any body, with the token that shows that one of our pages asks.
+// Sends a change with any body, and with the token that proves that one of our pages asks.
 export const send = (path, body, type) => (
   request(path, { method: "POST", headers: { "X-CSRF-Token": token(), "Content-Type": type }, body }));
 

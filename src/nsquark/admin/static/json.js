@@ -1,4 +1,4 @@
-// A JSON value as a tree that folds, in colours. Large parts are made when they are opened.
+// Draws a JSON value as a coloured tree that folds. Folded parts are made when they are opened.
 import { make } from "./dom.js";
 
 const OPEN_DEPTH = 2;
@@ -8,7 +8,7 @@ export function tree(value) {
   return make("div", { class: "body json", tabindex: "0" }, ...nodes(value, 0, ""));
 }
 
-// `comma` follows the value, in the same line.
+// Makes the elements of a value; `comma` follows it on the same line.
 function nodes(value, depth, comma) {
   if (value === null || typeof value === "boolean") return [make("span", { class: "word" }, String(value)), comma];
   if (typeof value === "number") return [make("span", { class: "number" }, String(value)), comma];
@@ -38,7 +38,7 @@ function branch(value, depth, comma) {
   return details;
 }
 
-// Offsets, bytes, and what of them can be printed.
+// A row of a hex dump has an offset, this many bytes, and those of them that can be printed.
 const HEX_ROW = 16;
 const HEX_BYTES_MAX = 65_536;
 

@@ -1,4 +1,4 @@
-// Keys for everything: `/` finds, `g` and a letter goes, j and k move through rows, `?` shows this list.
+// Handles the keys: `/` searches, `g` and a letter opens a page, j and k move through rows, `?` lists the keys.
 import { base } from "./http.js";
 import { byId } from "./dom.js";
 import { openPalette } from "./palette.js";

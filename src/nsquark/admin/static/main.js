@@ -1,4 +1,4 @@
-// What every page loads. Each module looks for what it serves and does nothing where that is absent.
+// Every page loads this. Each module looks for the elements that it serves and does nothing where there are none.
 import { connect } from "./events.js";
 import "./chart.js";
 import "./confirm.js";

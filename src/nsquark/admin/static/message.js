@@ -1,7 +1,7 @@
-// One message of the browser: a line, and its body as JSON, text or hex when it is opened.
+// Shows one message of the message browser: a line, and its body as JSON, text or hex when it is opened.
 import { ask, showBusy, showResult } from "./confirm.js";
 import { make } from "./dom.js";
-import { bytes, exact } from "./format.js";
+import { exact, size } from "./format.js";
 import { base, post, request } from "./http.js";
 import { hexDump, tree } from "./json.js";
 
@@ -19,7 +19,7 @@ export function messageRow(topic, message, mayRepublish) {
     make("local-time", { at: message.timestamp_ns / 1e9, as: "precise" }),
     make("span", { class: "seq" }, String(message.seq)),
     make("span", { class: `preview${message.is_text ? "" : " faint"}` }, preview),
-    make("span", { class: "size", title: `${exact(message.bytes)} bytes` }, bytes(message.bytes)));
+    make("span", { class: "size", title: `${exact(message.bytes)} bytes` }, size(message.bytes)));
   const details = make("details", {}, line);
   details.addEventListener("toggle", () => details.append(opened(topic, message, mayRepublish)), { once: true });
   return make("li", { "data-seq": message.seq }, details);
@@ -37,7 +37,7 @@ function opened(topic, message, mayRepublish) {
   return make("div", { class: "opened" }, meta, body, actions);
 }
 
-// A page has the beginning of long bodies only.
+// Fetches a message with more of its body, since a page has only the beginning of long bodies.
 async function wholeOf(topic, message) {
   const answer = await request(onePath(topic, message));
   return answer.ok ? answer : message;

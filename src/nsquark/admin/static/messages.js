@@ -1,7 +1,7 @@
-// The message browser: pages of a topic's log from the newest back, a filter, and a live tail. Nothing is consumed.
+// Runs the message browser: pages of a topic's log from the newest back, a filter and a live tail. It consumes nothing.
 import { localInput, position, showFields } from "./choices.js";
 import { byId } from "./dom.js";
-import { bytes, exact, seconds } from "./format.js";
+import { exact, seconds, size } from "./format.js";
 import { base, request } from "./http.js";
 import { messageRow } from "./message.js";
 import { clockTime } from "./times.js";
@@ -34,7 +34,7 @@ function query(extra = {}) {
 }
 
 function describe({ searched, failures, without_log: without }) {
-  const parts = [`Searched ${exact(searched.messages)} messages, ${bytes(searched.bytes)}, in ${seconds(searched.seconds)}`];
+  const parts = [`Searched ${exact(searched.messages)} messages, ${size(searched.bytes)}, in ${seconds(searched.seconds)}`];
   if (searched.oldest_ns) parts[0] += `, back to ${clockTime(searched.oldest_ns / 1e9)}`;
   if (ENDED[searched.ended]) parts.push(ENDED[searched.ended]);
   if (searched.damaged) parts.push(`${exact(searched.damaged)} damaged`);
@@ -72,9 +72,12 @@ async function load(isOlder) {
   if (!list.childElementCount && !older) byId("searched").textContent += " Nothing fits; the log may be empty, or publish a message below.";
 }
 
-// Asks for what is newer than the last answer and waits there until something comes.
+const notShown = (count) => (count ? ` · ${exact(count)} ${count === 1 ? "message" : "messages"} not shown` : "");
+
+// Asks again and again for messages newer than the last answer; each request waits until some come.
 async function tail() {
   const turn = running;
+  let skipped = 0;
   while (isTailing && turn === running) {
     const answer = await request(`${path}.json?${query({ newer, wait: TAIL_WAIT_S })}`);
     if (!isTailing || turn !== running) return;
@@ -88,7 +91,8 @@ async function tail() {
     rows.forEach((row) => row.firstElementChild.classList.add("fresh"));
     list.prepend(...rows);
     while (list.childElementCount > SHOWN_MAX) list.lastElementChild.remove();
-    byId("searched").textContent = `Live · ${exact(list.childElementCount)} shown`;
+    skipped += answer.skipped;
+    byId("searched").textContent = `Live · ${exact(list.childElementCount)} shown${notShown(skipped)}`;
     byId("older").hidden = true;
     await new Promise((resolve) => setTimeout(resolve, TAIL_PAUSE_MS));
   }

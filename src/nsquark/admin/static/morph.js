@@ -1,6 +1,6 @@
 // Makes one element like another by changing only what differs, so that focus, selection and scroll positions stay.
 
-// These draw themselves from their attributes.
+// Custom elements draw themselves from their attributes, so their children are left alone.
 const isSelfDrawn = (element) => element.localName.includes("-");
 
 function morphAttributes(current, wanted) {

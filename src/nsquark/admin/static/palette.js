@@ -13,7 +13,8 @@ let fetchedAt = -Infinity;
 let shown = [];
 let selected = 0;
 
-// Lower is better; null does not match. Every word must occur; an early place in the name counts most.
+// Rates how well an entry matches: lower is better, and null is no match. Every word must occur; an early place in the
+// name counts most.
 function score(entry, words) {
   let total = 0;
   for (const word of words) {

@@ -1,7 +1,7 @@
 // Publishes one message, typed or from a file, now or after a delay.
 import { ask, showBusy, showResult } from "./confirm.js";
 import { byId } from "./dom.js";
-import { bytes } from "./format.js";
+import { size } from "./format.js";
 import { send } from "./http.js";
 
 const card = byId("publish");
@@ -19,7 +19,7 @@ async function publish() {
   const delay = Number(form.defer.value) || 0;
   const title = `Publish to ${topic}`;
   const when = delay ? `, to be delivered in ${delay} s` : "";
-  const text = `${bytes(body.size)}${file ? ` from ${file.name}` : ""} to ${node}${when}. Every channel of the topic gets it.`;
+  const text = `${size(body.size)}${file ? ` from ${file.name}` : ""} to ${node}${when}. Every channel of the topic gets it.`;
   if (!await ask({ title, text, verb: "Publish" })) return;
   showBusy("Publishing …");
   const query = new URLSearchParams({ node, ...(delay ? { defer: Math.round(delay * 1000) } : {}) });

@@ -1,8 +1,8 @@
-// Round numbers for axes.
+// Finds round numbers for the axes of charts.
 const STEPS = [1, 2, 5, 10];
 const TIME_STEPS = [15, 30, 60, 120, 300, 600, 900];
 
-// From zero to a round number not below `highest`, in about `count` steps.
+// Returns values from zero to a round number not below `highest`, in about `count` steps.
 export function valueTicks(highest, count, isWhole) {
   const rough = (highest || 1) / count;
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -13,7 +13,7 @@ export function valueTicks(highest, count, isWhole) {
   return ticks.length > 1 ? ticks : [0, step];
 }
 
-// Whole minutes of the reader's clock within [from, to], at most `count`.
+// Returns round times within [from, to], at most about `count` of them, and the step between them.
 export function timeTicks(from, to, count) {
   const step = TIME_STEPS.find((seconds) => (to - from) / seconds <= count) ?? 1800;
   const ticks = [];
@@ -21,7 +21,7 @@ export function timeTicks(from, to, count) {
   return { ticks, step };
 }
 
-// Index of the value nearest to `wanted` in rising `values`.
+// Returns the index of the value nearest to `wanted` in rising `values`.
 export function nearest(values, wanted) {
   let low = 0;
   let high = values.length - 1;

@@ -1,4 +1,4 @@
-// Moves a channel: first a preview per nsqd of what comes again and what is passed over, then the question.
+// Seeks a channel, but first shows how many messages would come again or be passed over on each nsqd, and asks.
 import { localInput, position, showFields } from "./choices.js";
 import { ask, showBusy, showResult } from "./confirm.js";
 import { make } from "./dom.js";

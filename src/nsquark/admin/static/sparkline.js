@@ -1,4 +1,4 @@
-// <spark-line values="1,2,,4">: a small area under a line, from zero; a gap where nothing is known.
+// <spark-line values="1,2,,4"> draws a small area under a line, from zero, with a gap where no value is known.
 import { svg } from "./dom.js";
 
 const WIDTH = 96;

@@ -1,4 +1,4 @@
-// The filter of the list of topics works while one types: the server is asked for the rows that fit.
+// Filters the list of topics while the user types, by asking the server for the rows that match.
 import { reconnect } from "./events.js";
 import { morph, parse } from "./morph.js";
 

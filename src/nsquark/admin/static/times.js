@@ -1,21 +1,12 @@
-// <local-time at="unix seconds" as="time|precise|ago|age">: in the reader's zone, the exact value on hover.
-const MINUTE = 60;
-const HOUR = 60 * MINUTE;
-const DAY = 24 * HOUR;
+// <local-time at="unix seconds" as="time|precise|ago|age"> shows a time in the reader's zone, and exactly on hover.
+import { duration } from "./format.js";
+
 const REFRESH_MS = 1000;
 
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 const day = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric" });
 const year = new Intl.DateTimeFormat(undefined, { year: "numeric", month: "short", day: "numeric" });
 const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
-
-export function age(seconds) {
-  const whole = Math.max(0, Math.floor(seconds));
-  if (whole < MINUTE) return `${whole} s`;
-  if (whole < HOUR) return `${Math.floor(whole / MINUTE)} min`;
-  if (whole < DAY) return `${Math.floor(whole / HOUR)} h ${Math.floor((whole % HOUR) / MINUTE)} min`;
-  return `${Math.floor(whole / DAY)} d ${Math.floor((whole % DAY) / HOUR)} h`;
-}
 
 export function clockTime(unix) {
   const date = new Date(unix * 1000);
@@ -25,7 +16,7 @@ export function clockTime(unix) {
   return `${(date.getFullYear() === now.getFullYear() ? day : year).format(date)}, ${time}`;
 }
 
-// Milliseconds and the zone: what a person compares with a log.
+// Writes a time with milliseconds and the zone, so that a person can compare it with a log.
 export function exactTime(unix) {
   const date = new Date(unix * 1000);
   const offset = -date.getTimezoneOffset();
@@ -53,8 +44,8 @@ class LocalTime extends HTMLElement {
     const since = Date.now() / 1000 - at;
     let text = clockTime(at);
     if (form === "precise") text += `.${String(Math.floor((at % 1) * 1000)).padStart(3, "0")}`;
-    else if (form === "age") text = age(since);
-    else if (form === "ago") text = since < 0 ? `in ${age(-since)}` : `${age(since)} ago`;
+    else if (form === "age") text = duration(since);
+    else if (form === "ago") text = since < 0 ? `in ${duration(-since)}` : `${duration(since)} ago`;
     if (this.textContent !== text) this.textContent = text;
     const exact = exactTime(at);
     if (this.title !== exact) this.title = exact;
