@@ -1,6 +1,7 @@
 """The program `nsquark tap`: its flags, what outsiders may do, and where it finds what to tap."""
 
 import contextlib
+import json
 import socket
 import subprocess
 import sys
@@ -123,6 +124,42 @@ def test_ports_of_logs_stay(tmp_path: Path) -> None:
             tap.wait_until_connected()
             assert {address: node["http_port"] for address, node in tap.nodes().items()} == before
             assert sorted(before.values()) == [tap.http[1] + 1, tap.http[1] + 2]
+
+
+def test_an_nsqd_whose_port_could_not_be_stored_is_stored_later(tmp_path: Path) -> None:
+    with Nsqlookupd() as lookupd:
+        flags = (f"--lookupd-http-address={lookupd.http_address}", "--topic=orders")
+        told = f"--lookupd-tcp-address={lookupd.tcp_address}"
+        with Tap(tmp_path / "tap", *flags) as tap, running_source("ours", tmp_path / "source", told) as source:
+            stored = tmp_path / "tap" / "tap.json"
+            stored.mkdir()  # no file can take its place
+            prepare(source, "orders", CHANNEL)
+            eventually(lambda: f"nsqd {source.tcp_address} is not tapped" in tap.log)
+            stored.rmdir()
+            tap.wait_until_connected()
+            assert json.loads(stored.read_bytes()) == [source.tcp_address]
+
+
+class SmallTap(Tap):
+    """A tap that takes two topics, and not ten thousand."""
+
+    def _program(self) -> list[str]:
+        return [sys.executable, "-P", "-c", "from nsquark.tap.main import main; main(topics_max=2)"]
+
+
+def test_only_topics_above_the_most_are_not_tapped(tmp_path: Path) -> None:
+    with Nsqlookupd() as lookupd:
+        told = f"--lookupd-tcp-address={lookupd.tcp_address}"
+        flags = (f"--lookupd-http-address={lookupd.http_address}", "--topic-pattern=.")
+        with running_source("ours", tmp_path / "source", told) as source, SmallTap(tmp_path / "tap", *flags) as tap:
+            prepare(source, "a", CHANNEL)
+            prepare(source, "b", CHANNEL)
+            tap.wait_until_connected(2)
+            prepare(source, "c", CHANNEL)
+            eventually(lambda: f"more than 2 topics: c of {source.tcp_address} and others are not tapped" in tap.log)
+            said = [line for line in tap.log.splitlines() if "more than" in line]
+            assert [line for line in said if "topics: c of" not in line] == [], "two topics are not too many"
+            assert set(tap.nodes()[source.tcp_address]["topics"]) == {"a", "b"}
 
 
 def free_ports(count: int) -> int:

@@ -1,7 +1,7 @@
 """This is the program `nsquark tap`: it copies what NSQ's nsqds deliver to a channel into logs that Spark reads.
 
-The way of a message: `topic_tap.py` consumes it from its nsqd, `frames.py` appends it to the log with its own id and
-time, `window.py` knows it when it comes again, and the log API of `tap_log.py` gives it to readers.
+`topic_tap.py` consumes a message from its nsqd, `frames.py` appends it to the log with its own id and time, `window.py`
+recognises it when it is delivered again, and the log API of `tap_log.py` gives it to readers.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from nsquark.web.browsers import BrowserGuard
 from nsquark.web.server import HttpLimits, HttpServer
 
 SOURCES_FILE: Final = "tap.json"
-"""It has the addresses of all nsqds that were ever tapped; their order gives each its port."""
+"""This file lists the addresses of all nsqds that were ever tapped; the place of an address decides its port."""
 SOURCES_MAX: Final = 500
 TOPICS_MAX: Final = 10_000
-"""So many topics of all nsqds together are tapped: each is a connection."""
+"""At most this many topics of all nsqds together are tapped: each needs a connection."""
 
 
-def main(argv: Sequence[str] | None = None) -> NoReturn:
-    run(_tap(parse_options(PROGRAM, TapOptions, argv, EXAMPLE)))
+def main(argv: Sequence[str] | None = None, topics_max: int = TOPICS_MAX) -> NoReturn:
+    run(_tap(parse_options(PROGRAM, TapOptions, argv, EXAMPLE), topics_max))
 
 
-async def _tap(options: TapOptions) -> None:
+async def _tap(options: TapOptions, topics_max: int) -> None:
     check(options)
     logger = Logger(f"[{PROGRAM}] ", options.log_level)
     logger.report_failures(asyncio.get_running_loop())
     data = DataPath(options.data_path)
     try:
         data.lock()
-        await Tap(options, logger).run()
+        await Tap(options, logger, topics_max).run()
     except (DataPathError, NsqdStartError) as error:
         raise Fatal(str(error)) from None
     finally:
@@ -54,9 +54,10 @@ async def _tap(options: TapOptions) -> None:
 class Tap:
     """Runs all tapped nsqds of one process. The logs of nsqds that are gone stay readable."""
 
-    def __init__(self, options: TapOptions, logger: Logger) -> None:
+    def __init__(self, options: TapOptions, logger: Logger, topics_max: int) -> None:
         self._options = options
         self._logger = logger
+        self._topics_max = topics_max
         self._sources: dict[str, TappedNsqd] = {}
         self._known_file = Path(options.data_path or ".") / SOURCES_FILE
         self._known = self._read_known()
@@ -88,25 +89,31 @@ class Tap:
         self._logger.info(f"HTTP: listening on {listener.shown}")
 
     async def _round(self) -> None:
-        """Begins to tap what is found and not tapped yet."""
+        """Begins to tap the topics that are found and not tapped yet."""
         for address, topic in await self._discovery.find():
-            if sum(len(source.taps) for source in self._sources.values()) >= TOPICS_MAX:
-                self._logger.error(f"more than {TOPICS_MAX} topics: {topic} of {address} and others are not tapped")
+            source = self._sources.get(address)
+            if source is not None and topic in source.taps:
+                continue
+            if sum(len(tapped.taps) for tapped in self._sources.values()) >= self._topics_max:
+                self._logger.error(
+                    f"more than {self._topics_max} topics: {topic} of {address} and others are not tapped"
+                )
                 return
             try:
-                source = self._sources.get(address) or await self._open(address)
+                source = source or await self._open(address)
             except (DataPathError, NsqdStartError, OSError) as error:
                 self._logger.error(f"nsqd {address} is not tapped: {error}")
             else:
                 source.tap(topic)
 
     async def _open(self, address: str) -> TappedNsqd:
-        """Opens the log of an nsqd, with the port that it had before."""
+        """Opens the log of an nsqd, on the same port as in earlier runs."""
         if address not in self._known:
             if len(self._known) >= SOURCES_MAX:
                 raise NsqdStartError(f"{SOURCES_MAX} nsqds have a log here already")
-            self._known.append(address)
-            write_atomically(self._known_file, msgspec.json.encode(self._known))
+            known = [*self._known, address]
+            write_atomically(self._known_file, msgspec.json.encode(known))
+            self._known = known
         source = TappedNsqd(address, self._known.index(address) + 1, self._options)
         await source.start()
         self._sources[address] = source

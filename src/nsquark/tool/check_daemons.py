@@ -5,7 +5,7 @@ import contextlib
 import email.utils
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -14,21 +14,21 @@ import msgspec
 from nsquark.tool.findings import Finding, broken, ok, warning
 from nsquark.web.fetch import FetchError, fetch
 from nsquark.wire.documents import decode_json
-from nsquark.wire.lookup_answer import Found
+from nsquark.wire.lookup_answer import Found, read_producers
 
 NSQD_HTTP_PORT: Final = 4151
 LOOKUPD_HTTP_PORT: Final = 4161
 CONNECT_SECONDS_MAX: Final = 3.0
 REQUEST_SECONDS_MAX: Final = 10.0
 CLOCK_SECONDS_WANTED: Final = 2.0
-"""Times in HTTP headers are whole seconds, so less cannot be told apart."""
+"""Times in HTTP headers are whole seconds, so smaller differences cannot be seen."""
 
 _T = TypeVar("_T")
 _EVERYWHERE: Final = ("", "0.0.0.0", "[::]")
 
 
-class _Info(msgspec.Struct):
-    """What /info of an nsqd tells, as far as it is needed here."""
+class _NsqdInfo(msgspec.Struct):
+    """Holds what is needed of the answer of an nsqd's /info."""
 
     version: str
     broadcast_address: str
@@ -40,20 +40,16 @@ class _Version(msgspec.Struct):
     version: str
 
 
-class _Nodes(msgspec.Struct):
-    producers: list[Found]
-
-
 @dataclass(frozen=True)
 class _Lookupd:
-    """An nsqlookupd that answered, and the nsqds it knows."""
+    """Describes an nsqlookupd that answered, and the nsqds that it knows."""
 
     address: str
     nodes: list[Found]
 
 
 async def findings(nsqds: Sequence[str], lookupds: Sequence[str], secret: str = "") -> list[Finding]:
-    """Checks the daemons; `secret` is shown to the nsqds, some of which may want one."""
+    """Checks the daemons. The nsqds are shown `secret`, since some of them may want one."""
     found: list[Finding] = []
     answering: list[_Lookupd] = []
     for address, (result, notes) in zip(lookupds, await asyncio.gather(*map(_check_lookupd, lookupds)), strict=True):
@@ -73,7 +69,7 @@ async def _check_lookupd(address: str) -> tuple[list[Found] | None, list[Finding
     try:
         await _get(address, "/ping")
         version = _decoded(await _get(address, "/info"), _Version).version
-        nodes = _decoded(await _get(address, "/nodes"), _Nodes).producers
+        nodes = _read(await _get(address, "/nodes"), read_producers)
     except _Unusable as error:
         return None, [broken(subject, str(error), _advice("nsqlookupd", LOOKUPD_HTTP_PORT))]
     found = [ok(subject, f"version {version}, knows {len(nodes)} nsqds")]
@@ -84,7 +80,7 @@ async def _check_lookupd(address: str) -> tuple[list[Found] | None, list[Finding
 
 
 async def _check_nodes(lookupds: list[_Lookupd]) -> list[Finding]:
-    """Checks where nsqlookupd sends consumers, which may be a name that only the nsqd's own host knows."""
+    """Checks the addresses to which nsqlookupds send consumers, which may be names that only the nsqd's host knows."""
     nodes = {(node.broadcast_address, node.tcp_port) for lookupd in lookupds for node in lookupd.nodes}
     return list(await asyncio.gather(*(_check_way(host, port) for host, port in sorted(nodes))))
 
@@ -105,7 +101,7 @@ async def _check_nsqd(address: str, lookupds: list[_Lookupd], secret: str) -> li
     subject = f"nsqd {address}"
     try:
         await _get(address, "/ping")
-        info = _decoded(await _get(address, "/info", secret), _Info)
+        info = _decoded(await _get(address, "/info", secret), _NsqdInfo)
     except _Unhealthy as error:
         advice = "look at its log and its disk: at a full disk it refuses publishes until there is room"
         return [broken(subject, f"is not healthy: {error}", advice)]
@@ -121,7 +117,7 @@ async def _check_nsqd(address: str, lookupds: list[_Lookupd], secret: str) -> li
     return found + [_check_registration(subject, info, lookupd) for lookupd in lookupds]
 
 
-def _check_registration(subject: str, info: _Info, lookupd: _Lookupd) -> Finding:
+def _check_registration(subject: str, info: _NsqdInfo, lookupd: _Lookupd) -> Finding:
     if any(
         (node.broadcast_address, node.http_port) == (info.broadcast_address, info.http_port) for node in lookupd.nodes
     ):
@@ -132,7 +128,7 @@ def _check_registration(subject: str, info: _Info, lookupd: _Lookupd) -> Finding
 
 
 async def _check_openness(address: str, secret: str) -> list[Finding]:
-    """Checks where an nsqd listens and what it asks of clients. One that does not tell is not judged."""
+    """Warns of an nsqd that listens everywhere and asks nothing of clients. One that does not tell is not judged."""
     try:
         listening = [_decoded_text(await _config(address, f"{port}_address", secret)) for port in ("tcp", "http")]
         is_tls_required = _decoded(await _config(address, "tls_required", secret), int) > 0
@@ -164,7 +160,7 @@ async def _check_clock(address: str, secret: str) -> list[Finding]:
 
 
 async def _clock_difference(address: str, secret: str) -> float | None:
-    """Returns the seconds by which a daemon's clock is ahead; None if it does not tell the time."""
+    """Returns the seconds by which a daemon's clock is ahead, or None if it does not tell the time."""
     asked = time.time()
     headers, body = await _get(address, "/metrics", secret)
     middle = (asked + time.time()) / 2
@@ -181,11 +177,11 @@ async def _clock_difference(address: str, secret: str) -> float | None:
 
 
 class _Unusable(Exception):
-    """Says that it does not answer as a daemon would; the text says how."""
+    """Says that an address does not answer as a daemon would; the text says how."""
 
 
 class _Unhealthy(_Unusable):
-    """Says that it answers that something is wrong."""
+    """Says that a daemon answers that something is wrong with it."""
 
 
 async def _config(address: str, name: str, secret: str) -> tuple[dict[str, str], bytes]:
@@ -212,13 +208,17 @@ async def _get(address: str, path: str, secret: str = "") -> tuple[dict[str, str
 
 
 def _decoded_text(answer: tuple[dict[str, str], bytes]) -> str:
-    """Returns the text of a config value; a string is shown as it is."""
+    """Returns a config value that is a string, which nsqd sends as it is and not as JSON."""
     return answer[1].decode("utf-8", "replace")
 
 
 def _decoded(answer: tuple[dict[str, str], bytes], kind: type[_T]) -> _T:
+    return _read(answer, lambda body: decode_json(body, kind))
+
+
+def _read(answer: tuple[dict[str, str], bytes], read: Callable[[bytes], _T]) -> _T:
     try:
-        return decode_json(answer[1], kind)
+        return read(answer[1])
     except ValueError:
         raise _Unusable("answers, but not as this daemon would") from None
 

@@ -1,4 +1,4 @@
-"""This is `nsquark up`: nsqlookupd, nsqds and nsqadmin in one command, for trying out and tests; not for production.
+"""This is `nsquark up`, which runs nsqlookupd, nsqds and nsqadmin together, for trying out and tests, not production.
 
 The table KINDS says what runs. All of a kind start together, after the kinds above it are listening; they stop in
 the opposite order, so that an nsqd can still tell nsqlookupd that it goes.
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from nsquark.base.addresses import PORT_MAX
 from nsquark.base.errors import UserError
 from nsquark.base.logs import STDERR_FD, Level, LineWriter
 from nsquark.base.printable import printable
@@ -25,11 +26,10 @@ from nsquark.tool.processes import Child
 
 DEFAULT_DIR: Final = "nsquark-data"
 DEFAULT_BASE_PORT: Final = 4150
-# NSQ's own distances: nsqd on 4150 and 4151, nsqlookupd on 4160 and 4161, nsqadmin on 4171; the next nsqd on 4250.
+# The distances are NSQ's own: nsqd has 4150 and 4151, nsqlookupd 4160 and 4161, nsqadmin 4171, the next nsqd 4250.
 LOOKUPD_PORT_OFFSET: Final = 10
 ADMIN_PORT_OFFSET: Final = 21
 NSQD_PORT_STEP: Final = 100
-PORT_MAX: Final = 65535
 NAME_WIDTH: Final = 10
 FLUSH_SECONDS_MAX: Final = 1.0
 
@@ -39,7 +39,7 @@ _COLOURS: Final = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 
 @dataclass(frozen=True)
 class ProgramKind:
-    """A program of which `count` processes run; its functions get the arguments, what runs, and a number from 1."""
+    """Describes a program of which `count` processes run; `ports` and `flags` get the number of a process, from 1."""
 
     program: str
     entry: str
@@ -97,7 +97,7 @@ def _validate(args: argparse.Namespace) -> None:
             if not 0 <= port <= PORT_MAX:
                 raise UserError(f"{port} is not a port: choose a lower --base-port, or 0 for any free ports")
     if args.ports_file is not None:
-        # One that a crash left behind names processes that are gone.
+        # A file that a crash left behind names processes that are gone.
         with contextlib.suppress(OSError):
             args.ports_file.unlink()
     try:
@@ -143,7 +143,7 @@ class Fleet:
         self._ready = False
 
     def addresses(self, program: str, kind: str) -> list[str]:
-        """Returns where this machine reaches them."""
+        """Returns the addresses at which this machine reaches the processes of a program."""
         return [f"{_reachable(self.args.host)}:{child.ports[kind]}" for child in self.children[program]]
 
     async def start(self) -> None:
@@ -165,7 +165,7 @@ class Fleet:
         await asyncio.gather(*(child.keep() for children in self.children.values() for child in children))
 
     async def stop(self) -> bool:
-        """Stops all; tells whether they ended without being killed."""
+        """Stops all processes, and returns whether they ended without being killed."""
         self._stopping = True
         stopped = True
         for children in reversed(self.children.values()):
@@ -181,7 +181,7 @@ class Fleet:
 
     def _child(self, kind: ProgramKind, number: int) -> Child:
         name = f"{kind.program}-{number}" if kind.count is _nsqd_count else kind.program
-        # Ports are read from lines of level INFO; what the user does not want to see is left out when shown.
+        # Ports are read from lines of level INFO; Console leaves out the lines that the user does not want to see.
         flags = [*kind.flags(self, number), f"--log-level={min(self.args.log_level, Level.INFO).word}"]
         child = Child(name, kind.entry, _bracketed(self.args.host), kind.ports(self.args, number), flags, self.say)
         child.on_listening = self._restarted
@@ -199,7 +199,9 @@ class Fleet:
         print(f"data in {self.args.dir}; Ctrl-C stops all", flush=True)
 
     def _restarted(self) -> None:
-        """Notes that process ids changed. The daemons are worth more than a file about them, so here it may fail."""
+        """Writes the ports file again after process ids changed. If that fails the daemons go on, since they are worth
+        more than a file about them.
+        """
         if self._ready:
             try:
                 self._write_ports_file()
@@ -207,7 +209,7 @@ class Fleet:
                 self.say("up", str(error))
 
     def _write_ports_file(self) -> None:
-        """Writes the file as a whole or not at all, so that who waits for it can read it."""
+        """Writes the file as a whole or not at all, so that a program that waits for it can read it."""
         if self.args.ports_file is None:
             return
         content: dict[str, Any] = {"pid": os.getpid(), "dir": str(self.args.dir)}
@@ -226,7 +228,7 @@ class Fleet:
 
 
 class Console:
-    """Writes the lines of all processes to stderr, each with its name; coloured on a terminal only."""
+    """Writes the lines of all processes to stderr, each with the name of its process, in colour on a terminal."""
 
     def __init__(self, level: Level) -> None:
         self._level = level
@@ -236,7 +238,7 @@ class Console:
 
     def say(self, name: str, line: str) -> None:
         level = _LEVEL.search(line)
-        # A line without a level is ours, or a traceback.
+        # A line without a level is ours or a traceback, and always shown.
         if level is not None and Level[level[1]] < self._level:
             return
         label = f"{name:{NAME_WIDTH}} |"
@@ -250,7 +252,7 @@ class Console:
         self._writer.flush(FLUSH_SECONDS_MAX)
 
 
-# What runs. A further program is a line here, with a function for its ports and one for its flags.
+# KINDS, at the end, says what runs. A further program is a line there, with a function for its ports and its flags.
 
 
 def _one(args: argparse.Namespace) -> int:
@@ -263,7 +265,7 @@ def _nsqd_count(args: argparse.Namespace) -> int:
 
 
 def _has_nsqadmin() -> bool:
-    """Tells whether what nsqadmin needs is installed: it is an extra."""
+    """Tells whether the packages that nsqadmin needs are installed, since they are an extra."""
     return all(importlib.util.find_spec(name) is not None for name in ("aiohttp", "jinja2"))
 
 
@@ -302,14 +304,14 @@ def _nsqd_flags(fleet: Fleet, number: int) -> list[str]:
     data_path: Path = fleet.args.dir / f"nsqd-{number}"
     data_path.mkdir(mode=0o700, exist_ok=True)
     lookupds = [f"--lookupd-tcp-address={address}" for address in fleet.addresses("nsqlookupd", "tcp")]
-    # On one machine all have the same host name, from which NSQ derives the id in message ids.
+    # NSQ derives the node id in message ids from the host name, which is the same for all nsqds of one machine.
     node = f"--node-id={number - 1}"
     return [f"--data-path={data_path}", node, *lookupds, *_broadcast(fleet.args.host), *fleet.args.nsqd_flag]
 
 
 def _broadcast(host: str) -> list[str]:
-    """Makes the flags that tell clients where we listen; if that is everywhere, the host's name, which is the daemons'
-    default.
+    """Makes the flags that tell clients where we listen. There are none if that is everywhere, since the daemons'
+    default is the host's name.
     """
     return [] if host in ("0.0.0.0", "::", "") else [f"--broadcast-address={host}"]
 

@@ -1,9 +1,9 @@
-"""Asks nsqlookupds and nsqds by HTTP for nsq_stat."""
+"""Asks nsqlookupds and nsqds over HTTP, for nsq_stat."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
@@ -12,7 +12,7 @@ import msgspec
 from nsquark.base.durations import Duration
 from nsquark.web.fetch import FetchError, fetch
 from nsquark.wire.documents import decode_json
-from nsquark.wire.lookup_answer import Found
+from nsquark.wire.lookup_answer import read_producers
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ SHOWN_ANSWER_BYTES_MAX: Final = 200
 
 
 class Unanswered(Exception):
-    """Says that a question got no answer, or none of use; `reason` is the part of the text that says why."""
+    """Says that a request got no usable answer; `reason` is the part of the text that says why."""
 
     def __init__(self, text: str, reason: str = "") -> None:
         super().__init__(text)
@@ -28,7 +28,7 @@ class Unanswered(Exception):
 
 
 class ChannelCounters(msgspec.Struct):
-    """The counters of a channel, on one nsqd or on all."""
+    """Holds the counters of a channel, on one nsqd or on all."""
 
     channel_name: str = ""
     depth: int = 0
@@ -62,16 +62,16 @@ class TopicCounters(msgspec.Struct):
     channels: list[ChannelCounters] | None = None
 
 
-class _Stats(msgspec.Struct):
+class _TopicStats(msgspec.Struct):
     topics: list[TopicCounters] | None = None
 
 
-class _Producers(msgspec.Struct):
-    producers: list[Found] | None = None
+def _read_stats(body: bytes) -> list[TopicCounters]:
+    return decode_json(body, _TopicStats).topics or []
 
 
 class StatCluster:
-    """Knows nsqds that are given, or that nsqlookupds know, by their HTTP addresses."""
+    """Asks the nsqds that are given, or that nsqlookupds know, at their HTTP addresses."""
 
     def __init__(
         self, nsqds: Sequence[str], lookupds: Sequence[str], connect_timeout: Duration, request_timeout: Duration
@@ -82,29 +82,26 @@ class StatCluster:
         self._request_timeout_s = request_timeout.seconds
 
     async def nsqds(self) -> list[str]:
-        """Returns all nsqds."""
+        """Returns the addresses of all nsqds."""
         return await self._found("/nodes") if self._lookupds else list(self._nsqds)
 
     async def nsqds_of(self, topic: str) -> list[str]:
-        """Returns the nsqds that may have a topic: without nsqlookupds all of them, which say themselves whether they
-        do.
-        """
+        """Returns the nsqds that may have a topic: those that nsqlookupds name or, without nsqlookupds, all of them."""
         return await self._found(f"/lookup?{urlencode({'topic': topic})}") if self._lookupds else list(self._nsqds)
 
     async def stats(self, nsqd: str, topic: str = "") -> list[TopicCounters]:
-        """Asks for the counters of all topics, or of one with its channels."""
+        """Asks an nsqd for the counters of all topics, or of one, and their channels."""
         wanted = {"format": "json", "topic": topic, "include_clients": "false", "include_mem": "false"}
         query = urlencode({name: value for name, value in wanted.items() if value})
-        return (await self._get(f"http://{nsqd}/stats?{query}", _Stats)).topics or []
+        return await self._get(f"http://{nsqd}/stats?{query}", _read_stats)
 
     async def _found(self, question: str) -> list[str]:
         answers = await together(
-            "nsqlookupd", (self._get(f"http://{address}{question}", _Producers) for address in self._lookupds)
+            "nsqlookupd", (self._get(f"http://{address}{question}", read_producers) for address in self._lookupds)
         )
-        producers = [producer for answer in answers for producer in answer.producers or ()]
-        return list(dict.fromkeys(each.http_address for each in producers))
+        return list(dict.fromkeys(found.http_address for answer in answers for found in answer))
 
-    async def _get(self, url: str, kind: type[T]) -> T:
+    async def _get(self, url: str, read: Callable[[bytes], T]) -> T:
         try:
             status, _, body = await fetch(
                 url, connect_timeout=self._connect_timeout_s, request_timeout=self._request_timeout_s
@@ -115,13 +112,13 @@ class StatCluster:
             reason = f"got response {status} {body[:SHOWN_ANSWER_BYTES_MAX]!r}"
             raise Unanswered(f"GET {url} {reason}", reason)
         try:
-            return decode_json(body, kind)
+            return read(body)
         except ValueError as error:
             raise Unanswered(f"GET {url} failed - {error}", str(error)) from None
 
 
 async def together(who: str, questions: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Returns all answers; a single one that is missing is an error."""
+    """Returns all answers, or raises Unanswered if a single one is missing."""
     answers = await asyncio.gather(*questions, return_exceptions=True)
     failed = [answer for answer in answers if isinstance(answer, BaseException)]
     for error in failed:

@@ -1,4 +1,4 @@
-"""Reads topics from our nsqds' logs, without a channel: from somewhere in the past to the end, and on from there."""
+"""Reads topics from our nsqds' logs, without a channel: from a point in the past to the end, and then what comes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import msgspec
 from nsquark.base.durations import Duration
 from nsquark.client.config import Config
 from nsquark.client.errors import NsqError
-from nsquark.kernel.frames import FRAME_SIZE_MAX_BYTES, FrameScanner
+from nsquark.kernel.frames import FrameScanner
 from nsquark.tools.program import Fatal, say
 from nsquark.web.fetch import FetchError, fetch
 from nsquark.wire.batch_format import HEADER_BYTES, Damage, scan
 from nsquark.wire.documents import decode_json
 
 READ_BYTES_MAX: Final = 4 << 20
-"""The size of one question's answer, about; one message may be larger."""
+"""An answer has about this size; a single message may be larger."""
 ANSWER_BYTES_MAX: Final = 256 << 20
 FOLLOW_S: Final = 30.0
-"""nsqd waits so long for the next message before it answers that there is none."""
+"""nsqd waits this long for the next message before it answers that there is none."""
 CONNECT_S_MAX: Final = 5.0
 REQUEST_S_MAX: Final = 60.0
 RETRY_S: Final = 1.0
@@ -32,11 +32,11 @@ OLDEST: Final = "oldest"
 
 T = TypeVar("T")
 Record = tuple[int, int, int, bytes, bytes]
-"""Sequence number, timestamp in ns, attempts, id and body of a message."""
+"""This is the sequence number, timestamp in ns, attempts, id and body of a message."""
 
 
 class LogRefused(NsqError):
-    """Says that an nsqd does not give its log; asking again will not help."""
+    """Says that an nsqd does not give its log, and that asking again will not help."""
 
 
 class _Refusal(msgspec.Struct):
@@ -44,7 +44,7 @@ class _Refusal(msgspec.Struct):
     reason: str = ""
 
 
-class _Info(msgspec.Struct):
+class _TopicEnds(msgspec.Struct):
     first: int
     next: int
 
@@ -53,7 +53,7 @@ class _At(msgspec.Struct):
     seq: int
 
 
-class _Removed(msgspec.Struct):
+class _RemovedPart(msgspec.Struct):
     to: int
 
 
@@ -61,7 +61,7 @@ class _Plan(msgspec.Struct):
     from_: int = msgspec.field(name="from")
     to: int
     count: int
-    removed: _Removed | None = None
+    removed: _RemovedPart | None = None
 
 
 class Start:
@@ -81,7 +81,7 @@ class Start:
 
     @classmethod
     def parse(cls, text: str) -> Start:
-        """Reads a start; Fatal for what is none of these."""
+        """Reads the value of `--from`, or raises Fatal if it is none of these."""
         try:
             return cls(text)
         except ValueError as error:
@@ -95,7 +95,7 @@ def _time_ns(text: str) -> int:
 
 
 class LogTail:
-    """Reads one topic of one nsqd, given by its HTTP address: the next record after `position`, for ever."""
+    """Reads one topic from the log of one nsqd, given by its HTTP address, without end."""
 
     def __init__(self, address: str, topic: str, start: Start, config: Config) -> None:
         self.address = address
@@ -105,13 +105,13 @@ class LogTail:
         self._position: int | None = None
 
     async def records(self) -> AsyncIterator[list[Record]]:
-        """Yields what is there, in pieces, and then what comes. An nsqd that goes away is waited for."""
+        """Yields the records that are there, in lists, and then those that come. It waits for an nsqd that is away."""
         said = ""
         while True:
             try:
                 if self._position is None:
                     self._position = await self._find_start()
-                info = await self._ask("/log/info", _Info, after=self._position, wait=FOLLOW_S)
+                info = await self._ask("/log/info", _TopicEnds, after=self._position, wait=FOLLOW_S)
                 while self._position < info.next:
                     if found := await self._read(info.next):
                         yield found
@@ -127,7 +127,7 @@ class LogTail:
             return self._start.seq
         if self._start.time_ns is not None:
             return (await self._ask("/log/at", _At, ts=max(self._start.time_ns, 0))).seq
-        return (await self._ask("/log/info", _Info)).first
+        return (await self._ask("/log/info", _TopicEnds)).first
 
     async def _read(self, head: int) -> list[Record]:
         """Reads the next records, and moves the position behind them."""
@@ -172,14 +172,13 @@ class LogTail:
 
 
 def _parse(data: bytes, low: int, high: int) -> list[Record]:
-    """Reads the records of a range; batches at its ends may have more."""
-    scanner = FrameScanner(FRAME_SIZE_MAX_BYTES)
+    """Reads the records of a range, and drops those before and after it that its first and last batch have."""
     view = memoryview(data)
     found: list[Record] = []
     for batch in scan(view, 0):
         if isinstance(batch, Damage):
             continue
         payload = bytearray(view[batch.offset + HEADER_BYTES : batch.end])
-        _, messages, _ = scanner.scan(memoryview(payload), 0, len(payload))
+        _, messages, _ = FrameScanner().scan(memoryview(payload), 0, len(payload))
         found += [(seq, *raw) for seq, raw in enumerate(messages, batch.first_seq) if low <= seq < high]
     return found

@@ -1,14 +1,14 @@
-"""Makes a tool a program: its flags, its lines on stderr, its signals, and how it ends.
+"""Makes a tool a program: it handles the flags, the lines on stderr, the signals and the exit code.
 
     @option_table
-    class Options(SourceOptions):
+    class Options(ConsumeOptions):
         topic: list[str] = option(STRINGS, [], "...")
 
     def main(argv: Sequence[str] | None = None) -> NoReturn:
         options = parse_options("nsq_tail", Options, argv, example="nsq_tail --topic=orders ...")
         run(work(options))
 
-A tool says what went wrong by `raise Fatal(text)`, wherever it is: one line on stderr, exit code 1.
+A tool reports an error by `raise Fatal(text)`, wherever it is; that prints one line on stderr, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
-from nsquark.base import logs
+from nsquark.base import event_loop, logs
 from nsquark.base.flags import EXIT_FATAL, parse_with_rest
 from nsquark.base.printable import printable
 from nsquark.base.version import NSQ_VERSION
@@ -43,18 +43,18 @@ _LEVEL_WORDS: Final = {
 
 
 class Fatal(Exception):
-    """Ends the program with exit code 1 after its text was said."""
+    """Ends the program with exit code 1, after printing its text."""
 
 
 def parse_options(program: str, options: type[OptionsT], argv: Sequence[str] | None, example: str) -> OptionsT:
-    """Reads the options of a tool. As in NSQ, arguments behind the flags are ignored."""
+    """Reads the options of a tool. As in NSQ, arguments after the flags are ignored."""
     return parse_options_and_rest(program, options, argv, example)[0]
 
 
 def parse_options_and_rest(
     program: str, options: type[OptionsT], argv: Sequence[str] | None, example: str
 ) -> tuple[OptionsT, list[str]]:
-    """Reads options as `parse_options` does, for a tool that minds arguments behind the flags."""
+    """Reads options as `parse_options` does, but returns the arguments after the flags too."""
     version = f"{program} v{NSQ_VERSION}"
     return parse_with_rest(program, options, sys.argv[1:] if argv is None else argv, version, example)
 
@@ -66,33 +66,29 @@ def say(text: str) -> None:
 
 
 class _ClientLines(logging.Handler):
-    """Writes the client's lines, with the words for levels that go-nsq uses."""
+    """Writes the client's log lines, with go-nsq's words for the levels."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(f"{_LEVEL_WORDS.get(record.levelno, record.levelname)} {record.getMessage()}")
 
 
 def show_client_lines(level: int = logging.INFO) -> None:
-    """Shows the client's lines from this level up on stderr, from now on."""
+    """Writes the client's log lines of this level and above to stderr from now on."""
     client_log.setLevel(level)
     client_log.propagate = False
     client_log.handlers[:] = [_ClientLines()]
 
 
 def run(work: Coroutine[Any, Any, int | None], *, says_client_lines: bool = True) -> NoReturn:
-    """Runs a tool to its end, on uvloop where it is installed; what it returns is the exit code (None is 0).
+    """Runs a tool to its end, on uvloop if it is installed; what the tool returns is the exit code (None is 0).
 
-    `Fatal`, an error of the client and a full disk are a line and exit code 1. When nobody reads stdout any more the
-    program ends by SIGPIPE, as programs do.
+    After `Fatal`, an error of the client or one of the system, such as a full disk, it prints a line and ends with exit
+    code 1. When nobody reads stdout any more the program ends by SIGPIPE, as programs do.
     """
     if says_client_lines:
         show_client_lines()
-    loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-    with contextlib.suppress(ImportError):
-        from uvloop import new_event_loop as loop_factory
     try:
-        with asyncio.Runner(loop_factory=loop_factory) as runner:
-            code = runner.run(work) or 0
+        code = event_loop.run(work) or 0
     except BrokenPipeError:
         _end_by(signal.SIGPIPE)
     except KeyboardInterrupt:
@@ -104,7 +100,7 @@ def run(work: Coroutine[Any, Any, int | None], *, says_client_lines: bool = True
 
 
 def _end(code: int) -> NoReturn:
-    """Ends the process at once; threads that wait, for a terminal or a disk, do not keep it alive."""
+    """Ends the process at once, so that threads which wait for a terminal or a disk do not keep it alive."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
     logs.stderr.flush(logs.FLUSH_AT_EXIT_SECONDS_MAX)
@@ -115,11 +111,11 @@ def _end_by(number: signal.Signals) -> NoReturn:
     logs.stderr.flush(logs.FLUSH_AT_EXIT_SECONDS_MAX)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
-    os._exit(EXIT_FATAL)  # where the signal is blocked
+    os._exit(EXIT_FATAL)  # reached only if the signal is blocked
 
 
 def on_stop(stop: Callable[[], None]) -> None:
-    """Lets SIGINT and SIGTERM call `stop` in the event loop; a second one ends the program as without a handler."""
+    """Makes SIGINT and SIGTERM call `stop` in the event loop; a second signal ends the program at once."""
     loop = asyncio.get_running_loop()
 
     def first(number: signal.Signals) -> None:
