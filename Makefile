@@ -10,9 +10,11 @@ KERNEL := $(wildcard src/nsquark/kernel/*.py src/nsquark/kernel/*.pxd)
 WORKERS ?= 4
 TEST_PACKAGES := $(patsubst tests/%/__init__.py,%,$(wildcard tests/*/__init__.py))
 PACKAGED := build/packaged
+BROWSERS := chromium-headless-shell chromium chromium-browser google-chrome
+APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends
 PROGRAMS := nsqd nsqlookupd nsqadmin nsquark nsq_stat nsq_tail nsq_to_file nsq_to_http nsq_to_nsq
 
-.PHONY: build demo test chromium screenshots reference lint package bench torture fuzz soak clean
+.PHONY: build demo test packages screenshots reference lint package bench torture fuzz soak clean
 
 build: $(STAMP)
 
@@ -29,21 +31,22 @@ demo: build
 
 # In four processes, since tests wait a lot; WORKERS=0 runs all in one, where a debugger works. STRICT=1 makes a failure
 # of a test that is skipped because something is missing on this machine.
-test: build chromium
+test: build packages
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(if $(STRICT),--strict-skips) $(ARGS)
 
-# A browser for the tests of nsqadmin's pages: Debian's, where it may be installed.
-chromium:
-	@for browser in chromium-headless-shell chromium chromium-browser google-chrome; do \
-		command -v $$browser > /dev/null && exit 0; \
-	done; \
-	test "$$(id -u)" = 0 && apt-get update -qq > /dev/null 2>&1 && for browser in chromium-headless-shell chromium; do \
-		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$browser > /dev/null 2>&1 && exit 0; \
-	done; \
-	echo 'tests/browser is skipped: there is no chromium, and it cannot be installed here'
+# What tests use of the system, installed where that can be done: a browser for nsqadmin's pages, and mkfs.xfs to make
+# the file system of a disk that fails. Tests are skipped for want of them.
+packages:
+	@has() { for name in "$$@"; do command -v $$name > /dev/null && return; done; return 1; }; \
+	has_all() { has $(BROWSERS) && has mkfs.xfs; }; \
+	has_all || test "$$(id -u)" != 0 || ! apt-get update -qq > /dev/null 2>&1 || { \
+		has $(BROWSERS) || $(APT_INSTALL) chromium-headless-shell > /dev/null 2>&1 || $(APT_INSTALL) chromium > /dev/null 2>&1; \
+		has mkfs.xfs || $(APT_INSTALL) xfsprogs > /dev/null 2>&1; \
+	}; \
+	has_all || echo 'some tests are skipped: chromium or mkfs.xfs is missing, and cannot be installed here'
 
 # The pictures in docs/nsqadmin.md, of a real cluster under load.
-screenshots: build chromium
+screenshots: build packages
 	$(BIN)/python -m tests.browser.screenshots $(ARGS)
 
 # docs/client-reference.md and the map in docs/design.md, from the docstrings; tests check that they are up to date.
@@ -76,7 +79,7 @@ bench: build
 
 # Every accident for a while, with a verdict on every message; docs/reliability.md. KINDS=kills,power chooses some,
 # PEER_NSQD=<path of another nsqd> puts it through kill -9 too.
-torture: build
+torture: build packages
 	$(BIN)/python -m tests.faults.torture --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED)) \
 		$(if $(KINDS),--kinds $(KINDS)) $(ARGS)
 
