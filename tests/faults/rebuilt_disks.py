@@ -66,12 +66,13 @@ class Recording:
         return Accident(at_s, grace_s, unsynced_s, may_double_deferred=True)
 
     def cuts(self, rng: random.Random, count: int) -> list[int]:
-        """Half of them anywhere, half at calls after which something may be relied on."""
+        """The end, and `count` before it: half anywhere, half at calls after which something may be relied on."""
+        end = len(self.calls)
+        chosen = {rng.randrange(end) for _ in range(count // 2)}
         turning = [index for index, call in enumerate(self.calls) if call.kind in TURNING_POINTS]
-        chosen = {rng.randrange(len(self.calls)) for _ in range(count // 2)}
-        while len(chosen) < count and turning:
-            chosen.add(min(len(self.calls), rng.choice(turning) + rng.randint(0, 1)))
-        return sorted(chosen)
+        beside = {index + step for index in turning for step in (0, 1)} - chosen - {end}
+        chosen.update(rng.sample(sorted(beside), min(count - len(chosen), len(beside))))
+        return [*sorted(chosen), end]
 
 
 def record(directory: Path, mode: str, seed: int, *flags: str, takeover: bool = False, steps: int = STEPS) -> Recording:
