@@ -51,7 +51,7 @@ def _many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-# -- counts and times
+# -- counts and times ------------------------------------------------------------------------------------
 
 
 @pytest.mark.ours
@@ -88,7 +88,7 @@ def test_a_client_without_magic_is_closed(
     proper.assert_usable()
 
 
-# -- half-open connections
+# -- half-open connections -------------------------------------------------------------------------------
 
 
 @pytest.mark.ours
@@ -133,7 +133,7 @@ def _half_open(daemon: Nsqd, stage: str) -> Iterator[None]:
         yield
 
 
-# -- bombs
+# -- bombs -----------------------------------------------------------------------------------------------
 
 
 def _raw_deflate(piece: bytes, times: int) -> bytes:

@@ -78,7 +78,7 @@ def _only(version: ssl.TLSVersion) -> ssl.SSLContext:
     return context
 
 
-# -- versions and ciphers
+# -- versions and ciphers --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_least_version(
     daemon.wait_for_log("IDENTIFY failed tls: ")
 
 
-# -- client certificates
+# -- client certificates ---------------------------------------------------------------------------------
 
 
 @pytest.mark.ours
@@ -196,7 +196,7 @@ def _ping(connection: http.client.HTTPSConnection) -> None:
     assert connection.getresponse().read() == b"OK"
 
 
-# -- the HTTP port where TLS is required
+# -- the HTTP port where TLS is required -----------------------------------------------------------------
 
 
 def test_plain_http_is_refused_whatever_is_asked(make_nsqd: Callable[..., Nsqd], own: Certificate) -> None:
@@ -218,7 +218,7 @@ def test_plain_http_is_refused_whatever_is_asked(make_nsqd: Callable[..., Nsqd],
     https.close()
 
 
-# -- start-up
+# -- start-up --------------------------------------------------------------------------------------------
 
 
 def test_flags_that_do_not_fit(make_nsqd: Callable[..., Nsqd], own: Certificate, tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_no_https_without_an_address(make_nsqd: Callable[..., Nsqd], own: Certif
     assert daemon.get("/ping").body == b"OK"
 
 
-# -- clients that do not do as they should
+# -- clients that do not do as they should ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("hello", GARBAGE_HELLOS.values(), ids=GARBAGE_HELLOS.keys())

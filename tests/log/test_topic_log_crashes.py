@@ -39,7 +39,7 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> list[int
     return failed
 
 
-# -- the log
+# -- the log ---------------------------------------------------------------------------------------------
 
 
 def test_a_cut_run_takes_its_append_number_along(make_rig: MakeRig, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_backlog_larger_than_the_cache_is_read_back(make_rig: MakeRig) -> None
     assert len(make_rig(cache_bytes=1000).bodies()) == 200
 
 
-# -- its other files
+# -- its other files -------------------------------------------------------------------------------------
 
 
 def test_a_channel_in_a_slot_used_before_survives_a_crash(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_deferred_message_that_cannot_be_read_is_tried_again(tmp_path: Path, m
     assert [message[2] for message in take(waiting, 3000).messages] == [b"one"]
 
 
-# -- messages that exist
+# -- messages that exist ---------------------------------------------------------------------------------
 
 
 def test_what_follows_removed_messages_and_a_gap_is_the_first() -> None:

@@ -33,7 +33,7 @@ def exit_status(argv: list[str]) -> object:
     return exited.value.code
 
 
-# --- syntax
+# -- syntax ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_percentile_that_is_no_number_exits_1(capfd: pytest.CaptureFixture[str
     assert capfd.readouterr().err.endswith("FATAL: Could not parse: x\n")
 
 
-# --- special words
+# -- special words ---------------------------------------------------------------------------------------
 
 
 def test_tls_required_words() -> None:
@@ -168,7 +168,7 @@ def test_tls_min_version_and_log_level_words() -> None:
     assert parse_options(["-log-level", "WARN"]).log_level is Level.WARNING
 
 
-# --- config file
+# -- config file -----------------------------------------------------------------------------------------
 
 
 def test_flag_over_file_over_default(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_missing_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None
     assert capfd.readouterr().err.endswith(expected)
 
 
-# --- checks at start
+# -- checks at start -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_node_id_comes_from_the_host_name() -> None:
     assert default_node_id("localhost") != default_node_id("any-host")
 
 
-# --- /config
+# -- /config ---------------------------------------------------------------------------------------------
 
 
 def test_config_values() -> None:
@@ -318,7 +318,7 @@ def test_config_has_no_other_keys(key: str) -> None:
         config_value(NsqdOptions(), key)  # type: ignore[call-arg]
 
 
-# --- nsqlookupd
+# -- nsqlookupd ------------------------------------------------------------------------------------------
 
 
 def test_lookupd_options(capfd: pytest.CaptureFixture[str]) -> None:

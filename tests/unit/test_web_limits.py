@@ -96,7 +96,7 @@ def send_all_of(client: Client, data: bytes) -> None:
     threading.Thread(target=send, daemon=True).start()
 
 
-# --- garbage
+# -- garbage ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_connect_is_refused(server: ServerThread) -> None:
         assert client.reply().status == 400
 
 
-# --- size
+# -- size ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_client_still_sending_can_read_the_refusal(server: ServerThread) -> No
         assert client.reply().body == b'{"message":"MSG_TOO_BIG"}'
 
 
-# --- time
+# -- time ------------------------------------------------------------------------------------------------
 
 
 @with_limits(HttpLimits(request_seconds=1, linger_seconds=0.2))
@@ -231,7 +231,7 @@ def test_an_idle_connection_is_closed_and_a_busy_one_is_not(server: ServerThread
         assert busy.reply().body == b"OK"
 
 
-# --- number
+# -- number ----------------------------------------------------------------------------------------------
 
 
 @with_limits(HttpLimits(pipelined_requests=5))
@@ -258,7 +258,7 @@ def test_connections_are_bounded(server: ServerThread) -> None:
     assert server.ask(get("/ping")).body == b"OK"
 
 
-# --- peers that do not read
+# -- peers that do not read ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["/big", "/endless"])
@@ -285,7 +285,7 @@ def test_a_peer_that_never_reads_is_dropped(server: ServerThread) -> None:
         eventually(lambda: server.http.connection_count == 0)
 
 
-# --- closing
+# -- closing ---------------------------------------------------------------------------------------------
 
 
 def test_close_ends_idle_connections_and_listening(server: ServerThread) -> None:

@@ -126,7 +126,7 @@ def post(path: str, body: bytes) -> bytes:
     return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-# --- response styles
+# -- response styles -------------------------------------------------------------------------------------
 
 
 def test_styles(server: ServerThread) -> None:
@@ -161,7 +161,7 @@ def test_an_empty_text_has_no_type(server: ServerThread) -> None:
     assert "Content-Type" not in server.ask(get("/slow?say=")).headers
 
 
-# --- requests
+# -- requests --------------------------------------------------------------------------------------------
 
 
 def test_what_a_handler_sees(server: ServerThread) -> None:
@@ -240,7 +240,7 @@ def test_an_upgrade_offer_is_ignored(server: ServerThread) -> None:
         assert client.reply().body == b"OK"
 
 
-# --- connections
+# -- connections -----------------------------------------------------------------------------------------
 
 
 def test_connection_close(server: ServerThread) -> None:
@@ -300,7 +300,7 @@ def test_many_pipelined_requests(server: ServerThread) -> None:
             assert stdlib_json.loads(client.reply().body)["query"]["n"] == str(number)
 
 
-# --- answers that take time
+# -- answers that take time ------------------------------------------------------------------------------
 
 
 def test_stream(server: ServerThread) -> None:
@@ -346,7 +346,7 @@ def test_a_crash_is_told_to_the_log_only(server: ServerThread, path: str, reason
     assert reason in log
 
 
-# --- routing
+# -- routing ---------------------------------------------------------------------------------------------
 
 
 def test_unknown_path(server: ServerThread) -> None:
@@ -396,7 +396,7 @@ def test_no_redirect_to_what_is_not_there(server: ServerThread, request_line: st
     assert server.ask(f"{request_line} HTTP/1.1\r\nHost: x\r\n\r\n".encode()).status == 404
 
 
-# --- log
+# -- log -------------------------------------------------------------------------------------------------
 
 
 def test_access_log(server: ServerThread) -> None:
@@ -416,7 +416,7 @@ def test_access_log(server: ServerThread) -> None:
     assert re.search(r"\) [0-9.]+(ns|\u00b5s|ms|s)$", lines[0])
 
 
-# --- other sockets
+# -- other sockets ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loop", list(LOOPS))

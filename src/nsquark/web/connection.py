@@ -104,7 +104,7 @@ class HttpConnection(asyncio.Protocol):
         self._data_tick = server.tick
         self._request_tick = 0
 
-    # --- the transport's side
+    # -- the transport's side ----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -180,7 +180,7 @@ class HttpConnection(asyncio.Protocol):
         self._slots.clear()
         self._reader.release()
 
-    # --- receiving
+    # -- receiving ---------------------------------------------------------------------------------------
 
     def _feed(self, data: bytes) -> None:
         self._busy = True
@@ -288,7 +288,7 @@ class HttpConnection(asyncio.Protocol):
             else:
                 self._transport.pause_reading()
 
-    # --- answering
+    # -- answering ---------------------------------------------------------------------------------------
 
     def _dispatch(self, request: Request, persistence: Persistence) -> None:
         target = request.target
@@ -399,7 +399,7 @@ class HttpConnection(asyncio.Protocol):
         if not self._busy:
             self._flush()
 
-    # --- ending
+    # -- ending ------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
         """Ends the connection: the last answer is on its way, and nothing after it counts."""

@@ -145,7 +145,7 @@ class RequestReader:
         """Lets go of the parser, which refers to this object's methods: without that cycle all is freed at once."""
         del self._parser, self._accept, self._send_continue
 
-    # --- called by the parser
+    # -- called by the parser ----------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         self.has_begun = True
@@ -211,7 +211,7 @@ class RequestReader:
         )
         self._accept(request, persistence)
 
-    # --- details
+    # -- details -----------------------------------------------------------------------------------------
 
     def _check_browser(self, target: Target, headers: Mapping[bytes, bytes]) -> None:
         if target.method == "GET" and target.path == "/ping":

@@ -107,7 +107,7 @@ class HttpServer:
             self._timer.cancel()
             self._timer = None
 
-    # --- for connections
+    # -- for connections ---------------------------------------------------------------------------------
 
     def admit(self, connection: HttpConnection) -> bool:
         """Counts a new connection in; returns False if it is one too many."""
