@@ -16,7 +16,6 @@ from admin.raw_http import RawAnswer
 from harness import Nsqd, eventually
 from harness.nsqadmin import Nsqadmin
 from harness.waiting import until
-from nsquark.admin import events
 from nsquark.admin.app import make_app, make_state
 from nsquark.admin.events import Streams
 from nsquark.admin.options import NsqadminOptions
@@ -224,10 +223,9 @@ async def test_what_fails_before_the_beginning_is_answered(serve: Serve) -> None
             assert json.loads(body) == {"message": "INTERNAL_ERROR"}
 
 
-async def test_a_tab_that_does_not_read_is_cut_off(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "WRITE_S_MAX", 0.2)
+async def test_a_tab_that_does_not_read_is_cut_off(serve: Serve) -> None:
     async with serve() as rig:
-        rig.state.streams = Streams(lambda state, page: Live({"block:much": "x" * (16 << 20)}))
+        rig.state.streams = Streams(lambda state, page: Live({"block:much": "x" * (16 << 20)}), write_s_max=0.2)
         with RawAnswer(rig.address, "/events?page=/") as answer:
             await asyncio.to_thread(answer.read_until, b"retry: ")
             await until(lambda: rig.state.streams.count == 1)

@@ -28,6 +28,7 @@ FIGURES_PER_STREAM_MAX: Final = 50_000
 PAGE_CHARS_MAX: Final = 2048
 HEARTBEAT_S: Final = 15.0
 WRITE_S_MAX: Final = 20.0
+"""A tab that reads nothing for this long is cut off."""
 RETRY_MS: Final = 3000
 """A browser comes back after this time when its stream was cut."""
 
@@ -37,8 +38,9 @@ LiveOf = Callable[[AdminState, str], Live]
 class Streams:
     """Keeps the open streams; `close` ends them, so that the server can stop."""
 
-    def __init__(self, live: LiveOf) -> None:
+    def __init__(self, live: LiveOf, write_s_max: float = WRITE_S_MAX) -> None:
         self._live = live
+        self.write_s_max = write_s_max
         self._peers: dict[str, int] = {}
         self._tasks: set[asyncio.Task[object]] = set()
         self._cache_of: object = None
@@ -123,7 +125,7 @@ class _Stream:
 
     async def _write(self, data: bytes) -> None:
         if data:
-            async with asyncio.timeout(WRITE_S_MAX):
+            async with asyncio.timeout(self._streams.write_s_max):
                 await self._response.write(data)
 
     def _step(self) -> bytes:
