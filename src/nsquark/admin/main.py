@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import signal
 import sys
 from typing import Final
 
@@ -48,11 +47,8 @@ class _Passed(logging.Handler):
 
 async def serve(options: NsqadminOptions, logger: Logger) -> int:
     """Serves until SIGINT or SIGTERM, and returns the exit code."""
-    loop = asyncio.get_running_loop()
-    logger.report_failures(loop)
-    stopping = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopping.set)
+    logger.report_failures(asyncio.get_running_loop())
+    stopping = event_loop.stop_signal()
     try:
         check_options(options)
         state = make_state(options, logger)

@@ -2,12 +2,11 @@
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
 from nsquark import kernel
-from nsquark.base.event_loop import run
+from nsquark.base.event_loop import run, stop_signal
 from nsquark.base.logs import Logger
 from nsquark.base.version import version_line
 from nsquark.broker.data_path import DataPath, DataPathError
@@ -37,14 +36,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 async def _serve(options: NsqdOptions, logger: Logger, data: DataPath) -> None:
-    loop = asyncio.get_running_loop()
-    logger.report_failures(loop)
-    stop = asyncio.Event()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(name, stop.set)
+    logger.report_failures(asyncio.get_running_loop())
+    stopping = stop_signal()
     nsqd = Nsqd(options, logger, data)
     try:
         await nsqd.start()
-        await stop.wait()
+        await stopping.wait()
     finally:
         await nsqd.stop()

@@ -1,10 +1,9 @@
 """This is the program nsqlookupd: it reads options, listens, serves until a signal, and stops."""
 
 import asyncio
-import signal
 import sys
 
-from nsquark.base.event_loop import run
+from nsquark.base.event_loop import run, stop_signal
 from nsquark.base.logs import Logger
 from nsquark.base.version import version_line
 from nsquark.lookupd.daemon import ListenError, Nsqlookupd
@@ -22,11 +21,8 @@ def main() -> None:
 
 async def serve(options: LookupdOptions, logger: Logger) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit code."""
-    loop = asyncio.get_running_loop()
-    logger.report_failures(loop)
-    stopping = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopping.set)
+    logger.report_failures(asyncio.get_running_loop())
+    stopping = stop_signal()
     daemon = Nsqlookupd(options, logger)
     try:
         await daemon.start()

@@ -65,15 +65,22 @@ class Command:
             return None
         return int.from_bytes(self.data[pos : pos + SIZE_BYTES], "big", signed=True)
 
-    def body(self, limit: int) -> bytes | None:
-        """Returns the body, of at most `limit` bytes, of a command that is no publish, or None until it has arrived."""
-        size = self.i32(self.pos, "E_BAD_BODY", "body size")
+    def size(self, limit: int, code: str, what: str, what_size: str) -> int | None:
+        """Reads the size of what follows the line, from 1 to `limit`; returns None if it has not arrived."""
+        size = self.i32(self.pos, code, what_size)
         if size is None:
             return None
-        if size > limit:
-            raise FatalClientError("E_BAD_BODY", f"{self.word} body too big {size} > {limit}")
         if size <= 0:
-            raise FatalClientError("E_BAD_BODY", f"{self.word} invalid body size {size}")
+            raise FatalClientError(code, f"{self.word} invalid {what_size} {size}")
+        if size > limit:
+            raise FatalClientError(code, f"{self.word} {what} too big {size} > {limit}")
+        return size
+
+    def body(self, limit: int) -> bytes | None:
+        """Returns the body, of at most `limit` bytes, of a command that is no publish, or None until it has arrived."""
+        size = self.size(limit, "E_BAD_BODY", "body", "body size")
+        if size is None:
+            return None
         start = self.pos + SIZE_BYTES
         if start + size > self.end:
             self.missing("E_BAD_BODY", "body")
@@ -87,13 +94,9 @@ class Command:
 
         Its bytes are those before `next`.
         """
-        size = self.i32(self.pos, "E_BAD_MESSAGE", "message body size")
+        size = self.size(limit, "E_BAD_MESSAGE", "message", "message body size")
         if size is None:
             return None
-        if size <= 0:
-            raise FatalClientError("E_BAD_MESSAGE", f"{self.word} invalid message body size {size}")
-        if size > limit:
-            raise FatalClientError("E_BAD_MESSAGE", f"{self.word} message too big {size} > {limit}")
         after = self.pos + SIZE_BYTES + size
         if after > self.end:
             self.missing("E_BAD_MESSAGE", "message body")

@@ -99,13 +99,8 @@ def publish_more(session: Session, data: bytearray, pos: int, end: int) -> int:
 def _count(session: Session, command: Command) -> int | None:
     """Reads how many messages an MPUB says it has, and checks its size; returns None if that has not arrived."""
     limit = session.nsqd.options.max_body_size
-    size = command.i32(command.pos, "E_BAD_BODY", "body size")
-    if size is None:
+    if command.size(limit, "E_BAD_BODY", "body", "body size") is None:
         return None
-    if size <= 0:
-        raise FatalClientError("E_BAD_BODY", f"MPUB invalid body size {size}")
-    if size > limit:
-        raise FatalClientError("E_BAD_BODY", f"MPUB body too big {size} > {limit}")
     count = command.i32(command.pos + SIZE_BYTES, "E_BAD_BODY", "message count")
     if count is not None and not 0 < count <= (limit - COUNT_BYTES) // MESSAGE_BYTES_MIN:
         raise FatalClientError("E_BAD_BODY", f"MPUB invalid message count {count}")
