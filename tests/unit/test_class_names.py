@@ -21,11 +21,11 @@ SHARED: Final = {
 
 
 def homes_of_classes(sources: dict[str, str]) -> dict[str, list[str]]:
-    """Lists the files that define a class, by its name; a name with an underscore belongs to its file alone."""
+    """Lists the files that define a class, by its name."""
     homes: dict[str, list[str]] = defaultdict(list)
     for path, source in sources.items():
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            if isinstance(node, ast.ClassDef):
                 homes[node.name].append(path)
     return homes
 
@@ -46,4 +46,4 @@ def test_no_two_classes_have_one_name() -> None:
 def test_a_namesake_is_found() -> None:
     assert namesakes({"a.py": "class Topic: ...", "b.py": "def f():\n    class Topic: ..."})
     assert namesakes({"a.py": "class Consumer: ...", "sync.py": "class Consumer: ..."})
-    assert not namesakes({"a.py": "class _Own: ...", "b.py": "class _Own: ..."})
+    assert namesakes({"a.py": "class _Own: ...", "b.py": "class _Own: ..."})

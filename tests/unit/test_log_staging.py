@@ -109,7 +109,7 @@ def _begin(area: Staging, directory: Path, token: int, size: int, peer: str) -> 
 
 def test_one_peer_has_a_half_of_the_stages_and_leaves_the_rest_to_others(tmp_path: Path) -> None:
     area = Staging()
-    share = staging.STAGES_MAX // staging.PEER_SHARE
+    share = staging.STAGES_MAX // staging.PEER_DIVISOR
     for token in range(share):
         _begin(area, tmp_path, token, 1, "10.0.0.1")
     with pytest.raises(StagingFull, match=r"10\.0\.0\.1 has staged"):
@@ -119,7 +119,7 @@ def test_one_peer_has_a_half_of_the_stages_and_leaves_the_rest_to_others(tmp_pat
 
 def test_one_peer_has_a_half_of_the_bytes_and_leaves_the_rest_to_others(tmp_path: Path) -> None:
     area = Staging()
-    count = staging.STAGED_BYTES_MAX // staging.PEER_SHARE // staging.STAGE_BYTES_MAX
+    count = staging.STAGED_BYTES_MAX // staging.PEER_DIVISOR // staging.STAGE_BYTES_MAX
     for token in range(count):
         _begin(area, tmp_path, token, staging.STAGE_BYTES_MAX, "10.0.0.1")
     with pytest.raises(StagingFull, match=r"10\.0\.0\.1 has staged"):

@@ -15,7 +15,7 @@ from nsquark.admin.clients import Clients
 from nsquark.admin.cluster import ClusterClient
 from nsquark.admin.events import Streams
 from nsquark.admin.history import History
-from nsquark.admin.middlewares import MIDDLEWARES, note_beginning
+from nsquark.admin.middlewares import MIDDLEWARES, remember_beginning
 from nsquark.admin.options import NsqadminOptions, normal_base_path
 from nsquark.admin.poller import Poller
 from nsquark.admin.routing import NotFoundRules
@@ -63,7 +63,7 @@ def make_app(state: AdminState) -> web.Application:
     for method, path, handler in routes:
         app.router.add_route(method, path, handler)
     app.on_response_prepare.append(access.add_headers)
-    app.on_response_prepare.append(note_beginning)
+    app.on_response_prepare.append(remember_beginning)
     app.cleanup_ctx.append(_running)
     app.on_shutdown.append(_end_streams)
     return app

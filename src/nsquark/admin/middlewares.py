@@ -63,7 +63,7 @@ async def answer_crashes(request: web.Request, handler: Handler) -> web.StreamRe
         return v1_error(500, "INTERNAL_ERROR")
 
 
-async def note_beginning(request: web.Request, response: web.StreamResponse) -> None:
+async def remember_beginning(request: web.Request, response: web.StreamResponse) -> None:
     """Remembers the answer whose head is sent now."""
     request[BEGUN] = response
 

@@ -187,8 +187,8 @@ def _keep_owner_and_group(file: int, before: os.stat_result) -> None:
         os.fchown(file, -1, before.st_gid)
     with contextlib.suppress(PermissionError):  # only root may change the owner
         os.fchown(file, before.st_uid, -1)
-    is_group_kept = os.fstat(file).st_gid == before.st_gid
-    os.fchmod(file, before.st_mode & (0o640 if is_group_kept else 0o600))
+    has_same_group = os.fstat(file).st_gid == before.st_gid
+    os.fchmod(file, before.st_mode & (0o640 if has_same_group else 0o600))
 
 
 def _scrypt(password: str, salt: bytes, n: int, r: int, p: int) -> bytes:

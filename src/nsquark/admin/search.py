@@ -91,8 +91,8 @@ class _Search:
         # A message is certain if no reader can still find a newer one, which would come before it.
         frontier = max(map(_frontier, unfinished))
         certain = sum(message.timestamp_ns >= frontier for reader in readers for message in reader.found)
-        held = sum(len(message.body) for reader in readers for message in reader.found)
-        if certain >= self._limits.messages or held >= FOUND_BYTES_MAX:
+        found_bytes = sum(len(message.body) for reader in readers for message in reader.found)
+        if certain >= self._limits.messages or found_bytes >= FOUND_BYTES_MAX:
             return "limit"
         if time.monotonic() - self._began_s >= self._limits.seconds:
             return "time"

@@ -43,7 +43,7 @@ class _Channels(msgspec.Struct):
     channels: list[str] | None = None
 
 
-class _TopicNames(msgspec.Struct):
+class _StatsTopics(msgspec.Struct):
     """Decodes only the names of topics from /stats."""
 
     class Named(msgspec.Struct):
@@ -184,7 +184,7 @@ class Survey:
         return (await self._cluster.get(address, "/topics", _TopicList)).topics or []
 
     async def _nsqd_topics(self, address: str) -> list[str]:
-        return (await self._cluster.get(address, "/stats?format=json", _TopicNames)).names()
+        return (await self._cluster.get(address, "/stats?format=json", _StatsTopics)).names()
 
     async def _lookupd_nodes(self, address: str) -> list[AnnouncedNsqd]:
         return (await self._cluster.get(address, "/nodes", AnnouncedNsqds)).producers or []
@@ -192,7 +192,7 @@ class Survey:
     async def _describe_nsqd(self, address: str) -> ApiNode:
         info = await self._cluster.get(address, "/info", AnnouncedNsqd)
         info.topics = (
-            await self._cluster.get(address, "/stats?format=json&include_clients=false", _TopicNames)
+            await self._cluster.get(address, "/stats?format=json&include_clients=false", _StatsTopics)
         ).names()
         return _node(info)
 
@@ -204,7 +204,7 @@ class Survey:
     async def _nsqds_producing(self, topic: str) -> Answers[list[ApiNode]]:
         async def ask(address: str) -> ApiNode | None:
             target = f"/stats?format=json&topic={quote_plus(topic)}&include_clients=false"
-            names = (await self._cluster.get(address, target, _TopicNames)).names()
+            names = (await self._cluster.get(address, target, _StatsTopics)).names()
             if topic not in names:
                 return None
             info = await self._cluster.get(address, "/info", AnnouncedNsqd)

@@ -110,13 +110,13 @@ class LineWriter:
             self._write(data)
 
     def _next_write(self) -> bytes:
-        taken = [self._lines.popleft()]
-        size = len(taken[0])
+        lines = [self._lines.popleft()]
+        size = len(lines[0])
         while self._lines and size + len(self._lines[0]) <= WRITE_BYTES_MAX:
-            taken.append(self._lines.popleft())
-            size += len(taken[-1])
+            lines.append(self._lines.popleft())
+            size += len(lines[-1])
         self._queued_bytes -= size
-        return b"".join(taken)
+        return b"".join(lines)
 
     def _write(self, data: bytes) -> None:
         rest = memoryview(data)

@@ -43,7 +43,7 @@ class Feed:
         self._kept = topic.retention.kept
         self._wake = wake
         self._credit = 0
-        """This many redeliveries may come before the next new message, while both wait; see `_take_turns`."""
+        """This many redeliveries may come before the next new message, while both wait; see `_alternate`."""
 
     # -- what there is -----------------------------------------------------------------------------------
 
@@ -76,11 +76,11 @@ class Feed:
     def fill(self, session: Session, want: int, now: int) -> None:
         """Sends up to `want` messages."""
         if self.ledger.queued:
-            self._take_turns(session, want, now)
+            self._alternate(session, want, now)
         else:
             self._send_new(session, want, now)
 
-    def _take_turns(self, session: Session, want: int, now: int) -> None:
+    def _alternate(self, session: Session, want: int, now: int) -> None:
         """Lets redeliveries be no more than half of what all consumers get while new messages wait, whatever their RDY.
 
         So a message that fails for ever does not keep others waiting, nor do new ones keep a redelivery waiting.

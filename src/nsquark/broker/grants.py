@@ -15,7 +15,7 @@ EXPRESSIONS_MAX: Final = 10_000
 EXPRESSION_MEMORY_BYTES_MAX: Final = 1 << 20
 EXPRESSIONS_AT_ONCE_MAX: Final = 256
 """At most this many expressions are searched on the event loop, in about a millisecond; a thread searches more."""
-DECISIONS_KEPT_MAX: Final = 1024
+DECISIONS_MAX: Final = 1024
 
 Permission = Literal["subscribe", "publish", "admin"]
 Question = tuple[Permission, str, str]
@@ -97,7 +97,7 @@ class Grant:
         decision = self._decisions.get(question)
         if decision is None:
             decision = any(permit.allows(*question) for permit in self.permits)
-            if len(self._decisions) >= DECISIONS_KEPT_MAX:
+            if len(self._decisions) >= DECISIONS_MAX:
                 self._decisions.clear()
             self._decisions[question] = decision
         return decision

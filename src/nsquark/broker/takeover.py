@@ -51,7 +51,7 @@ CHANNEL_SEPARATORS = (":", ";")
 PROGRESS_S = 3.0
 GROWTH_MAX = RECORD_OVERHEAD_BYTES / QUEUED_OVERHEAD_BYTES
 """A message grows at most by this factor from NSQ's file to our log, apart from the headers of batches."""
-ATTEMPTS_KEPT_MAX = 1_000_000
+ATTEMPTS_REMEMBERED_MAX = 1_000_000
 """About this many attempts are remembered per channel: a journal is read into memory as a whole. Further messages start
 with their first attempt.
 """
@@ -259,7 +259,7 @@ class TakeOver:
             low = log.next_seq()
             journal = f"c.{channel}.journal"
             attempted = self._copy(log, found.channels[channel], directory / journal, stage / journal)
-            if attempted > ATTEMPTS_KEPT_MAX:
+            if attempted > ATTEMPTS_REMEMBERED_MAX:
                 self.logger.warning(f"TAKEOVER: {found.channels[channel].base}: some attempts are counted anew")
             if log.next_seq() > low:
                 placed.of_channel[channel] = (low, log.next_seq())
@@ -275,7 +275,7 @@ class TakeOver:
         journal: Journal | None = None
         for piece in queue.pieces():
             known = log.append(piece)
-            if known and attempted < ATTEMPTS_KEPT_MAX and old is not None and new is not None:
+            if known and attempted < ATTEMPTS_REMEMBERED_MAX and old is not None and new is not None:
                 journal = journal or self._continued(old, new)
                 journal.append(b"".join(record(JOURNAL_REQUEUED, n, seq, 0, 0) for seq, n in known))
             attempted += len(known)

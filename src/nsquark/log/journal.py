@@ -23,7 +23,7 @@ from nsquark.log.services import LogShared
 
 COMPACT_BYTES_MIN = 4 << 20
 """A journal smaller than this is not worth rewriting; it is read in some 50 ms."""
-REWRITE_SHARE = 4
+REWRITE_FACTOR = 4
 """A journal is rewritten when it is this many times as long as needed; a parked message is noted twice at least."""
 REPLACE_RETRY_S = 1.0
 """Another replacement is tried this long after one that failed."""
@@ -99,7 +99,7 @@ class Journal:
 
     def wants_rewrite(self, live_records: int) -> bool:
         """Tells whether most of the journal is out of date, given how many messages it has to remember."""
-        is_long = self.size > max(self._compact_bytes_min, REWRITE_SHARE * live_records * JOURNAL_RECORD.size)
+        is_long = self.size > max(self._compact_bytes_min, REWRITE_FACTOR * live_records * JOURNAL_RECORD.size)
         return is_long and self._replacement is None and time.monotonic() >= self._replace_not_before_s
 
     # -- replacing it while others are served ------------------------------------------------------------

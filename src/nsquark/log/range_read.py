@@ -132,8 +132,8 @@ class RangeGroup:
     @property
     def is_full(self) -> bool:
         """Tells whether the group should be read before more ranges are added, since each has its files open."""
-        held = sum(what.files for _, what in self._ranges if not isinstance(what, bytes))
-        return len(self._ranges) >= GROUP_RANGES_MAX or held >= GROUP_FILES_MAX
+        files = sum(what.files for _, what in self._ranges if not isinstance(what, bytes))
+        return len(self._ranges) >= GROUP_RANGES_MAX or files >= GROUP_FILES_MAX
 
     def read(self, size: int) -> bytes:
         """Returns the next bytes, about `size` of them, or none at the end."""

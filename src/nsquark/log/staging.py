@@ -26,7 +26,7 @@ STAGE_BYTES_MAX = 64 << 20
 STAGED_BYTES_MAX = 1 << 30
 """All staged appends of one nsqd together have at most this many bytes."""
 STAGES_MAX = 1000
-PEER_SHARE = 2
+PEER_DIVISOR = 2
 """One peer may have a half of either limit."""
 STAGE_PATIENCE_S = 60.0
 """A stage that got no part for this long may have to make room."""
@@ -129,10 +129,12 @@ class Staging:
         if (stage.bytes_beside(number) if stage is not None else 0) + log_bytes > STAGE_BYTES_MAX:
             raise AppendTooBig(f"an append has at most {STAGE_BYTES_MAX} bytes: split it, each piece with a token")
         own = [each for each in self._stages.values() if each.peer == peer] if peer else []
-        if sum(each.log_bytes for each in own) + log_bytes > STAGED_BYTES_MAX // PEER_SHARE:
-            raise StagingFull(f"{peer} has staged {STAGED_BYTES_MAX // PEER_SHARE} bytes: append or abort some of them")
-        if stage is None and len(own) >= STAGES_MAX // PEER_SHARE:
-            raise StagingFull(f"{peer} has staged {STAGES_MAX // PEER_SHARE} appends: append or abort some of them")
+        if sum(each.log_bytes for each in own) + log_bytes > STAGED_BYTES_MAX // PEER_DIVISOR:
+            raise StagingFull(
+                f"{peer} has staged {STAGED_BYTES_MAX // PEER_DIVISOR} bytes: append or abort some of them"
+            )
+        if stage is None and len(own) >= STAGES_MAX // PEER_DIVISOR:
+            raise StagingFull(f"{peer} has staged {STAGES_MAX // PEER_DIVISOR} appends: append or abort some of them")
         if self.staged_bytes + log_bytes > STAGED_BYTES_MAX:
             raise StagingFull(f"{STAGED_BYTES_MAX} bytes are staged: append or abort some of them, or try again later")
         if stage is None:
@@ -235,12 +237,12 @@ def lease_spans(sequences: Sequences, count: int) -> list[tuple[int, int]]:
     spans: list[tuple[int, int]] = []
     while count:
         low, high = sequences.lease(count)
-        taken = min(count, high - low)
+        used = min(count, high - low)
         if spans and sum(spans[-1]) == low:
-            spans[-1] = (spans[-1][0], spans[-1][1] + taken)
+            spans[-1] = (spans[-1][0], spans[-1][1] + used)
         else:
-            spans.append((low, taken))
-        count -= taken
+            spans.append((low, used))
+        count -= used
     return spans
 
 
@@ -297,7 +299,7 @@ class StagedAppend:
                 most = min(left, left_in_span)
                 size = max(size, min(rest, BATCH_BYTES))
                 chunk = Chunk(self._node_id, seq, size, min(most, size // RECORD_OVERHEAD_BYTES + 1))
-                taken = chunk.append_sized(body, pos, most, self._timestamp_ns)
+                added = chunk.append_sized(body, pos, most, self._timestamp_ns)
                 pos = chunk.resume
-                seq, left, left_in_span = seq + taken, left - taken, left_in_span - taken
+                seq, left, left_in_span = seq + added, left - added, left_in_span - added
                 yield chunk

@@ -291,9 +291,9 @@ class LookupdSession(asyncio.Protocol):
             raise FatalClientError("E_BAD_BODY", f"IDENTIFY failed to read {what}")
 
     def _cut(self, size: int) -> bytes:
-        taken = bytes(self._buffer[:size])
+        data = bytes(self._buffer[:size])
         del self._buffer[:size]
-        return taken
+        return data
 
     # The commands
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-DOMINANT_SHARE: Final = 0.9
+DOMINANT_FRACTION: Final = 0.9
 """A field is a `string` if no kind of value has at least this share of its values."""
 FIELDS_MAX: Final = 200
 """An object with more different names than this is a map."""
@@ -82,7 +82,7 @@ def infer(seen: Seen) -> Type:
     if numbers:
         kinds[numbers[0]] = sum(kinds.pop(kind) for kind in numbers)
     name, count = kinds.most_common(1)[0] if kinds else ("string", 0)
-    if count < DOMINANT_SHARE * kinds.total():
+    if count < DOMINANT_FRACTION * kinds.total():
         return STRING
     if name == "array":
         return Type("array", items=infer(seen.items) if seen.items is not None else STRING)

@@ -52,12 +52,12 @@ async def findings(nsqds: Sequence[str], lookupds: Sequence[str], secret: str = 
     """Checks the daemons. The nsqds are shown `secret`, since some of them may want one."""
     found: list[Finding] = []
     answering: list[_Lookupd] = []
-    for address, (result, notes) in zip(lookupds, await asyncio.gather(*map(_check_lookupd, lookupds)), strict=True):
-        found += notes
+    for address, (result, findings) in zip(lookupds, await asyncio.gather(*map(_check_lookupd, lookupds)), strict=True):
+        found += findings
         if result is not None:
             answering.append(_Lookupd(address, result))
-    for notes in await asyncio.gather(*(_check_nsqd(address, answering, secret) for address in nsqds)):
-        found += notes
+    for findings in await asyncio.gather(*(_check_nsqd(address, answering, secret) for address in nsqds)):
+        found += findings
     return found + await _check_nodes(answering)
 
 

@@ -22,7 +22,7 @@ STOP_SECONDS_MAX: Final = 60.0
 READ_BYTES: Final = 64 * 1024
 LINE_BYTES_MAX: Final = 64 * 1024
 """A longer line is shown in pieces rather than collected without end."""
-LAST_LINES_KEPT: Final = 5
+LAST_LINES_MAX: Final = 5
 
 _LISTENING: Final = re.compile(r" INFO: (TCP|HTTP): listening on (\S*):(\d+)$")
 _PR_SET_PDEATHSIG: Final = 1
@@ -132,7 +132,7 @@ class Child:
         return [sys.executable, "-P", "-c", start, *addresses, "--log-prefix=", *self._flags]
 
     def _hear(self, line: str) -> None:
-        self._last_lines = [*self._last_lines[1 - LAST_LINES_KEPT :], line]
+        self._last_lines = [*self._last_lines[1 - LAST_LINES_MAX :], line]
         self._say(self.name, line)
         found = _LISTENING.search(line)
         if found is not None and (kind := found[1].lower()) in self.ports:

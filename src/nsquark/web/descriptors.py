@@ -9,7 +9,7 @@ import contextlib
 import resource
 from typing import Final
 
-RESERVE_SHARE: Final = 4
+RESERVE_DIVISOR: Final = 4
 """One in this many descriptors is reserved."""
 RESERVE_MAX: Final = 16_384
 """At most this many descriptors are reserved."""
@@ -26,7 +26,7 @@ class Descriptors:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self.for_connections = limit - min(limit // RESERVE_SHARE, RESERVE_MAX) if limit > 0 else 0
+        self.for_connections = limit - min(limit // RESERVE_DIVISOR, RESERVE_MAX) if limit > 0 else 0
         """Is the mark up to which connections may use descriptors, or 0 where the system sets no limit."""
 
     def admits(self, transport: asyncio.BaseTransport) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nsquark.broker.nsqd import Nsqd
 
 SECRET_BYTES_MAX: Final = 4096
-GRANTS_KEPT_MAX: Final = 1024
+GRANTS_MAX: Final = 1024
 ASKING_MAX: Final = 1024
 REFUSED_S: Final = 1.0
 """A refusal is remembered this long: a client that goes on trying does not reach the auth servers each time."""
@@ -141,7 +141,7 @@ class HttpAuth:
 
 
 def _keep(kept: dict[Asker, Any], asker: Asker, value: Any) -> None:
-    if len(kept) >= GRANTS_KEPT_MAX:
+    if len(kept) >= GRANTS_MAX:
         del kept[next(iter(kept))]  # the oldest goes; about its asker the servers are asked again
     kept[asker] = value
 

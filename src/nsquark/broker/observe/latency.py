@@ -77,11 +77,11 @@ class LatencyWindow:
         self.total_ns = 0
         self._half_s = max(window_s / 2, HALF_WINDOW_S_MIN)
         self._newer, self._older = Sketch(), Sketch()
-        self._turned_s = now_s
+        self._moved_s = now_s
 
     def finished(self, publish_times_ns: list[int], now_ns: int, now_s: float) -> None:
         """Is told that messages published at these times are finished."""
-        self._turn(now_s)
+        self._move_on(now_s)
         publish_times_ns.sort()
         self._newer.add_since(publish_times_ns, now_ns)
         past = bisect_left(publish_times_ns, now_ns)
@@ -90,14 +90,14 @@ class LatencyWindow:
 
     def add_to(self, sketch: Sketch, now_s: float) -> None:
         """Merges what is in the window now into another sketch."""
-        self._turn(now_s)
+        self._move_on(now_s)
         sketch.merge(self._newer)
         sketch.merge(self._older)
 
-    def _turn(self, now_s: float) -> None:
-        halves = int((now_s - self._turned_s) / self._half_s)
+    def _move_on(self, now_s: float) -> None:
+        halves = int((now_s - self._moved_s) / self._half_s)
         if halves < 1:
             return
         self._older = self._newer if halves == 1 else Sketch()
         self._newer = Sketch()
-        self._turned_s += halves * self._half_s
+        self._moved_s += halves * self._half_s

@@ -14,7 +14,7 @@ import msgspec
 
 PROC: Final = Path("/proc/self")
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-PAUSES_KEPT_MAX: Final = 256
+PAUSES_MAX: Final = 256
 """This many pauses are remembered, as many as in Go."""
 FULL_GENERATION: Final = 2
 
@@ -62,7 +62,7 @@ class CollectorPauses:
     """Measures how long the last full collections took: only those visit every object and are long enough to notice."""
 
     def __init__(self) -> None:
-        self.usec: deque[int] = deque(maxlen=PAUSES_KEPT_MAX)
+        self.usec: deque[int] = deque(maxlen=PAUSES_MAX)
         self._started_ns = 0
 
     def __call__(self, phase: str, info: dict[str, Any]) -> None:

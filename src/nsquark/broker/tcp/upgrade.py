@@ -79,7 +79,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
         self._is_reading = not session.waits.reasons
         self._is_ended = False
         """Tells whether the client has closed its side, or all is closed."""
-        self._is_pumping = False
+        self._is_decoding = False
         """Tells whether the others have their turn, after which more is decoded."""
         self._gathered: list[bytes | bytearray | memoryview] = []
         self._gathered_bytes = 0
@@ -190,7 +190,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
 
     def _go_on(self) -> None:
         """Gives the session what can be decoded in a turn; the rest later, or when it reads again."""
-        self._is_pumping = False
+        self._is_decoding = False
         until_ns = monotonic_ns() + TURN_NS_MAX
         while self._is_reading and not self._is_ended:
             view = self._session.get_buffer(-1)[:PLAIN_BYTES_MAX]
@@ -203,7 +203,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
             if count:
                 self._session.buffer_updated(count)
             if monotonic_ns() >= until_ns:
-                self._is_pumping = True
+                self._is_decoding = True
                 self._loop.call_soon(self._go_on)
                 break
             if not count:
@@ -264,7 +264,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
     def _set_socket_reading(self) -> None:
         if self._socket.is_closing():
             return
-        if self._is_reading and not self._is_pumping:
+        if self._is_reading and not self._is_decoding:
             self._socket.resume_reading()
         else:
             self._socket.pause_reading()
@@ -292,7 +292,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
             return
         self._is_reading = True
         if self._is_ready:
-            self._is_pumping = True
+            self._is_decoding = True
             self._loop.call_soon(self._go_on)
         else:
             self._set_socket_reading()
