@@ -5,12 +5,10 @@ import json
 import re
 import signal
 import socket
-import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 from email.message import Message
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from aiohttp import web
 
 from admin.browser import Browser
 from harness import Nsqd, StartError, eventually
+from harness.http_server import LocalServer, QuietHandler
 from harness.nsqadmin import Nsqadmin
 from nsquark.admin.access import address_of
 from nsquark.admin.passwords import PasswordHash, User, Users, read_users, write_users
@@ -505,23 +504,15 @@ class Heard:
 def heard() -> Iterator[Heard]:
     found = Heard()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
             found.notices.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             found.headers.append(self.headers)
-            self.send_response(found.status)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            self.answer(found.status)
 
-        def log_message(self, *args: object) -> None:
-            """Says nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    found.url = f"http://127.0.0.1:{server.server_port}/notices"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield found
-    server.shutdown()
-    server.server_close()
+    with LocalServer(Handler) as server:
+        found.url = f"http://{server.address}/notices"
+        yield found
 
 
 async def test_an_ipv4_peer_of_a_dual_stack_listener_is_named_by_its_ipv4_address() -> None:

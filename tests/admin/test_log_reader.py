@@ -1,15 +1,14 @@
 """Pieces of a log, as an answer of /log/read has them; and an nsqd that lies about its log."""
 
 import json
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from harness.http_server import LocalServer, QuietHandler
 from harness.nsqadmin import Nsqadmin
 from nsquark.admin.filters import Everything, parse_filter
 from nsquark.admin.log_reader import PIECE_BYTES, LogPart, Wanted, joined_parts, read_piece
@@ -87,7 +86,7 @@ LIES: dict[str, dict[str, Any]] = {
 }
 
 
-class Liar(BaseHTTPRequestHandler):
+class Liar(QuietHandler):
     lie: dict[str, Any]
 
     def do_GET(self) -> None:
@@ -111,23 +110,13 @@ class Liar(BaseHTTPRequestHandler):
             answer = head if "topic" in parse_qs(address.query) else {"topics": [head], "nsqd_id": "x"}
         else:
             answer = answers.get(address.path, {})
-        body = json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        """Says nothing."""
+        self.answer(200, json.dumps(answer).encode())
 
 
 @pytest.fixture(params=LIES)
 def liar(request: pytest.FixtureRequest) -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("OneLiar", (Liar,), {"lie": LIES[request.param]}))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with LocalServer(type("OneLiar", (Liar,), {"lie": LIES[request.param]})) as server:
+        yield server.address
 
 
 def test_an_nsqd_that_lies_about_its_log_is_an_answer_all_the_same(liar: str) -> None:

@@ -5,16 +5,15 @@ import json
 import shutil
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from harness import AuthServer, Nsqd, Wire, body_of, eventually
 from harness.auth import GRANT_ALL, granting
+from harness.http_server import LocalServer, QuietHandler
 from harness.upgrades import make_certificate, use_snappy
 from nsquark.base.logs import Level, Logger
 from nsquark.broker.auth import Asker, AuthServers
@@ -202,7 +201,7 @@ def test_expressions_are_those_of_go(
 def test_an_answer_without_end(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]) -> None:
     """Bytes that never become an answer end with the time they are given."""
 
-    class Endless(BaseHTTPRequestHandler):
+    class Endless(QuietHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
@@ -213,27 +212,23 @@ def test_an_answer_without_end(make_nsqd: Callable[..., Nsqd], connect: Callable
             except OSError:
                 return
 
-        def log_message(self, *_: object) -> None:
-            """Quiet."""
+    with LocalServer(Endless) as endless:
+        client = connect(make_nsqd(f"--auth-http-address={endless.address}", "--http-client-request-timeout=500ms"))
+        client.AUTH(SECRET)
+        client.expect_error("E_AUTH_FAILED AUTH failed")
 
-    endless = ThreadingHTTPServer(("127.0.0.1", 0), Endless)
-    endless.daemon_threads = True
-    threading.Thread(target=endless.serve_forever, args=(0.02,), daemon=True).start()
-    address = f"127.0.0.1:{endless.server_address[1]}"
-    client = connect(make_nsqd(f"--auth-http-address={address}", "--http-client-request-timeout=500ms"))
+
+def granted_for_1_s(client: Wire, server: AuthServer) -> Wire:
+    server.answer = granting(GRANT_ALL, ttl=1)
     client.AUTH(SECRET)
-    client.expect_error("E_AUTH_FAILED AUTH failed")
-    endless.shutdown()
-    endless.server_close()
+    client.expect(GRANTED)
+    return client
 
 
 def test_expired_grants_are_renewed_for_commands_in_flight(
     nsqd: Nsqd, connect: Callable[..., Wire], server: AuthServer, topic: str
 ) -> None:
-    server.answer = granting(GRANT_ALL, ttl=1)
-    client = connect(nsqd)
-    client.AUTH(SECRET)
-    client.expect(GRANTED)
+    client = granted_for_1_s(connect(nsqd), server)
     client.expect_silence(1.1)
     for _ in range(50):
         client.PUB(topic, b"x")
@@ -245,10 +240,7 @@ def test_expired_grants_are_renewed_for_commands_in_flight(
 def test_a_renewed_grant_may_allow_less(
     nsqd: Nsqd, connect: Callable[..., Wire], server: AuthServer, topic: str
 ) -> None:
-    server.answer = granting(GRANT_ALL, ttl=1)
-    client = connect(nsqd)
-    client.AUTH(SECRET)
-    client.expect(GRANTED)
+    client = granted_for_1_s(connect(nsqd), server)
     server.answer = granting({**GRANT_ALL, "topic": "^other$"})
     client.expect_silence(1.1)
     client.SUB(topic, "ch")

@@ -4,9 +4,10 @@ import json
 import ssl
 import threading
 import urllib.parse
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
+
+from harness.http_server import LocalServer, QuietHandler
 
 GRANT_ALL = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]}
 
@@ -33,9 +34,8 @@ class AuthServer:
         self.paths: list[str] = []
         self.gate = threading.Event()
         self.gate.set()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self.address = f"127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        self._server = LocalServer(self._handler()).start()
+        self.address = self._server.address
 
     def use_tls(self, context: ssl.SSLContext) -> None:
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
@@ -47,35 +47,28 @@ class AuthServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.gate.set()
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.stop()
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
+    def _handler(self) -> type[QuietHandler]:
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_GET(self) -> None:
                 url = urllib.parse.urlsplit(self.path)
                 server.paths.append(url.path)
-                self._answer(dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True)))
+                self._answer_query(dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True)))
 
             def do_POST(self) -> None:
                 assert self.headers["Content-Type"] == "application/json"
                 server.paths.append(self.path)
                 fields = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                self._answer({name: value for name, (value,) in fields.items()})
+                self._answer_query({name: value for name, (value,) in fields.items()})
 
-            def _answer(self, query: dict[str, str]) -> None:
+            def _answer_query(self, query: dict[str, str]) -> None:
                 assert self.headers["Accept"] == "application/vnd.nsq; version=1.0"
                 server.queries.append(query)
                 server.gate.wait()
                 body = server.answer if isinstance(server.answer, bytes) else json.dumps(server.answer).encode()
-                self.send_response(server.status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                """Quiet."""
+                self.answer(server.status, body)
 
         return Handler

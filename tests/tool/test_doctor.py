@@ -6,14 +6,13 @@ import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import pytest
 
 from harness import AuthServer, Nsqd, eventually
+from harness.http_server import LocalServer, QuietHandler
 from harness.lookupd import Nsqlookupd
 
 from .conftest import nsquark
@@ -101,7 +100,7 @@ def test_an_nsqd_that_sends_consumers_to_where_it_is_not(
     assert "--broadcast-address" in line(result.stdout, "broken", f"way to 127.0.0.1:{port}")
 
 
-class FakeNsqd(BaseHTTPRequestHandler):
+class FakeNsqd(QuietHandler):
     """An nsqd on another machine: its disk fails, or its clock is an hour behind."""
 
     ping = (200, b"OK")
@@ -119,17 +118,11 @@ class FakeNsqd(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: Any) -> None:
-        """Quiet."""
-
 
 @pytest.fixture
 def fake_nsqd() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeNsqd)
-    Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    yield f"127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    with LocalServer(FakeNsqd) as server:
+        yield server.address
 
 
 def test_a_clock_that_differs(tmp_path: Path, fake_nsqd: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Self
+
+from harness.http_server import LocalServer, QuietHandler
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class HttpEndpoint:
         self.taken: list[Request] = []
         endpoint = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             protocol_version = "HTTP/1.1"
             disable_nagle_algorithm = True
 
@@ -56,10 +57,7 @@ class HttpEndpoint:
 
             do_POST = do_GET  # noqa: N815
 
-            def log_message(self, format: str, *args: object) -> None:
-                """Says nothing."""
-
-        self._server = _Server(("127.0.0.1", port), Handler)
+        self._server = _Server(Handler, port)
         self.port = self._server.server_port
 
     @property
@@ -67,28 +65,24 @@ class HttpEndpoint:
         return f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        self._server.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.stop()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 256
-
+class _Server(LocalServer):
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is no news."""
+        """Says nothing of a client that went away."""
 
 
 def free_port() -> int:
-    """Of an endpoint that nobody serves, for now."""
-    with _Server(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
-        return server.server_port
+    """Finds the port of an endpoint that nobody serves, for now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def slowly(seconds: float) -> Answer:
