@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Self, overload
 
 from nsquark.client.errors import ConfigError
 from nsquark.client.message import AnswerBlock, Message, OrRaise
+from nsquark.client.taking import Taking
 
 
 class Batch(AnswerBlock, Sequence[Message]):
@@ -95,22 +96,14 @@ class Batches:
     some of it is answered: with fewer than `max_messages` in flight, or in backoff, waiting would be in vain.
     """
 
-    def __init__(
-        self,
-        next_by: Callable[[float | None], Awaitable[Message | None]],
-        has_all: Callable[[], bool],
-        gathered: set[Message],
-        max_messages: int,
-        max_wait: float | timedelta,
-    ) -> None:
+    def __init__(self, taking: Taking, max_messages: int, max_wait: float | timedelta) -> None:
         wait_s = max_wait.total_seconds() if isinstance(max_wait, timedelta) else max_wait
         if max_messages < 1:
             raise ConfigError(f"invalid max_messages ! {max_messages} < 1")
         if not 0 <= wait_s < float("inf"):
             raise ConfigError(f"invalid max_wait ! {wait_s} s: give 0 or more")
-        self._next_by = next_by
-        self._has_all = has_all
-        self._gathered = gathered
+        self._taking = taking
+        self._gathered = taking.gathered
         self._messages_max = max_messages
         self._wait_s = wait_s
 
@@ -118,7 +111,7 @@ class Batches:
         return self
 
     async def __anext__(self) -> Batch:
-        while (first := await self._next_by(None)) is not None:
+        while (first := await self._taking.next_by(None)) is not None:
             messages = await self._gather(first)
             if there := [message for message in messages if not message.is_answered]:
                 return Batch(there)
@@ -130,8 +123,8 @@ class Batches:
         self._gathered.add(first)
         deadline_s = asyncio.get_running_loop().time() + self._wait_s
         try:
-            while len(messages) < self._messages_max and not self._has_all():
-                message = await self._next_by(deadline_s)
+            while len(messages) < self._messages_max and not self._taking.has_all():
+                message = await self._taking.next_by(deadline_s)
                 if message is None:
                     break
                 messages.append(message)

@@ -1,7 +1,8 @@
 """Consumes a channel from many nsqds, as go-nsq does it.
 
 A message's way: `Subscription` makes it of what the connection brought, it waits in the `Inbox`, an iteration or one of
-the `Handlers` of `run` takes it, and its answer goes back through its subscription. `Flow` decides how many come.
+the `Handlers` of `run` gets it by `Taking`, and its answer goes back through its subscription. `Flow` decides how many
+come.
 """
 
 from __future__ import annotations
@@ -9,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Iterable
-from concurrent.futures import Executor
 from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self, Unpack
@@ -21,10 +20,10 @@ from nsquark.client.checks import check_addresses, check_dedupe, check_name, sec
 from nsquark.client.config import Config, Options
 from nsquark.client.copies import Copies
 from nsquark.client.dedupe import Dedupe, DedupeStore
-from nsquark.client.errors import ANOTHER_LOOP, Closed, ConfigError, NsqError
+from nsquark.client.errors import NOT_STARTED, Closed, ConfigError, NsqError
 from nsquark.client.giving_up import GivingUp, Hook
 from nsquark.client.handlers import Handler, Handlers, check_handler, stopped_by_signals
-from nsquark.client.inbox import LOOP_TURN_S, Inbox
+from nsquark.client.inbox import Inbox
 from nsquark.client.keepalive import KeepAlive, Pace, Rounds
 from nsquark.client.logs import NamedLog
 from nsquark.client.lookupd import AddressFilter
@@ -33,6 +32,7 @@ from nsquark.client.nsqds import Members
 from nsquark.client.rdy import Flow
 from nsquark.client.stats import Stats
 from nsquark.client.subscription import Subscription
+from nsquark.client.taking import Taking
 from nsquark.client.tasks import ThreadExit, check_function
 
 CLOSE_TIMEOUT_S: Final = 30.0
@@ -90,14 +90,16 @@ class Consumer:
         self._auto_touch = auto_touch
         if on_give_up is not None:
             check_function(on_give_up, "on_give_up", ConfigError)
-        self._giving_up = GivingUp(self.config.max_attempts, on_give_up, self.log)
+        self._giving_up = GivingUp(self.config.max_attempts, on_give_up, self._is_hook_off_loop, self.log)
         self.calls_hook_off_loop = False
         """The hook is called off the event loop, for `nsquark.sync`, whose hooks may block."""
         self._filter = address_filter
         self._inbox = Inbox()
-        self._handlers = Handlers(self._next, self._next_now, topic, self.log)
+        self._taking = Taking(self._inbox, self._copies, self._giving_up, self._subscriptions, f"{topic}/{channel}")
+        self._next_now = self._taking.next_now
+        self._handlers = Handlers(self._taking.next, self._next_now, topic, self.log)
         self._paused_at: int | None = None
-        self._is_started = self._is_stopped = self._is_closing = False
+        self._is_started = self._is_closing = False
         self._stopping: asyncio.TimerHandle | None = None
         self._closed: asyncio.Future[None] | None = None
         self._received = self._finished = self._requeued = 0
@@ -111,11 +113,12 @@ class Consumer:
         """
         if self._is_started:
             raise NsqError("the consumer was started before: make a new one")
-        if self._is_stopped:
+        if self._taking.is_stopped:
             raise Closed(f"{self.topic}/{self.channel}: stopped")
         if not self._nsqds and not self._lookupds:
             raise ConfigError("give the consumer an nsqd (host:4150) or an nsqlookupd (host:4161)")
         self._loop = asyncio.get_running_loop()
+        self._taking.begin()
         self._members = Members(
             lambda address: Subscription(self, address),
             self._joined,
@@ -147,7 +150,7 @@ class Consumer:
         timeout: seconds after which what is still being handled is cancelled and given back.
         """
         timeout_s = seconds_of("timeout", timeout)
-        self._is_stopped = True
+        self._taking.is_stopped = True
         self._inbox.turn_loop_first()
         if self._is_started and not self._is_closing:
             with contextlib.suppress(RuntimeError):  # the loop has ended, and all of this with it
@@ -162,7 +165,7 @@ class Consumer:
         self._closing = self._loop.create_task(self.close(0), name=f"nsquark close {self.topic}")
 
     def _hand_out_no_more(self) -> None:
-        self._is_stopped = True
+        self._taking.is_stopped = True
         self._flow.change_max_in_flight(0)
         self._inbox.give_back()
         self._inbox.wake_all()
@@ -176,7 +179,7 @@ class Consumer:
         """
         timeout_s = seconds_of("timeout", timeout)
         if self._is_closing or not self._is_started:
-            self._is_closing = self._is_stopped = True
+            self._is_closing = self._taking.is_stopped = True
             if self._closed is not None and not self._handlers.is_one_of_them:
                 await asyncio.shield(self._closed)
             return
@@ -221,7 +224,7 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Message:
-        message = self._next_now() or await self._next_by(None)
+        message = self._next_now() or await self._taking.next_by(None)
         if message is None:
             raise StopAsyncIteration
         return message
@@ -232,7 +235,7 @@ class Consumer:
         timeout: seconds to wait; 0 takes what is here already, None waits for ever.
         """
         self._check_started()
-        return await self._next_by(None if timeout is None else self._loop.time() + timeout)
+        return await self._taking.next_by(None if timeout is None else self._loop.time() + timeout)
 
     def batches(self, max_messages: int = 500, max_wait: float | timedelta = 0.2) -> Batches:
         """Iterates over batches, a `Batch` each time: `async for batch in consumer.batches():`.
@@ -240,73 +243,7 @@ class Consumer:
         max_messages: at most so many in a batch. As many must be allowed by max_in_flight to come together.
         max_wait: seconds that the first message of a batch waits for others.
         """
-        return Batches(self._next_by, self._has_all, self._inbox.gathered, max_messages, max_wait)
-
-    async def _next_by(self, deadline_s: float | None) -> Message | None:
-        """Returns the next message for someone who may never answer it."""
-        message = await self._next(None, deadline_s)
-        if message is not None and self._copies is not None:
-            self._copies.taken(message)
-        return message
-
-    def _has_all(self) -> bool:
-        """Tells whether no more can come before something is answered."""
-        return not self._inbox.ready and all(len(nsqd.in_flight) >= nsqd.rdy for nsqd in self._subscriptions())
-
-    def _next_now(self) -> Message | None:
-        """Returns the next message if it is here and nothing has to be awaited before it is
-        handled, as is mostly so.
-        """
-        inbox = self._inbox
-        if self._is_stopped or self._copies is not None or not inbox.ready:
-            return None
-        if time.monotonic() - inbox.loop_turn_at_s > LOOP_TURN_S:
-            return None
-        message = inbox.hand_out(self._loop.time())
-        if message is not None and message.attempts >= self._giving_up.attempts_max:
-            inbox.put_back(message)
-            return None
-        return message
-
-    async def _next(self, executor: Executor | None = None, deadline_s: float | None = None) -> Message | None:
-        """Returns the next message, for whom the loop's clock does not reach the deadline; None then, and at the end.
-
-        Those that failed too often are given up on the way; with `executor`, that is where the hook is called.
-        """
-        self._check_started()
-        while True:
-            if time.monotonic() - self._inbox.loop_turn_at_s > LOOP_TURN_S:
-                await self._inbox.let_loop_turn()
-            if self._is_stopped:
-                return None  # what waits goes back
-            message = self._inbox.hand_out(self._loop.time())
-            if message is None:
-                if deadline_s is not None and self._loop.time() >= deadline_s:
-                    return None
-                if asyncio.get_running_loop() is not self._loop:
-                    raise NsqError(f"{self.topic}/{self.channel}: {ANOTHER_LOOP}")
-                await self._inbox.wait(deadline_s)
-            elif self._copies is not None and not await self._is_first(message, self._copies):
-                pass  # it is answered
-            elif message.attempts < self._giving_up.attempts_max or not self._giving_up.is_due(message):
-                return message
-            else:
-                await self._giving_up.conclude(message, executor, executor is not None or self.calls_hook_off_loop)
-
-    async def _is_first(self, message: Message, copies: Copies) -> bool:
-        """Tells whether a message is to be handled, and keeps it alive while the store is asked; if not, it is
-        answered.
-        """
-        self._inbox.gathered.add(message)
-        try:
-            is_first = await copies.is_first(message)
-        finally:
-            self._inbox.gathered.discard(message)
-        if is_first and message.deadline_s < self._loop.time():
-            self._inbox.expire(message)
-        elif is_first and self._is_stopped:
-            message.give_back()
-        return not message.is_answered
+        return Batches(self._taking, max_messages, max_wait)
 
     async def run(
         self, handler: Handler, concurrency: int = 1, threads: int = 0, *, stop_on_signals: bool = False
@@ -348,7 +285,7 @@ class Consumer:
 
     def messages_received(self, messages: list[Message]) -> None:
         self._received += len(messages)
-        if self._is_stopped or messages[0].subscription.is_leaving:
+        if self._taking.is_stopped or messages[0].subscription.is_leaving:
             _give_back(messages)
         else:
             self._inbox.put(messages)
@@ -384,7 +321,10 @@ class Consumer:
 
     def message_hopeless(self, message: Message, reason: str) -> None:
         if not message.is_answered:
-            self._giving_up.begin(message, reason, self.calls_hook_off_loop or self._handlers.use_threads)
+            self._giving_up.begin(message, reason)
+
+    def _is_hook_off_loop(self) -> bool:
+        return self.calls_hook_off_loop or self._handlers.use_threads
 
     def message_not_handled(self, message: Message) -> None:
         self._giving_up.was_not_handled(message)
@@ -403,7 +343,7 @@ class Consumer:
         if self._copies is not None:
             self._copies.end_claims(self._loop.time())
         in_flight = sum(len(subscription.in_flight) for subscription in subscriptions)
-        if not self._is_stopped:
+        if not self._taking.is_stopped:
             self._pace.measure(is_late, in_flight, self._timeout_s())
 
     def _timeout_s(self) -> float:
@@ -463,7 +403,7 @@ class Consumer:
         if count < 0:
             raise ConfigError(f"invalid max_in_flight ! {count} < 0")
         self._paused_at = None
-        if not self._is_stopped:
+        if not self._taking.is_stopped:
             self._flow.change_max_in_flight(count)
 
     def pause(self) -> None:
@@ -486,7 +426,7 @@ class Consumer:
 
     def _check_started(self) -> None:
         if not self._is_started:
-            raise NsqError("the consumer is not started: use `async with`, or await its `start` first")
+            raise NsqError(NOT_STARTED)
 
     @property
     def is_paused(self) -> bool:

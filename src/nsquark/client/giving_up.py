@@ -29,8 +29,10 @@ class GivingUp:
     before any handler saw the message.
     """
 
-    def __init__(self, max_attempts: int, hook: Hook | None, log: Log) -> None:
+    def __init__(self, max_attempts: int, hook: Hook | None, is_off_loop: Callable[[], bool], log: Log) -> None:
         self._hook = hook
+        self._is_off_loop = is_off_loop
+        """Tells whether the hook may block, and is called in a thread."""
         self._log = log
         self._tried: OrderedDict[tuple[str, bytes], None] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -54,12 +56,12 @@ class GivingUp:
         """Is told that a message was handed out and goes back all the same: its handler was cancelled."""
         self._tried.pop((message.nsqd_address, message.id), None)
 
-    async def conclude(self, message: Message, executor: Executor | None, is_off_loop: bool) -> None:
+    async def conclude(self, message: Message, executor: Executor | None = None) -> None:
         """Finishes the message if the hook succeeds, else requeues it, to be given up again later."""
         message.give_up_reason = message.give_up_reason or f"attempted {message.attempts - 1} times"
         try:
             if self._hook is not None:
-                await self._call(self._hook, message, executor, is_off_loop)
+                await self._call(self._hook, message, executor)
         except BaseException as error:
             if not isinstance(error, Exception | asyncio.CancelledError) or is_cancelled():
                 message.give_back()
@@ -78,10 +80,10 @@ class GivingUp:
         self.count += 1
         message.finish()
 
-    def begin(self, message: Message, reason: str, is_off_loop: bool) -> None:
+    def begin(self, message: Message, reason: str) -> None:
         """Gives up a message that another attempt would not help, whatever its attempts."""
         message.give_up_reason = reason
-        task = asyncio.get_running_loop().create_task(self.conclude(message, None, is_off_loop), name="nsquark give up")
+        task = asyncio.get_running_loop().create_task(self.conclude(message), name="nsquark give up")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -93,12 +95,11 @@ class GivingUp:
         """Cancels hooks that still run, except for the one that calls this."""
         cancel_tasks(self._tasks)
 
-    @staticmethod
-    async def _call(hook: Hook, message: Message, executor: Executor | None, is_off_loop: bool) -> None:
+    async def _call(self, hook: Hook, message: Message, executor: Executor | None) -> None:
         """Calls the hook where handlers run, so that it may do what they do. What it returns to be awaited is awaited
         here, in the event loop.
         """
-        if is_off_loop and not is_async(hook):
+        if (executor is not None or self._is_off_loop()) and not is_async(hook):
             outcome = await in_thread(executor, hook, message)
         else:
             outcome = hook(message)
