@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 _COMMON: dict[str, Any] = {
     "deadline": None,  # a shared machine is slow at times; pytest-timeout bounds a test
@@ -19,5 +20,11 @@ def load() -> None:
 
 
 def examples(share: float) -> int:
-    """The current profile's number of examples, times `share`: for tests whose examples are cheaper or dearer."""
+    """Returns the profile's number of examples, times `share`, for tests whose examples are cheaper or dearer."""
     return max(1, int(settings().max_examples * share))
+
+
+def run_model(model: type[RuleBasedStateMachine], share: float = 1.0, **attributes: Any) -> None:
+    """Searches for a history in which a model and what it stands beside disagree; its class gets these attributes."""
+    machine = type(f"{model.__name__}Machine", (model,), attributes)
+    run_state_machine_as_test(machine, settings=settings(max_examples=examples(share)))

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from admin.snapshots import make_channel, make_topic
 from nsquark.admin.attention import ATTENTION_MAX, Attention, Watch
 from nsquark.admin.snapshot import (
     ChannelOnNode,
@@ -21,51 +22,6 @@ from nsquark.admin.snapshot import (
 POLL_S = 2.0
 
 
-def channel(depth: int = 0, **more: Any) -> ClusterChannel:
-    fields: dict[str, Any] = {
-        "topic": "t",
-        "name": "c",
-        "nodes": (ChannelOnNode(name="c", depth=depth),),
-        "depth": depth,
-        "backend_depth": 0,
-        "in_flight": 0,
-        "deferred": 0,
-        "messages": 0,
-        "requeued": 1,
-        "timed_out": 0,
-        "client_count": 1,
-        "paused": False,
-        "rate_out": 0.0,
-        "rate_requeued": 0.0,
-        "rate_timed_out": 0.0,
-        "latency": (),
-    }
-    return ClusterChannel(**{**fields, **more})
-
-
-def topic(*channels: ClusterChannel, name: str = "t", depth: int = 0, paused: bool = False) -> ClusterTopic:
-    return ClusterTopic(
-        name=name,
-        nodes=(),
-        channels={each.name: each for each in channels},
-        depth=depth,
-        backend_depth=0,
-        total_depth=depth,
-        in_flight=0,
-        deferred=0,
-        messages=0,
-        bytes=0,
-        client_count=0,
-        paused=paused,
-        rate_in=None,
-        rate_bytes_in=None,
-        rate_out=None,
-        rate_requeued=None,
-        rate_timed_out=None,
-        latency=(),
-    )
-
-
 def node(address: str = "h:4151", **more: Any) -> Node:
     remotes = more.pop("remote_addresses", ())
     producer = DescribedNsqd(address=address, version=more.get("version", "1.3.0"), remote_addresses=remotes)
@@ -79,7 +35,7 @@ def snapshot(at: float, *topics: ClusterTopic, nodes: tuple[Node, ...] = (), **m
 
 
 def told(watch: Watch, at: float, *channels: ClusterChannel) -> tuple[Attention, ...]:
-    return watch.update(snapshot(at, topic(*channels)))
+    return watch.update(snapshot(at, make_topic(*channels)))
 
 
 def texts(found: tuple[Attention, ...]) -> list[str]:
@@ -89,7 +45,7 @@ def texts(found: tuple[Attention, ...]) -> list[str]:
 def test_all_well_is_nothing_to_tell() -> None:
     watch = Watch()
     for number in range(60):
-        assert told(watch, number * POLL_S, channel(depth=number % 5)) == ()
+        assert told(watch, number * POLL_S, make_channel(depth=number % 5)) == ()
 
 
 def test_an_nsqd_that_is_silent() -> None:
@@ -143,25 +99,25 @@ def test_an_nsqd_that_an_nsqlookupd_does_not_know() -> None:
 
 def test_a_channel_without_consumers() -> None:
     watch = Watch()
-    assert told(watch, 1.0, channel(0, client_count=0)) == ()
-    (found,) = told(watch, 3.0, channel(1234, client_count=0))
+    assert told(watch, 1.0, make_channel(0, client_count=0)) == ()
+    (found,) = told(watch, 3.0, make_channel(1234, client_count=0))
     assert (found.severity, found.since, found.path) == ("warning", 3.0, "/topics/t/c")
     assert found.text == "channel t/c has no consumers: 1,234 messages wait"
-    assert told(watch, 5.0, channel(1234, client_count=1)) == ()
+    assert told(watch, 5.0, make_channel(1234, client_count=1)) == ()
 
 
 def test_a_depth_that_grows() -> None:
     watch = Watch()
     found: tuple[Attention, ...] = ()
     for number in range(40):
-        found = told(watch, 100.0 + number * POLL_S, channel(depth=1000 + 20 * number))
+        found = told(watch, 100.0 + number * POLL_S, make_channel(depth=1000 + 20 * number))
     (grows,) = found
     assert grows.severity == "warning"
     assert grows.text.startswith("depth of t/c grows by 10.")
     assert 100.0 <= grows.since <= 115.0
     # Worked off again, it is over within two steps of time.
     for number in range(15):
-        found = told(watch, 180.0 + number * POLL_S, channel(depth=1000))
+        found = told(watch, 180.0 + number * POLL_S, make_channel(depth=1000))
     assert found == ()
 
 
@@ -169,7 +125,7 @@ def test_bursts_that_are_worked_off_are_no_growth() -> None:
     watch = Watch()
     for number in range(100):
         depth = 50_000 if number % 10 == 0 else 200
-        assert told(watch, number * POLL_S, channel(depth=depth)) == ()
+        assert told(watch, number * POLL_S, make_channel(depth=depth)) == ()
 
 
 def test_an_nsqd_that_comes_back_is_no_growth() -> None:
@@ -177,7 +133,7 @@ def test_an_nsqd_that_comes_back_is_no_growth() -> None:
     both = (ChannelOnNode(name="c", depth=1), ChannelOnNode(name="c", depth=1))
     for number in range(60):
         nodes, depth = (both[:1], 500) if number < 20 else (both, 100_000)
-        assert told(watch, number * POLL_S, channel(depth=depth, nodes=nodes)) == ()
+        assert told(watch, number * POLL_S, make_channel(depth=depth, nodes=nodes)) == ()
 
 
 @pytest.mark.parametrize(("field", "word"), [("rate_requeued", "requeues"), ("rate_timed_out", "timeouts")])
@@ -186,11 +142,11 @@ def test_more_handed_back_than_usual(field: str, word: str) -> None:
     at = 0.0
     for _ in range(1500):
         at += POLL_S
-        found = told(watch, at, channel(1, **{field: 1.0}))
+        found = told(watch, at, make_channel(1, **{field: 1.0}))
     assert found == (), "after fifty minutes it is usual"
     for _ in range(20):
         at += POLL_S
-        found = told(watch, at, channel(1, **{field: 10.0}))
+        found = told(watch, at, make_channel(1, **{field: 10.0}))
     (above,) = found
     assert word in above.text and above.severity == "warning"
     assert at - 40 < above.since < at
@@ -199,17 +155,17 @@ def test_more_handed_back_than_usual(field: str, word: str) -> None:
 def test_a_few_requeues_are_never_told() -> None:
     watch = Watch()
     for number in range(100):
-        assert told(watch, number * POLL_S, channel(1, rate_requeued=0.2)) == ()
+        assert told(watch, number * POLL_S, make_channel(1, rate_requeued=0.2)) == ()
 
 
 def test_what_is_paused_is_told() -> None:
     watch = Watch()
-    assert texts(told(watch, 1.0, channel(paused=True))) == ["channel t/c is paused"]
-    assert texts(watch.update(snapshot(3.0, topic(paused=True)))) == ["topic t is paused"]
+    assert texts(told(watch, 1.0, make_channel(paused=True))) == ["channel t/c is paused"]
+    assert texts(watch.update(snapshot(3.0, make_topic(paused=True)))) == ["topic t is paused"]
 
 
 def test_a_topic_without_a_channel() -> None:
-    (found,) = Watch().update(snapshot(1.0, topic(depth=5)))
+    (found,) = Watch().update(snapshot(1.0, make_topic(depth=5)))
     assert (found.severity, found.path) == ("info", "/topics/t")
 
 
@@ -232,7 +188,7 @@ def test_a_spark_query_that_falls_behind() -> None:
     for number in range(40):
         at, lag = 100.0 + number * POLL_S, 1000 + 20 * number
         behind = query(lag=lag, last_commit=at)
-        found = watch.update(snapshot(at, topic(channel(lag, owner="q1", client_count=0)), queries=(behind,)))
+        found = watch.update(snapshot(at, make_topic(make_channel(lag, owner="q1", client_count=0)), queries=(behind,)))
     (falls,) = found
     assert falls.text.startswith("Spark query q1 on t/c falls behind by 10.")
     assert falls.path == "/spark"
@@ -246,7 +202,8 @@ def test_a_spark_query_that_is_silent() -> None:
 
 def test_worst_comes_first_and_the_rest_is_counted() -> None:
     topics = [
-        topic(channel(number + 1, topic=f"t{number}", client_count=0), name=f"t{number}") for number in range(300)
+        make_topic(make_channel(number + 1, topic=f"t{number}", client_count=0), name=f"t{number}")
+        for number in range(300)
     ]
     found = Watch().update(snapshot(1.0, *topics, nodes=(node(health="NOK - x"),)))
     assert len(found) == ATTENTION_MAX + 1

@@ -2,40 +2,21 @@
 
 import math
 import time
+from typing import Any
 
 import pytest
 
+from admin.snapshots import make_topic
 from nsquark.admin.history import STEP_S_MIN, History, Key
-from nsquark.admin.snapshot import ClusterChannel, ClusterTopic, ClusterTotals, Snapshot
+from nsquark.admin.snapshot import ClusterTopic, ClusterTotals, Snapshot
 from nsquark.admin.sparks import spark_values
 
 CLUSTER_SERIES = 6
 TOPIC_SERIES = 4
 
 
-def topic(
-    name: str, rate: float = 0.0, depth: int = 0, channels: dict[str, ClusterChannel] | None = None
-) -> ClusterTopic:
-    return ClusterTopic(
-        name=name,
-        nodes=(),
-        channels=channels or {},
-        depth=depth,
-        backend_depth=0,
-        total_depth=depth,
-        in_flight=0,
-        deferred=0,
-        messages=0,
-        bytes=0,
-        client_count=0,
-        paused=False,
-        rate_in=rate,
-        rate_bytes_in=0.0,
-        rate_out=rate,
-        rate_requeued=None,
-        rate_timed_out=None,
-        latency=(),
-    )
+def topic(name: str, rate: float = 0.0, **more: Any) -> ClusterTopic:
+    return make_topic(name=name, rate_in=rate, rate_bytes_in=0.0, rate_out=rate, **more)
 
 
 def snapshot(at: float, *topics: ClusterTopic, rate: float | None = None) -> Snapshot:

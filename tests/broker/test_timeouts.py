@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from harness import Nsqd, Wire, eventually
+from harness import Message, Nsqd, Wire, eventually
 
 MSG_TIMEOUT_S = 0.4
 MAX_MSG_TIMEOUT_S = 1.5
@@ -34,12 +34,18 @@ def test_timeout_frees_the_window(nsqd: Nsqd, client: Wire, topic: str) -> None:
     assert nsqd.channel(topic)["clients"][0]["in_flight_count"] == 1
 
 
-def test_late_fin_is_refused(nsqd: Nsqd, client: Wire, topic: str) -> None:
+def let_time_out(nsqd: Nsqd, client: Wire, topic: str) -> Message:
+    """Returns a message that its consumer has held for too long, and does not get again before its next RDY."""
     client.publish(topic, b"x")
     client.subscribe(topic, rdy=1)
     message = client.read_message()
     client.RDY(0)
     eventually(lambda: nsqd.channel(topic)["timeout_count"] == 1)
+    return message
+
+
+def test_late_fin_is_refused(nsqd: Nsqd, client: Wire, topic: str) -> None:
+    message = let_time_out(nsqd, client, topic)
     client.FIN(message.id)
     client.expect_error(f"E_FIN_FAILED FIN {message.id.decode()} failed ID not in flight", fatal=False)
     assert nsqd.channel(topic)["depth"] == 1
@@ -114,11 +120,7 @@ def test_touch_cannot_go_beyond_the_longest_timeout(nsqd: Nsqd, client: Wire, to
 
 
 def test_touch_after_the_timeout_is_refused(nsqd: Nsqd, client: Wire, topic: str) -> None:
-    client.publish(topic, b"x")
-    client.subscribe(topic, rdy=1)
-    message = client.read_message()
-    client.RDY(0)
-    eventually(lambda: nsqd.channel(topic)["timeout_count"] == 1)
+    message = let_time_out(nsqd, client, topic)
     client.TOUCH(message.id)
     client.expect_error(f"E_TOUCH_FAILED TOUCH {message.id.decode()} failed ID not in flight", fatal=False)
     client.assert_usable()

@@ -1,7 +1,11 @@
 """A topic's log in a real directory, driven by a test instead of an event loop."""
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from nsquark.kernel.commits import Commit
 from nsquark.log.cache import ChunkCache
@@ -21,6 +25,18 @@ def make_shared(report: Callable[[str], None] = lambda text: None) -> LogShared:
     return LogShared(
         LogSettings(), NODE_ID, ChunkCache(CACHE_BYTES), lambda call: None, lambda seconds, call: None, report
     )
+
+
+def fail_reads(patch: pytest.MonkeyPatch, is_bad: Callable[[int, int, int], bool]) -> None:
+    """Lets reads fail as on a disk with bad sectors: those whose descriptor, size and offset `is_bad` says yes to."""
+    real: Callable[[int, int, int], bytes] = os.pread
+
+    def pread(fd: int, size: int, offset: int) -> bytes:
+        if is_bad(fd, size, offset):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(fd, size, offset)
+
+    patch.setattr(os, "pread", pread)
 
 
 class Rig:

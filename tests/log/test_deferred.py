@@ -6,19 +6,17 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 from xxhash import xxh3_64_intdigest
 
-from hypothesis_profiles import examples
-from log.rig import make_shared
+from hypothesis_profiles import run_model
+from log.rig import fail_reads, make_shared
 from nsquark.log import durable
 from nsquark.log.deferred import DeferredMessages, Due
 from nsquark.log.deferred_appends import Appends
@@ -338,16 +336,13 @@ class TestDamage:
         path = self.filled(directory)
         before = path.read_bytes()
         record_bytes = len(before) // self.COUNT
-        real = os.pread
 
-        def pread(fd: int, size: int, offset: int) -> bytes:
-            if offset < record_bytes * 2 and offset + size > 1000 and os.fstat(fd).st_size == len(before):
-                raise OSError(5, "Input/output error")
-            return real(fd, size, offset)
+        def is_bad(fd: int, size: int, offset: int) -> bool:
+            return offset < record_bytes * 2 and offset + size > 1000 and os.fstat(fd).st_size == len(before)
 
         reports: list[str] = []
         with monkeypatch.context() as patch:
-            patch.setattr(os, "pread", pread)
+            fail_reads(patch, is_bad)
             again = opened(directory, reports=reports)
         assert any("cannot be read" in report for report in reports)
         assert path.with_name(path.name + ".bad").read_bytes() == before
@@ -543,8 +538,7 @@ class DeferredModel(RuleBasedStateMachine):
 
 @pytest.mark.timeout(3600)  # for HYPOTHESIS_PROFILE=long
 def test_every_deferred_message_is_appended_once(tmp_path_factory: pytest.TempPathFactory) -> None:
-    machine = type("Machine", (DeferredModel,), {"make_directory": lambda _: tmp_path_factory.mktemp("deferred")})
-    run_state_machine_as_test(machine, settings=settings(max_examples=examples(2)))
+    run_model(DeferredModel, 2, make_directory=lambda _: tmp_path_factory.mktemp("deferred"))
 
 
 def test_an_append_that_was_lost_although_a_later_one_was_not(tmp_path: Path) -> None:

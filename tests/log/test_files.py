@@ -1,25 +1,20 @@
 """Reading what can be read of a file on a failing disk."""
 
-import errno
-import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from log.rig import fail_reads
 from nsquark.log.files import PAGE_BYTES, READ_BYTES, read_surviving, write_atomically
 
 
-def fail_reads(monkeypatch: pytest.MonkeyPatch, bad_pages: set[int]) -> None:
-    """Reads that touch one of these pages fail, as on a disk with bad sectors."""
-    real: Callable[[int, int, int], bytes] = os.pread
+def fail_pages(monkeypatch: pytest.MonkeyPatch, bad_pages: set[int]) -> None:
+    """Lets reads fail that touch one of these pages."""
 
-    def pread(fd: int, size: int, offset: int) -> bytes:
-        if any(offset < (page + 1) * PAGE_BYTES and page * PAGE_BYTES < offset + size for page in bad_pages):
-            raise OSError(errno.EIO, "Input/output error")
-        return real(fd, size, offset)
+    def is_bad(fd: int, size: int, offset: int) -> bool:
+        return any(offset < (page + 1) * PAGE_BYTES and page * PAGE_BYTES < offset + size for page in bad_pages)
 
-    monkeypatch.setattr(os, "pread", pread)
+    fail_reads(monkeypatch, is_bad)
 
 
 def test_a_file_that_can_be_read_stays_where_it_is(tmp_path: Path) -> None:
@@ -39,7 +34,7 @@ def test_pages_that_cannot_be_read_are_zeros_and_the_file_has_a_second_name(
     path, reports = tmp_path / "file", list[str]()
     path.write_bytes(b"x" * size)
     bad = {0, size // 2 // PAGE_BYTES, (size - 1) // PAGE_BYTES}
-    fail_reads(monkeypatch, bad)
+    fail_pages(monkeypatch, bad)
     data, whole = read_surviving(path, reports.append)
     assert not whole
     for page in range(-(-size // PAGE_BYTES)):
@@ -55,7 +50,7 @@ def test_pages_that_cannot_be_read_are_zeros_and_the_file_has_a_second_name(
 
 def test_an_older_file_that_was_set_aside_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
-    fail_reads(monkeypatch, {0})
+    fail_pages(monkeypatch, {0})
     for content in (b"first", b"second"):
         write_atomically(path, content)
         for _ in range(3):

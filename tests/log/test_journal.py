@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from xxhash import xxh32_intdigest
 
-from log.rig import Rig, make_shared
+from log.rig import Rig, fail_reads, make_shared
 from nsquark.kernel import journal as kernel
 from nsquark.kernel.journal import JOURNAL_FINISHED, JOURNAL_RECORD, JOURNAL_REQUEUED
 from nsquark.log import durable
@@ -113,20 +113,18 @@ def test_a_torn_end_is_cut_and_writing_goes_on(path: Path, torn: int) -> None:
     assert not reports, "a crash is no damage"
 
 
+def in_first_page(fd: int, size: int, offset: int) -> bool:
+    return offset < 4096
+
+
 def test_pages_that_cannot_be_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = opened(path)
     journal.append(b"".join(record(number) for number in range(256)))
     journal.close()
-    before, real = path.read_bytes(), os.pread
-
-    def pread(fd: int, size: int, offset: int) -> bytes:
-        if offset < 4096:
-            raise OSError(errno.EIO, "Input/output error")
-        return real(fd, size, offset)
-
+    before = path.read_bytes()
     reports: list[str] = []
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pread", pread)
+        fail_reads(patch, in_first_page)
         records = loaded(path, reports)
     assert records == b"".join(record(number) for number in range(128, 256))
     assert any("cannot be read" in report for report in reports)
@@ -140,19 +138,13 @@ def test_what_can_be_read_stays_when_the_disk_takes_no_new_file(path: Path, monk
     journal.append(b"".join(record(number) for number in range(256)))
     journal.close()
     path.write_bytes(path.read_bytes()[:-7])
-    real = os.pread
-
-    def pread(fd: int, size: int, offset: int) -> bytes:
-        if offset < 4096:
-            raise OSError(errno.EIO, "Input/output error")
-        return real(fd, size, offset)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     survivors = b"".join(record(number) for number in range(128, 255))
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pread", pread)
+        fail_reads(patch, in_first_page)
         patch.setattr("nsquark.log.journal.write_atomically", full)
         again = opened(path)
         assert again.load(DELAY_MAX_MS) == survivors
@@ -160,7 +152,7 @@ def test_what_can_be_read_stays_when_the_disk_takes_no_new_file(path: Path, monk
         again.close()
         assert loaded(path) == survivors + record(1000)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pread", pread)
+        fail_reads(patch, in_first_page)
         assert loaded(path) == survivors + record(1000)
     assert loaded(path) == survivors + record(1000)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from log.rig import make_shared
+from log.rig import fail_reads, make_shared
 from nsquark.log.outliving import KeptMessages
 
 CONTENT = {seq: b"record %d " % seq * 10 for seq in (3, 5, 9)}
@@ -84,16 +84,10 @@ def test_a_bit_that_flips_while_it_is_open(path: Path) -> None:
 def test_what_cannot_be_read_at_the_start_is_set_aside(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = {seq: bytes([seq]) * 3000 for seq in (1, 2, 3)}
     store(opened(path), content)
-    before, real = path.read_bytes(), os.pread
-
-    def pread(fd: int, size: int, offset: int) -> bytes:
-        if offset < 4096 and os.fstat(fd).st_size == len(before):
-            raise OSError(errno.EIO, "Input/output error")
-        return real(fd, size, offset)
-
+    before = path.read_bytes()
     reports: list[str] = []
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pread", pread)
+        fail_reads(patch, lambda fd, _, offset: offset < 4096 and os.fstat(fd).st_size == len(before))
         kept = opened(path, reports)
     assert records(kept) == records(opened(path)) == {3: content[3]}
     assert any("cannot be read" in report for report in reports)
@@ -103,18 +97,13 @@ def test_what_cannot_be_read_at_the_start_is_set_aside(path: Path, monkeypatch: 
 def test_what_can_be_read_stays_when_the_disk_takes_no_new_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = {seq: bytes([seq]) * 3000 for seq in (1, 2, 3)}
     store(opened(path), content)
-    size, real = path.stat().st_size, os.pread
-
-    def pread(fd: int, size_wanted: int, offset: int) -> bytes:
-        if offset < 4096 and offset + size_wanted > 0 and os.fstat(fd).st_size == size:
-            raise OSError(errno.EIO, "Input/output error")
-        return real(fd, size_wanted, offset)
+    size = path.stat().st_size
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pread", pread)
+        fail_reads(patch, lambda fd, _, offset: offset < 4096 and os.fstat(fd).st_size == size)
         patch.setattr("nsquark.log.outliving.write_atomically", full)
         for _ in range(2):
             assert records(opened(path)) == {3: content[3]}
@@ -126,14 +115,8 @@ def test_what_can_be_read_stays_when_the_disk_takes_no_new_file(path: Path, monk
 def test_a_read_that_fails_once_is_made_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = opened(path)
     store(kept, CONTENT)
-    real, failures = os.pread, [OSError(errno.EIO, "Input/output error")]
-
-    def pread(fd: int, size: int, offset: int) -> bytes:
-        if failures:
-            raise failures.pop()
-        return real(fd, size, offset)
-
-    monkeypatch.setattr(os, "pread", pread)
+    failures = [True]
+    fail_reads(monkeypatch, lambda *_: bool(failures) and failures.pop())
     assert records(kept) == CONTENT
 
 

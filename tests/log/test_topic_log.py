@@ -7,17 +7,15 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
-from hypothesis_profiles import examples
+from hypothesis_profiles import run_model
 from log.rig import Rig
 from nsquark.kernel.commits import Commit
 from nsquark.log.cache import CHUNK_BYTES_MIN
@@ -275,5 +273,4 @@ class LogModel(RuleBasedStateMachine):
 
 @pytest.mark.timeout(3600)  # for HYPOTHESIS_PROFILE=long
 def test_the_log_agrees_with_a_list(tmp_path_factory: pytest.TempPathFactory) -> None:
-    machine = type("LogMachine", (LogModel,), {"make_root": lambda _: tmp_path_factory.mktemp("log")})
-    run_state_machine_as_test(machine, settings=settings(max_examples=examples(0.7)))
+    run_model(LogModel, 0.7, make_root=lambda _: tmp_path_factory.mktemp("log"))

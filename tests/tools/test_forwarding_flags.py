@@ -1,9 +1,14 @@
 """Flags of nsq_to_http, nsq_to_nsq and nsq_stat that do not fit together, in NSQ's words and in its order."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import pytest
 
 from nsquark.tools import nsq_stat, nsq_to_http, nsq_to_nsq
 from nsquark.tools.program import Fatal, parse_options
+
+T = TypeVar("T")
 
 NSQD, LOOKUPD = "--nsqd-tcp-address=127.0.0.1:1", "--lookupd-http-address=127.0.0.1:1"
 POST, GET = "--post=http://127.0.0.1:1", "--get=http://127.0.0.1:1/%s"
@@ -11,6 +16,14 @@ TO = "--destination-nsqd-tcp-address=127.0.0.1:1"
 STATS = "--nsqd-http-address=127.0.0.1:1"
 NEITHER = "--nsqd-tcp-address or --lookupd-http-address required"
 BOTH = "use --nsqd-tcp-address or --lookupd-http-address not both"
+
+
+def assert_refused(check: Callable[[T], object], kind: type[T], flags: list[str], line: str) -> None:
+    """Asserts that a tool's check of its options ends it with this line."""
+    options = parse_options("tool", kind, flags, "")
+    with pytest.raises(Fatal) as failure:
+        check(options)
+    assert str(failure.value) == line
 
 
 @pytest.mark.parametrize(
@@ -39,10 +52,7 @@ BOTH = "use --nsqd-tcp-address or --lookupd-http-address not both"
     ],
 )
 def test_nsq_to_http(flags: list[str], line: str) -> None:
-    options = parse_options("nsq_to_http", nsq_to_http.NsqToHttpOptions, flags, "")
-    with pytest.raises(Fatal) as failure:
-        nsq_to_http.checked(options)
-    assert str(failure.value) == line
+    assert_refused(nsq_to_http.checked, nsq_to_http.NsqToHttpOptions, flags, line)
 
 
 @pytest.mark.parametrize(
@@ -59,10 +69,7 @@ def test_nsq_to_http(flags: list[str], line: str) -> None:
     ],
 )
 def test_nsq_to_nsq(flags: list[str], line: str) -> None:
-    options = parse_options("nsq_to_nsq", nsq_to_nsq.NsqToNsqOptions, flags, "")
-    with pytest.raises(Fatal) as failure:
-        nsq_to_nsq.check(options)
-    assert str(failure.value) == line
+    assert_refused(nsq_to_nsq.check, nsq_to_nsq.NsqToNsqOptions, flags, line)
 
 
 @pytest.mark.parametrize(
@@ -92,10 +99,7 @@ def test_nsq_to_nsq(flags: list[str], line: str) -> None:
     ],
 )
 def test_nsq_stat(flags: list[str], line: str) -> None:
-    options = parse_options("nsq_stat", nsq_stat.NsqStatOptions, flags, "")
-    with pytest.raises(Fatal) as failure:
-        nsq_stat.check(options)
-    assert str(failure.value) == line
+    assert_refused(nsq_stat.check, nsq_stat.NsqStatOptions, flags, line)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from hypothesis_profiles import run_model
 from unit import kernel_forms
 
 
@@ -126,5 +127,4 @@ class QueueModel(RuleBasedStateMachine):
 
 
 def test_commits_are_written_in_order_and_end_once(form: str) -> None:
-    machine = type("QueueMachine", (QueueModel,), {"commits": kernel_forms.load("commits", form)})
-    run_state_machine_as_test(machine)
+    run_model(QueueModel, commits=kernel_forms.load("commits", form))

@@ -6,17 +6,15 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
-from hypothesis_profiles import examples
+from hypothesis_profiles import run_model
 from nsquark.kernel.journal import JOURNAL_FINISHED
 from unit import kernel_forms
 from unit.ledger_rig import (
@@ -432,6 +430,4 @@ class LedgerModel(RuleBasedStateMachine):
 @pytest.mark.timeout(3600)  # for HYPOTHESIS_PROFILE=long
 @pytest.mark.parametrize("form", kernel_forms.FORMS)
 def test_the_ledger_agrees_with_the_model(form: str) -> None:
-    machine = type("LedgerMachine", (LedgerModel,), {"kernel": kernel_forms.load("ledger", form)})
-    share = 1.5 if form == "compiled" else 0.4
-    run_state_machine_as_test(machine, settings=settings(max_examples=examples(share)))
+    run_model(LedgerModel, 1.5 if form == "compiled" else 0.4, kernel=kernel_forms.load("ledger", form))
