@@ -54,8 +54,9 @@ class Producer:
     logger: instead of `nsquark.client`.
 
     Invariants: `_outstanding` has a future for each publish that has no answer yet, in the order in which they were
-    sent, those whose callers have gone included, since nsqd answers them all; what is in `_unsent` is its tail and
-    waits for a connection.
+    sent, those whose callers have gone included, since nsqd answers them all. What is in `_unsent` is its tail: it was
+    never sent, and waits for a connection. While there is a connection, `_unsent` has what came after a `_refusal`, and
+    something that was sent before it has no answer yet.
     """
 
     def __init__(
@@ -83,6 +84,8 @@ class Producer:
         self._outstanding: deque[tuple[asyncio.Future[None], int]] = deque()
         self._outstanding_bytes = 0
         self._unsent: list[bytes] = []
+        self._refusal = ""
+        """The text of the error after which nsqd is about to close the connection."""
         self._waiting: OrderedDict[asyncio.Future[None], bytes] = OrderedDict()
         self._topics: dict[str, bytes] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -279,11 +282,13 @@ class Producer:
     def _enqueue(self, future: asyncio.Future[None], command: bytes) -> None:
         self._outstanding.append((future, len(command)))
         self._outstanding_bytes += len(command)
-        if self._connection is not None:
-            self._connection.send(command)
-        else:
+        if self._connection is None:
             self._unsent.append(command)
             self._connect()
+        elif self._refusal:
+            self._unsent.append(command)
+        else:
+            self._connection.send(command)
 
     def _let_in(self) -> None:
         """Lets in those that wait longest, as far as there is room; a caller that has gone was never sent."""
@@ -315,12 +320,14 @@ class Producer:
             raise Closed(f"{self.address}: stopped")
 
     def error_received(self, text: str) -> None:
-        """Fails the oldest publish, and leaves the connection if that was the last on it: nsqd closes it after every
-        error that a publish can have. Those behind it wait for that, since another nsqd may answer them all the same.
+        """Fails the oldest publish. nsqd closes the connection after every error that a publish can have, and reads
+        nothing that was sent behind it: what comes from now on is for the next connection. Those that were sent wait
+        for the close, since another nsqd may answer them all the same.
         """
+        self._refusal = text
         self.response_received(b"", ServerError(text))
-        if self._connection is not None and not self._outstanding:
-            self._connection.drop(NotConnected(f"{self.address}: nsqd closed the connection after an error"))
+        if self._connection is not None and len(self._outstanding) == len(self._unsent):
+            self._connection.drop(NotConnected(f"{self.address}: not used after an error"))
 
     def response_received(self, data: bytes, error: NsqError | None = None) -> None:
         """Gives the oldest publish its outcome: nsqd answers in the order in which they were sent."""
@@ -335,8 +342,11 @@ class Producer:
                 future.set_result(None)
             else:
                 future.set_exception(error)
-        if self._waiting and error is None:
-            self._let_in()
+        if error is None:
+            if self._refusal and self._connection is not None:  # nsqd goes on all the same
+                self._send_unsent(self._connection)
+            if self._waiting:
+                self._let_in()
 
     def messages_received(self, messages: list[RawMessage]) -> None:
         assert self._connection is not None
@@ -356,6 +366,10 @@ class Producer:
         self._log.info("%s: connected", self.address)
         self._message_bytes_max = features.max_msg_size or sys.maxsize
         self._body_bytes_max = features.max_body_size or sys.maxsize
+        self._send_unsent(connection)
+
+    def _send_unsent(self, connection: NsqdConnection) -> None:
+        self._refusal = ""
         for command in self._unsent:
             connection.send(command)
         self._unsent.clear()
@@ -368,17 +382,26 @@ class Producer:
             self._fail_all(error)
 
     def connection_lost(self, reason: NsqError) -> None:
+        if self._refusal and isinstance(reason, NotConnected):
+            reason = NotConnected(f"{self.address}: nsqd closed the connection after an error: {self._refusal}")
+        sent_count = len(self._outstanding) - len(self._unsent)
         if not isinstance(reason, Closed):
-            self._log.warning("connection lost with %d publishes unanswered - %s", len(self._outstanding), reason)
+            self._log.warning("connection lost with %d publishes unanswered - %s", sent_count, reason)
         self._connection = None
-        self._fail_all(reason)
+        self._fail(sent_count, reason)
+        if self._unsent:
+            self._connect()
 
     def _fail_all(self, reason: BaseException) -> None:
-        """Fails all that was sent; those that wait for room were not, and go with the next connection."""
-        outstanding, self._outstanding = self._outstanding, deque()
-        self._outstanding_bytes = 0
+        """Fails what was sent, and what was to be sent with the connection that could not be made."""
         self._unsent.clear()
-        for future, _ in outstanding:
+        self._fail(len(self._outstanding), reason)
+
+    def _fail(self, count: int, reason: BaseException) -> None:
+        """Fails the oldest publishes; those that wait for room were not sent, and go with the next connection."""
+        for _ in range(count):
+            future, size = self._outstanding.popleft()
+            self._outstanding_bytes -= size
             if not future.done():
                 # Each its own: who raises an exception writes its traceback into it.
                 future.set_exception(type(reason)(*reason.args))
