@@ -1,8 +1,9 @@
 """Messages that wait for their time, on disks that damage, lose, refuse or do not confirm what is written."""
 
+import contextlib
 import errno
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,19 @@ def _defer(daemon: Nsqd, connect: Connect, bodies: list[bytes], delay_ms: int = 
         publisher.DPUB("t", delay_ms, body)
     for _ in bodies:
         publisher.expect("OK")
+
+
+@contextlib.contextmanager
+def _watched_nsqd(tmp_path: Path, *flags: str, record: bool = False) -> Iterator[tuple[Nsqd, Shim]]:
+    """Runs an nsqd under a shim from its first start on."""
+    data_path = tmp_path / "data"
+    data_path.mkdir()
+    shim = Shim(tmp_path, data_path, record=record)
+    daemon = Nsqd(data_path, *flags, environment=shim.environment).start()
+    try:
+        yield daemon, shim
+    finally:
+        daemon.kill()
 
 
 def _waiting(daemon: Nsqd) -> int:
@@ -130,11 +144,7 @@ def test_a_file_that_goes_bad_before_its_time_comes(
 
 def test_one_failed_sync_loses_nothing_and_is_told(make_nsqd: Make, connect: Connect, tmp_path: Path) -> None:
     """The pages of a failed sync are never trusted again: the file is written anew."""
-    data_path = tmp_path / "data"
-    data_path.mkdir()
-    shim = Shim(tmp_path, data_path)
-    daemon = Nsqd(data_path, "--sync-timeout=100ms", environment=shim.environment).start()
-    try:
+    with _watched_nsqd(tmp_path, "--sync-timeout=100ms") as (daemon, shim):
         connect(daemon).subscribe("t")
         shim.set_rules(
             Rule("sync", "*.deferred*", errno.EIO, times=1), Rule("sync", "*.deferred.anew", errno.EIO, times=1)
@@ -147,18 +157,12 @@ def test_one_failed_sync_loses_nothing_and_is_told(make_nsqd: Make, connect: Con
         _defer(daemon, connect, [b"after"])
         daemon.restart(crash=True)
         assert _waiting(daemon) == COUNT + 1
-    finally:
-        daemon.kill()
 
 
 def test_with_sync_every_1_a_disk_that_does_not_confirm_is_told_to_publishers(
     make_nsqd: Make, connect: Connect, tmp_path: Path
 ) -> None:
-    data_path = tmp_path / "data"
-    data_path.mkdir()
-    shim = Shim(tmp_path, data_path)
-    daemon = Nsqd(data_path, "--sync-every=1", environment=shim.environment).start()
-    try:
+    with _watched_nsqd(tmp_path, "--sync-every=1") as (daemon, shim):
         connect(daemon).subscribe("t")
         _defer(daemon, connect, _bodies())
         shim.set_rules(Rule("sync", "*.deferred*", errno.EIO))
@@ -170,19 +174,13 @@ def test_with_sync_every_1_a_disk_that_does_not_confirm_is_told_to_publishers(
         _defer(daemon, connect, [b"after"])
         daemon.restart(crash=True)
         assert _waiting(daemon) >= COUNT + 1
-    finally:
-        daemon.kill()
 
 
 def test_a_file_goes_only_after_a_sync_of_the_log_that_has_its_messages(
     make_nsqd: Make, connect: Connect, tmp_path: Path
 ) -> None:
-    data_path = tmp_path / "data"
-    data_path.mkdir()
-    shim = Shim(tmp_path, data_path, record=True)
-    shim.set_rules(Rule("sync", "*.log", DELAY, delay_s=SLOW_SYNC_S))
-    daemon = Nsqd(data_path, "--sync-timeout=2s", environment=shim.environment).start()
-    try:
+    with _watched_nsqd(tmp_path, "--sync-timeout=2s", record=True) as (daemon, shim):
+        shim.set_rules(Rule("sync", "*.log", DELAY, delay_s=SLOW_SYNC_S))
         consumer = connect(daemon).subscribe("t", rdy=COUNT)
         shim.set_slept((57 - time.time()) % 60)  # the minute ends before the log is synced
         _defer(daemon, connect, _bodies(), 1000)
@@ -195,8 +193,6 @@ def test_a_file_goes_only_after_a_sync_of_the_log_that_has_its_messages(
         begun = {call.size for call in calls[logged:gone] if call.kind == "sync begins" and call.inode in log}
         synced = [call for call in calls[logged:gone] if call.kind == "sync" and call.size in begun]
         assert synced, "the file was removed before the log was synced"
-    finally:
-        daemon.kill()
 
 
 def _removes_bucket(call: Call) -> bool:

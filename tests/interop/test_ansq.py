@@ -120,4 +120,8 @@ async def test_many_messages(nsqd: Nsqd, writer: Any, topic: str) -> None:
             await message.fin()
             if len(seen) == 500:
                 break
+    assert seen == {b"%d" % number for number in range(500)}
+    await asyncio.to_thread(eventually, lambda: nsqd.channel(topic)["in_flight_count"] == 0)
+    shown = nsqd.channel(topic)
+    assert (shown["depth"], shown["clients"][0]["finish_count"]) == (0, 500)
     await reader.close()

@@ -65,6 +65,16 @@ def touch(nsqd: Nsqd) -> None:
     create(nsqd, f"touch{next(_serial)}")
 
 
+def wait_touching(nsqd: Nsqd, condition: Callable[[], bool]) -> None:
+    """Waits for something that nsqd does once a lost connection is open again."""
+
+    def is_so() -> bool:
+        touch(nsqd)
+        return condition()
+
+    eventually(is_so, interval_s=0.2)
+
+
 def wait_until_known(nsqd: Nsqd, lookupds: Pair) -> None:
     """Until it has registered something with both: it knows then whom to ask for channels."""
     topic = f"known{next(_serial)}"
@@ -134,11 +144,7 @@ def test_a_new_topic_reopens_a_lost_connection_at_once(start: Start, lookupds: P
     lookupd.kill()
     lookupd.start()
 
-    def refilled() -> bool:
-        touch(nsqd)
-        return lookupd.producers("before") == {nsqd.tcp}
-
-    eventually(refilled, interval_s=0.2)
+    wait_touching(nsqd, lambda: lookupd.producers("before") == {nsqd.tcp})
     eventually(lambda: lookupd.channels("before") == {"c"})
 
 
@@ -290,12 +296,7 @@ def test_a_stalled_nsqlookupd_keeps_nobody_from_the_other(start: Start, lookupds
         eventually(lambda: nsqd.channel("t", "c")["depth"] == 1)
         proxy.resume()
         proxy.cut()
-
-        def told() -> bool:
-            touch(nsqd)
-            return stalls.producers("t") == {nsqd.tcp}
-
-        eventually(told, interval_s=0.2)
+        wait_touching(nsqd, lambda: stalls.producers("t") == {nsqd.tcp})
 
 
 @pytest.mark.ours
