@@ -4,10 +4,12 @@ import http.client
 import itertools
 import json
 import os
+import resource
 import select
 import socket
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -607,6 +609,122 @@ def test_a_file_removed_during_a_read_is_read_to_its_end(make_nsqd: Callable[...
     assert status == 410
 
 
+def _break_file(file: Path, *, opens: bool) -> None:
+    """Takes a file of the log away, or puts a directory in its place, which can be opened and not be read."""
+    file.rename(file.with_suffix(".away"))
+    if opens:
+        file.mkdir()
+
+
+def _mend_file(file: Path) -> None:
+    if file.is_dir():
+        file.rmdir()
+    file.with_suffix(".away").rename(file)
+
+
+@pytest.mark.parametrize("opens", [False, True])
+def test_a_time_in_a_file_that_cannot_be_read_is_refused(make_nsqd: Callable[..., Nsqd], opens: bool) -> None:
+    daemon = make_nsqd(*SMALL_FILES)
+    _publish(daemon, "t", 500)
+    at_ns = read_all(daemon, "t")[250].timestamp_ns
+    questions: list[tuple[str, str, bytes, dict[str, Any]]] = [
+        ("GET", "/log/at", b"", {"topic": "t", "ts": at_ns}),
+        ("GET", "/log/at", b"", {"topic": "t", "ts": at_ns, "side": "end"}),
+        ("POST", "/channel/create", b"", {"topic": "t", "channel": "c", "start": f"time:{at_ns // 1_000_000}"}),
+    ]
+    files = sorted(daemon.data_path.glob("**/t.t/*.log"))
+    for file in files:
+        _break_file(file, opens=opens)
+    for method, path, body, question in questions:
+        status, why = refusal(daemon, method, path, body, **question)
+        assert (status, why["message"]) == (503, "DISK_ERROR"), path
+    [place] = answer(daemon, "POST", "/log/at", b'{"topics":["t"]}', ts=at_ns)["places"]
+    assert (place["status"], place["message"]) == (503, "DISK_ERROR")
+    for file in files:
+        _mend_file(file)
+    for method, path, body, question in questions:
+        assert daemon.request(method, f"{path}?{urllib.parse.urlencode(question)}", body).status == 200
+    assert "Traceback" not in daemon.log
+
+
+@pytest.mark.parametrize("bodies", ["true", "false"])
+@pytest.mark.parametrize("opens", [False, True])
+def test_a_range_that_cannot_be_read_is_refused_until_it_can(
+    make_nsqd: Callable[..., Nsqd], opens: bool, bodies: str
+) -> None:
+    daemon = make_nsqd(*SMALL_FILES)
+    published = _publish(daemon, "t", 500)
+    files = sorted(daemon.data_path.glob("**/t.t/*.log"))
+    broken = files[0] if opens else files[-1]
+    descriptors = Path(f"/proc/{daemon.pid}/fd")
+    question = {"topic": "t", "from": 0, "to": info(daemon, "t")["next"], "bodies": bodies}
+    before = len(os.listdir(descriptors))
+    _break_file(broken, opens=opens)
+    for _ in range(100):  # more than may be read at once
+        status, why = refusal(daemon, "GET", "/log/read", **question)
+        assert (status, why["message"]) == (503, "DISK_ERROR") and why["reason"]
+    _mend_file(broken)
+    assert daemon.get("/log/read", **question).status == 200
+    assert [record.body for record in read_all(daemon, "t")] == published
+    eventually(lambda: len(os.listdir(descriptors)) <= before)
+    assert "Traceback" not in daemon.log
+
+
+def test_a_range_is_refused_while_nsqd_has_no_descriptor_left(make_nsqd: Callable[..., Nsqd]) -> None:
+    daemon = make_nsqd()
+    published = _publish(daemon, "t", 100)
+    head = info(daemon, "t")["next"]
+    connection = begin(daemon, "GET", "/log/read", topic="t", **{"from": 0, "to": head})
+    assert len(decode(connection.getresponse().read())) == 100
+    descriptors = Path(f"/proc/{daemon.pid}/fd")
+    limits = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+    lowest_free = next(number for number in itertools.count() if not (descriptors / str(number)).is_symlink())
+    resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+    connection.request("GET", f"/log/read?topic=t&from=0&to={head}")
+    reply = connection.getresponse()
+    assert (reply.status, reply.headers["Retry-After"]) == (503, "1")
+    assert "Too many open files" in json.loads(reply.read())["reason"]
+    resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, limits)
+    connection.close()
+    assert [record.body for record in read_all(daemon, "t")] == published
+
+
+def test_a_fault_in_the_midst_of_a_range_cuts_its_answer(make_nsqd: Callable[..., Nsqd]) -> None:
+    daemon = make_nsqd(*SMALL_FILES)
+    _publish(daemon, "t", 3000)
+    files = sorted(daemon.data_path.glob("**/t.t/*.log"))
+    assert len(files) > 18
+    _break_file(files[17], opens=False)
+    head = info(daemon, "t")["next"]
+    one = begin(daemon, "GET", "/log/read", topic="t", **{"from": 0, "to": head})
+    many = http.client.HTTPConnection(*daemon.http, timeout=20)
+    many.request("POST", "/log/read", json.dumps({"ranges": [{"topic": "t", "from": 0, "to": head}]}))
+    for connection in (one, many):
+        reply = connection.getresponse()
+        assert reply.status == 200
+        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+            reply.read()
+        connection.close()
+
+
+def test_reads_that_wait_behind_others_give_up_their_files_with_the_connection(
+    make_nsqd: Callable[..., Nsqd],
+) -> None:
+    daemon = make_nsqd()
+    _publish(daemon, "t", 2000, size=10_000, together=100)
+    head = info(daemon, "t")["next"]
+    descriptors = Path(f"/proc/{daemon.pid}/fd")
+    before = len(os.listdir(descriptors))
+    request = f"GET /log/read?topic=t&from=0&to={head} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+    for _ in range(5):
+        connection = socket.create_connection(daemon.http)
+        connection.sendall(50 * request)
+        assert connection.recv(100)
+        connection.close()
+    eventually(lambda: len(os.listdir(descriptors)) <= before)
+    assert len(read_all(daemon, "t")) == 2000, "all places are free again"
+
+
 def _read_many(daemon: Nsqd, *topics: str) -> dict[str, tuple[bool, bytes]]:
     """Whether the range of each topic, all of its log, was refused, and the bytes that came for it."""
     ranges = [{"topic": topic, "from": 0, "to": info(daemon, topic)["next"]} for topic in topics]
@@ -623,11 +741,12 @@ def _read_many(daemon: Nsqd, *topics: str) -> dict[str, tuple[bool, bytes]]:
     return found
 
 
-def test_of_many_ranges_only_those_whose_files_cannot_be_opened_are_refused(make_nsqd: Callable[..., Nsqd]) -> None:
+@pytest.mark.parametrize("opens", [False, True])
+def test_of_many_ranges_only_those_that_cannot_be_read_are_refused(make_nsqd: Callable[..., Nsqd], opens: bool) -> None:
     daemon = make_nsqd(*SMALL_FILES)
     bodies = {topic: _publish(daemon, topic, 500) for topic in ("before", "broken", "behind")}
-    newest = max(daemon.data_path.glob("**/t.broken/*.log"))
-    newest.rename(newest.with_suffix(".away"))
+    files = sorted(daemon.data_path.glob("**/t.broken/*.log"))
+    _break_file(files[0] if opens else files[-1], opens=opens)
     descriptors = Path(f"/proc/{daemon.pid}/fd")
     before = len(os.listdir(descriptors))
     for _ in range(5):

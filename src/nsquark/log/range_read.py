@@ -7,7 +7,7 @@ memory, which parts of which files they need, and read them in a thread.
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -120,11 +120,15 @@ class RangeGroup:
     """Reads small ranges of many logs one behind the other, in pieces, each behind the number of its range and its
     size.
 
-    For a range that cannot be read it is given bytes instead, the document that says why. `read` runs in threads.
+    For a range that cannot be read it is given bytes instead, the document that says why; `refuse` makes one for a
+    range whose first read fails. A range that fails later breaks all off. `read` runs in threads.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, refuse: Callable[[int, OSError], bytes]) -> None:
+        self._refuse = refuse
         self._ranges: deque[tuple[int, Readable | bytes]] = deque()
+        self._begun = -1
+        """This is the number of the last range of which there were bytes."""
 
     def add(self, number: int, what: Readable | bytes) -> None:
         self._ranges.append((number, what))
@@ -143,8 +147,18 @@ class RangeGroup:
             if isinstance(what, bytes):
                 found += RANGE_PIECE.pack(number | RANGE_REFUSED, len(what)) + what
                 self._ranges.popleft()
-            elif piece := what.read(size):
+                continue
+            try:
+                piece = what.read(size)
+            except OSError as error:
+                if self._begun == number:
+                    raise
+                what.close()
+                self._ranges[0] = (number, self._refuse(number, error))
+                continue
+            if piece:
                 found += RANGE_PIECE.pack(number, len(piece)) + piece
+                self._begun = number
             else:
                 what.close()
                 self._ranges.popleft()
@@ -177,6 +191,16 @@ def _open(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
+def _open_unless_removed(segments: Segments, segment: Segment) -> int | None:
+    """Opens a file of the log, or returns None if it was removed meanwhile; one that is gone otherwise is an error."""
+    try:
+        return _open(segment.path)
+    except FileNotFoundError:
+        if segment.extents.head > segments.removed.to:
+            raise
+        return None
+
+
 def headers(fd: int, start: int, end: int) -> Iterator[StoredBatch]:
     """Yields the batches of a file between two offsets, by their headers alone; what is no batch is stepped over."""
     window, window_at = memoryview(b""), start
@@ -203,6 +227,7 @@ class TimeEnd:
 
     def __init__(self, segments: Segments, time_ns: int) -> None:
         self._time_ns = time_ns
+        self._segments = segments
         older = [segment for segment in _whole(segments) if segment.time_min_ns < time_ns]
         self._last = older[-1] if older else None
         self._seq = segments.extents.first
@@ -214,9 +239,8 @@ class TimeEnd:
         """Returns the sequence number after the last message that was published before the time."""
         if self._last is None or self._last.time_max_ns < self._time_ns:
             return self._seq
-        try:
-            fd = _open(self._last.path)
-        except FileNotFoundError:  # removed meanwhile, and all before it
+        fd = _open_unless_removed(self._segments, self._last)
+        if fd is None:  # and so is all before it
             return self._seq
         try:
             older = (
@@ -235,18 +259,18 @@ class TimeSearch:
 
     def __init__(self, segments: Segments, time_ns: int) -> None:
         self._time_ns = time_ns
+        self._segments = segments
         self._places = [
-            (segment.path, segment.offset_of(segment.seq_at_time(time_ns)), segment.size)
+            (segment, segment.offset_of(segment.seq_at_time(time_ns)), segment.size)
             for segment in _whole(segments)
             if segment.time_max_ns >= time_ns
         ]
 
     def find(self) -> int | None:
         """Returns the sequence number of the first message at the time or later, or None if all are older."""
-        for path, start, end in self._places:
-            try:
-                fd = _open(path)
-            except FileNotFoundError:  # removed meanwhile: the first of what is left
+        for segment, start, end in self._places:
+            fd = _open_unless_removed(self._segments, segment)
+            if fd is None:  # the first of what is left is wanted
                 continue
             try:
                 seq = self._find_in(fd, start, end)

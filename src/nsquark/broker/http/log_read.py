@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Any
@@ -228,7 +229,7 @@ class LogApi:
         require_stored(topic)
         if is_end:
             assert topic.log.segments is not None
-            seq = await self.in_thread(TimeEnd(topic.log.segments, time_ns).find)
+            seq = await self._search(TimeEnd(topic.log.segments, time_ns).find)
         else:
             seq = await self.first_at_time(topic, time_ns)
         return {"topic": name, "id": topic.id, "seq": seq, "first": topic.log.extents.first, "next": topic.log.head}
@@ -237,21 +238,32 @@ class LogApi:
         """Finds the first message, in the order of the log, published at this time or later, or the head."""
         assert topic.log.segments is not None
         head = topic.log.head
-        found: int | None = await self.in_thread(TimeSearch(topic.log.segments, time_ns).find)
+        found = await self._search(TimeSearch(topic.log.segments, time_ns).find)
         return head if found is None else found
+
+    async def _search(self, find: Callable[[], int | None]) -> int | None:
+        try:
+            found: int | None = await self.in_thread(find)
+        except OSError as error:
+            raise disk_error(error) from None
+        return found
 
     # -- /log/read ---------------------------------------------------------------------------------------
 
-    def read(self, request: Request) -> Answer:
+    async def read(self, request: Request) -> Answer:
+        """Streams one range. Its first piece is read before the answer begins, so that a range that cannot be read is
+        refused with a status and a reason.
+        """
         try:
             arguments = NsqdArguments(self.nsqd, request)
-            reader = self._reader(range_of(arguments), arguments.one_of("bodies", ("true", "false")) == "true")
+            wanted, bodies = range_of(arguments), arguments.one_of("bodies", ("true", "false")) == "true"
             self._reads.check(request.peer)
+            stream = _RangeStream(self._opened_reader(wanted, bodies), self._reads, request.peer, self.threads)
+            pieces = await stream.begun()
         except NoPlace as full:
             return self.refuse(Refusal(503, "TOO_MANY_READS", reason=f"{full}; try again later"))
         except Refusal as refusal:
             return self.refuse(refusal)
-        pieces = self._pieces(reader, request.peer)
         return StreamResponse(200, OCTETS, extra_headers(self.nsqd.node.id, 200), pieces)
 
     async def read_many(self, request: Request) -> Answer:
@@ -271,7 +283,7 @@ class LogApi:
         sending = asyncio.current_task()
         assert sending is not None
         place = self._reads.occupy(peer, sending.cancel)
-        group = RangeGroup()
+        group = RangeGroup(lambda number, error: _refused_range(asked.ranges[number], disk_error(error)))
         try:
             for number, wanted in enumerate(asked.ranges):
                 group.add(number, self._reader_or_refusal(wanted, allowed, asked.bodies))
@@ -288,7 +300,7 @@ class LogApi:
             require_allowed(wanted.topic, allowed)
             return self._opened_reader(wanted, bodies)
         except Refusal as refusal:
-            return encode_json(refused_part(wanted.topic, refusal))
+            return _refused_range(wanted, refusal)
 
     def _opened_reader(self, wanted: LogRange, bodies: bool) -> Readable:
         reader = self._reader(wanted, bodies)
@@ -306,27 +318,61 @@ class LogApi:
         reader = RangeReader(segments, wanted.low, min(wanted.high, topic.log.head))
         return reader if bodies else HeadsReader(reader)
 
-    async def _pieces(self, reader: Readable, peer: str) -> AsyncIterator[bytes]:
-        """Yields the pieces of a range; the next one is read while the last one is being sent."""
-        sending = asyncio.current_task()
-        assert sending is not None
-        place = self._reads.occupy(peer, sending.cancel)
+
+class _RangeStream:
+    """Streams one range. It has open files and a place from its request on, and gives both up when it ends, or when it
+    is dropped because the connection was closed before its turn came.
+    """
+
+    def __init__(self, reader: Readable, places: Places, peer: str, threads: ThreadPoolExecutor) -> None:
+        self._reader = reader
+        self._threads = threads
+        self._sending: asyncio.Task[Any] | None = None
+        self._has_left = False
+        self._place = places.occupy(peer, self._leave)
+
+    async def begun(self) -> AsyncIterator[bytes]:
+        """Reads the first piece, and returns it with all that follow; raises Refusal if it cannot be read."""
+        try:
+            first = await self._next_piece()
+        except BaseException as error:
+            self._end()
+            if isinstance(error, OSError):
+                raise disk_error(error) from None
+            raise
+        pieces = self._pieces(first)
+        weakref.finalize(pieces, self._end).atexit = False
+        return pieces
+
+    async def _pieces(self, piece: bytes) -> AsyncIterator[bytes]:
+        """Yields the pieces of the range; the next one is read while the last one is being sent."""
+        self._sending = asyncio.current_task()
+        if self._has_left:
+            self._leave()
         following: asyncio.Future[bytes] | None = None
         try:
-            reader.open()
-            following = self._next_piece(reader)
-            while piece := await following:
-                following = self._next_piece(reader)
+            while piece:
+                following = self._next_piece()
                 yield piece
-                place.got_on()
+                self._place.got_on()
+                piece = await following
         finally:
-            place.free()
             if following is not None:
                 following.cancel()
-            self.threads.submit(reader.close)
+            self._end()
 
-    def _next_piece(self, reader: Readable) -> asyncio.Future[bytes]:
-        return self.nsqd.loop.run_in_executor(self.threads, reader.read, READ_PIECE_BYTES)
+    def _next_piece(self) -> asyncio.Future[bytes]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, self._reader.read, READ_PIECE_BYTES)
+
+    def _leave(self) -> None:
+        self._has_left = True
+        if self._sending is not None:
+            self._sending.cancel()
+
+    def _end(self) -> None:
+        self._place.free()
+        # A read that is under way in a thread keeps `close` waiting.
+        self._threads.submit(self._reader.close)
 
 
 async def _until_beyond(topic: Topic, after: int, wait_s: float, ended: asyncio.Event) -> None:
@@ -344,6 +390,10 @@ async def _until_beyond(topic: Topic, after: int, wait_s: float, ended: asyncio.
         pass
     finally:
         ended.set()
+
+
+def _refused_range(wanted: LogRange, refusal: Refusal) -> bytes:
+    return encode_json(refused_part(wanted.topic, refusal))
 
 
 def _time_ns(arguments: NsqdArguments) -> int:

@@ -109,6 +109,8 @@ class RangeRowReader:
         self._gone = False
         self._damage: list[str] = []
         self._progress_at = time.monotonic()
+        self._failure: Exception | None = None
+        """This is why the last attempt failed, if no message has come since."""
         self._address = partition.address
         self._buffer = bytearray(BUFFER_BYTES)
 
@@ -161,7 +163,7 @@ class RangeRowReader:
         """Returns how long the next read may take: a message must come within readTimeout, whatever other bytes do."""
         left_s = min(self._progress_at + self._options.read_timeout_s - time.monotonic(), STALL_TIMEOUT_S)
         if left_s <= 0:
-            raise TimeoutError(f"no message in {self._options.read_timeout_s:g} s")
+            raise self._failure or TimeoutError(f"no message in {self._options.read_timeout_s:g} s")
         return left_s
 
     def _decode(self, filled: int) -> Generator[pa.RecordBatch, None, int]:
@@ -195,6 +197,7 @@ class RangeRowReader:
             if seq > self._position:
                 self._position = seq
                 self._progress_at = time.monotonic()
+                self._failure = None
             if pos == batch.end:
                 break
             yield self._full_batch()
@@ -238,6 +241,7 @@ class RangeRowReader:
     def _pause_or_fail(self, error: Exception) -> None:
         """Waits a little, and finds the nsqd, which may have restarted on another port; raises after readTimeout."""
         key = self._partition.key
+        self._failure = error
         if time.monotonic() - self._progress_at >= self._options.read_timeout_s:
             raise Unreachable(
                 f"nsqd {key.nsqd_id} did not give topic {key.topic} from {self._position} on for "

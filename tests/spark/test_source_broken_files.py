@@ -1,0 +1,55 @@
+"""A file of the log that cannot be read for a while: no message is left out, and the error says what is wrong."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness import Nsqd, eventually
+from spark.source_rig import SMALL_FILES, bodies, publish
+
+pytest.importorskip("pyspark", reason="Spark is not installed: pip install 'nsquark[spark]'")
+
+from nsquark.spark.endpoint import Unreachable
+from spark.micro_batches import MakeQuery
+
+pytestmark = pytest.mark.ours
+
+FILES_OPEN_MAX = 16
+"""nsqd opens this many files of a range before it answers."""
+MESSAGES = 12_000
+
+
+def files_of(daemon: Nsqd, topic: str) -> list[Path]:
+    return sorted(daemon.data_path.glob(f"**/t.{topic}/*.log"))
+
+
+@pytest.mark.parametrize("place", [0, FILES_OPEN_MAX + 1], ids=["refused", "cut"])
+@pytest.mark.parametrize("topics", ["one", "one,two"], ids=["alone", "packed"])
+def test_a_file_that_cannot_be_read_leaves_no_message_out(
+    make_nsqd: Callable[..., Nsqd], start: MakeQuery, topics: str, place: int
+) -> None:
+    daemon = make_nsqd(*SMALL_FILES)
+    for topic in topics.split(","):
+        for low in range(0, MESSAGES, 100):
+            publish(daemon, topic, [b"%s %s" % (topic.encode(), body) for body in bodies(low, low + 100)])
+    file = files_of(daemon, "one")[place]
+    away = file.with_suffix(".away")
+    file.rename(away)
+    one = start(daemon, topic=topics, startingOffsets="earliest", readTimeout="2s")
+    assert one.plan()
+    with pytest.raises(Unreachable, match=r"did not give topic one from \d+ on for 2 s .*503 DISK_ERROR.*No such file"):
+        one.run()
+
+    patient = one.restarted(readTimeout="60s")
+    patient.planned = one.planned
+    found: list[bytes] = []
+    reading = threading.Thread(target=lambda: found.extend(patient.run()))
+    reading.start()
+    eventually(lambda: "/log/read" in daemon.log)
+    away.rename(file)
+    reading.join()
+    assert found == sorted(
+        b"%s %s" % (topic.encode(), body) for topic in topics.split(",") for body in bodies(0, MESSAGES)
+    )
