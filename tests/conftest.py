@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _leave_out_long_forms(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """They run only when asked for: `make soak`."""
+    """Leaves out the tests that run only when asked for, by `make soak`."""
     if "long" in config.option.markexpr:
         return
     long = [item for item in items if item.get_closest_marker("long")]
@@ -88,7 +88,7 @@ def _leave_out_long_forms(config: pytest.Config, items: list[pytest.Item]) -> No
 
 @pytest.fixture(scope="module")
 def nsqd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
-    """Shared by the tests of a module, which sets its flags by NSQD_FLAGS and uses topics of its own."""
+    """Runs one nsqd for the tests of a module, which sets its flags by NSQD_FLAGS and uses topics of its own."""
     flags = getattr(request.module, "NSQD_FLAGS", ())
     daemon = Nsqd(tmp_path_factory.mktemp("nsqd"), *flags)
     with daemon:
@@ -111,7 +111,7 @@ def make_nsqd(tmp_path: Path) -> Iterator[Callable[..., Nsqd]]:
 
 @pytest.fixture(scope="module")
 def lookupd() -> Iterator[Nsqlookupd]:
-    """Shared by the tests of a module."""
+    """Runs one nsqlookupd for the tests of a module."""
     with Nsqlookupd() as daemon:
         yield daemon
         assert daemon.is_running, f"nsqlookupd died under the tests of this module:\n{daemon.log}"
@@ -146,5 +146,5 @@ def client(connect: Callable[..., Wire]) -> Wire:
 
 @pytest.fixture
 def topic() -> str:
-    """A name no other test uses."""
+    """Makes a name that no other test uses."""
     return f"topic_{next(_serial)}"

@@ -1,4 +1,4 @@
-"""How long property tests search: briefly by default, longer with HYPOTHESIS_PROFILE=long."""
+"""Decides how long property tests search: briefly by default, longer with HYPOTHESIS_PROFILE=long."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""The code blocks of a document, and how each is to be run.
+"""Finds the code blocks of a document, and how each is to be run.
 
 Python and shell blocks are run. A comment on the line above the fence changes that:
 
@@ -20,7 +20,7 @@ _COMMENT = re.compile(r"^\s*<!--\s*(.*?)\s*-->\s*$")
 
 
 class BadDocument(Exception):
-    """A document that this reader does not understand; the text names the line."""
+    """Says that this reader does not understand a document, and names the line."""
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def wrapped(text: str, indent: str = "") -> str:
 
 
 def package_lines(directory: Path) -> Iterator[str]:
-    """A heading for a package, a line for each of its files, and the same for the packages in it."""
+    """Writes a heading for a package, a line for each of its files, and the same for the packages in it."""
     yield "\n" + wrapped(f"**`{directory.relative_to(SOURCE)}/`** {summary(directory / '__init__.py')}") + "\n"
     for path in sorted(directory.glob("*.py")):
         if path.stem != "__init__":

@@ -99,7 +99,7 @@ _PARAMETERS = re.compile(r"^\*{0,2}([a-z_]+(?:, [a-z_]+)*): ")
 
 
 class Reference:
-    """The text, and what was missing on the way."""
+    """Holds the text that was made, and what was missing on the way."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -170,7 +170,7 @@ class Reference:
         yield from self._parameters(where, [function.__doc__], own)
 
     def _text(self, where: str, doc: str | None, parameters: Collection[str]) -> str:
-        """What a docstring says to users, without its parameters."""
+        """Returns what a docstring says to users, without its parameters."""
         if not doc:
             self.problems.append(f"{where} has no docstring")
             return ""
@@ -234,7 +234,7 @@ def _is_protocol(kind: type) -> bool:
 
 
 def _attribute_docs(kind: type) -> dict[str, str]:
-    """Of fields, and of what `__init__` sets: the string below each, empty where there is none."""
+    """Finds the strings below fields and below what `__init__` sets; one that is missing is empty."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(tree, ast.ClassDef)
     docs = _docs_below(tree.body, lambda target: target.id if isinstance(target, ast.Name) else None)
@@ -256,7 +256,7 @@ def _docs_below(body: list[ast.stmt], name_of: Any) -> dict[str, str]:
 
 
 def _shown(signature: inspect.Signature) -> str:
-    """Without types, which stand with the parameters."""
+    """Writes a signature without types, which stand with the parameters."""
     plain = [
         parameter.replace(annotation=inspect.Parameter.empty)
         for parameter in signature.parameters.values()
@@ -280,7 +280,7 @@ def _flat(text: str) -> str:
 
 
 def _joined(lines: list[str]) -> str:
-    """A list stays one; other lines flow."""
+    """Joins lines that flow; a list stays one."""
     is_list = any(line.lstrip().startswith("* ") for line in lines)
     return "\n".join(lines) if is_list else _wrapped(" ".join(map(str.strip, lines)))
 

@@ -37,7 +37,7 @@ _IFREQ_BYTES = 40
 
 
 class Failed(Exception):
-    """A block did not do what it should."""
+    """Says that a block did not do what it should."""
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def bring_loopback_up() -> None:
-    """A new network has it, switched off."""
+    """Switches the loopback interface on, which a new network has switched off."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         request = array.array("B", b"lo".ljust(_IFREQ_BYTES, b"\0"))
         fcntl.ioctl(sock, _SIOCGIFFLAGS, request)
@@ -117,7 +117,7 @@ class Runner:
             return None
 
     def _run_in_spark(self, block: Block, output: Path) -> int | None:
-        """The same in the process of all blocks that use Spark: a JVM for each would take most of the time."""
+        """Runs a block in the process of all blocks that use Spark: a JVM for each would take most of the time."""
         if self._spark is None:
             self._spark = subprocess.Popen(
                 [sys.executable, str(Path(__file__).with_name("spark_blocks.py"))],
@@ -170,7 +170,7 @@ class Runner:
         return script
 
     def _check_background(self) -> None:
-        """They may end by themselves, but not in failure."""
+        """Checks that no command in the background failed; it may end by itself."""
         for block, process, output in self._background:
             if process.poll() not in (None, 0):
                 raise Failed(f"{block.line}: exit code {process.returncode}:\n{output.read_text()}")

@@ -1,4 +1,4 @@
-"""Every Python and shell block in README.md and docs/ runs; blocks.py says how a document marks exceptions."""
+"""Checks that every Python and shell block in README.md and docs/ runs; blocks.py says how a document marks exceptions."""
 
 import functools
 import subprocess

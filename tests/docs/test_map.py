@@ -1,4 +1,4 @@
-"""The map of files in docs/design.md is that of the files there are."""
+"""Checks that the map in docs/design.md shows the files that there are."""
 
 from . import map as design_map
 

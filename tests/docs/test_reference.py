@@ -1,4 +1,4 @@
-"""docs/client-reference.md is what the docstrings say now, and they say something of everything."""
+"""Checks that docs/client-reference.md is what the docstrings say now, and that they say something of everything."""
 
 from .reference import PUBLIC, REFERENCE, Reference
 

@@ -1,4 +1,6 @@
-"""docs/spark.md tells the options that there are, with their defaults, and quotes errors that the source really has."""
+"""Checks that docs/spark.md tells the options that there are, with their defaults, and quotes errors that the source
+has.
+"""
 
 import ast
 import re
@@ -26,7 +28,7 @@ GOOD = {"nsqd": "127.0.0.1:4151", "topic": "orders"}
 
 
 def table(below: str, header: str) -> list[list[str]]:
-    """The rows of the first table with this header below a heading."""
+    """Reads the rows of the first table with this header below a heading."""
     part = PAGE[PAGE.index(f"\n{below}\n") :]
     lines = part[part.index(f"\n{header}\n") + 1 :].splitlines()[2:]
     rows = []
@@ -100,7 +102,7 @@ def test_the_options_for_writing_are_those_of_the_code() -> None:
 
 
 def sentences() -> list[str]:
-    """Every text in the code of the connector, with … where a value stands."""
+    """Collects every text in the code of the connector, with … where a value stands."""
     found = []
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,4 +1,4 @@
-"""Random and half-random input for everything that listens or parses, with well-behaved clients beside it.
+"""Sends random and half-random input to everything that listens or parses, with well-behaved clients beside it.
 
     .venv/bin/python -m tests.fuzz --seconds 600 [--seed 7]
 

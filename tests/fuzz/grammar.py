@@ -1,4 +1,4 @@
-"""What hostile clients send: valid commands and requests, and ones that are wrong in some place.
+"""Makes what hostile clients send: valid commands and requests, and ones that are wrong in some place.
 
 Everything is drawn from a `Random`, so a seed gives the same inputs again.
 """
@@ -65,13 +65,13 @@ def body(random: Random) -> bytes:
 
 
 def sized(random: Random, data: bytes) -> bytes:
-    """Behind its size, which is sometimes another."""
+    """Puts a body behind its size, which is sometimes another."""
     size = len(data) if random.random() < 0.9 else random.choice(NUMBERS)
     return struct.pack(">I", size & 0xFFFFFFFF) + data
 
 
 def document(random: Random, fields: tuple[str, ...]) -> bytes:
-    """JSON of known and unknown fields, of right and wrong types."""
+    """Makes JSON of known and unknown fields, of right and wrong types."""
     kind = random.random()
     if kind < 0.05:
         depth = random.choice((10, 500, 5_000, 100_000))
@@ -103,7 +103,7 @@ def document(random: Random, fields: tuple[str, ...]) -> bytes:
 
 
 def mutated(random: Random, data: bytes) -> bytes:
-    """The same with something changed, cut out, doubled or put in."""
+    """Returns bytes with something changed, cut out, doubled or put in."""
     changed = bytearray(data)
     for _ in range(random.choice((1, 1, 2, 5))):
         at = random.randrange(len(changed) + 1)
@@ -167,7 +167,7 @@ def command(random: Random, ids: Ids) -> bytes:
 
 
 def commands(random: Random, ids: Ids) -> tuple[bytes, int]:
-    """What a client sends behind its magic, and how many commands that is."""
+    """Makes what a client sends behind its magic, and says how many commands that is."""
     count = random.randrange(1, COMMANDS_MAX)
     return b"".join(command(random, ids) for _ in range(count)), count
 
@@ -278,7 +278,7 @@ def lookup_commands(random: Random) -> tuple[bytes, int]:
 
 
 def pieces(data: bytes, random: Random) -> Iterator[bytes]:
-    """As the network may cut it: mostly whole, sometimes into a few pieces or into bytes."""
+    """Cuts bytes as the network may: mostly they stay whole, sometimes they come in a few pieces or one by one."""
     step = random.choice((len(data), len(data), 1000, 7, 1 if len(data) < 300 else 100)) or 1
     for at in range(0, len(data), step):
         yield data[at : at + step]

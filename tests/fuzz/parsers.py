@@ -27,7 +27,7 @@ def _agreed(outcomes: list[Any]) -> None:
 
 
 def _outcome(work: Any, *arguments: Any) -> Any:
-    """What it gives, or which error it raises."""
+    """Returns what a parser gives, or which error it raises."""
     try:
         return work(*arguments)
     except (ValueError, OverflowError) as error:
@@ -35,7 +35,7 @@ def _outcome(work: Any, *arguments: Any) -> Any:
 
 
 def frames(random: Random) -> None:
-    """Of messages and responses, as a client gets them."""
+    """Tries frames of messages and responses, as a client gets them."""
     pieces = []
     for _ in range(random.randrange(1, 6)):
         content = random.choice(
@@ -57,7 +57,7 @@ def frames(random: Random) -> None:
 
 
 def publishes(random: Random) -> None:
-    """PUBs and MPUBs, taken by a chunk."""
+    """Tries PUBs and MPUBs that a chunk appends."""
     data = bytearray(b"".join(b"PUB t0\n" + grammar.sized(random, grammar.body(random)) for _ in range(5)))
     data = bytearray(grammar.mutated(random, bytes(data))) if random.random() < 0.5 else data
     count = random.choice((0, 1, 5, 1000, 1 << 40))
@@ -72,7 +72,7 @@ def publishes(random: Random) -> None:
 
 
 def answers(random: Random) -> None:
-    """FIN, REQ, TOUCH and RDY of a consumer that has messages in flight."""
+    """Tries FIN, REQ, TOUCH and RDY of a consumer that has messages in flight."""
     ids = [b"%016x" % (1 << 53 | seq) for seq in range(20)]
     data = b"".join(grammar.command(random, ids) for _ in range(8))
     found = []
@@ -92,7 +92,7 @@ def lines(random: Random) -> None:
 
 
 def rows(random: Random) -> None:
-    """An Arrow column with offsets that may lie."""
+    """Tries an Arrow column with offsets that may lie."""
     offsets = memoryview(
         bytearray(struct.pack("6i", *(random.choice((0, 1, 2, 5, -1, 50, 1 << 30)) for _ in range(6))))
     ).cast("i")
@@ -104,7 +104,7 @@ def rows(random: Random) -> None:
 
 
 def records(random: Random) -> None:
-    """What a log has, or what a damaged disk made of it."""
+    """Tries records as a log has them, or as a damaged disk made them."""
     records = kernel_forms.load("records", "interpreted")
     chunk = records.Chunk(1, 4096, 1 << 14, 100)
     for _ in range(5):
@@ -134,7 +134,7 @@ def documents(random: Random) -> None:
 
 
 def streams(random: Random) -> None:
-    """Encoded bytes in any portions; what comes out is bounded by what was asked for."""
+    """Tries encoded bytes in any portions: what comes out is bounded by what was asked for."""
     snappy = random.random() < 0.5
     plain = b"".join(grammar.command(random, []) for _ in range(5))
     encoded = grammar.snappy(plain) if snappy else grammar.deflate(plain)

@@ -1,4 +1,4 @@
-"""A run of all fuzzers, and what it found."""
+"""Runs all fuzzers, and tells what they found."""
 
 import multiprocessing
 import time
@@ -22,7 +22,7 @@ PARSER_BATCH = 50
 
 @dataclass
 class Row:
-    """What one target took, and what became of it."""
+    """Counts what one target was sent, and what became of it."""
 
     name: str
     inputs: int = 0
@@ -55,7 +55,7 @@ class Report:
 
 
 def run(seconds: float, seed: int, directory: Path) -> Report:
-    """All targets at once for so long, each in a process of its own."""
+    """Runs all targets at once for so long, each in a process of its own."""
     with Nsqd(directory) as nsqd, Nsqlookupd() as lookupd:
         witness, registered = Witness(nsqd), LookupWitness(lookupd)
         witness.start()
@@ -131,7 +131,7 @@ def _run_parsers(name: str, target: None, seconds: float, seed: int) -> Row:
 
 
 def _keep(name: str, data: bytes) -> Path:
-    """Into the corpus, so that it is tried first from now on."""
+    """Puts an input into the corpus, so that it is tried first from now on."""
     directory = CORPUS / name
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"found-{abs(hash(data)):x}"
@@ -140,7 +140,7 @@ def _keep(name: str, data: bytes) -> Path:
 
 
 def _tracebacks(log: str) -> list[str]:
-    """Each with the lines behind it."""
+    """Finds tracebacks in a log, each with the lines behind it."""
     lines = log.splitlines()
     starts = [at for at, line in enumerate(lines) if TRACEBACK in line]
     return ["\n".join(lines[at : at + LOGGED_LINES_MAX]) for at in starts]

@@ -1,4 +1,5 @@
-"""Where inputs go: the sockets of real daemons, and the parsers in this process. A target counts what it sends.
+"""Knows where inputs go: to the sockets of real daemons, and to the parsers in this process. A target counts what it
+sends.
 
 An input is all that one client sends on one connection. Its client then says that it will send no more, and whatever it
 sent, the daemon has to end the connection; a connection that stays open is a finding like a crash.
@@ -79,7 +80,7 @@ class SocketTarget:
 
 
 class NsqdTarget(SocketTarget):
-    """nsqd over TCP. It remembers what ids it saw, for its answers."""
+    """Sends to nsqd over TCP, and remembers which ids it saw, for its answers."""
 
     def __init__(self, name: str, address: Address) -> None:
         self._ids: list[bytes] = []
@@ -90,7 +91,7 @@ class NsqdTarget(SocketTarget):
 
 
 class CompressedTarget(NsqdTarget):
-    """The same through snappy or deflate, some of it broken after it was encoded."""
+    """Sends to nsqd through snappy or deflate; some of it is broken after it was encoded."""
 
     def run(self, random: Random) -> None:
         plain, count = self._make(random)
@@ -103,7 +104,7 @@ class CompressedTarget(NsqdTarget):
         self.tally.inputs += count
 
     def _converse(self, connection: socket.socket, data: bytes, random: Random) -> None:
-        """IDENTIFY is answered before the rest is sent: nsqd drops what comes too early."""
+        """Waits for the answer to IDENTIFY before it sends the rest: nsqd drops what comes too early."""
         head_bytes = data.index(b"}") + 1
         head, rest = data[:head_bytes], data[head_bytes:]
         connection.sendall(head)

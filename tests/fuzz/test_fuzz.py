@@ -1,4 +1,4 @@
-"""A few seconds of what `make fuzz` does for long, after all that it found before."""
+"""Does for a few seconds what `make fuzz` does for long, after all that it found before."""
 
 from pathlib import Path
 

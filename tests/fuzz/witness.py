@@ -1,4 +1,4 @@
-"""Well-behaved clients beside the hostile ones: whatever those send, these lose nothing and get nothing twice."""
+"""Runs well-behaved clients beside the hostile ones: whatever those send, these lose nothing and get nothing twice."""
 
 import threading
 import time
@@ -46,7 +46,7 @@ class Witness(threading.Thread):
         self.received[frame.data[26:]] += 1
 
     def stop(self) -> int:
-        """How many messages were harmed; one more if it could not go on."""
+        """Ends the witness, and returns how many messages were harmed; one more if it could not go on."""
         self._stopping.set()
         self.join(2 * WAIT_S)
         wanted = Counter(b"%d" % number for number in range(self.sent))
@@ -57,7 +57,7 @@ class Witness(threading.Thread):
 
 
 class LookupWitness:
-    """An nsqd that is registered and stays so."""
+    """Is an nsqd that is registered and stays so."""
 
     def __init__(self, lookupd: Nsqlookupd) -> None:
         self._lookupd = lookupd

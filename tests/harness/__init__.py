@@ -1,4 +1,4 @@
-"""What the tests stand on: daemons in processes, a raw protocol client, a network that misbehaves."""
+"""Has what the tests stand on: daemons in processes, a raw protocol client, a network that misbehaves."""
 
 from harness.auth import AuthServer
 from harness.nsqd import HttpReply, Nsqd, StartError, nsqd_is_ours, nsqd_program

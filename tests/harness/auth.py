@@ -1,4 +1,4 @@
-"""An auth server, as nsqd's --auth-http-address wants it."""
+"""Runs an auth server, as nsqd's --auth-http-address wants it."""
 
 import json
 import ssl

@@ -1,4 +1,4 @@
-"""nsqlookupd as its users have it: a process with a command line, two ports and a log on stderr."""
+"""Runs nsqlookupd as its users have it: a process with a command line, two ports and a log on stderr."""
 
 import json
 import os
@@ -18,7 +18,7 @@ MAGIC_V1 = b"  V1"
 
 
 def nsqlookupd_program() -> str:
-    """The nsqlookupd under test: NSQLOOKUPD from the environment, else the one beside this Python."""
+    """Finds the nsqlookupd under test: NSQLOOKUPD from the environment, else the one beside this Python."""
     return os.environ.get("NSQLOOKUPD") or str(Path(sys.executable).with_name("nsqlookupd"))
 
 
@@ -27,7 +27,7 @@ def nsqlookupd_is_ours() -> bool:
 
 
 class Nsqlookupd(testing.Nsqlookupd):
-    """One nsqlookupd. Started again, it keeps the ports of its first start, as its nsqds expect."""
+    """Runs one nsqlookupd. Started again, it keeps the ports of its first start, as its nsqds expect."""
 
     def __init__(self, *flags: str, program: str | None = None):
         super().__init__(*flags, program=program or nsqlookupd_program())
@@ -44,7 +44,7 @@ class Nsqlookupd(testing.Nsqlookupd):
         return set(self.get("/channels", topic=topic).json()["channels"])
 
     def producers(self, topic: str) -> set[tuple[str, int]]:
-        """Where a consumer would connect to; nobody for an unknown topic."""
+        """Returns where a consumer would connect to; that is nowhere for an unknown topic."""
         answer = self.get("/lookup", topic=topic)
         peers = answer.json()["producers"] if answer.status == 200 else []
         return {(peer["broadcast_address"], peer["tcp_port"]) for peer in peers}
@@ -55,7 +55,7 @@ class Nsqlookupd(testing.Nsqlookupd):
 
 
 class LookupWire:
-    """A raw connection, to be an nsqd of any manners."""
+    """Is a raw connection, by which a test can be an nsqd of any manners."""
 
     def __init__(self, address: tuple[str, int]):
         self.socket = socket.create_connection(address, timeout=REPLY_TIMEOUT_S)
@@ -84,14 +84,14 @@ class LookupWire:
         return self.reply()
 
     def state(self) -> bytes:
-        """All until the server closes."""
+        """Reads everything until the server closes."""
         received = b""
         while data := self.socket.recv(65536):
             received += data
         return received
 
     def identify(self, **fields: Any) -> bytes:
-        """Magic and IDENTIFY of an nsqd at these addresses; the reply."""
+        """Sends the magic and IDENTIFY of an nsqd at these addresses; returns the reply."""
         return self.ask(MAGIC_V1 + identify_command(**fields))
 
     def _read(self, size: int) -> bytes:
@@ -104,7 +104,7 @@ class LookupWire:
 
 
 def identify_command(**fields: Any) -> bytes:
-    """A field given as None is left out."""
+    """Encodes IDENTIFY; a field given as None is left out."""
     known = {
         "broadcast_address": "10.0.0.1",
         "tcp_port": 4150,

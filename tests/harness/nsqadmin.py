@@ -1,10 +1,10 @@
-"""nsqadmin as its users have it: a process with a command line, an HTTP port and a log on stderr."""
+"""Runs nsqadmin as its users have it: a process with a command line, an HTTP port and a log on stderr."""
 
 from nsquark.testing.daemons import Daemon
 
 
 class Nsqadmin(Daemon):
-    """One nsqadmin; started again, it keeps its port."""
+    """Runs one nsqadmin; started again, it keeps its port."""
 
     MODULE = "nsquark.admin.main"
 

@@ -1,4 +1,4 @@
-"""The nsqd under test: ours, or the one that NSQD names."""
+"""Runs the nsqd under test: ours, or the one that NSQD names."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ def _own_program() -> Path:
 
 
 def nsqd_program() -> str:
-    """NSQD from the environment, else the one installed beside this Python."""
+    """Finds the nsqd under test: NSQD from the environment, else the one installed beside this Python."""
     return os.environ.get("NSQD") or str(_own_program())
 
 
@@ -28,7 +28,7 @@ def nsqd_is_ours() -> bool:
 
 
 class Nsqd(testing.Nsqd):
-    """One data path and the processes that serve it, one after another, each on other ports."""
+    """Holds one data path and the processes that serve it, one after another, each on other ports."""
 
     keeps_ports = False
 

@@ -1,4 +1,4 @@
-"""A TCP proxy that does to a connection what networks do, switchable while it runs."""
+"""Runs a TCP proxy that does to a connection what networks do, switchable while it runs."""
 
 import contextlib
 import random
@@ -20,7 +20,7 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 @dataclass
 class Faults:
-    """What happens to bytes in one direction. All off is a plain proxy."""
+    """Says what happens to bytes in one direction. With all of it off, the proxy is a plain one."""
 
     delay_s: float = 0.0
     bytes_per_s: float | None = None
@@ -48,7 +48,7 @@ class _Pair:
 
 
 class FaultProxy:
-    """Connect to `.address` instead of the server; change `.up` and `.down`, or call `cut`, at any time."""
+    """Stands between client and server: connect to `.address`; change `.up` and `.down`, or call `cut`, at any time."""
 
     def __init__(self, target: tuple[str, int], *, seed: int = 0):
         self.target = target
@@ -101,11 +101,11 @@ class FaultProxy:
         self.up.stalled = self.down.stalled = False
 
     def half_close(self, direction: Direction) -> None:
-        """The receiver of this direction sees the end of input; the other direction goes on."""
+        """Lets the receiver of this direction see the end of input; the other direction goes on."""
         (self.up if direction == "up" else self.down).half_closed = True
 
     def heal(self) -> None:
-        """No faults for bytes from here on; what was cut stays cut."""
+        """Ends all faults for bytes from here on; what was cut stays cut."""
         self.up, self.down = Faults(), Faults()
         self.refusing = False
 
@@ -188,7 +188,7 @@ class FaultProxy:
         return bytes(spoiled)
 
     def _send_all(self, sink: socket.socket, data: bytes) -> None:
-        """Not sendall: a timeout there loses count of what was sent."""
+        """Sends all bytes, though not by sendall: a timeout there loses count of what was sent."""
         view = memoryview(data)
         while view and not self._stopping.is_set():
             with contextlib.suppress(TimeoutError):

@@ -26,7 +26,7 @@ def use_tls(wire: Wire, context: ssl.SSLContext | None = None) -> None:
 
 
 class _Coded:
-    """A socket whose bytes are coded on the way; only what Wire uses.
+    """Is a socket whose bytes are coded on the way; it has only what Wire uses.
 
     The first coded bytes may have come together with the last plain frame: they are `early`.
     """
@@ -71,7 +71,7 @@ class _Deflated(_Coded):
 
 
 class _Snappy(_Coded):
-    """Snappy's framing, sending uncompressed chunks only; `received` keeps what came, as it came."""
+    """Speaks snappy's framing, and sends uncompressed chunks only; `received` keeps what came, as it came."""
 
     CHUNK_BYTES = 65536
 
@@ -182,7 +182,9 @@ def _snappy_decompress(data: bytes) -> bytes:
 def make_certificate(
     directory: Path, common_name: str = "localhost", signed_by: Certificate | None = None, rsa: bool = False
 ) -> Certificate:
-    """Self-signed unless told otherwise; an RSA key is for old ciphers only: making one can take seconds."""
+    """Makes a certificate, self-signed unless told otherwise; an RSA key is for old ciphers only: making one can take
+    seconds.
+    """
     certificate, key = directory / f"{common_name}.cert.pem", directory / f"{common_name}.key.pem"
     command = [*OPENSSL_NEW, *(NEW_RSA_KEY if rsa else NEW_EC_KEY)]
     command += ["-subj", f"/CN={common_name}", "-keyout", str(key), "-out", str(certificate)]
@@ -195,7 +197,7 @@ def make_certificate(
 
 
 def trusting_anything(certificate: Certificate | None = None) -> ssl.SSLContext:
-    """A client's context that takes any server, and shows this certificate."""
+    """Makes a client's context that accepts any server, and shows this certificate."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

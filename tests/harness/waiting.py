@@ -1,4 +1,4 @@
-"""Waiting for a condition instead of sleeping and hoping."""
+"""Waits for conditions, where a test would otherwise sleep and hope."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ POLL_INTERVAL_S = 0.01
 def eventually(
     condition: Callable[[], T | None], timeout_s: float = EVENTUALLY_TIMEOUT_S, interval_s: float = POLL_INTERVAL_S
 ) -> T:
-    """The first true value of the condition; an assertion failing inside it counts as not yet true."""
+    """Returns the first true value of the condition; an assertion failing inside it counts as not yet true."""
     deadline = time.monotonic() + timeout_s
     while True:
         failure: AssertionError | None = None
@@ -33,7 +33,7 @@ def eventually(
 
 
 async def until(condition: Callable[[], object], timeout_s: float = EVENTUALLY_TIMEOUT_S) -> None:
-    """As `eventually`, while the event loop works on."""
+    """Waits as `eventually` does, while the event loop works on."""
     async with asyncio.timeout(timeout_s):
         while True:
             with contextlib.suppress(AssertionError):

@@ -1,4 +1,4 @@
-"""NSQ's V2 protocol, by hand: a blocking client that sends exactly the bytes it is told to."""
+"""Speaks NSQ's V2 protocol by hand: a blocking client that sends exactly the bytes it is told to."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ RECEIVE_BYTES = 65536
 
 
 class ClosedError(Exception):
-    """The other side ended the connection, politely or not."""
+    """Says that the other side ended the connection, politely or not."""
 
 
 class Frame(NamedTuple):
@@ -44,12 +44,12 @@ class Message:
 
 
 def body_of(data: bytes) -> bytes:
-    """A command's body as it follows the line: its size, then itself."""
+    """Encodes a command's body as it follows the line: its size, then itself."""
     return struct.pack(">i", len(data)) + data
 
 
 def mpub_messages(bodies: Sequence[bytes]) -> bytes:
-    """The part of MPUB that HTTP's binary mode shares: count, then each message with its size."""
+    """Encodes the part of MPUB that HTTP's binary mode shares: count, then each message with its size."""
     return struct.pack(">i", len(bodies)) + b"".join(map(body_of, bodies))
 
 
@@ -58,10 +58,10 @@ def mpub_body(bodies: Sequence[bytes]) -> bytes:
 
 
 class Wire:
-    """One connection. Upper-case methods send the command of that name and read nothing."""
+    """Is one connection. Upper-case methods send the command of that name and read nothing."""
 
     def __init__(self, address: tuple[str, int] | str, *, magic: bytes = MAGIC, timeout_s: float = READ_TIMEOUT_S):
-        """`address` is a host and port, or the path of a unix socket."""
+        """Connects to `address`, which is a host and port, or the path of a unix socket."""
         self.timeout_s = timeout_s
         if isinstance(address, str):
             self.socket = socket.socket(socket.AF_UNIX)
@@ -142,7 +142,7 @@ class Wire:
     # Reading
 
     def receive(self) -> bytes:
-        """Whatever the socket gives next."""
+        """Returns whatever the socket gives next."""
         try:
             data = self.socket.recv(RECEIVE_BYTES)
         except (ConnectionResetError, BrokenPipeError) as error:
@@ -158,13 +158,13 @@ class Wire:
             self._pending += self.receive()
 
     def take_pending(self) -> bytes:
-        """What came beyond the last frame that was read."""
+        """Returns what came beyond the last frame that was read."""
         data = bytes(self._pending)
         self._pending.clear()
         return data
 
     def read_frame(self, timeout_s: float | None = None) -> Frame:
-        """The next frame, heartbeats included."""
+        """Reads the next frame, heartbeats included."""
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         self._fill(8, deadline)
         size, kind = struct.unpack_from(">ii", self._pending)
@@ -201,7 +201,7 @@ class Wire:
             self.expect_closed()
 
     def expect_closed(self) -> None:
-        """The connection ends here, with no further frame."""
+        """Asserts that the connection ends here, with no further frame."""
         try:
             frame = self.read_frame()
         except ClosedError:
@@ -210,7 +210,7 @@ class Wire:
             raise AssertionError(f"wanted the connection closed, got {frame}")
 
     def expect_silence(self, duration_s: float) -> None:
-        """Nothing at all comes for so long."""
+        """Asserts that nothing at all comes for so long."""
         try:
             frame = self.read_frame(duration_s)
         except TimeoutError:
@@ -220,7 +220,7 @@ class Wire:
     # Whole steps
 
     def identify(self, **fields: Any) -> dict[str, Any]:
-        """IDENTIFY with feature negotiation; the settings that nsqd answers."""
+        """Sends IDENTIFY with feature negotiation; returns the settings that nsqd answers."""
         self.IDENTIFY(feature_negotiation=True, **fields)
         frame = self.read_frame()
         assert frame.kind == RESPONSE, frame
@@ -228,7 +228,7 @@ class Wire:
         return answer
 
     def publish(self, topic: str, *bodies: bytes) -> None:
-        """PUB for one message, MPUB for several; waits for the OK."""
+        """Publishes by PUB one message, by MPUB several, and waits for the OK."""
         if len(bodies) == 1:
             self.PUB(topic, bodies[0])
         else:
@@ -236,7 +236,7 @@ class Wire:
         self.expect_ok()
 
     def subscribe(self, topic: str, channel: str = "ch", rdy: int = 0, **identify: Any) -> "Wire":
-        """SUB and, where not 0, RDY; with any IDENTIFY fields, those first."""
+        """Sends SUB and, where not 0, RDY; with any IDENTIFY fields, those first."""
         if identify:
             self.identify(**identify)
         self.SUB(topic, channel)
@@ -246,6 +246,6 @@ class Wire:
         return self
 
     def assert_usable(self) -> None:
-        """A round trip proves that the connection still works."""
+        """Proves by a round trip that the connection still works."""
         self.PUB("still_usable#ephemeral", b"x")
         self.expect_ok()

@@ -1,4 +1,4 @@
-"""How `make test` shares the tests among pytest-xdist's workers: whole files, the longest first.
+"""Shares the tests of `make test` among pytest-xdist's workers: whole files, the longest first.
 
 The tests of a file share daemons, and most of tests/spark shares one Spark session, so neither is taken apart. What
 takes longest is handed out first; handed out last, it would keep one worker busy while the others have nothing left.
@@ -52,6 +52,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _rank(item: pytest.Item) -> int:
-    """By the longest beginning that the test has."""
+    """Ranks a test by the longest beginning that it has."""
     found = [beginning for beginning in LONGEST_FIRST if item.nodeid.startswith(beginning)]
     return LONGEST_FIRST.index(max(found, key=len)) if found else len(LONGEST_FIRST)

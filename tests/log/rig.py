@@ -1,4 +1,4 @@
-"""A topic's log in a real directory, driven by a test instead of an event loop."""
+"""Drives a topic's log in a real directory by a test instead of an event loop."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ SETTLE_ROUNDS_MAX = 10
 
 
 def make_shared(report: Callable[[str], None] = lambda text: None) -> LogShared:
-    """For the parts of a log that are tested alone, and use no threads."""
+    """Makes what the parts of a log share, for those that are tested alone, and use no threads."""
     return LogShared(
         LogSettings(), NODE_ID, ChunkCache(CACHE_BYTES), lambda call: None, lambda seconds, call: None, report
     )
@@ -40,7 +40,7 @@ def fail_reads(patch: pytest.MonkeyPatch, is_bad: Callable[[int, int, int], bool
 
 
 class Rig:
-    """`shared`, `log` and what they reported; `settle` lets threads finish and runs what they left to do."""
+    """Has `shared`, `log` and what they reported; `settle` lets threads finish and runs what they left to do."""
 
     def __init__(self, root: Path, directory: Path | None, *, cache_bytes: int = CACHE_BYTES, **settings: int) -> None:
         self.reports: list[str] = []
@@ -102,7 +102,7 @@ class Rig:
     # -- reading -----------------------------------------------------------------------------------------
 
     def read(self) -> list[tuple[int, bytes]]:
-        """Every message, as (sequence number, body), read as a channel reads: from memory, else loaded."""
+        """Reads every message, as (sequence number, body), as a channel does: from memory, else loaded."""
         messages: list[tuple[int, bytes]] = []
         seq = self.log.extents.at_or_after(0)
         while self.log.extents.between(seq, self.log.head):
@@ -115,7 +115,7 @@ class Rig:
         return messages
 
     def record(self, seq: int) -> bytes | None:
-        """A message's record; None if it turned out to be lost."""
+        """Returns a message's record, or None if it turned out to be lost."""
         while self.log.extents.between(seq, seq + 1):
             chunk = self.log.chunk_at(seq)
             if chunk is None:
@@ -135,13 +135,13 @@ class Rig:
     # -- the end -----------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """A clean stop."""
+        """Stops cleanly."""
         self._is_open = False
         self.log.close()
         self.shared.close()
 
     def crash(self) -> None:
-        """The process is gone; what it wrote stays."""
+        """Ends as if the process were gone; what it wrote stays."""
         if self._is_open:
             self._is_open = False
             self.shared.drain()

@@ -1,4 +1,4 @@
-"""One budget of memory over all logs."""
+"""Checks that one budget of memory holds over all logs."""
 
 from nsquark.kernel.records import Chunk
 from nsquark.log.cache import ChunkCache

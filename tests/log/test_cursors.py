@@ -1,4 +1,4 @@
-"""What must survive a crash or a bad disk of a topic and its channels: one small file of paired slots."""
+"""Checks what must survive a crash or a bad disk of a topic and its channels: one small file of paired slots."""
 
 import os
 import struct
@@ -31,7 +31,7 @@ def opened(path: Path) -> CursorFile:
 
 @contextmanager
 def loaded(path: Path) -> Iterator[tuple[CursorFile, Stored, list[str]]]:
-    """What a start finds: slot to position, deferred position and the rest; and what it says of damage."""
+    """Returns what a start finds: slot to position, deferred position and the rest; and what it says of damage."""
     reports: list[str] = []
     cursors = CursorFile(make_shared(reports.append), path)
     try:
@@ -169,7 +169,7 @@ class TestDamage:
             assert stored(path)[0] == (2, 7, b"paused")
 
     def test_a_position_that_went_back_is_in_both_places(self, path: Path) -> None:
-        """Else the older place would skip what is to be read again."""
+        """If one place had the position before, it would skip what is to be read again."""
         cursors = opened(path)
         slot = cursors.topic_slot()
         for position in (10, 20, 5):
@@ -244,7 +244,7 @@ class TestDamage:
 
 
 class TestFormat1:
-    """Before, the two places of a slot lay side by side."""
+    """In format 1 the two places of a slot lay side by side."""
 
     HEAD = struct.Struct("<QQQQII")
 
@@ -254,7 +254,7 @@ class TestFormat1:
         return (check.to_bytes(8, "little") + head + rest).ljust(SLOT_BYTES, b"\0")
 
     def file(self, slots: list[tuple[bytes, bool]]) -> bytes:
-        """Each slot written twice, the newer generation in its first place."""
+        """Makes a file with each slot written twice, the newer generation in its first place."""
         pieces = [
             self.place(2, 100 + index, rest, used) + self.place(1, 50, rest, used)
             for index, (rest, used) in enumerate(slots)
@@ -305,7 +305,7 @@ class TestFormat1:
 
 
 class TestLongState:
-    """What does not fit into a slot."""
+    """Checks a state that does not fit into a slot."""
 
     LONG = b"long state " * 1000
 

@@ -46,13 +46,13 @@ def add(waiting: DeferredMessages, body: bytes, timestamp_ns: int, due_ms: int) 
 
 
 def take(waiting: DeferredMessages, now_ms: int) -> Due | None:
-    """What the daemon does each tick."""
+    """Does what the daemon does each tick."""
     waiting.load_near(now_ms)
     return waiting.next_due(now_ms)
 
 
 def take_bodies(waiting: DeferredMessages, now_ms: int) -> list[bytes]:
-    """Everything due, appended at once."""
+    """Appends everything that is due at once; returns the bodies."""
     bodies: list[bytes] = []
     while (due := take(waiting, now_ms)) is not None:
         bodies.extend(message[2] for message in due.messages)
@@ -242,7 +242,7 @@ class TestDamage:
         assert len(set(kept)) == len(kept)
 
     def test_a_body_that_looks_like_records_is_none(self, directory: Path) -> None:
-        """The bytes of another minute's file, behind a head that is damaged."""
+        """The body has the bytes of another minute's file, behind a head that is damaged."""
         copied = self.filled(directory).read_bytes()
         other = directory.with_name("other")
         waiting = opened(other)
@@ -465,7 +465,7 @@ class TestDisk:
 
 
 class DeferredModel(RuleBasedStateMachine):
-    """Beside a list: `waiting` bodies not appended yet, `appended` those in the log, each once."""
+    """Stands beside a list: `waiting` bodies are not appended yet, `appended` are those in the log, each once."""
 
     @initialize()
     def start(self) -> None:

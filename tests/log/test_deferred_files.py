@@ -1,4 +1,6 @@
-"""The files of messages that wait: read in portions, counted as used disk, and counted again if they prove damaged."""
+"""Checks the files of messages that wait: they are read in portions, counted as used disk, and again if they prove
+damaged.
+"""
 
 from pathlib import Path
 

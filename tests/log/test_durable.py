@@ -64,7 +64,7 @@ class FailingDisk:
         return before[:dropped].ljust(min(dropped, size), b"\0") + content[dropped:]
 
     def lose_power(self, directory: Path, to: Path) -> Path:
-        """What the next start finds: each file as it was last confirmed."""
+        """Returns what the next start finds: each file as it was last confirmed."""
         to.mkdir()
         for path in directory.iterdir():
             status = path.stat()
@@ -297,7 +297,7 @@ def test_many_files_are_synced_together(make_rig: MakeRig, tmp_path: Path, disk:
 
 
 def test_who_waits_for_a_file_that_is_removed_waits_no_more(make_rig: MakeRig) -> None:
-    """Or the file of deferred messages, which the log has now, would stay for ever."""
+    """If it waited on, the file of deferred messages, which the log has now, would stay for ever."""
     rig = make_rig()
     rig.publish(b"a")
     told: list[str] = []

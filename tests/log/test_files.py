@@ -1,4 +1,4 @@
-"""Reading what can be read of a file on a failing disk."""
+"""Checks that of a file on a failing disk everything is read that can be."""
 
 from pathlib import Path
 

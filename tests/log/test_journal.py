@@ -1,4 +1,4 @@
-"""A channel's journal: what was appended is there, but for single records that are damaged."""
+"""Checks that a channel's journal has what was appended, but for single records that are damaged."""
 
 import errno
 import os
@@ -326,7 +326,9 @@ class Syncs:
 
 
 class Replaced:
-    """A journal of which most is out of date, and a replacement that is being synced; `path` as a crash leaves it."""
+    """Holds a journal of which most is out of date, and a replacement that is being synced; `path` as a crash leaves
+    it.
+    """
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rig = Rig(tmp_path, None)

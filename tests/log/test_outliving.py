@@ -43,7 +43,7 @@ def test_records_are_kept_over_restarts_and_replaced_as_a_whole(path: Path) -> N
 
 
 def test_a_file_that_was_replaced_is_not_read_by_the_index_of_before(path: Path) -> None:
-    """Between the replacement, in a thread, and its adoption in the event loop."""
+    """The file was replaced in a thread, and is not yet adopted in the event loop."""
     kept = opened(path)
     store(kept, CONTENT)
     generation = kept.write({9: b"x"})

@@ -1,4 +1,4 @@
-"""How far a log was removed, remembered beside it."""
+"""Checks that a log remembers how far its messages were removed."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The files of a log: what a start finds after clean stops, crashes and damage, and what is removed when."""
+"""Checks the files of a log: what a start finds after clean stops, crashes and damage, and what is removed when."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -235,7 +235,7 @@ class TestDamage:
 
 class TestRemoving:
     def full(self, make_rig: MakeRig, **settings: int) -> Rig:
-        """Four files: two messages in each but the last, published at 1000, 2000, ... ns."""
+        """Makes four files: two messages in each but the last, published at 1000, 2000, ... ns."""
         rig = make_rig(max_bytes_per_file=SMALL_FILE_BYTES, **settings)
         for number in range(7):
             rig.publish(BODY, timestamp_ns=1000 * (number + 1))
@@ -244,7 +244,7 @@ class TestRemoving:
         return rig
 
     def remove(self, rig: Rig, needed: int, now_ns: int = 8000) -> int:
-        """How many messages are left after removing what is below the `needed`-th."""
+        """Removes what is below the `needed`-th message; returns how many are left."""
         assert rig.log.segments is not None
         seqs = [seq for seq, _ in rig.read()]
         lowest = rig.log.segments.remove_below(seqs[needed] if needed < len(seqs) else rig.log.head, now_ns)
@@ -332,7 +332,7 @@ class TestVersions:
 
 
 class TestOverlap:
-    """Two files with some of the same messages, as a failed sync could leave them in an earlier version."""
+    """Checks two files with some of the same messages, as a failed sync could leave them in an earlier version."""
 
     def overlapping(self, make_rig: MakeRig, directory: Path, *, index: bool) -> list[bytes]:
         rig = make_rig()
@@ -388,11 +388,11 @@ def _fail(*_arguments: object) -> None:
 
 
 class TestUnreadable:
-    """A disk that cannot read some sectors: EIO."""
+    """Checks a disk that cannot read some sectors: EIO."""
 
     @pytest.fixture
     def bad_sector(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, int]]]:
-        """(file name, offset of a page) of what cannot be read."""
+        """Yields the set of what cannot be read, as (file name, offset of a page)."""
         bad: list[tuple[str, int]] = []
         real_pread, real_preadv = os.pread, os.preadv
 

@@ -1,4 +1,4 @@
-"""Sequence numbers: none is ever handed out twice."""
+"""Checks that no sequence number is ever handed out twice."""
 
 import errno
 import os
@@ -142,7 +142,7 @@ def test_when_the_numbers_are_used_up_none_is_handed_out(path: Path) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(leases=st.lists(st.one_of(st.integers(1, LEASE_SEQS_MAX), st.just("crash")), max_size=40))
 def test_no_number_twice_whatever_happens(tmp_path_factory: pytest.TempPathFactory, leases: list[int | str]) -> None:
-    """With a small reserve, so that it is extended often."""
+    """The reserve is small, so that it is extended often."""
     file = tmp_path_factory.mktemp("sequences") / "sequence"
     with pytest.MonkeyPatch.context() as patch:
         freeze_clock(patch, 0.0)

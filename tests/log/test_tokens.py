@@ -1,4 +1,4 @@
-"""Idempotency tokens: those of the log, and of segments that are gone."""
+"""Checks idempotency tokens: those of the log, and of segments that are gone."""
 
 import errno
 import os

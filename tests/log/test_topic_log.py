@@ -1,4 +1,4 @@
-"""A topic's log beside a plain list: whatever happens, every committed message is there, in order, once."""
+"""Checks a topic's log beside a plain list: whatever happens, every committed message is there, in order, once."""
 
 import os
 import struct
@@ -169,7 +169,7 @@ class LogModel(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """The end of a turn, and of what threads were doing."""
+        """Ends a turn, and what threads were doing."""
         self.rig.log.write()
         self.rig.settle()
         self.rig.log.write()
@@ -209,7 +209,7 @@ class LogModel(RuleBasedStateMachine):
     @precondition(lambda self: self.committed)
     @rule(data=st.data())
     def remove_below(self, data: st.DataObject) -> None:
-        """Nobody needs what is below some message: all from it on stays."""
+        """Removes what nobody needs below some message: all from it on stays."""
         self.settle()
         index = data.draw(st.integers(0, len(self.committed)))
         log = self.rig.log
@@ -230,7 +230,7 @@ class LogModel(RuleBasedStateMachine):
 
     @rule(garbage=st.sampled_from([b"", b"\0", b"NQB1", b"\xff" * 500, b"NQB1" * 100]))
     def crash(self, garbage: bytes) -> None:
-        """What was not committed may be there or not, but only as a beginning of it."""
+        """Crashes: what was not committed may be there or not, but only as a beginning of it."""
         self.rig.crash()
         last = max((self.root / "topic").glob("*.log"), default=None)
         if last is not None:
@@ -240,7 +240,7 @@ class LogModel(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1))
     def crash_while_writing(self, share: float) -> None:
-        """The last write is cut anywhere."""
+        """Crashes in the middle of a write, which is cut anywhere."""
         self.settle()
         sizes = {path: path.stat().st_size for path in (self.root / "topic").glob("*.log")}
         self.append([10, 3000, 10])

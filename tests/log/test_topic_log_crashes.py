@@ -25,7 +25,7 @@ def fail(code: int) -> Callable[..., None]:
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> list[int]:
-    """The next call of this function of `os` fails; its code is in the list afterwards."""
+    """Lets the next call of this function of `os` fail; its code is in the list afterwards."""
     real = getattr(os, name)
     failed: list[int] = []
 

@@ -1,4 +1,4 @@
-"""A disk that is full or fails: publishers are told, nothing acknowledged is lost, and it recovers by itself."""
+"""Checks a disk that is full or fails: publishers are told, nothing acknowledged is lost, and it recovers by itself."""
 
 import errno
 import os
@@ -95,7 +95,7 @@ def test_what_was_appended_behind_a_failing_write_fails_too(make_rig: MakeRig, d
 
 
 class NoRoom:
-    """A staged append, of numbers leased for it, that the disk has no room for."""
+    """Is a staged append, of numbers leased for it, that the disk has no room for."""
 
     bytes_max = 10_000
 

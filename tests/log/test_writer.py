@@ -54,7 +54,7 @@ def test_an_error_inside_leaves_the_file_as_it_was(fd: int) -> None:
 
 
 def test_a_write_that_is_cut_short_leaves_the_file_as_it_was(fd: int) -> None:
-    """As on a full disk: a process may write only so far, and gets less than it asked for."""
+    """A process may write only so far, as on a full disk, and gets less than it asked for."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(BEFORE) + 100, limits[1]))
     try:

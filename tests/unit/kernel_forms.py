@@ -1,4 +1,4 @@
-"""The kernel's modules in both forms: compiled, as installed, and interpreted from the same source."""
+"""Loads the kernel's modules in both forms: compiled, as installed, and interpreted from the same source."""
 
 import functools
 import importlib
@@ -13,7 +13,7 @@ FORMS = ("compiled", "interpreted")
 
 
 def load(name: str, form: str) -> ModuleType:
-    """A kernel module in one form; skips the test if the kernel was not compiled here."""
+    """Returns a kernel module in one form; skips the test if the kernel was not compiled here."""
     if form == "interpreted":
         return _interpreted()[name]
     module = importlib.import_module(f"nsquark.kernel.{name}")
@@ -24,7 +24,7 @@ def load(name: str, form: str) -> ModuleType:
 
 @functools.cache
 def _interpreted() -> dict[str, ModuleType]:
-    """All of them, made for each other; everyone else keeps those that were there."""
+    """Loads all modules interpreted, made for each other; everyone else keeps those that were there."""
     names = {name: f"nsquark.kernel.{name}" for name in nsquark.kernel.MODULES}
     before = {full_name: sys.modules.pop(full_name, None) for full_name in names.values()}
     nsquark.kernel.load_sources()

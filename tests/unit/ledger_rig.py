@@ -1,4 +1,4 @@
-"""A ledger as a channel uses it, for tests."""
+"""Uses a ledger as a channel does, for tests."""
 
 import struct
 from collections.abc import Container
@@ -16,7 +16,7 @@ _RECORD = struct.Struct("<IHHQqQ")
 
 
 class Noted(NamedTuple):
-    """A record of a channel's journal."""
+    """Is a record of a channel's journal."""
 
     kind: int
     attempts: int
@@ -30,7 +30,7 @@ def make_ledger(kernel: ModuleType, floor: int = 0, *, measure: bool = False) ->
 
 
 def _beside(book: Any, name: str) -> ModuleType:
-    """Another module of the kernel, in the form that this ledger has."""
+    """Loads another module of the kernel, in the form that this ledger has."""
     is_interpreted = isinstance(book, kernel_forms.load("ledger", "interpreted").Ledger)
     return kernel_forms.load(name, "interpreted" if is_interpreted else "compiled")
 
@@ -56,7 +56,7 @@ def note_finished(book: Any) -> None:
 
 
 def acknowledge_at(book: Any, consumer: Any, data: bytearray, pos: int, end: int, now_ms: int) -> int:
-    """Where what was carried out ends."""
+    """Returns where what was carried out ends."""
     done: int = _beside(book, "answers").acknowledge(book, consumer, data, pos, end, now_ms)
     return done
 
@@ -79,7 +79,7 @@ def message_id(seq: int, node_id: int = 7) -> bytes:
 
 
 def acknowledge(book: Any, consumer: Any, commands: bytes, now_ms: int = 0) -> int:
-    """How many bytes of commands were carried out."""
+    """Returns how many bytes of commands were carried out."""
     return acknowledge_at(book, consumer, bytearray(commands), 0, len(commands), now_ms)
 
 
@@ -96,7 +96,7 @@ def redeliver_all(book: Any, consumer: Any, now_ms: int = 0) -> dict[int, int]:
 
 
 def restarted(kernel: ModuleType, book: Any, now_ms: int = 0) -> Any:
-    """What a clean stop and start make of a ledger."""
+    """Returns what a clean stop and start make of a ledger."""
     book.raise_floor()
     fresh = make_ledger(kernel, book.floor)
     restore(fresh, snapshot(book), now_ms)
@@ -104,7 +104,7 @@ def restarted(kernel: ModuleType, book: Any, now_ms: int = 0) -> Any:
 
 
 def new_among(book: Any, count: int) -> list[int]:
-    """Which of the `count` messages from `next` on are new to the ledger; it steps over all of them."""
+    """Returns which of the `count` messages from `next` on are new to the ledger, and steps over all of them."""
     found: list[int] = []
     end = book.next + count
     while book.next < end:

@@ -1,4 +1,6 @@
-"""A whole nsqd in this process, without its listeners: for tests of a topic's parts. Time passes when the test says."""
+"""Makes a whole nsqd in this process, without its listeners, for tests of a topic's parts. Time passes when the test
+says.
+"""
 
 import asyncio
 import contextlib
@@ -18,7 +20,7 @@ START_MS = 1_800_000_000_000
 
 
 class SetClock:
-    """The clock of due times, set by the test."""
+    """Is the clock of due times, set by the test."""
 
     def __init__(self, ms: int) -> None:
         self.ms = ms
@@ -31,7 +33,7 @@ class SetClock:
 
 
 class Client(asyncio.Transport):
-    """The other end of a session: it keeps what it is sent."""
+    """Is the other end of a session: it keeps what it is sent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +61,7 @@ class Client(asyncio.Transport):
         pass
 
     def bodies(self) -> list[bytes]:
-        """The bodies of the messages received since the last call; their attempts are in `attempts`."""
+        """Returns the bodies of the messages received since the last call; their attempts are in `attempts`."""
         received, self.received = self.received, b""
         bodies: list[bytes] = []
         self.attempts: list[int] = []
@@ -100,13 +102,13 @@ def command(session: Session, data: bytes) -> None:
 
 
 def in_flight(topic: Topic, channel: str) -> list[bytes]:
-    """The ids of the messages that the channel's consumers have."""
+    """Returns the ids of the messages that the channel's consumers have."""
     seqs = topic.channels[channel].ledger.unfinished_below(topic.log.head)
     return [message_id(topic.nsqd.options.node_id, seq) for seq in seqs]
 
 
 def consumer(nsqd: Nsqd, topic: str, channel: str, rdy: int, **identity: str) -> tuple[Session, Client]:
-    """A session that is subscribed and ready."""
+    """Makes a session that is subscribed and ready."""
     session, client = Session(nsqd), Client()
     session.connection_made(client)
     command(session, b"  V2")

@@ -24,7 +24,7 @@ def payload(messages: list[bytes], time_ns: int = NOW_NS) -> bytes:
 def rows(
     taken: tuple[int, bytearray, bytearray, bytearray, bytearray, bytearray],
 ) -> list[tuple[int, int, bytes, bytes]]:
-    """(sequence number, time in us, id, body) of each row."""
+    """Returns (sequence number, time in us, id, body) of each row."""
     count, seqs, times, ids, offsets, data = taken
     ends = memoryview(offsets).cast("i")
     assert ends[0] == 0
@@ -40,7 +40,7 @@ def rows(
 
 
 def everything(builder: Any, data: bytes) -> list[list[tuple[int, int, bytes, bytes]]]:
-    """All batches that the payload fills."""
+    """Returns all batches that the payload fills."""
     batches, pos, seq = [], 0, FIRST_SEQ
     while True:
         pos, seq = builder.append(data, pos, len(data), seq)

@@ -1,4 +1,4 @@
-"""A command of the TCP protocol: its words, and the body behind its line, however much of it has arrived."""
+"""Checks how a command of the TCP protocol is read: its words, and the body behind its line, however much has arrived."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The order in which commits are written, and how each ends; on both forms of the kernel."""
+"""Checks the order in which commits are written, and how each ends, on both forms of the kernel."""
 
 from types import ModuleType
 from typing import Any
@@ -68,7 +68,7 @@ def test_chunks_that_are_yet_to_be_written_are_used(commits: ModuleType) -> None
 
 
 class QueueModel(RuleBasedStateMachine):
-    """The queue beside a plain list of its commits, the first of which may be the one that is being written.
+    """Stands beside the queue as a plain list of commits, the first of which may be the one that is being written.
 
     Only the kernel opens commits, when something is appended: `tests/unit/test_publish.py` has those.
     """

@@ -1,4 +1,4 @@
-"""Deflate and snappy streams: what goes in comes out, whatever the portions; what is corrupt or a bomb is cut."""
+"""Checks deflate and snappy: what goes in comes out, whatever the portions; what is corrupt or a bomb is cut."""
 
 import random
 import zlib

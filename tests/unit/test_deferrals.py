@@ -1,4 +1,4 @@
-"""Deferred messages of a topic: whose they are, and that they enter the log when they are due."""
+"""Checks the deferred messages of a topic: whose they are, and that they enter the log when they are due."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from unit.nsqd_parts import START_MS, opened
 
 
 async def pass_time(nsqd: Nsqd, topic: Topic, ms: int, expected: int) -> None:
-    """The clock goes on, and what is due is in the log."""
+    """Lets the clock go on, until what is due is in the log."""
     clock: Any = nsqd.clock
     clock.ms += ms
     topic.deferrals.tick()

@@ -1,4 +1,4 @@
-"""The event loop of every program."""
+"""Checks the event loop of every program."""
 
 import asyncio
 import sys

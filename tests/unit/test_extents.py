@@ -1,4 +1,4 @@
-"""Which messages exist, beside a plain set; on both forms of the kernel."""
+"""Checks which messages exist, beside a plain set, on both forms of the kernel."""
 
 from types import ModuleType
 from typing import Any
@@ -29,7 +29,7 @@ def kernel(request: pytest.FixtureRequest) -> ModuleType:
 
 
 def build(kernel: ModuleType, operations: Steps) -> tuple[Any, list[int]]:
-    """The extents after some operations, and the existing messages in order."""
+    """Returns the extents after some operations, and the existing messages in order."""
     extents, existing, end = kernel.Extents(), set[int](), 1
     for kind, first, second in operations:
         if kind == "add":

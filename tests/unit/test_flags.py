@@ -1,4 +1,4 @@
-"""Command lines and config files of nsqd and nsqlookupd, as a user would write them."""
+"""Checks command lines and config files of nsqd and nsqlookupd, as a user would write them."""
 
 import re
 from pathlib import Path

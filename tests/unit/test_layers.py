@@ -1,4 +1,4 @@
-"""The layers of the package: a module imports only what lies below its own package, so that each is read by itself."""
+"""Checks the layers: a module imports only what lies below its own package, so that each is read by itself."""
 
 import ast
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ LEVELS: Final = {package: level for level, packages in enumerate(LAYERS) for pac
 
 
 def imports_of(source: str, package: tuple[str, ...]) -> Iterator[str]:
-    """The full names that a module imports, wherever in it: also those in functions and for type checkers."""
+    """Yields the full names that a module imports, wherever in it: also those in functions and for type checkers."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -57,7 +57,7 @@ def package_of(name: str) -> str | None:
 
 
 def upward_imports(source: str, module: tuple[str, ...]) -> list[str]:
-    """What a module may not import. `module` are the parts of its full name."""
+    """Returns what a module imports and may not. `module` has the parts of its full name."""
     own = module[1]
     found = []
     for name in imports_of(source, module[:-1]):

@@ -1,4 +1,4 @@
-"""What a channel knows of its messages: each rule of the ledger by example, on both forms of the kernel."""
+"""Checks what a channel knows of its messages: each rule of the ledger by example, on both forms of the kernel."""
 
 from types import ModuleType
 from typing import Any
@@ -528,7 +528,7 @@ class TestJournal:
 
 class TestParking:
     def held(self, ledger: ModuleType, held: int, blocks: int = 3) -> tuple:  # type: ignore[type-arg]
-        """A ledger with the first `held` messages of the lowest of some blocks unfinished."""
+        """Makes a ledger in which the first `held` messages of the lowest of some blocks are unfinished."""
         book = make_ledger(ledger)
         consumer = join(book)
         book.take(consumer, blocks * BLOCK, 0)
@@ -615,7 +615,9 @@ class TestParking:
 
 
 class TestNoting:
-    """What was finished above a message that is not: noted when that has lasted from one call to the next."""
+    """Checks that what was finished above a message that is not is noted when that has lasted from one call to the
+    next.
+    """
 
     def noted(self, ledger: ModuleType, book: Any) -> list[tuple[int, int]]:
         book.raise_floor()

@@ -1,4 +1,6 @@
-"""The ledger beside a plain dictionary, through every order of deliveries, answers, parking, restarts and crashes."""
+"""Checks the ledger beside a plain dictionary, through every order of deliveries, answers, parking, restarts and
+crashes.
+"""
 
 from dataclasses import dataclass
 from types import ModuleType
@@ -34,7 +36,7 @@ IN_FLIGHT, QUEUED, DEFERRED = "in flight", "queued", "deferred"
 
 @dataclass
 class Entry:
-    """An unfinished message."""
+    """Is an unfinished message."""
 
     state: str
     attempts: int
@@ -79,7 +81,7 @@ class LedgerModel(RuleBasedStateMachine):
         return sorted(seq for seq, entry in self.entries.items() if entry.state == state)
 
     def some(self, data: st.DataObject, seqs: list[int]) -> list[int]:
-        """One, a few or thousands of these, from either end or the middle."""
+        """Chooses one, a few or thousands of these, from either end or the middle."""
         count = data.draw(st.sampled_from([1, 2, 50, 1500, 6000]), label="count")
         start = data.draw(st.sampled_from([0, 1, len(seqs) // 2, max(0, len(seqs) - count)]), label="start")
         stride = data.draw(st.sampled_from([1, 1, 2, 5]), label="stride")
@@ -137,7 +139,7 @@ class LedgerModel(RuleBasedStateMachine):
 
     @rule(data=st.data(), want=st.sampled_from([1, 7, 300, 1500, 5000]))
     def take(self, data: st.DataObject, want: int) -> None:
-        """What a channel does: step over what does not exist or is known, then take a run of new messages."""
+        """Does what a channel does: steps over what does not exist or is known, then takes a run of new messages."""
         consumer = data.draw(st.sampled_from(self.consumers))
         for low, high in self.gaps:
             if low <= self.next < high:
@@ -165,7 +167,7 @@ class LedgerModel(RuleBasedStateMachine):
 
     @rule(count=st.sampled_from([1, 100, BLOCK]))
     def discard_new(self, count: int) -> None:
-        """New messages that a sample leaves out."""
+        """Discards new messages, which a sample leaves out."""
         if any(low < self.next + count and self.next < high for low, high in self.gaps):
             return
         skipped = [seq for seq in range(self.next, self.next + count) if not self.is_known(seq)]
@@ -176,7 +178,7 @@ class LedgerModel(RuleBasedStateMachine):
     @precondition(lambda self: self.next == self.frontier)
     @rule(count=st.sampled_from([5, 3 * BLOCK, 1 << 30]))
     def gap(self, count: int) -> None:
-        """A new lease: these sequence numbers do not exist."""
+        """Begins a new lease: the sequence numbers before it do not exist."""
         if len(self.gaps) < 3:
             self.gaps.append((self.next, self.next + count))
             self.skip_to(self.next + count)
@@ -260,7 +262,7 @@ class LedgerModel(RuleBasedStateMachine):
 
     @rule()
     def persist(self) -> None:
-        """The end of a turn: journal, then floor."""
+        """Ends a turn: the journal is written, then the floor."""
         self.book.raise_floor()
         expected = min([seq for seq in self.entries if seq // BLOCK not in self.passed] + [self.next])
         assert self.book.floor == expected
@@ -272,7 +274,7 @@ class LedgerModel(RuleBasedStateMachine):
 
     @rule()
     def note_finished(self) -> None:
-        """Now and then: what is finished above the floor, if that stood still since the last time."""
+        """Notes now and then what is finished above the floor, if that stood still since the last time."""
         self.persist()
         note_finished(self.book)
         if self.book.floor < self.mark:
@@ -322,7 +324,7 @@ class LedgerModel(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """Only the last floor and the journal up to it are left."""
+        """Crashes: only the last floor and the journal up to it are left."""
         floor = self.stored_floor
         known = self.reopen(floor, self.stored_journal)
         again = {seq for seq in self.noted if seq >= floor} - self.finished_now
@@ -342,7 +344,7 @@ class LedgerModel(RuleBasedStateMachine):
         return due_ms if due_ms > self.now_ms else 0
 
     def reopen(self, floor: int, journal: bytes) -> dict[int, tuple[int, int]]:
-        """A new ledger from what is stored; the unfinished messages it knows, with attempts and due time."""
+        """Makes a new ledger from what is stored; returns the unfinished messages it knows, with attempts and due time."""
         self.book = make_ledger(self.kernel, floor)
         restore(self.book, journal, self.now_ms)
         known: dict[int, tuple[int, int]] = {}

@@ -1,4 +1,4 @@
-"""What a channel knows after restarts and crashes at awkward moments, by example, on both forms of the kernel."""
+"""Checks what a channel knows after restarts and crashes at awkward moments, by example, on both forms of the kernel."""
 
 from types import ModuleType
 from typing import Any
@@ -47,7 +47,9 @@ def test_parked_before_a_crash_and_finished_after_it_does_not_come_back(ledger: 
 
 
 def _known_here_and_there(ledger: ModuleType, step: int) -> tuple[Any, bytes]:
-    """A ledger after a crash that knows every `step`th message of three blocks, the others being new; its journal."""
+    """Makes a ledger after a crash, which knows every `step`th message of three blocks, the others being new; and its
+    journal.
+    """
     book = make_ledger(ledger)
     consumer = join(book)
     book.take(consumer, 3 * BLOCK, 0)

@@ -1,4 +1,4 @@
-"""Listening, and how addresses are shown: the same for every program and both protocols."""
+"""Checks listening, and how addresses are shown, which is the same for every program and both protocols."""
 
 import asyncio
 import socket
@@ -32,7 +32,7 @@ class Server(asyncio.Protocol):
 
 
 async def served(listener: Listener) -> tuple[str, asyncio.AbstractServer]:
-    """What a client is told by a server on this listener."""
+    """Returns what a client is told by a server on this listener."""
     server = await listener.serve(Server)
     if listener.port == UNIX_PORT:
         reader, writer = await asyncio.open_unix_connection(listener.shown)

@@ -1,4 +1,4 @@
-"""The bounds of what is staged, and the order in which it is written."""
+"""Checks the bounds of what is staged, and the order in which it is written."""
 
 import os
 import time

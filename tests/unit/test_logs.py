@@ -1,4 +1,4 @@
-"""Log lines: their form, and that a reader who does not read never holds the daemon up."""
+"""Checks the form of log lines, and that a reader who does not read never holds the daemon up."""
 
 import asyncio
 import io

@@ -1,4 +1,4 @@
-"""What nsqlookupd may answer at most."""
+"""Checks what nsqlookupd may answer at most."""
 
 import json
 

@@ -21,7 +21,7 @@ def mpub(request: pytest.FixtureRequest) -> ModuleType:
 
 
 def column(bodies: list[bytes]) -> tuple[bytes, memoryview]:
-    """The buffers of an Arrow column, with bytes of other rows before the first."""
+    """Makes the buffers of an Arrow column, with bytes of other rows before the first."""
     offsets = array("i", [3])
     for body in bodies:
         offsets.append(offsets[-1] + len(body))

@@ -1,4 +1,4 @@
-"""The way from a client's bytes to a commit, and from the commit to the replies; on both forms of the kernel."""
+"""Checks the way from a client's bytes to a commit, and from the commit to the replies, on both forms of the kernel."""
 
 import struct
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ def publish(request: pytest.FixtureRequest) -> SimpleNamespace:
 
 
 class Client:
-    """A client of one topic whose log keeps all in chunks of this size."""
+    """Is a client of one topic whose log keeps all in chunks of this size."""
 
     def __init__(self, publish: SimpleNamespace, chunk_bytes: int = 200) -> None:
         class Log:
@@ -68,7 +68,7 @@ class Client:
         self.congested += 1
 
     def begin(self) -> "Client":
-        """As after a first publish, which goes the other way."""
+        """Goes on as after a first publish, which goes the other way."""
         self.tail.append(b"first", 0, 5, 1)
         return self
 

@@ -1,4 +1,4 @@
-"""What of a topic's log goes: what nobody needs, and what is held for long only after it was set aside."""
+"""Checks what of a topic's log goes: what nobody needs, and what is held for long only after it was copied."""
 
 from pathlib import Path
 

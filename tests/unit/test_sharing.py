@@ -1,4 +1,4 @@
-"""How a channel's messages are shared among its consumers, and what each gets next."""
+"""Checks how a channel's messages are shared among its consumers, and what each gets next."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The broker's clocks."""
+"""Checks the clock for due times."""
 
 import time
 from pathlib import Path

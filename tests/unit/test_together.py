@@ -1,4 +1,4 @@
-"""Work that several ask for at once is done once, and never for nobody."""
+"""Checks that work that several ask for at once is done once, and never for nobody."""
 
 import asyncio
 

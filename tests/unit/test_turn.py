@@ -1,4 +1,6 @@
-"""The end of a turn: in which order work is done, what a fault does, and when the loop looks again before it sleeps."""
+"""Checks the end of a turn: in which order work is done, what a fault does, and when the loop looks again before it
+sleeps.
+"""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -17,7 +19,7 @@ def turns(request: pytest.FixtureRequest) -> ModuleType:
 
 
 class Work:
-    """A log and a channel at once."""
+    """Is a log and a channel at once."""
 
     def __init__(self, name: str, done: list[str], fails: str = "") -> None:
         self._name = name
@@ -40,7 +42,7 @@ class Work:
 
 
 class Loop:
-    """What the turn asked for, to be run by hand, and a clock that stands until it is moved."""
+    """Keeps what the turn asked for, to be run by hand, and a clock that stands until it is moved."""
 
     def __init__(self) -> None:
         self.due: list[Callable[[], None]] = []
@@ -53,7 +55,7 @@ class Loop:
         self.due.append(callback)
 
     def step(self) -> int:
-        """One round of the loop; how many callbacks it had."""
+        """Runs one round of the loop; returns how many callbacks it had."""
         due, self.due = self.due, []
         for callback in due:
             callback()

@@ -1,4 +1,4 @@
-"""Which addresses mean a unix socket."""
+"""Checks which addresses mean a unix socket."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a session waits for: it reads nothing meanwhile, and goes on once when the last reason has ended."""
+"""Checks what a session waits for: it reads nothing meanwhile, and goes on once when the last reason has ended."""
 
 import asyncio
 import socket
@@ -17,7 +17,7 @@ class Peer(asyncio.Protocol):
 
 
 async def waiting() -> tuple[Waits, Peer, asyncio.Transport, socket.socket]:
-    """A transport over a real pair of sockets, and the other end of it."""
+    """Yields a transport over a real pair of sockets, and the other end of it."""
     near, far = socket.socketpair()
     loop, peer = asyncio.get_running_loop(), Peer()
     transport, _ = await loop.create_connection(lambda: peer, sock=near)

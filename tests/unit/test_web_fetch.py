@@ -1,4 +1,4 @@
-"""The HTTP client of the daemons, against real servers: ours, and sockets that misbehave."""
+"""Checks the HTTP client of the daemons against real servers: ours, and sockets that misbehave."""
 
 import asyncio
 import json as stdlib_json
@@ -81,7 +81,7 @@ def test_nobody_listens() -> None:
 
 @contextmanager
 def misbehaving(behave: Callable[[socket.socket], None]) -> Iterator[int]:
-    """A server of one connection."""
+    """Runs a server of one connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:

@@ -1,4 +1,4 @@
-"""What the HTTP server does with peers that send too much, too slowly, or do not read."""
+"""Checks what the HTTP server does with peers that send too much, too slowly, or do not read."""
 
 import asyncio
 import threading
@@ -85,7 +85,7 @@ def head(path: str, header: str) -> bytes:
 
 
 def send_all_of(client: Client, data: bytes) -> None:
-    """From another thread, since the server may stop reading in the middle."""
+    """Sends from another thread, since the server may stop reading in the middle."""
 
     def send() -> None:
         try:

@@ -1,4 +1,4 @@
-"""The HTTP server as its clients see it, byte by byte where that matters."""
+"""Checks the HTTP server as its clients see it, byte by byte where that matters."""
 
 import asyncio
 import json as stdlib_json

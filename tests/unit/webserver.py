@@ -1,4 +1,4 @@
-"""An HTTP server of ours in a thread, on the loop a test asks for, and a raw client that sees every byte."""
+"""Runs an HTTP server of ours in a thread, on the loop a test asks for, and a raw client that sees every byte."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 
 
 class ServerThread:
-    """`with ServerThread(...) as server:` listens on a free port; `server.call` runs things on its loop."""
+    """Listens on a free port inside `with ServerThread(...) as server:`; `server.call` runs things on its loop."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ServerThread:
         self.call(self.http.close)
 
     def log(self) -> str:
-        """All lines since last asked."""
+        """Returns all lines since it was last asked."""
         self.logger.info("END-OF-LOG")
         raw = b""
         while not raw.endswith(b"END-OF-LOG\n"):  # a read may end within a line, and within a character
@@ -113,7 +113,7 @@ class Reply:
 
 
 class Client:
-    """A connection that reads answers by the rules of HTTP and nothing else."""
+    """Is a connection that reads answers by the rules of HTTP and nothing else."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -146,7 +146,7 @@ class Client:
         return Reply(status, headers, body, head)
 
     def state(self) -> bytes:
-        """All until the server closes."""
+        """Reads everything until the server closes."""
         while piece := self.sock.recv(1 << 16):
             self.buffer += piece
         data, self.buffer = self.buffer, b""
