@@ -94,9 +94,9 @@ class _Face(Generic[Inner]):
         """Makes anew, in a forked child, what another thread may have been using at the moment of the fork."""
 
     @staticmethod
-    def _call(work: Coroutine[Any, Any, Result]) -> Result:
+    def _call(work: Coroutine[Any, Any, Result], undo: Callable[[Result], None] | None = None) -> Result:
         try:
-            return process.call(work)
+            return process.call(work, undo)
         except ThreadExit as thread_exit:
             raise thread_exit.reason from None
 
@@ -396,14 +396,11 @@ class Consumer(_Face[consumers.Consumer]):
         return message
 
     def get(self, timeout: float | None = None) -> Message | None:
-        return self._call(self._own().get(timeout))
+        return self._call(self._own().get(timeout), _give_back)
 
     def batches(self, max_messages: int = 500, max_wait: float | timedelta = 0.2) -> Iterator[Batch]:
-        return self._batches(self._own().batches(max_messages, max_wait))
-
-    def _batches(self, batches: Batches) -> Iterator[Batch]:
-        while (batch := self._call(_next_batch(batches))) is not None:
-            yield batch
+        batches = self._own().batches(max_messages, max_wait)
+        return iter(lambda: self._call(_next_batch(batches), _give_back), None)
 
     def stop(self, timeout: float = consumers.CLOSE_TIMEOUT_S) -> None:
         self._own().stop(timeout)
@@ -489,6 +486,12 @@ def _listed(bodies: Iterable[Any] | MpubBody) -> list[Any] | MpubBody:
 async def _called(function: Callable[..., T], *arguments: object) -> T:
     """Calls a plain function in the loop's thread, to which the asyncio objects belong."""
     return function(*arguments)
+
+
+def _give_back(taken: Message | Batch | None) -> None:
+    """Gives back what an interrupt kept from its caller."""
+    for message in (taken,) if isinstance(taken, Message) else taken or ():
+        message.abandon()
 
 
 async def _next_batch(batches: Batches) -> Batch | None:

@@ -5,14 +5,15 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from client.consumer_rig import consumer_of, is_done, publish
+from client.consumer_rig import AFTER_GIVING_BACK, consumer_of, is_done, publish
 from client.pool_rig import address_of
-from harness import Nsqd, until
-from nsquark import Message, sync
+from harness import Nsqd, eventually, until
+from nsquark import Batch, Message, sync
 from nsquark.errors import Closed
 
 NSQD_FLAGS = ["--msg-timeout=30s"]
@@ -193,3 +194,46 @@ async def test_no_message_is_taken_after_stop(nsqd: Nsqd, topic: str, kind: str)
         assert len(handled) == 1
     channel = nsqd.channel(topic)
     assert (channel["depth"], channel["in_flight_count"]) == (9, 0)
+
+
+# interrupts
+
+
+@pytest.mark.parametrize("take", ["get", "next", "batch"])
+def test_a_signal_that_interrupts_taking_gives_the_message_back(nsqd: Nsqd, topic: str, take: str) -> None:
+    """The message is there already when the handler of the signal raises."""
+
+    class Interrupt(Exception):
+        pass
+
+    def interrupt(*_: object) -> None:
+        producer.publish(topic, b"x")
+        eventually(lambda: nsqd.channel(topic)["in_flight_count"] == 1)
+        eventually(lambda: consumer.stats().received == 1)
+        consumer.stats()
+        raise Interrupt
+
+    with (
+        sync.Producer(address_of(nsqd)) as producer,
+        sync.Consumer(topic, "ch", nsqd=address_of(nsqd)) as consumer,
+    ):
+        batches = consumer.batches(max_wait=0)
+        ways: dict[str, Callable[[], Message | Batch | None]] = {
+            "get": consumer.get,
+            "next": lambda: next(consumer),
+            "batch": lambda: next(batches),
+        }
+        take_one = ways[take]
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(Interrupt):
+                take_one()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        taken = take_one()
+        message = taken[0] if isinstance(taken, Batch) else taken
+        assert message is not None and message.attempts == AFTER_GIVING_BACK
+        message.finish()
+    assert is_done(nsqd, topic)

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from nsquark.client.errors import NsqError
 from nsquark.client.logs import client_log
@@ -31,6 +31,44 @@ EXIT_WAIT_S = 10.0
 Result = TypeVar("Result")
 
 
+class Call(Generic[Result]):
+    """Is work that a loop does for a thread that waits for its outcome. What the work returns always becomes the
+    outcome, also of a call that was ended too late: asyncio's own way from thread to loop drops it then.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Result]) -> None:
+        self._loop = loop
+        self._work = work
+        self.outcome: concurrent.futures.Future[Result] = concurrent.futures.Future()
+        loop.call_soon_threadsafe(self._begin)
+
+    def end(self, undo: Callable[[Result], None] | None) -> None:
+        """Cancels the work, since nobody waits for it any more; `undo` gets what it returns all the same."""
+
+        def undo_result(outcome: concurrent.futures.Future[Result]) -> None:
+            if undo is not None and not outcome.cancelled() and outcome.exception() is None:
+                undo(outcome.result())
+
+        if not self.outcome.done():
+            self._loop.call_soon_threadsafe(self._cancel)
+        self.outcome.add_done_callback(undo_result)
+
+    def _begin(self) -> None:
+        self._task = self._loop.create_task(self._work)
+        self._task.add_done_callback(self._ended)
+
+    def _cancel(self) -> None:
+        self._task.cancel()
+
+    def _ended(self, task: asyncio.Task[Result]) -> None:
+        if task.cancelled():
+            self.outcome.cancel()
+        elif (error := task.exception()) is not None:
+            self.outcome.set_exception(error)
+        else:
+            self.outcome.set_result(task.result())
+
+
 class LoopThread:
     """Runs an event loop which ends with its process."""
 
@@ -46,16 +84,18 @@ class LoopThread:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
-    def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Blocks until the work is done; an interrupt (Ctrl-C) ends the work too."""
+    def call(self, work: Coroutine[Any, Any, Result], undo: Callable[[Result], None] | None = None) -> Result:
+        """Blocks until the work is done. An interrupt (Ctrl-C) ends the work too; if it was done already, `undo` gets
+        the result that its caller does not get.
+        """
         if threading.current_thread() is self._thread:
             work.close()
             raise NsqError("a blocking call on the event loop's own thread: use the asyncio client in callbacks")
-        future = asyncio.run_coroutine_threadsafe(self._after_handed(work), self._loop)
+        call = Call(self._loop, self._after_handed(work))
         try:
-            return _result(future)
+            return _result(call.outcome)
         except BaseException:
-            future.cancel()
+            call.end(undo)
             raise
 
     async def _after_handed(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -109,14 +149,14 @@ class Process:
         self._thread: LoopThread | None = None
         self._inherited: list[object] = []
 
-    def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Blocks until the loop thread has done the work."""
+    def call(self, work: Coroutine[Any, Any, Result], undo: Callable[[Result], None] | None = None) -> Result:
+        """Blocks until the loop thread has done the work; `undo` gets a result that came too late for an interrupt."""
         try:
             thread = self._loop_thread()
         except NsqError:
             work.close()
             raise
-        return thread.call(work)
+        return thread.call(work, undo)
 
     def hand_over(self, work: Callable[[], None]) -> None:
         """Has a function called on the loop thread, in order."""
