@@ -43,6 +43,49 @@ async def test_leaving_gives_back_what_is_on_its_way(nsqd: Nsqd, topic: str) -> 
         assert nsqd.channel(topic)["depth"] == 3
 
 
+@pytest.mark.parametrize("end", ["close at once", "two cancelled closes", "cancelled disconnect"])
+@pytest.mark.parametrize("is_handling", [False, True])
+async def test_what_is_on_its_way_goes_back_however_hurried_the_end_is(
+    nsqd: Nsqd, topic: str, end: str, is_handling: bool
+) -> None:
+    with FaultProxy(nsqd.tcp) as proxy:
+        address = "{}:{}".format(*proxy.address)
+        publish(nsqd, topic, b"first")
+        consumer = await Consumer(topic, "ch", nsqd=address, max_in_flight=10).start()
+        message = await anext(consumer)
+        running = asyncio.create_task(consumer.run(_never_done))
+        if not is_handling:
+            message.finish()
+        proxy.down.delay_s = 0.3
+        publish(nsqd, topic, b"1", b"2", b"3")
+        await until(lambda: nsqd.channel(topic)["in_flight_count"] == 3 + is_handling)
+        assert consumer.stats().in_flight == is_handling
+        if end == "close at once":
+            await consumer.close(0)
+        else:
+            disconnects = end == "cancelled disconnect"
+            ends = [
+                asyncio.create_task(consumer.disconnect_from_nsqd(address) if disconnects else consumer.close())
+                for _ in range(2)
+            ]
+            for ending in ends:
+                await asyncio.sleep(0)
+                ending.cancel()
+            await asyncio.wait(ends, timeout=WAIT_S)
+            if disconnects:
+                message.finish()
+        await until(lambda: nsqd.channel(topic)["in_flight_count"] == 0, 5)
+        await until(lambda: not nsqd.channel(topic)["clients"])
+        assert nsqd.channel(topic)["depth"] == 3 + (is_handling and end != "cancelled disconnect")
+        await consumer.close()
+        await asyncio.wait_for(running, WAIT_S)
+        assert consumer.connections == []
+
+
+async def _never_done(_: Message) -> None:
+    await asyncio.sleep(600)
+
+
 async def test_close_lets_handlers_finish(nsqd: Nsqd, topic: str) -> None:
     publish(nsqd, topic, *(b"%d" % number for number in range(10)))
     started = asyncio.Event()

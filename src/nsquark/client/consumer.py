@@ -178,17 +178,18 @@ class Consumer:
         timeout: seconds that handlers have.
         """
         timeout_s = seconds_of("timeout", timeout)
+        reason = Closed(f"{self.topic}/{self.channel}: stopped")
         if self._is_closing or not self._is_started:
             self._is_closing = self._taking.is_stopped = True
             if self._closed is not None and not self._handlers.is_one_of_them:
                 await asyncio.shield(self._closed)
+                await self._members.close(reason, timeout_s)
             return
         self._is_closing = True
         self._closed = self._loop.create_future()
-        reason = Closed(f"{self.topic}/{self.channel}: stopped")
         try:
             await self._close_in_order(reason, timeout_s)
-        finally:  # whoever cancels this wants an end, not open connections
+        finally:  # whoever cancels this wants an end, and no connection that stays open
             self._members.end(reason)
             self._flow.close()
             self._closed.set_result(None)

@@ -95,11 +95,11 @@ class Members:
         await asyncio.gather(*(subscription.close(reason, timeout_s) for subscription in subscriptions))
 
     def end(self, reason: NsqError) -> None:
-        """Ends all connections, and those that are about to be, without waiting for anything."""
+        """Lets all connections close by themselves; those that are about to be are not made."""
         for task in self._connecting.values():
             task.cancel()
         for subscription in self.subscriptions.values():
-            subscription.end(reason)
+            subscription.begin_to_close(reason, 0)
 
     def lost(self, subscription: Subscription, reason: NsqError) -> None:
         address = subscription.address

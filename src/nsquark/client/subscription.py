@@ -52,6 +52,7 @@ class Subscription:
         self._is_draining = False
         self.is_leaving = False
         """It is leaving: what still comes is given back."""
+        self._closing: asyncio.Task[None] | None = None
         self._quiet: asyncio.Future[None] = self._loop.create_future()
         self._drained: asyncio.Future[None] = self._loop.create_future()
         self.address = address
@@ -202,6 +203,20 @@ class Subscription:
     # -- end ---------------------------------------------------------------------------------------------
 
     async def close(self, reason: NsqError, timeout_s: float) -> None:
+        """Waits until it is closed; who is cancelled here does not stop that."""
+        await asyncio.shield(self.begin_to_close(reason, timeout_s))
+
+    def begin_to_close(self, reason: NsqError, timeout_s: float) -> asyncio.Task[None]:
+        """Begins to close in order, which goes on by itself: else what is on its way now would wait for its timeout at
+        nsqd.
+
+        timeout_s: the time that answers of what is in flight have.
+        """
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._close(reason, timeout_s), name=f"nsquark close {self.address}")
+        return self._closing
+
+    async def _close(self, reason: NsqError, timeout_s: float) -> None:
         """Sends CLS, waits for what is on its way, then for the answers of what is in flight, then
         closes the socket.
         """
@@ -211,18 +226,13 @@ class Subscription:
         self.is_leaving = True
         connection.send(commands.CLS)
         try:
-            await asyncio.wait([self._quiet], timeout=min(timeout_s, CLOSE_WAIT_TIMEOUT_S))
+            await asyncio.wait([self._quiet], timeout=CLOSE_WAIT_TIMEOUT_S)
             if self.in_flight:
                 self._is_draining = True
                 await asyncio.wait([self._drained], timeout=timeout_s)
         finally:
             connection.close(reason)
         await connection.wait_lost()
-
-    def end(self, reason: NsqError) -> None:
-        """Ends without waiting for anything; the answers that were given still go out."""
-        if self._connection is not None:
-            self._connection.close(reason)
 
     def connection_lost(self, reason: NsqError) -> None:
         self._connection = None
