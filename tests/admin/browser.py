@@ -1,4 +1,4 @@
-"""A browser as far as nsqadmin can tell: it keeps cookies and sends the headers that pages cannot choose."""
+"""Is a browser as far as nsqadmin can tell: it keeps cookies and sends the headers that pages cannot choose."""
 
 import http.client
 import re
@@ -23,24 +23,24 @@ class Browser:
         return self.send("GET", path, **with_accept)
 
     def stream(self, path: str) -> http.client.HTTPResponse:
-        """An answer that goes on."""
+        """Yields an answer that goes on."""
         connection = http.client.HTTPConnection(*self.admin.http, timeout=STREAM_TIMEOUT_S)
         connection.request("GET", self._base + path, headers={"User-Agent": AGENT, "Cookie": self._cookie})
         return connection.getresponse()
 
     def token(self, path: str = "/") -> str:
-        """What a page of ours has in its head, or a form in a hidden field."""
+        """Returns the token that a page of ours has in its head, or a form in a hidden field."""
         found = re.search(r'name="csrf" (?:content|value)="([^"]+)"', self.get(path).text)
         assert found is not None, f"no token on {path}"
         return found[1]
 
     def post(self, path: str, body: bytes = b"", token: str = "", **headers: str) -> HttpReply:
-        """As `fetch` of one of our own pages sends it."""
+        """Sends a POST as `fetch` of one of our own pages does."""
         ours = {"Origin": self.admin.url, **({"X-CSRF-Token": token} if token else {})}
         return self.send("POST", path, body, **{**ours, **headers})
 
     def submit(self, path: str, fields: dict[str, str], **headers: str) -> HttpReply:
-        """As a form of one of our own pages sends it."""
+        """Sends a POST as a form of one of our own pages does."""
         form = {"Content-Type": "application/x-www-form-urlencoded", "Origin": self.admin.url}
         return self.send("POST", path, urllib.parse.urlencode(fields).encode(), **{**form, **headers})
 

@@ -1,4 +1,4 @@
-"""A cluster for the tests of a module: one nsqlookupd, two nsqds, and nsqadmins that ask them either way.
+"""Runs a cluster for the tests of a module: one nsqlookupd, two nsqds, and nsqadmins that ask them either way.
 
 With PEER_NSQD and PEER_NSQLOOKUPD, the paths of NSQ's own programs, every test that uses it runs once more on those.
 """
@@ -40,7 +40,7 @@ class Cluster:
     is_ours: bool
 
     def make(self, topic: str, *channels: str, count: int = 0) -> None:
-        """A topic with these channels and so many messages on each nsqd, known to nsqlookupd."""
+        """Makes a topic with these channels and so many messages on each nsqd, known to nsqlookupd."""
         for nsqd in self.nsqds:
             nsqd.post("/topic/create", topic=topic)
             for channel in channels:
@@ -51,7 +51,7 @@ class Cluster:
         eventually(lambda: self.lookupd.channels(topic) == set(channels))
 
     def topic_on(self, place: int, topic: str) -> Any:
-        """The topic in /stats of an nsqd."""
+        """Returns the topic in /stats of an nsqd."""
         return next((each for each in self.nsqds[place].stats()["topics"] if each["topic_name"] == topic), None)
 
 
@@ -79,7 +79,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(params=["lookupd", "direct"])
 def admin(request: pytest.FixtureRequest, cluster: Cluster) -> Nsqadmin:
-    """An nsqadmin that finds the nsqds by nsqlookupd, and one that was told of them."""
+    """Runs an nsqadmin that finds the nsqds by nsqlookupd, and one that was told of them."""
     return cluster.admin if request.param == "lookupd" else cluster.direct
 
 

@@ -1,4 +1,4 @@
-"""What a tab has open: the stream of server-sent events of one page."""
+"""Reads what a tab has open: the stream of server-sent events of one page."""
 
 import http.client
 import json
@@ -13,7 +13,7 @@ READ_TIMEOUT_S = 30.0
 
 
 class EventStream:
-    """Open from `with` on; the first line has been read then."""
+    """Is open from `with` on; the first line has been read then."""
 
     def __init__(self, admin: Nsqadmin, page: str, headers: dict[str, str] | None = None) -> None:
         self._connection = http.client.HTTPConnection(*admin.http, timeout=READ_TIMEOUT_S)
@@ -33,7 +33,7 @@ class EventStream:
         self._connection.close()
 
     def next(self) -> tuple[str, dict[str, Any]]:
-        """The name and the data of the next event."""
+        """Returns the name and the data of the next event."""
         name = ""
         while line := self.answer.readline().decode().rstrip("\n"):
             field, _, value = line.partition(": ")
@@ -44,7 +44,7 @@ class EventStream:
         return self.next() if not self.answer.closed else ("", {})
 
     def until(self, condition: Callable[[str, dict[str, Any]], bool]) -> dict[str, Any]:
-        """The data of the first event of which this is true."""
+        """Returns the data of the first event of which this is true."""
         while True:
             name, data = self.next()
             if condition(name, data):

@@ -1,4 +1,4 @@
-"""An HTTP client that sees every byte of an answer, also of one that is cut off."""
+"""Asks by HTTP, and sees every byte of an answer, also of one that is cut off."""
 
 import socket
 from types import TracebackType
@@ -12,7 +12,9 @@ WINDOW_BYTES = 1 << 16
 
 
 class RawAnswer:
-    """The answer to a GET: `data` has what was received of it so far, `was_reset` whether it ended with a reset."""
+    """Is the answer to a GET: `data` has what was received of it so far, `was_reset` says whether it ended with a
+    reset.
+    """
 
     def __init__(self, address: tuple[str, int], target: str, version: str = "1.1") -> None:
         self._socket = socket.socket()

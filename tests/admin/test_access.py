@@ -1,4 +1,4 @@
-"""Who gets in, who may do what, and what another site's page cannot make a browser do."""
+"""Checks who gets in, who may do what, and what another site's page cannot make a browser do."""
 
 import base64
 import json
@@ -46,7 +46,7 @@ def people(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def locked(nsqd: Nsqd, people: Path) -> Iterator[Nsqadmin]:
-    """Everybody has to log in."""
+    """Runs an nsqadmin where everybody has to log in."""
     with Nsqadmin(f"--nsqd-http-address={nsqd.http_address}", f"--auth-file={people}") as admin:
         yield admin
         assert admin.is_running, admin.log
@@ -54,7 +54,7 @@ def locked(nsqd: Nsqd, people: Path) -> Iterator[Nsqadmin]:
 
 @pytest.fixture(scope="module")
 def open_to_all(nsqd: Nsqd) -> Iterator[Nsqadmin]:
-    """Nobody has to say who they are, as with NSQ's nsqadmin."""
+    """Runs an nsqadmin where nobody has to say who they are, as with NSQ's."""
     with Nsqadmin(f"--nsqd-http-address={nsqd.http_address}", "--http-allowed-hosts=admin.example.org") as admin:
         yield admin
         assert admin.is_running, admin.log
@@ -318,7 +318,7 @@ def test_another_sites_page_changes_nothing(
 
 @pytest.fixture(scope="module")
 def behind_proxy(nsqd: Nsqd) -> Iterator[Nsqadmin]:
-    """A proxy says who asks, and one of them is an admin."""
+    """Runs an nsqadmin to which a proxy says who asks; one of them is an admin."""
     with Nsqadmin(f"--nsqd-http-address={nsqd.http_address}", "--admin-user=anna") as admin:
         yield admin
 
@@ -335,7 +335,7 @@ def test_our_own_page_needs_its_token_too(open_to_all: Nsqadmin, nsqd: Nsqd, ord
 
 
 def test_a_login_cannot_be_forged_either(locked: Nsqadmin) -> None:
-    """Else a page of another site could log its visitor in as somebody who watches what they do."""
+    """If it could, a page of another site would log its visitor in as somebody who watches what they do."""
     browser = Browser(locked)
     fields = {"user": "vera", "password": PASSWORD, "csrf": browser.token("/login")}
     assert browser.submit("/login", fields, Origin="https://evil.example").status == 403
@@ -480,7 +480,7 @@ def test_the_notification_endpoint_hears_of_it(nsqd: Nsqd, orders: str, people: 
 def test_nsqds_secret_is_not_for_the_notification_endpoint(
     nsqd: Nsqd, orders: str, tmp_path: Path, heard: "Heard"
 ) -> None:
-    """Not even if that one asks for it."""
+    """The endpoint does not get it even if it asks for it."""
     heard.status = 401
     (tmp_path / "secret").write_text("nsqds only")
     flags = (f"--nsqd-http-address={nsqd.http_address}", f"--auth-secret-file={tmp_path / 'secret'}")

@@ -1,4 +1,4 @@
-"""NSQ's /api, field by field, on our daemons and, where they are given, on NSQ's own."""
+"""Checks NSQ's /api, field by field, on our daemons and, where they are given, on NSQ's own."""
 
 import json
 import socket

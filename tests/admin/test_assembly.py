@@ -100,7 +100,7 @@ def test_an_nsqd_that_is_new_does_not_hide_the_rate_of_others() -> None:
 
 
 def test_an_nsqd_cannot_invent_rates() -> None:
-    """They are ours to count: whatever stands in /stats under our names is overwritten."""
+    """Rates are ours to count: whatever stands in /stats under our names is overwritten."""
     said = channel("c", 1, node="evil", rate_out=1e9)
     snapshot = build(1.0, [answer("a:1", 1.0, {**topic("t", 1, 0, said), "rate_in": 1e9, "is_tombstoned": True})])
     found = snapshot.topics["t"]

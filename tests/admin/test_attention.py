@@ -1,4 +1,4 @@
-"""What needs a person: each kind is told, with since when and where, and is gone when it is over."""
+"""Checks what needs a person: each kind is told, with since when and where, and is gone when it is over."""
 
 from typing import Any
 

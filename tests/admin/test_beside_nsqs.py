@@ -1,4 +1,4 @@
-"""Our nsqadmin and NSQ's own, asked the same of one cluster: the answers are the same.
+"""Asks our nsqadmin and NSQ's own the same of one cluster: the answers are the same.
 
 PEER_TOOLS names a directory with NSQ's nsqadmin; without it nothing runs.
 """
@@ -81,7 +81,7 @@ CHANGES = [
 
 
 class Peer(Nsqadmin):
-    """NSQ's own."""
+    """Runs NSQ's own nsqadmin."""
 
     def __init__(self, *flags: str):
         super().__init__(*flags)
@@ -123,7 +123,7 @@ def _shown(answer: HttpReply) -> tuple[int, dict[str, str | None], Any]:
 
 
 def _ordered(value: Any) -> Any:
-    """Without what is by chance: NSQ lists nsqds of one host as they answer, and sums them up in the first."""
+    """Leaves out what is by chance: NSQ lists nsqds of one host as they answer, and sums them up in the first."""
     if isinstance(value, dict):
         left_out = ("node", "nodes", "channels", "connected")
         return [(name, None if name in left_out else _ordered(each)) for name, each in value.items()]

@@ -1,4 +1,6 @@
-"""An answer that fails after its beginning is cut off: it holds no second answer, and no client takes it for whole."""
+"""Checks that an answer that fails after its beginning is cut off: it holds no second answer, and no client takes it
+for whole.
+"""
 
 import asyncio
 import contextlib
@@ -110,7 +112,7 @@ def test_an_nsqd_fails_in_the_middle_of_a_download(
 
 
 class Rig:
-    """An nsqadmin of this process, for handlers that fail as no real one should, with its log in a file."""
+    """Runs an nsqadmin in this process, for handlers that fail as no real one should, with its log in a file."""
 
     def __init__(self, state: AdminState, port: int, log: Path) -> None:
         self.state = state

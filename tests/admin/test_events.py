@@ -1,4 +1,4 @@
-"""The stream of a tab: the past first, then what is new; polling is shared, and bounded."""
+"""Checks the stream of a tab: the past comes first, then what is new; polling is shared, and bounded."""
 
 import http.client
 import time
@@ -101,7 +101,7 @@ def test_streams_of_one_peer_are_bounded(cluster: Cluster, make_admin: Callable[
 
 
 def _opens(admin: Nsqadmin) -> bool:
-    """Whether there is a place again, when those who left have been noticed."""
+    """Tells whether there is a place again, when those who left have been noticed."""
     connection = http.client.HTTPConnection(*admin.http, timeout=20)
     connection.request("GET", "/events?page=/")
     status = connection.getresponse().status

@@ -1,4 +1,4 @@
-"""An nsqd or nsqlookupd that is down, stalls or answers garbage: the rest is shown, and what is missing is said."""
+"""Checks what is shown beside an nsqd or nsqlookupd that is down, stalls or answers garbage, and that it is named."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ NAMES = ["no HTTP", "no JSON", "other JSON", "wrong types", "cut off", "endless 
 
 @pytest.fixture
 def impostor() -> Iterator[Callable[[bytes], str]]:
-    """The address of somebody who gives this answer to everything."""
+    """Returns the address of somebody who gives this answer to everything."""
     with contextlib.ExitStack() as stack:
 
         def make(answer: bytes) -> str:
@@ -55,7 +55,7 @@ def closed_address() -> str:
 
 @contextlib.asynccontextmanager
 async def polling(**options: Any) -> AsyncIterator[AdminState]:
-    """The state of an nsqadmin that asks these."""
+    """Yields the state of an nsqadmin that asks these."""
     waits = {"http_client_request_timeout": Duration.parse(PATIENCE), "poll_interval": Duration.parse("200ms")}
     state = make_state(NsqadminOptions(**{**waits, **options}), Logger("", Level.FATAL))
     state.poller.start()

@@ -1,4 +1,4 @@
-"""The message browser's filters: what they match, what they refuse, and that none of them takes long."""
+"""Checks the message browser's filters: what they match, what they refuse, and that none of them takes long."""
 
 import contextlib
 

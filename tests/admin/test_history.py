@@ -1,4 +1,4 @@
-"""The last hour: bounded by a count of series, of which the busiest and those that are looked at stay."""
+"""Checks the last hour: it is bounded by a count of series, of which the busiest and those that are looked at stay."""
 
 import math
 import time

@@ -1,4 +1,6 @@
-"""The message browser on two nsqds: looking, filtering, following, downloading, publishing; and a channel moved."""
+"""Checks the message browser on two nsqds: looking, filtering, following, downloading, publishing; and a channel
+moved.
+"""
 
 import base64
 import json
@@ -26,7 +28,7 @@ NASTY = {
 
 
 class Cluster:
-    """Two nsqds and their nsqadmin; messages are spread over both in turn."""
+    """Runs two nsqds and their nsqadmin; messages are spread over both in turn."""
 
     def __init__(self, nsqds: list[Nsqd], admin: Nsqadmin) -> None:
         self.nsqds = nsqds
@@ -195,7 +197,7 @@ def test_nobody_makes_nsqadmin_ask_another_host(cluster: Cluster, topic: str) ->
 
 
 class Stranger:
-    """A port that notices who connects."""
+    """Is a port that notices who connects."""
 
     def __enter__(self) -> "Stranger":
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -443,7 +445,7 @@ def test_an_nsqd_that_is_down_does_not_hide_the_others(
 def test_an_nsqd_that_was_down_at_the_last_poll_is_named_too(
     make_nsqd: Callable[..., Nsqd], cluster: Cluster, topic: str
 ) -> None:
-    """Whether it has the topic is not known."""
+    """Whether that nsqd has the topic is not known."""
     cluster.publish(topic, b"here")
     here, other = cluster.nsqds[0].http_address, make_nsqd()
     other.kill()

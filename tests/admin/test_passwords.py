@@ -1,4 +1,4 @@
-"""The file of users: what it takes, what it refuses, and that it says nothing of passwords."""
+"""Checks the file of users: what it takes, what it refuses, and that it says nothing of passwords."""
 
 import os
 import stat
@@ -53,7 +53,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 @pytest.fixture
 def shared_folder() -> Iterator[Path]:
-    """A folder in which any user may replace files, as pytest's own folders are for one user."""
+    """Makes a folder in which any user may replace files; pytest's own folders are for one user."""
     if os.geteuid() != 0:
         pytest.skip("only root becomes another user")
     with tempfile.TemporaryDirectory() as name:

@@ -1,4 +1,4 @@
-"""nsqadmin as a program: its flags and config file, what it refuses, its paths, and how it ends."""
+"""Checks nsqadmin as a program: its flags and config file, what it refuses, its paths, and how it ends."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Signed cookies: only ours are good, for as long as they say."""
+"""Checks signed cookies: only ours are good, for as long as they say."""
 
 import time
 

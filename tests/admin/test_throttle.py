@@ -1,4 +1,4 @@
-"""The brute-force limit, with a clock of the test's own."""
+"""Checks how often a password may be tried, with a clock of the test's own."""
 
 import pytest
 

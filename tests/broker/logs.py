@@ -1,4 +1,4 @@
-"""A client of the Log API, as the tests of it need one: ranges are decoded by the log's own reader of batches."""
+"""Uses the Log API as its tests need it: ranges are decoded by the log's own reader of batches."""
 
 import http.client
 import struct
@@ -51,12 +51,12 @@ def read_all(daemon: Nsqd, topic: str) -> list[Record]:
 
 
 def read(daemon: Nsqd, topic: str, low: int, high: int) -> list[Record]:
-    """The messages of a range: what lies around it in the same batches is left out, as any reader must."""
+    """Returns the messages of a range: what lies around it in the same batches is left out, as any reader must."""
     return [record for record in decode(read_raw(daemon, topic, low, high)) if low <= record.seq < high]
 
 
 def decode(raw: bytes) -> list[Record]:
-    """All messages of a piece of the log, which must consist of intact batches and nothing else."""
+    """Returns all messages of a piece of the log, which must consist of intact batches and nothing else."""
     records: list[Record] = []
     end = 0
     for batch in scan(memoryview(raw), 0):

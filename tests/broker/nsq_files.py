@@ -1,4 +1,4 @@
-"""The files NSQ's nsqd leaves in its data path, written by hand from their format."""
+"""Writes by hand, from their format, the files that NSQ's nsqd leaves in its data path."""
 
 import json
 import struct
@@ -12,7 +12,7 @@ TIMESTAMP_NS = 1_700_000_000_000_000_000
 
 @dataclass(frozen=True)
 class Stored:
-    """A message in a disk queue."""
+    """Is a message in a disk queue."""
 
     body: bytes
     attempts: int = 0
@@ -39,7 +39,7 @@ def write_queue(
     read: tuple[int, int] | None = None,
     write: tuple[int, int] | None = None,
 ) -> None:
-    """Data files with this content, and the meta file; positions are (file number, offset)."""
+    """Writes data files with this content, and the meta file; positions are (file number, offset)."""
     last = first_number + len(files) - 1
     for number, content in enumerate(files, first_number):
         (directory / f"{base}.diskqueue.{number:06d}.dat").write_bytes(content)
@@ -55,7 +55,7 @@ def write_messages(directory: Path, base: str, messages: Sequence[Stored]) -> No
 
 
 def write_metadata(directory: Path, topics: dict[str, dict[str, bool]], paused: Sequence[str] = ()) -> None:
-    """nsqd.dat: for each topic its channels and whether they are paused; `paused` names paused topics."""
+    """Writes nsqd.dat: for each topic its channels and whether they are paused; `paused` names paused topics."""
     entries = [
         {
             "name": topic,

@@ -1,4 +1,4 @@
-"""What `promtool check metrics` would complain about, and a little more."""
+"""Finds what `promtool check metrics` would complain about, and a little more."""
 
 import re
 from collections import Counter
@@ -16,7 +16,7 @@ UNITS_NOT_BASE = {
 
 
 def complaints(text: str) -> list[str]:
-    """One for each thing that is wrong."""
+    """Yields one complaint for each thing that is wrong."""
     found: list[str] = []
     declared = re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE)
     described = dict(re.findall(r"^# HELP (\S+) (.+)$", text, re.MULTILINE))

@@ -1,4 +1,6 @@
-"""Auth servers that are slow, down or talk nonsense; what a connection does meanwhile, and what is never logged."""
+"""Checks auth servers that are slow, down or talk nonsense; what a connection does meanwhile, and what is never
+logged.
+"""
 
 import asyncio
 import json
@@ -354,7 +356,7 @@ def test_answers_are_bounded(
 
 @pytest.mark.ours
 async def test_expressions_are_not_compiled_on_the_loop(server: AuthServer) -> None:
-    """By the CPU time of the loop's thread in one turn, which a busy machine does not change."""
+    """The CPU time of the loop's thread in one turn tells, which a busy machine does not change."""
     server.answer = granting(*({**GRANT_ALL, "topic": f"^topic-{number}-[a-z]+$"} for number in range(4_000)))
     servers = AuthServers(NsqdOptions(auth_http_address=[server.address]), Logger("", Level.FATAL))  # type: ignore[call-arg]
     asking = asyncio.create_task(servers.ask(Asker(b"", "", "127.0.0.1", False)))

@@ -1,4 +1,4 @@
-"""Garbage on both ports: the one who sent it may suffer, nobody else."""
+"""Sends garbage to both ports: the one who sent it may suffer, nobody else."""
 
 import random
 import socket
@@ -29,7 +29,7 @@ VERBS = [
 
 
 class Bystander:
-    """A well-behaved pair of clients that must not notice anything."""
+    """Is a well-behaved pair of clients that must not notice anything."""
 
     def __init__(self, nsqd: Nsqd):
         self.nsqd = nsqd
@@ -75,7 +75,7 @@ def pour(address: tuple[str, int], data: bytes, *, wait: bool = True) -> bytes:
 
 
 def assert_frames(data: bytes) -> None:
-    """What came back is whole frames of known types."""
+    """Asserts that what came back is whole frames of known types."""
     position = 0
     while position < len(data):
         size, kind = struct.unpack_from(">ii", data, position)

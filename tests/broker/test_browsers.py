@@ -127,7 +127,7 @@ def test_own_pages_and_typed_addresses(address: tuple[str, int], headers: dict[s
 
 @pytest.mark.parametrize("host", FOREIGN)
 def test_names_of_others(address: tuple[str, int], host: str) -> None:
-    """What a name that was rebound to our address would ask."""
+    """A page would ask so under a name that was rebound to our address."""
     for method, target in (("GET", "/info"), ("POST", "/topic/create?topic=t")):
         status, body, _ = ask(address, method, target, {"Host": host, "Origin": f"http://{host}"})
         assert status == 403

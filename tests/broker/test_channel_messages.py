@@ -1,4 +1,4 @@
-"""A channel looked into: what is in flight and requeued, and what a seek would do."""
+"""Looks into a channel: what is in flight and requeued, and what a seek would do."""
 
 from collections.abc import Callable
 from typing import Any
@@ -110,7 +110,9 @@ def test_what_is_refused(nsqd: Nsqd, topic: str, query: dict[str, Any], status: 
 
 
 def test_a_preview_says_what_the_seek_does(nsqd: Nsqd, connect: Callable[..., Wire], topic: str) -> None:
-    """20 messages: 0 to 4 finished but for 2, which is requeued for long; 5 and 6 in flight; the rest new."""
+    """Of 20 messages, 0 to 4 are finished but for 2, which is requeued for long; 5 and 6 are in flight, the rest is
+    new.
+    """
     consumer = connect().subscribe(topic, rdy=7)
     publish(nsqd, topic, 20)
     messages = consumer.read_messages(7)

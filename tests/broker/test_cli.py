@@ -1,4 +1,4 @@
-"""nsqd's command line, log lines and signals."""
+"""Checks nsqd's command line, log lines and signals."""
 
 import os
 import re
@@ -258,7 +258,7 @@ def test_nothing_survives_a_kill(make_nsqd: Callable[..., Nsqd]) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_program_is_the_process_that_was_started(make_nsqd: Callable[..., Nsqd]) -> None:
-    """No child that would outlive a kill of the launcher."""
+    """There is no child that would outlive a kill of the launcher."""
     daemon = make_nsqd()
     children = Path(f"/proc/{daemon.pid}/task/{daemon.pid}/children").read_text().split()
     assert children == []

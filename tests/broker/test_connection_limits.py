@@ -33,7 +33,7 @@ def _resident_bytes(nsqd: Nsqd) -> int:
 
 
 def _publish_rate(client: Wire, topic: str, seconds: float = 0.5) -> int:
-    """Acknowledged publishes per second, one at a time."""
+    """Returns acknowledged publishes per second, made one at a time."""
     count, end = 0, time.monotonic() + seconds
     while time.monotonic() < end:
         client.publish(topic, b"x" * 200)
@@ -80,7 +80,9 @@ def _is_usable(client: Wire) -> bool:
 def test_a_client_without_magic_is_closed(
     make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], sent: bytes
 ) -> None:
-    """Within the longest heartbeat interval, after which nsqd would miss any other client's first word too."""
+    """It is closed within the longest heartbeat interval, after which nsqd would miss any other client's first word
+    too.
+    """
     daemon = make_nsqd("--max-heartbeat-interval=1s")
     silent = connect(daemon, magic=sent)
     proper = connect(daemon)
@@ -137,7 +139,7 @@ def _half_open(daemon: Nsqd, stage: str) -> Iterator[None]:
 
 
 def _raw_deflate(piece: bytes, times: int) -> bytes:
-    """The piece is compressed once: after a full flush nothing refers to what came before, so it can be repeated."""
+    """Compresses a piece once: after a full flush nothing refers to what came before, so it can be repeated."""
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
     return (deflate.compress(piece) + deflate.flush(zlib.Z_FULL_FLUSH)) * times
 
@@ -217,7 +219,7 @@ def test_snappy_of_garbage(connect: Callable[..., Wire]) -> None:
 
 @pytest.mark.parametrize("kind", ["tcp", "http"])
 def test_a_thousand_may_connect_at_once(make_nsqd: Callable[..., Nsqd], kind: str) -> None:
-    """While nsqd is busy they wait to be accepted; with a short queue they would wait for a second or more."""
+    """While nsqd is busy, clients wait to be accepted; with a short queue they would wait for a second or more."""
     daemon = make_nsqd()
     os.kill(daemon.pid, signal.SIGSTOP)
     with contextlib.ExitStack() as opened:
@@ -303,5 +305,5 @@ def test_many_who_ask_for_stats_at_once_share_a_collection(make_nsqd: Callable[.
 
 
 def _cpu_s(daemon: Nsqd) -> float:
-    """Of nsqd's event loop."""
+    """Returns the CPU time of nsqd's event loop."""
     return int(Path(f"/proc/{daemon.pid}/task/{daemon.pid}/schedstat").read_text().split()[0]) / 1e9

@@ -1,4 +1,4 @@
-"""SUB, RDY, FIN, REQ, CLS and how messages are shared out."""
+"""Checks SUB, RDY, FIN, REQ, CLS and how messages are shared out."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ UNBUFFERED: dict[str, Any] = {"output_buffer_size": -1}
 
 
 def _drain(consumer: Wire, quiet_s: float = 0.3) -> list[Message]:
-    """What comes until it has been quiet for so long."""
+    """Returns what comes until it has been quiet for so long."""
     messages = []
     try:
         while True:
@@ -49,7 +49,7 @@ def test_empty_number_is_zero(connect: Callable[..., Wire], topic: str) -> None:
 
 
 def test_rdy_is_a_window(connect: Callable[..., Wire], topic: str) -> None:
-    """Not a credit: each FIN or REQ lets the next one through, without another RDY."""
+    """RDY is no credit: each FIN or REQ lets the next message through, without another RDY."""
     connect().publish(topic, *[b"%d" % number for number in range(20)])
     consumer = connect().subscribe(topic, rdy=5, **UNBUFFERED)
     messages = consumer.read_messages(5)
@@ -236,7 +236,7 @@ def test_channels_count_attempts_apart(connect: Callable[..., Wire], topic: str)
 
 @pytest.mark.parametrize("rate", [99, 50, 1])
 def test_sample_rate(nsqd: Nsqd, connect: Callable[..., Wire], topic: str, rate: int) -> None:
-    """r delivers (r + 1) in a hundred, and what is left out is gone for the whole channel."""
+    """A rate of r delivers (r + 1) in a hundred, and what is left out is gone for the whole channel."""
     connect().publish(topic, *[b"x"] * 2000)
     consumer = connect().subscribe(topic, rdy=2500, sample_rate=rate, output_buffer_timeout=25)
     delivered = len(_drain(consumer))

@@ -1,4 +1,4 @@
-"""What OK means here: the message survives whatever happens to the process."""
+"""Checks what OK means here: the message survives whatever happens to the process."""
 
 import contextlib
 import time

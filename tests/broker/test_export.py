@@ -1,4 +1,4 @@
-"""Going back to NSQ: `nsquark export --to-nsq` writes what NSQ's nsqd, or this one again, goes on with."""
+"""Goes back to NSQ: `nsquark export --to-nsq` writes what NSQ's nsqd, or this one again, goes on with."""
 
 import errno
 import json
@@ -59,7 +59,7 @@ def names_of(daemon: Nsqd) -> dict[str, Any]:
 
 @pytest.fixture
 def stopped(make_nsqd: MakeNsqd, connect: Connect, tmp_path: Path) -> Path:
-    """A data path with messages in every state a message can be in."""
+    """Makes a data path with messages in every state a message can be in."""
     daemon = make_nsqd()
     for topic, channels in {"orders": ("first", "second", "drained"), "paused": ("ch",), "idle": ("ch",)}.items():
         daemon.post("/topic/create", topic=topic)
@@ -117,7 +117,7 @@ WANTED = {
 
 @pytest.fixture
 def peers() -> Iterator[Callable[..., Nsqd]]:
-    """NSQ's own nsqd, where PEER_NSQD names it, and ours, which takes over what NSQ left."""
+    """Lists NSQ's own nsqd, where PEER_NSQD names it, and ours, which takes over what NSQ left."""
     daemons: list[Nsqd] = []
 
     def start(data: Path, program: str | None = None, *flags: str) -> Nsqd:
@@ -169,7 +169,7 @@ def test_a_queue_of_several_files(
     peers: Callable[..., Nsqd],
     program: str | None,
 ) -> None:
-    """They are read to their ends, whatever --max-bytes-per-file the other nsqd has."""
+    """The files are read to their ends, whatever --max-bytes-per-file the other nsqd has."""
     queue = DiskQueueWriter(tmp_path, "t", file_bytes_max=10_000)
     for number in range(1000):
         queue.add(number, 0, b"%016x" % number, b"%d" % number)

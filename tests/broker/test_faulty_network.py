@@ -1,4 +1,4 @@
-"""nsqd behind a network that cuts, delays, stalls, garbles and half-closes."""
+"""Checks nsqd behind a network that cuts, delays, stalls, garbles and half-closes."""
 
 import contextlib
 import time

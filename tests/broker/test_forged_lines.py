@@ -1,4 +1,6 @@
-"""What strangers say, in nsqd's log and in /stats: on the line where it belongs, and nothing a terminal obeys."""
+"""Checks what strangers say, in nsqd's log and in /stats: it stays on its line, and is nothing that a terminal
+obeys.
+"""
 
 import struct
 from collections.abc import Callable, Iterator
@@ -14,7 +16,7 @@ FORGED = f"x\n[nsqd] 2026/01/01 00:00:00.000000 INFO: forged\r{ESCAPES}"
 
 @pytest.fixture
 def quiet_end(nsqd: Nsqd) -> Iterator[None]:
-    """Whatever the test did, each line of the log is whole and printable."""
+    """Asserts that, whatever the test did, each line of the log is whole and printable."""
     yield
     assert all(line.isprintable() for line in nsqd.log.split("\n")), nsqd.log
     assert not any(line.endswith("INFO: forged") for line in nsqd.log.split("\n"))

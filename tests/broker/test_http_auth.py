@@ -1,4 +1,4 @@
-"""AUTH by HTTP: which requests need a secret, which permission, and that a secret stays one."""
+"""Checks AUTH by HTTP: which requests need a secret, which permission, and that a secret stays one."""
 
 import http.client
 import json
@@ -74,7 +74,7 @@ def ask(nsqd: Nsqd, method: str, target: str, secret: str = "", body: bytes | No
 
 
 def is_served(reply: HttpReply) -> bool:
-    """A range may have been removed, which is an answer too."""
+    """Tells whether a request is answered; a range may have been removed, which is an answer too."""
     return reply.status in (200, 410)
 
 
@@ -221,7 +221,7 @@ def test_an_auth_server_that_is_down_is_not_asked_for_every_request(nsqd: Nsqd, 
 
 
 def test_repeated_publishes_are_checked_each_time(nsqd: Nsqd, server: AuthServer, topic: str) -> None:
-    """On one connection they would take a short way, see test_http_repeated."""
+    """On one connection, repeated publishes would take a short way, see test_http_repeated."""
     server.answer = granting(GRANT_ALL, ttl=1)
     connection = http.client.HTTPConnection(*nsqd.http, timeout=20)
 

@@ -1,4 +1,4 @@
-"""/config/<name>."""
+"""Checks /config/<name>."""
 
 from collections.abc import Callable
 from pathlib import Path

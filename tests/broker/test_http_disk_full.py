@@ -1,4 +1,4 @@
-"""What HTTP clients see when the disk, or the part of it nsqd may use, is full."""
+"""Checks what HTTP clients see when the disk, or the part of it nsqd may use, is full."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ def _shown(reply: HttpReply) -> tuple[int, bytes]:
 
 @pytest.fixture
 def full(make_nsqd: Callable[..., Nsqd]) -> tuple[Nsqd, int]:
-    """An nsqd that takes no more, and how many messages it took."""
+    """Runs an nsqd that takes no more; says how many messages it took."""
     daemon = make_nsqd("--max-disk-bytes=100000")
     for taken in range(TAKEN_MAX):
         if _shown(daemon.post("/pub", MESSAGE, topic="t")) == FULL:

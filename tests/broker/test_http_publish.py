@@ -1,4 +1,4 @@
-"""/pub and /mpub."""
+"""Checks /pub and /mpub."""
 
 import http.client
 import socket
@@ -92,7 +92,7 @@ def test_pub_checks_in_order(nsqd: Nsqd) -> None:
 
 
 def test_too_big_a_declared_length_closes_the_connection(nsqd: Nsqd, topic: str) -> None:
-    """At once: the body need not come."""
+    """The connection is closed at once: the body need not come."""
     with socket.create_connection(nsqd.http, timeout=5) as connection:
         connection.sendall(
             b"POST /pub?topic=%s HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n" % topic.encode()

@@ -1,4 +1,4 @@
-"""What every HTTP endpoint has in common: routes, methods, headers, connections."""
+"""Checks what every HTTP endpoint has in common: routes, methods, headers, connections."""
 
 import http.client
 import json
@@ -28,7 +28,7 @@ POST_PATHS = [
 
 
 def _raw(nsqd: Nsqd, data: bytes, *, end: bool = False) -> bytes:
-    """Everything nsqd answers on a connection until it closes it."""
+    """Returns everything that nsqd answers on a connection until it closes it."""
     with socket.create_connection(nsqd.http, timeout=5) as connection:
         connection.sendall(data)
         if end:

@@ -1,4 +1,4 @@
-"""IDENTIFY: what may be asked for, what is answered, and what is shown afterwards."""
+"""Checks IDENTIFY: what may be asked for, what is answered, and what is shown afterwards."""
 
 import json
 from collections.abc import Callable
@@ -290,7 +290,7 @@ def test_strings_are_cut_off_at_1024_characters(nsqd: Nsqd, client: Wire, topic:
 
 @pytest.mark.parametrize("filling", [10, 16 << 10, 200_000])
 def test_names_count_in_any_case_however_long_the_body_is(nsqd: Nsqd, client: Wire, topic: str, filling: int) -> None:
-    """As in NSQ; a name within a string is none, and the last of several wins."""
+    """A name is read as in NSQ: one within a string is none, and the last of several wins."""
     body = (
         '{"Client_ID" : "first", "x": "' + "y" * filling + '", "HOSTNAME":"\\"Client_Id\\":", '
         '"USER_AGENT":"Client_ID","CLIENT_ID":"me","Feature_Negotiation":true}'

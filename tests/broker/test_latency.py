@@ -1,4 +1,4 @@
-"""End-to-end latency in /stats: what counts, from when on, and for how long."""
+"""Checks the end-to-end latency in /stats: what counts, from when on, and for how long."""
 
 import time
 from collections.abc import Callable
@@ -94,7 +94,7 @@ def test_topics_merge_their_channels(make_nsqd: Callable[..., Nsqd]) -> None:
 
 
 def test_messages_of_an_earlier_process(make_nsqd: Callable[..., Nsqd]) -> None:
-    """Delivered before a restart, requeued, finished after it: the publish is long ago."""
+    """The message is delivered before a restart, requeued, and finished after it: its publish is long ago."""
     daemon = make_nsqd(PERCENTILES)
     with daemon.connect() as client:
         client.publish("t", b"1", b"2")

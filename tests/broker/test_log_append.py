@@ -1,4 +1,4 @@
-"""Staged appends: all messages of a token or none, and once, whatever happens in between."""
+"""Checks staged appends: all messages of a token come or none, and once, whatever happens in between."""
 
 import contextlib
 import errno
@@ -259,7 +259,7 @@ def test_tokens_survive_the_removal_of_their_messages(
 def test_messages_do_not_go_before_their_tokens_are_stored(
     make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], tmp_path: Path, kind: str
 ) -> None:
-    """The disk refuses to store them for a while; then each is known for ever, and none is appended again."""
+    """The disk refuses to store tokens for a while; then each is known for ever, and none is appended again."""
     daemon = make_nsqd("--max-bytes-per-file=5000")
     shim = Shim(tmp_path, daemon.data_path)
     daemon.environment = shim.environment
@@ -365,7 +365,7 @@ def test_killed_in_the_middle_of_an_append_all_or_nothing_is_there(make_nsqd: Ca
 
 
 def test_an_append_cut_off_by_a_crash_is_not_there(make_nsqd: Callable[..., Nsqd]) -> None:
-    """As if the power had failed between two batches of a run: the file ends with some that promise more."""
+    """The file ends as if the power had failed between two batches of a run: some promise more."""
     daemon = make_nsqd()
     stage(daemon, "t", "whole", 0, [b"kept"])
     append(daemon, "t", "whole")

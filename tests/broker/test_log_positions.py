@@ -193,7 +193,7 @@ def test_push_and_range_exclude_each_other(nsqd: Nsqd, connect: Callable[..., Wi
 def test_push_and_range_exclude_each_other_over_a_restart(
     make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], crash: bool
 ) -> None:
-    """Even if nothing was delivered before: a commit would skip what the subscribers have not read."""
+    """It holds even if nothing was delivered before: a commit would skip what the subscribers have not read."""
     daemon = make_nsqd()
     connect(daemon).subscribe("t", "push").close()
     answer(daemon, "POST", "/channel/commit", topic="t", channel="spark", owner="q1", seq=0)

@@ -1,4 +1,4 @@
-"""The Log API: what a log holds, reading it by range, and channels as positions in it."""
+"""Checks the Log API: what a log holds, reading it by range, and channels as positions in it."""
 
 import http.client
 import itertools
@@ -141,7 +141,7 @@ def test_long_polls_do_not_hold_up_a_stop(make_nsqd: Callable[..., Nsqd]) -> Non
 
 
 def _long_polls(daemon: Nsqd, connections: int, host: str = "127.0.0.1") -> list[socket.socket]:
-    """Two on each connection, which is as many as may wait there."""
+    """Begins two long polls on each connection, which is as many as may wait there."""
     request = f"GET /log/info?topic=t&after={info(daemon, 't')['next']}&wait=50 HTTP/1.1\r\nHost: x\r\n\r\n".encode()
     opened = [socket.create_connection(daemon.http, source_address=(host, 0)) for _ in range(connections)]
     for connection in opened:
@@ -311,7 +311,7 @@ def test_a_time_is_found_among_deferred_messages_with_older_times(make_nsqd: Cal
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
-    """A topic of many files with gaps in its sequence numbers: a crash makes the next lease begin elsewhere."""
+    """Makes a topic of many files with gaps in its sequence numbers: a crash makes the next lease begin elsewhere."""
     with Nsqd(tmp_path_factory.mktemp("planned"), *SMALL_FILES) as daemon:
         for round_number in range(3):
             _publish(daemon, "t", 700, size=60 + 100 * round_number, together=30)
@@ -349,7 +349,7 @@ def test_parts_together_are_the_range_and_each_has_its_count(planned: Nsqd) -> N
 
 
 def test_a_fixed_range_is_cut_the_same_for_ever(make_nsqd: Callable[..., Nsqd]) -> None:
-    """However the log goes on: a writer recognises what it has written by the part that it came from."""
+    """A writer recognises what it has written by the part that it came from, however the log goes on."""
     daemon = make_nsqd(*SMALL_FILES)
     cuts: dict[tuple[int, int, int, int], list[dict[str, Any]]] = {}
     ends = [0]
@@ -726,7 +726,7 @@ def test_reads_that_wait_behind_others_give_up_their_files_with_the_connection(
 
 
 def _read_many(daemon: Nsqd, *topics: str) -> dict[str, tuple[bool, bytes]]:
-    """Whether the range of each topic, all of its log, was refused, and the bytes that came for it."""
+    """Says whether the range of each topic, all of its log, was refused, and returns the bytes that came for it."""
     ranges = [{"topic": topic, "from": 0, "to": info(daemon, topic)["next"]} for topic in topics]
     reply = daemon.post("/log/read", json.dumps({"ranges": ranges}).encode())
     assert reply.status == 200, reply.text

@@ -1,4 +1,4 @@
-"""GET /metrics, read as Prometheus does."""
+"""Checks GET /metrics, read as Prometheus does."""
 
 import json
 import math
@@ -23,7 +23,7 @@ NAMES_OF_METRICS = re.compile(r"\b(?:nsqd|process)_[a-z_]+\b")
 
 
 class Metrics:
-    """The samples of one scrape."""
+    """Holds the samples of one scrape."""
 
     def __init__(self, daemon: Nsqd) -> None:
         answer = daemon.get("/metrics")
@@ -49,7 +49,7 @@ class Metrics:
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
-    """An nsqd with everything on: 5 messages, of which one is finished, one requeued, one deferred, one timed out."""
+    """Runs an nsqd with everything on: of 5 messages one is finished, one requeued, one deferred, one timed out."""
     with Nsqd(tmp_path_factory.mktemp("nsqd"), *ALL_FEATURES) as daemon, daemon.connect() as client:
         client.publish("t", *[b"12345"] * 5)
         client.subscribe("t", "ch", rdy=5, msg_timeout=1000)
@@ -220,7 +220,7 @@ def test_channels_beyond_the_limit_are_summed_up(make_nsqd: Callable[..., Nsqd])
 
 
 def _expressions(node: object) -> Iterator[str]:
-    """Every query in a dashboard, its variables' too."""
+    """Finds every query in a dashboard, its variables' too."""
     if isinstance(node, dict):
         for key, value in node.items():
             if key in ("expr", "query") and isinstance(value, str):

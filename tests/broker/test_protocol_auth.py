@@ -1,4 +1,4 @@
-"""AUTH, and the commands it guards."""
+"""Checks AUTH, and the commands it guards."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Every error frame of the protocol to the letter, and whether the connection survives it."""
+"""Checks every error frame of the protocol to the letter, and whether the connection survives it."""
 
 import struct
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def i32(*numbers: int) -> bytes:
 
 
 def mpub(*parts: bytes, size: int | None = None) -> bytes:
-    """MPUB with its parts as given, and a body size that fits unless told otherwise."""
+    """Encodes an MPUB with its parts as given, and a body size that fits unless told otherwise."""
     content = b"".join(parts)
     return b"MPUB t\n" + i32(len(content) if size is None else size) + content
 

@@ -73,7 +73,7 @@ def test_endless_line_closes_without_a_frame(client: Wire) -> None:
 
 
 def _conversation(topic: str) -> bytes:
-    """One of each kind of command that is answered, in an order that works."""
+    """Has one of each kind of command that is answered, in an order that works."""
     name = topic.encode()
     return b"".join(
         [

@@ -1,4 +1,4 @@
-"""TLS, deflate and snappy, as IDENTIFY switches them on."""
+"""Checks TLS, deflate and snappy, as IDENTIFY switches them on."""
 
 import shutil
 import ssl
@@ -25,7 +25,7 @@ def tls_nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
 
 
 def _exchange(client: Wire, topic: str) -> None:
-    """Enough in both directions to show that both are coded as agreed."""
+    """Sends enough in both directions to show that both are coded as agreed."""
     client.publish(topic, b"small")
     client.publish(topic, COMPRESSIBLE, b"x", bytes(range(256)) * 100)
     client.subscribe(topic, rdy=10)

@@ -1,4 +1,4 @@
-"""PUB, MPUB and DPUB: what a consumer then sees."""
+"""Checks what a consumer sees after PUB, MPUB and DPUB."""
 
 import time
 from collections.abc import Callable

@@ -16,7 +16,7 @@ GIVEN_UP = 4 * GOOD
 
 
 def deliveries(consumers: Sequence[Wire], good: int, answer: Callable[[Wire, Message], None]) -> list[Message]:
-    """What the consumers are sent until so many good messages were among it."""
+    """Returns what the consumers are sent until so many good messages were among it."""
     found: list[Message] = []
     for wire in itertools.cycle(consumers):
         with contextlib.suppress(TimeoutError):
@@ -97,7 +97,7 @@ def test_a_message_that_times_out_for_ever_starves_nobody(
 
 
 def test_redeliveries_take_turns_among_themselves(connect: Callable[..., Wire], topic: str) -> None:
-    """The lowest of them, given back each time, must not be the only one that comes."""
+    """The lowest redelivery, given back each time, must not be the only one that comes."""
     consumer = connect().subscribe(topic)
     connect().publish(topic, *[b"%d" % number for number in range(10)])
     consumer.RDY(10)

@@ -1,4 +1,6 @@
-"""`REQ <id> <ms> uncounted`: a delivery that reached no handler does not count, for clients that asked in IDENTIFY."""
+"""Checks `REQ <id> <ms> uncounted`: a delivery that reached no handler does not count, for clients that asked in
+IDENTIFY.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What NSQ promises beyond single commands: backlog, ephemeral things, restarts."""
+"""Checks what NSQ promises beyond single commands: backlog, ephemeral things, restarts."""
 
 import json
 import time
@@ -177,7 +177,7 @@ def test_broken_metadata_is_fatal(make_nsqd: Callable[..., Nsqd], tmp_path: Path
 
 
 def test_messages_survive_a_stop(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]) -> None:
-    """Queued in a topic, queued in a channel, in flight and deferred: all come again after a restart."""
+    """Messages queued in a topic or a channel, in flight and deferred all come again after a restart."""
     daemon = make_nsqd()
     publisher = connect(daemon)
     publisher.publish("backlog", b"b1", b"b2")

@@ -1,4 +1,4 @@
-"""/stats, as JSON and as text: the shape to the letter, the numbers by what was done."""
+"""Checks /stats, as JSON and as text: the shape to the letter, the numbers by what was done."""
 
 import re
 import time
@@ -77,7 +77,7 @@ def fresh(make_nsqd: Callable[..., Nsqd]) -> Nsqd:
 
 @pytest.fixture(scope="module")
 def busy(nsqd: Nsqd) -> Iterator[dict[str, Wire]]:
-    """Two topics, a consumer with two messages in flight, and a producer."""
+    """Makes two topics, a consumer with two messages in flight, and a producer."""
     with nsqd.connect() as producer, nsqd.connect() as consumer:
         producer.publish("alpha", b"1", b"22", b"333")
         producer.publish("beta", b"x")

@@ -1,4 +1,4 @@
-"""The push to a statsd, received by a real UDP socket."""
+"""Checks the push to a statsd, received by a real UDP socket."""
 
 import itertools
 import socket
@@ -65,7 +65,7 @@ class Statsd:
         return self.socket.recv(65536)
 
     def push(self, end: str = "mem.gc_runs") -> list[Line]:
-        """The lines of one push, up to that of this key."""
+        """Returns the lines of one push, up to that of this key."""
         lines: list[Line] = []
         while not lines or not lines[-1].key.endswith(end):
             lines += [Line.parse(line) for line in self.packet().decode().splitlines()]
@@ -142,7 +142,7 @@ def test_counters_tell_what_they_rose(make_nsqd: Callable[..., Nsqd], statsd: St
 
 @pytest.mark.ours
 def test_a_topic_made_anew_counts_from_zero(make_nsqd: Callable[..., Nsqd], statsd: Statsd) -> None:
-    """NSQ sends a negative count."""
+    """NSQ sends a negative count where a topic was made anew."""
     daemon = make_nsqd(statsd.flag, INTERVAL, "--statsd-mem-stats=false")
     key = f"{prefix_of(daemon)}topic.t.message_count"
     with daemon.connect() as client:

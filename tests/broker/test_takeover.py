@@ -1,4 +1,4 @@
-"""Moving from NSQ: an nsqd started on the data path of NSQ's nsqd goes on with what is there."""
+"""Checks the move from NSQ: an nsqd started on the data path of NSQ's nsqd goes on with what is there."""
 
 import errno
 import json
@@ -25,7 +25,7 @@ Connect = Callable[..., Wire]
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """The data path that `make_nsqd` uses by default."""
+    """Returns the data path that `make_nsqd` uses by default."""
     path = tmp_path / "data"
     path.mkdir()
     return path
@@ -50,7 +50,7 @@ def bodies(messages: Iterable[Message | Stored]) -> list[bytes]:
 
 
 def left_in(data: Path) -> set[str]:
-    """What is neither ours nor set aside; a crash may leave a temporary file."""
+    """Returns what is neither ours nor set aside; a crash may leave a temporary file."""
     names = {path.name for path in data.iterdir() if path.suffix != ".tmp"}
     return names - {"nsquark", "nsq-before-nsquark"}
 
@@ -159,7 +159,7 @@ def test_damage_costs_no_more_than_what_is_damaged(data: Path, make_nsqd: MakeNs
 
 
 def test_large_messages_are_kept(data: Path, make_nsqd: MakeNsqd, connect: Connect) -> None:
-    """Beyond --max-msg-size, beyond the size of a piece that is read at once, beyond the size of a file."""
+    """They are larger than --max-msg-size, than a piece that is read at once, and than a file."""
     large = [os.urandom(size) for size in (3_000_000, 10, 1_100_000, 0)]
     write_queue(data, "t", [records(large)], depth=4)
     daemon = make_nsqd("--max-msg-size=1024", "--max-bytes-per-file=1000000")
@@ -220,7 +220,7 @@ def test_channels_in_files_of_windows(data: Path, make_nsqd: MakeNsqd, connect: 
 
 
 def test_nsq_was_used_again_in_between(data: Path, make_nsqd: MakeNsqd, connect: Connect) -> None:
-    """What it left comes behind what is here; each channel keeps its place and gets no other's messages."""
+    """What NSQ left comes behind what is here; each channel keeps its place and gets no other's messages."""
     daemon = make_nsqd()
     one, two = connect(daemon).subscribe("t", "one", rdy=1), connect(daemon).subscribe("t", "two")
     connect(daemon).publish("waits", b"old")
@@ -361,7 +361,9 @@ def test_a_disk_that_gets_full_refuses_the_start_and_loses_nothing(
 
 @pytest.mark.skipif("PEER_NSQD" not in os.environ, reason="PEER_NSQD names no nsqd of NSQ")
 def test_what_an_nsqd_of_nsq_left(data: Path, make_nsqd: MakeNsqd, connect: Connect) -> None:
-    """In memory, on disk, in flight and deferred when it stopped; paused topics and channels."""
+    """Messages were in memory, on disk, in flight and deferred when it stopped; some topics and channels were
+    paused.
+    """
     with Nsqd(data, "--mem-queue-size=100", program=os.environ["PEER_NSQD"]) as peer:
         publisher = connect(peer)
         publisher.publish("alone", *[b"%d" % number for number in range(500)])

@@ -1,4 +1,4 @@
-"""TLS in detail: certificates, versions, what /stats shows, clients that break off, and openssl's own client."""
+"""Checks TLS in detail: certificates, versions, what /stats shows, clients that break off, and openssl's own client."""
 
 import http.client
 import json
@@ -37,7 +37,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def own(directory: Path) -> Certificate:
-    """The server's certificate, which also signs those of clients."""
+    """Makes the server's certificate, which also signs those of clients."""
     return make_certificate(directory, rsa=True)
 
 
@@ -253,7 +253,7 @@ def test_no_https_without_an_address(make_nsqd: Callable[..., Nsqd], own: Certif
 
 @pytest.mark.parametrize("hello", GARBAGE_HELLOS.values(), ids=GARBAGE_HELLOS.keys())
 def test_garbage_hello(connect: Callable[..., Wire], hello: bytes) -> None:
-    """The error comes in clear; OpenSSL may say goodbye in its own way first."""
+    """The error to a garbage hello comes in clear; OpenSSL may say goodbye in its own way first."""
     client = connect()
     client.identify(tls_v1=True)
     client.send(hello)
@@ -333,7 +333,7 @@ def test_heartbeats_large_messages_and_a_polite_end(client: Wire, topic: str, co
 
 @pytest.mark.ours
 def test_python_sees_the_server_close_tls(nsqd: Nsqd) -> None:
-    """A close_notify, without which a client cannot tell the end from an attack."""
+    """The server sends a close_notify, without which a client cannot tell the end from an attack."""
     raw = socket.create_connection(nsqd.tcp, timeout=5)
     wire = Wire.__new__(Wire)
     wire.timeout_s, wire.socket, wire._pending = 5, raw, bytearray()
@@ -348,7 +348,7 @@ def test_python_sees_the_server_close_tls(nsqd: Nsqd) -> None:
 
 
 def test_openssl_s_client(nsqd: Nsqd, own: Certificate) -> None:
-    """An HTTPS session of openssl's own client, which checks the server's certificate."""
+    """The HTTPS session is of openssl's own client, which checks the server's certificate."""
     host, port = nsqd.https
     result = subprocess.run(
         ["openssl", "s_client", "-connect", f"{host}:{port}", "-CAfile", str(own[0]), "-verify_return_error", "-quiet"],

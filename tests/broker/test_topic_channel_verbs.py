@@ -1,4 +1,4 @@
-"""Creating, deleting, emptying and pausing topics and channels over HTTP."""
+"""Creates, deletes, empties and pauses topics and channels over HTTP."""
 
 from collections.abc import Callable
 

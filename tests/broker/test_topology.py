@@ -1,4 +1,4 @@
-"""Topology-aware consumption: who is near is served first, and everybody is served."""
+"""Checks topology-aware consumption: who is near is served first, and everybody is served."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,9 @@ def counts(channel: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def consumers(connect: Callable[..., Wire], topic: str, *rdys: int) -> list[Wire]:
-    """Elsewhere first, so that the order in which they came is not the one in which they are served."""
+    """Subscribes consumers elsewhere first, so that the order in which they came is not the one in which they are
+    served.
+    """
     wires = [connect() for _ in rdys]
     for wire, place, rdy in reversed(list(zip(wires, (ZONE, REGION, ELSEWHERE), rdys, strict=True))):
         wire.subscribe(topic, rdy=rdy, client_id=place["topology_zone"], **place)
@@ -81,7 +83,7 @@ def test_a_region_is_near_without_its_zone(nsqd: Nsqd, topic: str, connect: Call
 
 
 def test_who_says_nothing_of_itself_is_far(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]) -> None:
-    """Also of an nsqd that says nothing of itself."""
+    """This holds for an nsqd, too, that says nothing of itself."""
     daemon = make_nsqd(AWARE)
     client = connect(daemon)
     client.subscribe("t", rdy=1)

@@ -1,4 +1,4 @@
-"""nsqd on unix sockets, for TCP clients and for HTTP."""
+"""Checks nsqd on unix sockets, for TCP clients and for HTTP."""
 
 import contextlib
 import http.client
@@ -45,7 +45,7 @@ def _connect(path: Path) -> Wire:
 
 @pytest.fixture
 def sockets() -> Iterator[Path]:
-    """A directory whose name is short enough for a socket."""
+    """Makes a directory whose name is short enough for a socket."""
     with TemporaryDirectory(prefix="nsq") as directory:
         yield Path(directory)
 
@@ -128,7 +128,7 @@ def test_another_file_is_left_alone(sockets: Path, tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_none_is_no_path(tmp_path: Path) -> None:
-    """`host:port` in form is an address, whatever the port."""
+    """What has the form of `host:port` is an address, whatever the port."""
     with pytest.raises(StartError) as failure:
         Nsqd(tmp_path, "--tcp-address=localhost:nonsense").start()
     assert "listen (localhost:nonsense) failed" in failure.value.log
@@ -136,7 +136,7 @@ def test_a_port_that_is_none_is_no_path(tmp_path: Path) -> None:
 
 @pytest.mark.ours
 def test_a_thousand_clients_may_knock_at_once(sockets: Path, tmp_path: Path) -> None:
-    """They wait in the socket's backlog, here while nsqd does not run at all; without room they would be refused."""
+    """Clients wait in the socket's backlog, here while nsqd does not run at all; without room they would be refused."""
     most = int(Path("/proc/sys/net/core/somaxconn").read_text())
     with _nsqd(sockets, tmp_path) as nsqd, contextlib.ExitStack() as stack:
         os.kill(nsqd.pid, signal.SIGSTOP)

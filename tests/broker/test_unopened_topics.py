@@ -28,7 +28,7 @@ def _make_deferred_unreadable(directory: Path) -> None:
 
 
 def _make_channel_unreadable(directory: Path) -> None:
-    """As a later version might write it."""
+    """Changes a channel's state to what a later version might write."""
     shared = LogShared(
         LogSettings(), 0, ChunkCache(0), lambda call: None, lambda seconds, call: None, lambda text: None
     )
@@ -41,7 +41,7 @@ def _make_channel_unreadable(directory: Path) -> None:
 
 @pytest.fixture(params=[_make_deferred_unreadable, _make_channel_unreadable], ids=["an OSError", "another error"])
 def unopened(request: pytest.FixtureRequest, make_nsqd: Callable[..., Nsqd]) -> Nsqd:
-    """An nsqd that could not open the topic `t`."""
+    """Runs an nsqd that could not open the topic `t`."""
     daemon = make_nsqd(*LIMIT)
     assert daemon.post("/pub", BODY, topic="t", defer=600_000).status == 200
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Who does not read what nsqd answers is not listened to, and cut off in the end."""
+"""Checks that who does not read what nsqd answers is not listened to, and is cut off in the end."""
 
 import contextlib
 import select
@@ -26,7 +26,7 @@ COMMANDS = {
 
 
 def _send_without_reading(connection: socket.socket, command: bytes) -> int:
-    """Until nothing more is taken; how many bytes were."""
+    """Sends until nothing more is taken; returns how many bytes were."""
     data, sent = memoryview(command * (1 + (1 << 18) // len(command))), 0
     connection.setblocking(False)
     while sent < SENT_BYTES_MAX and select.select([], [connection], [], NOT_TAKEN_S)[1]:

@@ -1,4 +1,4 @@
-"""A cluster under load, with an nsqadmin that watches it: for the tests here and for the pictures in docs/."""
+"""Runs a cluster under load, with an nsqadmin that watches it, for the tests here and for the pictures in docs/."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UNREAD = [("orders", "audit")]
 
 
 class Cluster:
-    """2 nsqlookupds, 3 nsqds, producers, consumers and an nsqadmin. Topics of tests have their own names."""
+    """Runs 2 nsqlookupds, 3 nsqds, producers, consumers and an nsqadmin. Topics of tests have their own names."""
 
     def __init__(self, folder: Path, *admin_flags: str) -> None:
         self.lookupds = [Nsqlookupd() for _ in range(2)]
@@ -69,13 +69,13 @@ class Cluster:
         return self.admin.url
 
     def channels(self, topic: str, channel: str) -> Iterator[dict[str, Any]]:
-        """That channel in /stats of each nsqd that has it."""
+        """Returns that channel in /stats of each nsqd that has it."""
         for nsqd in self.nsqds:
             for found in nsqd.stats(topic=topic)["topics"] or []:
                 yield from (each for each in found["channels"] if each["channel_name"] == channel)
 
     def topics(self, topic: str) -> list[dict[str, Any]]:
-        """That topic in /stats of each nsqd that has it."""
+        """Returns that topic in /stats of each nsqd that has it."""
         return [found for nsqd in self.nsqds for found in nsqd.stats(topic=topic)["topics"] or []]
 
 
@@ -134,7 +134,7 @@ _serial = itertools.count(1)
 
 
 def body(topic: str, number: int) -> bytes:
-    """Something that looks like what people send."""
+    """Makes something that looks like what people send."""
     serial = next(_serial)
     value: dict[str, Any] = {
         "id": serial,

@@ -1,4 +1,4 @@
-"""A real Chromium and a cluster under load, shared by the tests of a module."""
+"""Runs a real Chromium and a cluster under load, shared by the tests of a module."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class Tabs:
         self.errors: list[str] = []
 
     def open(self, url: str, **settings: Any) -> Any:
-        """A tab of a new person: `settings` are those of Playwright's new_context."""
+        """Opens a tab of a new person: `settings` are those of Playwright's new_context."""
         context = self._browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **settings})
         context.set_default_timeout(TIMEOUT_MS)
         self._contexts.append(context)
         return self.another(context, url)
 
     def another(self, context: Any, url: str) -> Any:
-        """One more tab of the same person."""
+        """Opens one more tab of the same person."""
         page = context.new_page()
         page.on("console", lambda message: self._note(message.type, f"{page.url}: {message.text}"))
         page.on("pageerror", lambda error: self.errors.append(f"{page.url}: {error}"))
@@ -69,14 +69,14 @@ class Tabs:
             self.errors.append(text)
 
     def close(self) -> None:
-        """To be called before an nsqadmin ends whose pages are open: they would rightly report that."""
+        """Closes all tabs before an nsqadmin ends whose pages are open: they would rightly report that."""
         while self._contexts:
             self._contexts.pop().close()
 
 
 @pytest.fixture
 def tabs(chromium: Any) -> Iterator[Tabs]:
-    """After the test: no page has reported an error, unless the test took it out of `errors`."""
+    """Yields the tabs; after the test no page has reported an error, unless the test took it out of `errors`."""
     opened = Tabs(chromium)
     yield opened
     opened.close()

@@ -1,4 +1,4 @@
-"""The pictures of docs/nsqadmin.md: `make screenshots`.
+"""Takes the pictures of docs/nsqadmin.md: `make screenshots`.
 
     .venv/bin/python -m tests.browser.screenshots --seconds 150
 

@@ -15,14 +15,14 @@ expect.set_options(timeout=TIMEOUT_MS)
 
 
 def settled(page: Any) -> Any:
-    """The page once its stream has sent the first figures."""
+    """Returns the page once its stream has sent the first figures."""
     if page.locator("body[data-live]").count():
         expect(page.locator(".live")).to_have_attribute("data-state", "live")
     return page
 
 
 def complaints(page: Any) -> list[str]:
-    """What those who use a keyboard or a screen reader, or see little, would complain of."""
+    """Finds what those who use a keyboard or a screen reader, or see little, would complain of."""
     found: list[str] = page.evaluate(CHECKS)
     return found
 

@@ -1,4 +1,6 @@
-"""Everything that changes the cluster: it asks first, does it on every nsqd, and says what each of them answered."""
+"""Checks everything that changes the cluster: it asks first, does it on every nsqd, and says what each of them
+answered.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ _serial = itertools.count(1)
 
 @pytest.fixture
 def topic(cluster: Cluster) -> str:
-    """A topic with a channel and ten messages on each nsqd, that no other test uses."""
+    """Makes a topic with a channel and ten messages on each nsqd, that no other test uses."""
     name = f"acted_on_{next(_serial)}"
     for nsqd in cluster.nsqds:
         nsqd.post("/topic/create", topic=name)
@@ -194,7 +196,7 @@ PASSWORD = "correct horse battery"
 
 @pytest.fixture(scope="module")
 def guarded(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqadmin]:
-    """An nsqadmin of the same cluster that asks who one is."""
+    """Runs an nsqadmin of the same cluster that asks who one is."""
     path = tmp_path_factory.mktemp("auth") / "users"
     people = {name: User(name, role, PasswordHash.of(PASSWORD)) for name, role in PEOPLE.items()}
     write_users(path, Users(people))

@@ -1,4 +1,4 @@
-"""The message browser: what is in a topic's log, found, opened, followed and published, whatever it holds."""
+"""Checks the message browser: a topic's log, found, opened, followed and published, whatever it holds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOSTILE = b'<img src=x onerror="document.title=1"><script>document.title="owned"
 
 @pytest.fixture
 def topic(cluster: Cluster, request: pytest.FixtureRequest) -> str:
-    """A topic of one nsqd with 60 messages, of which the last one is the newest."""
+    """Makes a topic of one nsqd with 60 messages, of which the last one is the newest."""
     name: str = request.node.name[-60:]
     nsqd = cluster.nsqds[0]
     for number in range(60):
@@ -140,7 +140,7 @@ def test_live_tail(cluster: Cluster, tabs: Tabs, topic: str) -> None:
 
 
 def test_a_live_tail_says_how_many_messages_it_did_not_show(cluster: Cluster, tabs: Tabs, topic: str) -> None:
-    """More come at once than a page has."""
+    """More messages come at once than a page has room for."""
     page = browse(cluster, tabs, topic)
     page.get_by_role("button", name="Live tail").click()
     expect(page.locator("#searched")).to_contain_text("Live · 50 shown")

@@ -1,4 +1,4 @@
-"""Each page as people see it: what it shows, that it stays up to date, that everybody can read and reach it."""
+"""Checks each page as people see it: what it shows, that it stays up to date, that everybody can read and reach it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def path_of(cluster: Cluster, name: str) -> str:
 
 
 def forget_missing(tabs: Tabs, name: str) -> None:
-    """Chromium reports a page that is not there as an error."""
+    """Takes out what Chromium reports as an error where a page is not there."""
     if name == "missing":
         tabs.errors[:] = [error for error in tabs.errors if "404" not in error]
 

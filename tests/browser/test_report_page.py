@@ -1,4 +1,4 @@
-"""The page of `nsquark report` in a real browser: nothing is asked for, nothing runs, and it fits a phone."""
+"""Checks the page of `nsquark report` in a real browser: nothing is asked for, nothing runs, and it fits a phone."""
 
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Checks that every Python and shell block in README.md and docs/ runs; blocks.py says how a document marks exceptions."""
+"""Checks that every Python and shell block in README.md and docs/ runs; blocks.py says how exceptions are marked."""
 
 import functools
 import subprocess

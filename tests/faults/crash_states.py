@@ -1,4 +1,4 @@
-"""What a disk may hold after the power was cut, rebuilt from a recorded trace of calls.
+"""Rebuilds from a recorded trace of calls what a disk may hold after the power was cut.
 
 A `Disk` follows the calls one by one. It knows of every file what was surely on disk (`synced`) and what was done to it
 since (`pending`), and the same of every directory and its names. At any point `rebuild` writes one possible state:
@@ -27,7 +27,7 @@ KEEP_SIZE = 1
 
 @dataclass(slots=True, eq=False)
 class _Change:
-    """One step of a file's content: bytes at an offset, or a new size."""
+    """Is one step of a file's content: bytes at an offset, or a new size."""
 
     step: int
     offset: int
@@ -44,7 +44,7 @@ class _Change:
         content[self.offset : self.offset + len(self.data)] = self.data
 
     def pages(self) -> "list[_Change]":
-        """A write in pieces that reach the disk independently."""
+        """Cuts a write into pieces that reach the disk independently."""
         pieces, at = [], 0
         while at < len(self.data):
             end = min(len(self.data), at + PAGE_BYTES - (self.offset + at) % PAGE_BYTES)
@@ -93,7 +93,7 @@ class _File:
 
 @dataclass(slots=True, eq=False)
 class _Renaming:
-    """A step of a directory's names: each name and what it leads to from then on, or None."""
+    """Is a step of a directory's names: each name and what it leads to from then on, or None."""
 
     step: int
     names: dict[str, "_Node | None"]
@@ -141,10 +141,10 @@ def _apply_names(entries: dict[str, _Node], names: dict[str, _Node | None]) -> N
 
 
 class Disk:
-    """The file system beneath a data path, as far as calls on it were recorded."""
+    """Is the file system beneath a data path, as far as calls on it were recorded."""
 
     def __init__(self, root: Path) -> None:
-        """`root`: what was there before the first call, all of it synced."""
+        """Begins with what was in `root` before the first call, all of it synced."""
         self.root = _Directory()
         self._by_inode: dict[int, _Node] = {}
         self._step = 0

@@ -1,4 +1,5 @@
-"""Bad disks: a flipped bit, a page of zeros, a file that was cut or cannot be read, in every kind of file nsqd has.
+"""Makes bad disks: a flipped bit, a page of zeros, a file that was cut or cannot be read, in every kind of file nsqd
+has.
 
     .venv/bin/python -m tests.faults.torture --kinds damage --seconds 60 --seed 1
 
@@ -71,7 +72,9 @@ class Case:
 
 
 class Sample:
-    """A data path that was stopped, and the book of what is in it. `parked` makes kept messages, and takes seconds."""
+    """Has a data path that was stopped, and the book of what is in it. `parked` makes kept messages, and takes
+    seconds.
+    """
 
     def __init__(self, directory: Path, seed: int, *, parked: bool) -> None:
         self.directory = directory
@@ -91,7 +94,7 @@ class Sample:
                 daemon.stop()
 
     def _fill(self, daemon: Nsqd, topic: str) -> None:
-        """A backlog over several files, messages requeued and deferred, finished ones between, a token."""
+        """Makes a backlog over several files, messages requeued and deferred, finished ones between, a token."""
         consumer = daemon.connect().subscribe(topic, CHANNEL, msg_timeout=60_000)
         self.book.add_channel(topic, CHANNEL)
         self._pass_some(daemon, consumer, topic)
@@ -145,7 +148,7 @@ class Sample:
                 consumer.FIN(message.id)
 
     def _outgrow(self, daemon: Nsqd) -> None:
-        """A channel that stands still and is to skip so many ranges that its state has a file of its own."""
+        """Makes a channel stand still and skip so many ranges that its state has a file of its own."""
         topic = HURT
         daemon.post("/channel/create", topic=topic, channel=STILL)
         self.book.add_channel(topic, STILL)
@@ -186,13 +189,13 @@ class Sample:
         consumer.close()
 
     def files(self, kind: str) -> list[Path]:
-        """Relative to the data path; those of a topic are of the one to be hurt, or of the parked one."""
+        """Lists files relative to the data path; those of a topic are of the one to be hurt, or of the parked one."""
         found = [path.relative_to(self.data_path) for path in self.data_path.rglob(KINDS[kind])]
         return [path for path in found if f"t.{WHOLE}" not in path.parts and "nsq-before" not in str(path)]
 
 
 def check(sample: Sample, case: Case, rng: random.Random) -> Tally | None:
-    """None if the sample has no such file."""
+    """Tries one damage; returns None if the sample has no such file."""
     files = [path for path in sample.files(case.kind) if (sample.data_path / path).stat().st_size]
     if not files:
         return None
@@ -224,7 +227,7 @@ def check(sample: Sample, case: Case, rng: random.Random) -> Tally | None:
 
 
 def _damage(path: Path, damage: str, rng: random.Random) -> tuple[int, int]:
-    """The bytes that are no longer what they were."""
+    """Damages a file; returns the bytes that are no longer what they were."""
     before = path.read_bytes()
     if damage == "EIO":
         return 0, len(before)
@@ -259,7 +262,7 @@ def _rewrite(path: Path, before: bytes, damage: str, span: tuple[int, int]) -> N
 
 
 def _excused(case: Case, before: bytes, span: tuple[int, int], book: Book) -> set[bytes]:
-    """The messages that were in the damaged bytes."""
+    """Returns the messages that were in the damaged bytes."""
     if case.kind == "segment":
         for item in scan(memoryview(before), 0):
             if isinstance(item, StoredBatch) and item.offset < span[1] and item.end > span[0]:

@@ -1,4 +1,4 @@
-"""The files of a topic, for tests that damage them."""
+"""Finds and changes the files of a topic, for tests that damage them."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ def topic_directory(data_path: Path, topic: str) -> Path:
 
 
 def segments(data_path: Path, topic: str) -> list[Path]:
-    """The topic's data files, oldest first."""
+    """Lists the topic's data files, oldest first."""
     return sorted(topic_directory(data_path, topic).glob("*.log"))
 
 
@@ -33,7 +33,7 @@ def append(path: Path, data: bytes) -> None:
 
 
 def cursor_slots(data_path: Path, topic: str) -> list[Slot]:
-    """What the topic's cursor file says now: the topic's slot, then those of its channels."""
+    """Returns what the topic's cursor file says now: the topic's slot, then those of its channels."""
     shared = LogShared(
         LogSettings(), 0, ChunkCache(0), lambda call: None, lambda seconds, call: None, lambda text: None
     )

@@ -19,7 +19,7 @@ WAITING = ("depth", "in_flight_count", "deferred_count")
 
 
 class NotDrained(Exception):
-    """Something is left that does not come."""
+    """Says that something is left that does not come."""
 
     def __init__(self, text: str, received: Deliveries) -> None:
         super().__init__(text)
@@ -27,7 +27,7 @@ class NotDrained(Exception):
 
 
 class _Tap:
-    """One channel being emptied."""
+    """Empties one channel."""
 
     def __init__(self, daemon: Nsqd, topic: str, channel: str) -> None:
         self.received: list[Received] = []
@@ -55,7 +55,7 @@ class _Tap:
 
 
 def drain(daemon: Nsqd, channels: Iterable[tuple[str, str]], timeout_s: float = DRAIN_TIMEOUT_S) -> Deliveries:
-    """Everything these channels have, deferred messages included."""
+    """Returns everything these channels have, deferred messages included."""
     wanted = list(channels)
     for topic, channel in wanted:
         daemon.post("/channel/unpause", topic=topic, channel=channel)
@@ -84,7 +84,7 @@ def _received(taps: dict[tuple[str, str], _Tap]) -> Deliveries:
 
 
 def waiting(daemon: Nsqd, channels: list[tuple[str, str]]) -> dict[str, dict[str, int]]:
-    """What /stats says is still to come, by channel."""
+    """Returns what /stats says is still to come, by channel."""
     left = {}
     for topic in daemon.stats(include_clients="false", include_mem="false")["topics"]:
         for channel in topic["channels"] or []:
@@ -142,7 +142,7 @@ def drain_and_judge(daemon: Nsqd, book: Book, accident: Accident = COSTS_NOTHING
 
 
 def bad_lines(log: str) -> list[str]:
-    """What no accident excuses: an error that nobody thought of."""
+    """Finds lines that no accident excuses: errors that nobody thought of."""
     found = []
     lines = log.splitlines()
     for index, line in enumerate(lines):
@@ -153,7 +153,7 @@ def bad_lines(log: str) -> list[str]:
 
 
 def refused_start(error: StartError) -> Tally:
-    """A start that fails must say why in a sentence; a traceback is none."""
+    """Judges a start that fails: it must say why in a sentence; a traceback is none."""
     last = error.log.splitlines()[-1] if error.log else "(nothing)"
     says_why = "Traceback" not in error.log and "FATAL" in error.log
     tally = Tally(rounds=1, faults=[f"does not start, exit code {error.exit_code}: {last[:300]}"])

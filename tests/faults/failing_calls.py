@@ -50,7 +50,7 @@ OTHER_ERRORS = (errno.EIO, errno.ENOSPC)
 
 @dataclass(frozen=True)
 class Case:
-    """`times` calls fail from the one with this number on."""
+    """Says which calls fail: `times` of them, from the one with this number on."""
 
     kind: str
     number: int
@@ -84,7 +84,7 @@ def random_case(rng: random.Random) -> Case:
 
 
 class Run:
-    """One case on a data path of its own."""
+    """Tries one case on a data path of its own."""
 
     def __init__(self, directory: Path, case: Case, seed: int) -> None:
         self.case = case

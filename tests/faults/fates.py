@@ -1,4 +1,4 @@
-"""What becomes of every message: sent, acknowledged, delivered, finished, lost, or invented.
+"""Knows what becomes of every message: sent, acknowledged, delivered, finished, lost, or invented.
 
 A `Book` is kept by whoever publishes and consumes, with times, so that it can be asked what was owed at any moment: at
 a crash that moment is the last one the disk has seen. `judge` compares that with what came out afterwards. Every
@@ -22,13 +22,13 @@ EVERYTHING_BEFORE_S = 0.0
 
 
 def evidence_directory() -> str | None:
-    """Where data paths are kept on which a promise was broken: TORTURE_KEEP from the environment."""
+    """Says where data paths are kept on which a promise was broken: TORTURE_KEEP from the environment."""
     return os.environ.get("TORTURE_KEEP")
 
 
 @dataclass
 class Tally:
-    """What one kind of fault came to. `faults` are broken promises in words, losses among them."""
+    """Counts what one kind of fault came to. `faults` are broken promises in words, losses among them."""
 
     rounds: int = 0
     acknowledged: int = 0
@@ -58,7 +58,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Accident:
-    """When it was, and what it may cost."""
+    """Says when an accident was, and what it may cost."""
 
     at_s: float = AFTER_ALL_S
     grace_s: float = 0.0
@@ -76,7 +76,7 @@ COSTS_NOTHING = Accident()
 
 @dataclass(slots=True)
 class Fate:
-    """A message: when it was sent, when its OK came, and since when a channel may do without it."""
+    """Knows of a message when it was sent, when its OK came, and since when a channel may do without it."""
 
     topic: str
     sent_s: float
@@ -113,7 +113,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """An append with a token that was answered."""
+    """Is an append with a token that was answered."""
 
     topic: str
     token: str
@@ -125,7 +125,7 @@ Deliveries = dict[tuple[str, str], list[Received]]
 
 
 class Book:
-    """All messages by their bodies, and all channels."""
+    """Has all messages by their bodies, and all channels."""
 
     def __init__(self) -> None:
         self.fates: dict[bytes, Fate] = {}
@@ -147,17 +147,17 @@ class Book:
                 fate.acknowledged_s, fate.is_synced = now, synced
 
     def append(self, topic: str, token: str, bodies: list[bytes]) -> None:
-        """A staged append was answered: it is on disk in any mode, and so is its token."""
+        """Is told that a staged append was answered: it is on disk in any mode, and so is its token."""
         self.acknowledge(bodies, synced=True)
         self.appends.append(Appended(topic, token, bodies, time.time()))
 
     def found(self, topic: str, bodies: Iterable[bytes]) -> None:
-        """They were on disk before the first call."""
+        """Is told of messages that were on disk before the first call."""
         for body in bodies:
             self.fates[body] = Fate(topic, EVERYTHING_BEFORE_S, EVERYTHING_BEFORE_S, True)
 
     def release(self, channel: str, body: bytes) -> None:
-        """To be called before FIN is sent: from then on it may be finished."""
+        """Is told before FIN is sent that a message may be finished from then on."""
         fate = self.fates.get(body)
         if fate is not None:
             fate.released_s.setdefault(channel, time.time())
@@ -181,14 +181,16 @@ class Book:
         return sum(fate.acknowledged_s is not None and fate.acknowledged_s <= at_s for fate in self.fates.values())
 
     def channels_at(self, accident: Accident) -> list[Channel]:
-        """Those that are owed something: the only one of its topic, even if it was made too late to be kept."""
+        """Returns the channels that are owed something: the only one of its topic, even if it was made too late to
+        be kept.
+        """
         there = [one for one in self.channels.values() if one.made_s <= accident.at_s < one.deleted_s]
         counts = Counter(one.topic for one in there)
         kept_s = accident.at_s - accident.channel_grace_s
         return [one for one in there if one.made_s <= kept_s or (counts[one.topic] == 1 and one.is_first)]
 
     def judge(self, received: Deliveries, accident: Accident = COSTS_NOTHING) -> Tally:
-        """A verdict on every message."""
+        """Gives a verdict on every message."""
         tally = Tally(rounds=1, acknowledged=self.acknowledged(accident.at_s))
         for channel in self.channels_at(accident):
             came = received.get((channel.topic, channel.name), [])

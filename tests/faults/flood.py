@@ -19,13 +19,13 @@ MIB = 1 << 20
 
 
 def memory_mib(daemon: Nsqd) -> tuple[float, float]:
-    """Resident memory now and at its highest."""
+    """Returns resident memory now and at its highest."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{daemon.pid}/status").read_text().splitlines())
     return tuple(int(fields[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
 
 
 def publish_many(daemon: Nsqd, topic: str, count: int, size: int = 200) -> None:
-    """MPUB after MPUB, some on their way at a time; returns after the last OK."""
+    """Sends MPUB after MPUB, some on their way at a time; returns after the last OK."""
     batch = f"MPUB {topic}\n".encode() + mpub_body([b"x" * size] * BATCH_MESSAGES)
     with daemon.connect(timeout_s=STALLED_S) as wire:
         wire.identify(heartbeat_interval=NO_HEARTBEATS)
@@ -76,7 +76,7 @@ def requeue_many(wire: Wire, count: int, delay_ms: int) -> None:
 
 
 class Probe(threading.Thread):
-    """Another client with a topic of its own: how long does a message take from publishing to delivery?"""
+    """Measures, as another client with a topic of its own, how long a message takes from publishing to delivery."""
 
     def __init__(self, daemon: Nsqd) -> None:
         super().__init__(daemon=True)
@@ -105,7 +105,9 @@ class Probe(threading.Thread):
                 self.latencies_s.append(max(0.0, time.monotonic() - begun - withheld_s))
 
     def _waited_for_a_cpu_s(self) -> float:
-        """How long nsqd and this thread were ready to run while others had the CPUs: no delay of nsqd's making."""
+        """Returns how long nsqd and this thread were ready to run while others had the CPUs: no delay of nsqd's
+        making.
+        """
         total_ns = 0
         for path in (f"/proc/{self.daemon_under_test.pid}/schedstat", "/proc/thread-self/schedstat"):
             with contextlib.suppress(FileNotFoundError):  # as where the kernel does not tell

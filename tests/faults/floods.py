@@ -1,4 +1,4 @@
-"""What a greedy client sends: an endless flood of some kind, on one connection or on ever new ones."""
+"""Makes what a greedy client sends: an endless flood of some kind, on one connection or on ever new ones."""
 
 import itertools
 import json
@@ -166,17 +166,17 @@ def _request(method: str, target: str, body: bytes = b"") -> bytes:
 
 
 def _each(*pieces: bytes) -> Make:
-    """The pieces over and over, on one connection."""
+    """Sends the pieces over and over, on one connection."""
     return lambda: _repeated(b"".join(pieces))
 
 
 def _once(*pieces: bytes) -> Make:
-    """The pieces, then the same on a new connection."""
+    """Sends the pieces, then the same on a new connection."""
     return lambda: iter((b"".join(pieces), ENDED))
 
 
 def _ask_all(nsqd: Nsqd, requests: list[bytes]) -> None:
-    """Pipelined, in parts whose answers fit a socket."""
+    """Asks pipelined, in parts whose answers fit a socket."""
     with socket.create_connection(nsqd.http) as connection:
         for at in range(0, len(requests), 100):
             part, received = requests[at : at + 100], b""

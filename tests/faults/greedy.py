@@ -1,4 +1,4 @@
-"""How long one greedy client holds up another: the loop's CPU time until another client's PUB is answered.
+"""Measures how long one greedy client holds up another: the loop's CPU time until another client's PUB is answered.
 
     .venv/bin/python -m tests.faults.greedy [--seconds 5] [--only nop,dpub] [--nsqd <path of a program>]
 
@@ -79,23 +79,25 @@ def flooding(nsqd: Nsqd, name: str) -> Iterator[None]:
 
 
 def loop_cpu_ms(nsqd: Nsqd) -> float:
-    """CPU time of nsqd's main thread, in which its event loop runs."""
+    """Returns the CPU time of nsqd's main thread, in which its event loop runs."""
     return int(Path(f"/proc/{nsqd.pid}/task/{nsqd.pid}/schedstat").read_text().split()[0]) / 1e6
 
 
 def cpu_ms(nsqd: Nsqd) -> float:
-    """CPU time of all of nsqd's threads."""
+    """Returns the CPU time of all of nsqd's threads."""
     tasks = Path(f"/proc/{nsqd.pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e6
 
 
 def own_wait_ms() -> float:
-    """How long this thread was ready to run and had no CPU: what nsqd did meanwhile, the client did not wait for."""
+    """Returns how long this thread was ready to run and had no CPU: the client did not wait for what nsqd did
+    meanwhile.
+    """
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e6
 
 
 def measure(nsqd: Nsqd, name: str, seconds: float, samples_min: int = 5) -> list[float]:
-    """The loop's CPU time for each PUB of the other client, sorted."""
+    """Returns the loop's CPU time for each PUB of the other client, sorted."""
     taken: list[float] = []
     with nsqd.connect(timeout_s=ANSWER_TIMEOUT_S) as other:
         other.identify(heartbeat_interval=-1)

@@ -57,7 +57,7 @@ ENDINGS = ("kill", "kill", "kill", "kill while stopping", "stop")
 
 @dataclass(frozen=True)
 class Plan:
-    """What happens in a history besides kill -9 under load."""
+    """Says what happens in a history besides kill -9 under load."""
 
     freezes: bool = False
     sets_clock: bool = False
@@ -73,7 +73,7 @@ ONLY_KILLS = Plan(has_script=False, endings=("kill",))
 
 
 class ScriptThread(threading.Thread):
-    """The script beside the load, from one start of nsqd to its end."""
+    """Runs the script beside the load, from one start of nsqd to its end."""
 
     def __init__(self, script: Script) -> None:
         super().__init__(daemon=True)
@@ -94,7 +94,7 @@ class ScriptThread(threading.Thread):
 
 
 class History:
-    """One data path through all rounds."""
+    """Leads one data path through all rounds."""
 
     def __init__(self, directory: Path, seed: int, plan: Plan = ONLY_KILLS) -> None:
         data_path = directory / "data"
@@ -132,7 +132,7 @@ class History:
         return self.tally
 
     def _create_channels(self) -> None:
-        """Before anything is published, so that each channel is owed every message."""
+        """Makes the channels before anything is published, so that each is owed every message."""
         self.daemon.start()
         for judge in self.verdict.channels:
             with self.daemon.connect() as wire:
@@ -157,7 +157,7 @@ class History:
         self._judge(one, ending)
 
     def _live(self, lasts_s: float) -> None:
-        """What happens to nsqd before the round's end."""
+        """Does to nsqd what happens before the round's end."""
         time.sleep(lasts_s / 2)
         if self.plan.freezes and self.random.random() < 0.5:
             self.daemon.send_signal(signal.SIGSTOP)
@@ -235,7 +235,7 @@ class History:
         return self.random.getrandbits(32)
 
     def _drain(self, number: int) -> None:
-        """No more publishing and no more kills: everything must come and be finished."""
+        """Lets everything come and be finished, without further publishes and kills."""
         if self.shim is not None:
             self.shim.set_clock(0)
         for topic in TOPICS:
@@ -258,7 +258,7 @@ class History:
         return not self._left() and all(consumer.has_confirmed_all for consumer in one.consumers)
 
     def _left(self) -> dict[str, dict[str, int]]:
-        """What /stats says is still waiting, by channel."""
+        """Returns what /stats says is still waiting, by channel."""
         left = {}
         for topic in self.daemon.stats()["topics"]:
             for channel in topic["channels"] or []:
@@ -319,7 +319,7 @@ def rounds(seed: int) -> Iterator[Tally]:
 
 
 def peer_rounds(program: str, seed: int) -> Iterator[Tally]:
-    """kill -9 under load on another nsqd: only losses and inventions count, since the rest is our own promise."""
+    """Kills another nsqd under load: only losses and inventions count, since the rest is our own promise."""
     rng = random.Random(seed)
     while True:
         plan = Plan(has_script=False, endings=("kill",), program=program)

@@ -26,7 +26,7 @@ UNSTEADY_MSG_TIMEOUT_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A message that was sent to be published; `due` is the earliest time it may be delivered."""
+    """Is a message that was sent to be published; `due` is the earliest time it may be delivered."""
 
     topic: str
     body: bytes
@@ -37,7 +37,7 @@ class Sent:
 
 
 class Client(threading.Thread):
-    """A connection in a thread of its own. It ends when told to, or when the broker is gone."""
+    """Is a connection in a thread of its own. It ends when told to, or when the broker is gone."""
 
     def __init__(self, name: str, seed: int) -> None:
         super().__init__(name=name, daemon=True)
@@ -57,7 +57,7 @@ class Client(threading.Thread):
 
 
 class Publisher(Client):
-    """PUB, MPUB and DPUB, several at a time without waiting, to several topics."""
+    """Sends PUB, MPUB and DPUB, several at a time without waiting, to several topics."""
 
     def __init__(self, daemon: Nsqd, name: str, topics: list[str], seed: int) -> None:
         super().__init__(name, seed)
@@ -95,7 +95,7 @@ class Publisher(Client):
         return f"DPUB {topic} {delay_ms}\n".encode() + body_of(body), [body]
 
     def message(self, topic: str, delay_ms: int = 0) -> bytes:
-        """A body that no other message has."""
+        """Makes a body that no other message has."""
         self._number += 1
         size = 8000 if self.random.random() < 0.01 else self.random.randint(0, 250)
         body = f"{self.name}/{self._number}/".encode() + b"." * size
@@ -105,7 +105,7 @@ class Publisher(Client):
 
 
 class HttpPublisher(Publisher):
-    """/pub, /pub with a delay, and /mpub in its binary form, one request after another."""
+    """Sends /pub, /pub with a delay, and /mpub in its binary form, one request after another."""
 
     def work(self) -> None:
         connection = http.client.HTTPConnection(*self.daemon_under_test.http, timeout=8)
@@ -146,7 +146,7 @@ class Delivery:
 
 @dataclass(slots=True)
 class Answer:
-    """FIN, or REQ with a delay. It is confirmed if the broker surely carried it out and noted it."""
+    """Is a FIN, or a REQ with a delay. It is confirmed if the broker surely carried it out and noted it."""
 
     time: float
     id: bytes
@@ -158,7 +158,7 @@ class Answer:
 
 @dataclass
 class _Barrier:
-    """Two publishes, one after the other's OK: then the turn of the loop that saw the first one is over."""
+    """Makes two publishes, one after the other's OK: then the turn of the loop that saw the first one is over."""
 
     answers: int = 0
     stage: int = 0
@@ -166,12 +166,14 @@ class _Barrier:
 
 
 class Consumer(Client):
-    """A steady one finishes everything at once, in order. An unsteady one does whatever consumers may do."""
+    """Consumes: a steady one finishes everything at once, in order; an unsteady one does whatever consumers may do."""
 
     def __init__(
         self, daemon: Nsqd, name: str, topic: str, channel: str, seed: int, troubled: set[bytes] | None = None
     ) -> None:
-        """`troubled`: ids an unsteady consumer did not finish at once; it will next time, or no floor ever moves."""
+        """Gets in `troubled` the ids that an unsteady consumer did not finish at once; it will next time, or no
+        floor ever moves.
+        """
         super().__init__(name, seed)
         self.daemon_under_test = daemon
         self.topic = topic
@@ -232,7 +234,9 @@ class Consumer(Client):
             self.faults.append((time.time(), f"{self.name}: frame {kind} {text!r}"))
 
     def _refuse(self, message_id: bytes, is_requeue: bool) -> None:
-        """nsqd says so in the order of the answers, so it means the first of that kind that it has not refused."""
+        """Is told that nsqd refused an answer: it says so in their order, so it means the first of that kind not
+        refused yet.
+        """
         for answer in self.answers:
             is_kind = (answer.requeue_ms is not None) is is_requeue
             if answer.id == message_id and is_kind and not answer.refused:
@@ -284,7 +288,7 @@ class Consumer(Client):
 
 @dataclass
 class Round:
-    """What all clients did from one start of the broker to its end."""
+    """Holds what all clients did from one start of the broker to its end."""
 
     number: int
     publishers: list[Publisher] = field(default_factory=list)

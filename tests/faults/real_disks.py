@@ -1,4 +1,4 @@
-"""Real file systems in a file: shut down as if the power had gone, or filled to the last byte.
+"""Makes real file systems in a file: shut down as if the power had gone, or filled to the last byte.
 
     .venv/bin/python -m tests.faults.torture --kinds ext4,xfs,full --seconds 60 --seed 1
 
@@ -69,7 +69,9 @@ def mounted(what: str, directory: Path, *options: object) -> Iterator[Path]:
 
 
 def _unmount(target: Path) -> None:
-    """A process that has just ended may hold it for a moment; one that is only detached could not be mounted anew."""
+    """Unmounts, though a process that has just ended may hold it for a moment: one only detached could not be
+    mounted anew.
+    """
     deadline = time.monotonic() + UNMOUNT_TIMEOUT_S
     while subprocess.run(["umount", str(target)], capture_output=True).returncode:
         if time.monotonic() > deadline:
@@ -90,7 +92,7 @@ def make_disk(directory: Path, kind: str) -> Path:
 
 @contextlib.contextmanager
 def failing_disk(directory: Path) -> Iterator[tuple[Path, Callable[[], None], Callable[[], None]]]:
-    """An ext4 on a disk that can be made to refuse writes to new blocks, and to take them again.
+    """Makes an ext4 on a disk that can be made to refuse writes to new blocks, and to take them again.
 
     Its image is a file with holes in a small file system: what fills that makes the disk fail, in the background too.
     """

@@ -1,4 +1,5 @@
-"""Power cuts: nsqd's calls are recorded under a workload, and nsqd is started on disks as they may be after a cut.
+"""Cuts the power: nsqd's calls are recorded under a workload, and nsqd is started on disks as they may be after a
+cut.
 
     .venv/bin/python -m tests.faults.torture --kinds power --seconds 60 --seed 1
 
@@ -39,7 +40,7 @@ STEP_S = 0.012
 
 @dataclass
 class Recording:
-    """A workload that was run once, and what its nsqds did to the disk."""
+    """Is a workload that was run once, and what its nsqds did to the disk."""
 
     book: Book
     before: Disk
@@ -54,7 +55,7 @@ class Recording:
     """From when to when it was restarted: nobody synced meanwhile."""
 
     def accident(self, cut: int, model: str) -> Accident:
-        """What a power cut after this many calls may cost."""
+        """Says what a power cut after this many calls may cost."""
         at_s = self.calls[cut - 1].time_s if cut else 0.0
         if model == "journal":
             return Accident(at_s)
@@ -66,7 +67,9 @@ class Recording:
         return Accident(at_s, grace_s, unsynced_s, may_double_deferred=True)
 
     def cuts(self, rng: random.Random, count: int) -> list[int]:
-        """The end, and `count` before it: half anywhere, half at calls after which something may be relied on."""
+        """Chooses the end, and `count` cuts before it: half anywhere, half at calls after which something may be
+        relied on.
+        """
         end = len(self.calls)
         chosen = {rng.randrange(end) for _ in range(count // 2)}
         turning = [index for index, call in enumerate(self.calls) if call.kind in TURNING_POINTS]
@@ -130,7 +133,7 @@ def _slowest_sync_s(calls: list[Call]) -> float:
 
 
 def check_cuts(recording: Recording, cuts: list[int], models: tuple[str, ...], seed: int) -> Iterator[Tally]:
-    """A verdict for each cut and model. The recording's disk is used up by it."""
+    """Gives a verdict for each cut and model. The recording's disk is used up by it."""
     done = 0
     for cut in cuts:
         recording.before.apply(recording.calls[done:cut])

@@ -1,4 +1,4 @@
-"""A consumer that gives messages back in every way, and kill -9: attempts grow, delays hold, everything comes.
+"""Gives messages back in every way, and kills nsqd: attempts grow, delays hold, everything comes.
 
 An answer is confirmed once a later command of the same connection was answered. For each message the history knows what
 the broker owes it: a message that was finished is gone, one that was requeued comes with more attempts than it was
@@ -26,7 +26,7 @@ CLOCK_SLACK_S = 0.05
 
 @dataclass(slots=True)
 class Fate:
-    """What is known of one message: its last delivery, and the last answer that was confirmed."""
+    """Knows one message by its last delivery, and the last answer that was confirmed."""
 
     attempts: int = 0
     is_finished: bool = False
@@ -45,7 +45,7 @@ class Answer:
 
 
 class History:
-    """One broker through several crashes; `faults` says what went wrong."""
+    """Leads one broker through several crashes; `faults` says what went wrong."""
 
     def __init__(self, daemon: Nsqd, seed: int) -> None:
         self.daemon = daemon
@@ -92,7 +92,7 @@ class History:
             self.fates[body] = Fate()
 
     def _barrier(self) -> bytes:
-        """Any command that is answered, now and then one whose answer needs no turn of the loop."""
+        """Sends any command that is answered, now and then one whose answer needs no turn of the loop."""
         line = self.random.choice([b"PUB barrier#ephemeral", b"PUB barrier", b"DPUB barrier 3600000"])
         return line + b"\n" + body_of(b"x")
 
@@ -139,7 +139,7 @@ class History:
     # -- the end -----------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        """Whatever was not finished comes; then nothing is left."""
+        """Checks that whatever was not finished comes, and that nothing is left then."""
         came: set[bytes] = set()
         deadline_s = time.monotonic() + DRAIN_TIMEOUT_S
         with self.daemon.connect() as wire:

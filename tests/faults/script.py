@@ -1,4 +1,4 @@
-"""One client that does everything clients do, in an order that a seed decides, and keeps a book of it.
+"""Does as one client everything that clients do, in an order that a seed decides, and keeps a book of it.
 
 It is the workload of checks that interrupt nsqd at exact places: calls that fail, disks cut at a call. Many clients at
 once are in load.py. Refusals are normal here: what was not acknowledged is not owed.
@@ -26,14 +26,14 @@ LIVELY, SECOND, HELD, SCRATCH = "lively", "second", "held", "scratch"
 
 
 class Refused(Exception):
-    """nsqd said no, or went away."""
+    """Says that nsqd said no, or went away."""
 
 
 class Script:
     """Topics: `orders` with two channels, `held` whose short messages are never finished, `scratch` that is emptied."""
 
     def __init__(self, daemon: Nsqd, book: Book, seed: int, body_bytes: int = 400, prefix: str = "") -> None:
-        """`prefix` is put before the names of topics."""
+        """Puts `prefix` before the names of topics."""
         self.daemon = daemon
         self.book = book
         self.random = random.Random(seed)
@@ -95,7 +95,7 @@ class Script:
         self._consumers = {}
 
     def pub_all_topics(self) -> int:
-        """One message to each topic; how many were refused."""
+        """Publishes one message to each topic; returns how many were refused."""
         before = len(self.refusals)
         for topic in sorted({topic for topic, _ in self.book.channels}):
             self._carry_out(lambda topic=topic: self._pub_to(topic))
@@ -128,7 +128,7 @@ class Script:
         self.book.acknowledge(bodies)
 
     def append_once(self) -> None:
-        """A staged append. One whose outcome is not known is tried again, as its writer would."""
+        """Makes a staged append. One whose outcome is not known is tried again, as its writer would."""
         if self._unfinished_tokens:
             topic, token, bodies = self._unfinished_tokens[0]
         else:
@@ -226,7 +226,7 @@ class Script:
         self._new_topics.append(topic)
 
     def fresh_topic(self) -> None:
-        """A topic whose name tells that nothing of it was synced when the fault began."""
+        """Makes a topic whose name tells that nothing of it was synced when the fault began."""
         self._carry_out(lambda: self.new_topic("fresh"))
 
     def _make_channel(self, topic: str, channel: str) -> None:
@@ -265,6 +265,6 @@ class Script:
 
 
 def settle(daemon: Nsqd) -> None:
-    """A round trip after everything else; what was sent before is carried out."""
+    """Makes a round trip after everything else: what was sent before is carried out then."""
     with contextlib.suppress(ClosedError, OSError, AssertionError), daemon.connect() as wire:
         wire.assert_usable()

@@ -1,4 +1,4 @@
-"""A layer between nsqd and its file system: it records what nsqd does there and makes single calls fail.
+"""Puts a layer between nsqd and its file system: it records what nsqd does there and makes single calls fail.
 
 shim.c is compiled with the system's C compiler and loaded into nsqd by LD_PRELOAD:
 
@@ -54,7 +54,7 @@ _EVERYWHERE = (0, (1 << 63) - 1)
 
 
 class NoCompiler(Exception):
-    """The shim cannot be built here."""
+    """Says that the shim cannot be built here."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that succeeded, or a sync that may have failed."""
+    """Is a call that succeeded, or a sync that may have failed."""
 
     kind: str
     time_s: float
@@ -94,7 +94,7 @@ class Call:
 
 @functools.cache
 def library() -> Path:
-    """The compiled shim, made once per process."""
+    """Returns the compiled shim, made once per process."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise NoCompiler("no C compiler (cc, gcc or clang) to build tests/faults/shim.c")
@@ -110,7 +110,7 @@ def library() -> Path:
 
 
 class Shim:
-    """The control page and the trace of one data path, for the nsqds that serve it one after another."""
+    """Has the control page and the trace of one data path, for the nsqds that serve it one after another."""
 
     def __init__(self, directory: Path, root: Path, *, record: bool = False) -> None:
         self.root = root.resolve()
@@ -139,11 +139,11 @@ class Shim:
         self._page[16:24] = len(rules).to_bytes(8, "little")
 
     def matched(self, rule: int = 0) -> int:
-        """How many calls the rule was for so far, those it let through included."""
+        """Returns how many calls the rule was for so far, those it let through included."""
         return self._count(rule, _MATCHED_AT)
 
     def fired(self, rule: int = 0) -> int:
-        """How many calls the rule changed so far."""
+        """Returns how many calls the rule changed so far."""
         return self._count(rule, _FIRED_AT)
 
     def _count(self, rule: int, field: int) -> int:
@@ -155,12 +155,14 @@ class Shim:
         self._page[0:8] = int(offset_s * 1e9).to_bytes(8, "little", signed=True)
 
     def set_slept(self, slept_s: float) -> None:
-        """As if the machine had slept for so long: both its wall clock and the time since its boot are ahead."""
+        """Lets the machine seem to have slept for so long: both its wall clock and the time since its boot are
+        ahead.
+        """
         self.set_clock(slept_s)
         self._page[8:16] = int(slept_s * 1e9).to_bytes(8, "little", signed=True)
 
     def trace(self) -> Iterator[Call]:
-        """What was done so far, in order. A record cut short by a kill ends it."""
+        """Yields what was done so far, in order. A record cut short by a kill ends it."""
         assert self.trace_path is not None
         raw = self.trace_path.read_bytes() if self.trace_path.exists() else b""
         at = 0

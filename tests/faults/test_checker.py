@@ -1,4 +1,5 @@
-"""The checks find what they look for: on books with a known fault, on nsqds that were made worse, on a peer.
+"""Checks the checks: they find what they look for, on books with a known fault, on nsqds that were made worse, on a
+peer.
 
 A check that never fails proves nothing. Each nsqd here is the real one with one promise broken on purpose.
 """
@@ -65,7 +66,7 @@ os.fsync = fsync
 
 
 def _worse(directory: Path, change: str) -> str:
-    """A program that is nsqd but for one change."""
+    """Makes a program that is nsqd but for one change."""
     program = directory / "worse_nsqd"
     program.write_text(WORSE.format(python=sys.executable, change=change))
     program.chmod(0o755)
@@ -158,7 +159,7 @@ ID = b"0" * 15 + b"1"
 
 
 class Scene:
-    """What two consumers of a channel saw of one message, in a round."""
+    """Has what two consumers of a channel saw of one message, in a round."""
 
     def __init__(self) -> None:
         daemon = Nsqd(Path("is not started"))

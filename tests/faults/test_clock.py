@@ -34,7 +34,7 @@ def shim(make_nsqd: Make, tmp_path: Path) -> tuple[Shim, Nsqd]:
 
 
 def _defer_both(daemon: Nsqd, connect: Connect, topic: str = "t") -> float:
-    """A message requeued with a delay and one published with it; when."""
+    """Requeues a message with a delay and publishes one with it; returns when."""
     publisher = connect(daemon)
     consumer = connect(daemon).subscribe(topic, rdy=1)
     publisher.publish(topic, b"requeued")

@@ -1,4 +1,4 @@
-"""The short form of damage.py; `make torture KINDS=damage` runs the long one, with kept messages too."""
+"""Runs the short form of damage.py; `make torture KINDS=damage` runs the long one, with kept messages too."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""The files of the whole nsqd: its id, its format and its counter. It starts without them where nothing is at risk."""
+"""Checks the files of the whole nsqd: its id, its format and its counter. It starts without them where nothing is at
+risk.
+"""
 
 import errno
 import json
@@ -141,7 +143,7 @@ def test_what_is_no_file_refuses_the_start_with_a_sentence(make_nsqd: Callable[.
 def test_without_sequence_numbers_publishes_are_refused_and_ping_says_so(
     make_nsqd: Make, connect: Connect, tmp_path: Path
 ) -> None:
-    """The file that reserves them cannot be written; consumers are served, and it ends by itself."""
+    """The file that reserves numbers cannot be written; consumers are served, and it ends by itself."""
     daemon = _stopped(make_nsqd, connect)
     shim = Shim(tmp_path, daemon.data_path)
     shim.set_rules(Rule("write", "*/sequence", errno.EIO))

@@ -1,4 +1,5 @@
-"""Damage outside the segments: each record costs itself at most, it is named in the log, and positions fall back.
+"""Checks damage outside the segments: each record costs itself at most, it is named in the log, and positions fall
+back.
 
 Cursors: where nothing is left of a channel, it is made again at the oldest message.
 """
@@ -148,7 +149,7 @@ def test_a_deleted_channel_does_not_come_back(make_nsqd: Make, connect: Connect)
 
 @pytest.mark.parametrize("unreadable", ["all", "first page"])
 def test_cursors_that_cannot_be_read(make_nsqd: Make, connect: Connect, tmp_path: Path, unreadable: str) -> None:
-    """A bad sector: nsqd starts, serves this topic and the others, and does not write over it."""
+    """With a bad sector nsqd starts, serves this topic and the others, and does not write over it."""
     daemon = make_nsqd()
     _prepare(daemon, connect)
     connect(daemon).publish("healthy", b"one")
@@ -196,7 +197,7 @@ def test_state_may_outgrow_its_slot(make_nsqd: Make, connect: Connect) -> None:
 
 
 def _requeue_all(daemon: Nsqd, connect: Connect) -> None:
-    """All messages of the topic wait in the channel, each with an attempt behind it."""
+    """Lets all messages of the topic wait in the channel, each with an attempt behind it."""
     consumer = connect(daemon).subscribe("t", rdy=len(BODIES))
     connect(daemon).publish("t", *BODIES)
     for message in consumer.read_messages(len(BODIES)):

@@ -1,4 +1,4 @@
-"""Messages that wait for their time, on disks that damage, lose, refuse or do not confirm what is written."""
+"""Checks messages that wait for their time, on disks that damage, lose, refuse or do not confirm what is written."""
 
 import contextlib
 import errno
@@ -57,7 +57,7 @@ def _waiting(daemon: Nsqd) -> int:
 
 
 def _file(daemon: Nsqd) -> Path:
-    """The file with all of them, which may be cut in two by the turn of a minute."""
+    """Returns the file with all messages, which may be cut in two when a minute ends."""
     files = list((topic_directory(daemon.data_path, "t") / "deferred").glob("*.deferred"))
     return max(files, key=lambda path: path.stat().st_size)
 
@@ -251,7 +251,7 @@ def test_a_channel_s_count_of_messages_never_goes_down(make_nsqd: Make, connect:
     later = daemon.channel("t", "later")["message_count"]
 
     def came() -> bool:
-        """They are in the log; what was there before may be gone, since the channel was emptied."""
+        """Tells whether all are in the log; what was there before may be gone, since the channel was emptied."""
         counts.append(daemon.channel("t")["message_count"])
         return bool(daemon.get("/log/info", topic="t").json()["count"] >= COUNT)
 

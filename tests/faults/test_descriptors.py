@@ -1,4 +1,4 @@
-"""A storm of idle connections: nsqd keeps descriptors for its own files, and loses nothing."""
+"""Begins a storm of idle connections: nsqd keeps descriptors for its own files, and loses nothing."""
 
 import contextlib
 import errno
@@ -20,7 +20,7 @@ TOPICS = 10
 
 @pytest.fixture
 def few_descriptors(tmp_path: Path) -> Iterator[Nsqd]:
-    """An nsqd that may open LIMIT files."""
+    """Runs an nsqd that may open LIMIT files."""
     program = tmp_path / "nsqd-with-few-descriptors"
     program.write_text(f'#!/bin/sh\nulimit -n {LIMIT}\nexec {nsqd_program()} "$@"\n')
     program.chmod(0o755)
@@ -31,7 +31,7 @@ def few_descriptors(tmp_path: Path) -> Iterator[Nsqd]:
 
 
 def _storm(address: tuple[str, int], stack: contextlib.ExitStack) -> list[socket.socket]:
-    """More connections than there are descriptors; they stay open, and say nothing."""
+    """Opens more connections than there are descriptors; they stay open, and say nothing."""
     return [stack.enter_context(socket.create_connection(address, timeout=5)) for _ in range(LIMIT)]
 
 
@@ -57,7 +57,7 @@ def test_topics_are_made_written_and_kept_in_a_storm(few_descriptors: Nsqd, port
 
 
 def _is_well(daemon: Nsqd) -> bool:
-    """Whether /ping says so; the connections of a storm take a moment to go."""
+    """Tells whether /ping says that all is well; the connections of a storm take a moment to go."""
     with contextlib.suppress(ConnectionError):
         return daemon.get("/ping").text == "OK"
     return False

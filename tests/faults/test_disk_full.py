@@ -1,4 +1,4 @@
-"""A full disk: publishers are told, consumers go on, nothing acknowledged is lost, and it ends by itself."""
+"""Checks a full disk: publishers are told, consumers go on, nothing acknowledged is lost, and it ends by itself."""
 
 import contextlib
 import errno
@@ -31,7 +31,7 @@ ERROR = 1
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own that is quickly full."""
+    """Mounts a file system of its own that is quickly full."""
     if os.geteuid() != 0:
         pytest.skip("only root may mount a small file system")
     path = tmp_path / "disk"
@@ -47,7 +47,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def disk(small_disk: Path, make_nsqd: Make) -> Path:
-    """The same, unmounted only after the nsqds that use it are gone."""
+    """Returns the small disk, which is unmounted only after the nsqds that use it are gone."""
     return small_disk
 
 
@@ -119,7 +119,7 @@ def test_publishing_is_refused_and_goes_on_when_there_is_space(
 
 
 def _accepts(daemon: Nsqd) -> bool:
-    """Whether a publish of ordinary size is accepted again, on a topic that is consumed."""
+    """Tells whether a publish of ordinary size is accepted again, on a topic that is consumed."""
     with daemon.connect() as wire:
         wire.PUB("probe", b"." * BODY_BYTES)
         return wire.read_frame().data == b"OK"
@@ -140,7 +140,7 @@ def test_http_says_503(disk: Path, make_nsqd: Make, connect: Connect) -> None:
 
 
 def test_new_topics_and_channels_are_refused_politely(disk: Path, make_nsqd: Make, connect: Connect) -> None:
-    """They need space too; whatever is refused must not harm the others."""
+    """Topics and channels need space too; whatever is refused must not harm the others."""
     daemon = make_nsqd(SMALL_FILES, data_path=disk)
     connect(daemon).subscribe("t")
     filler = Filler(daemon)
@@ -232,7 +232,7 @@ def test_requeues_and_timeouts_work_at_a_full_disk(disk: Path, make_nsqd: Make, 
 
 
 def test_full_disk_and_consumers_at_once(disk: Path, make_nsqd: Make, connect: Connect) -> None:
-    """Again and again full and drained: each acknowledged message comes, in order, once."""
+    """The disk is full and drained again and again: each acknowledged message comes, in order, once."""
     daemon = make_nsqd(SMALL_FILES, data_path=disk)
     connect(daemon).subscribe("t")
     filler = Filler(daemon)
@@ -302,7 +302,7 @@ LIMIT = "--max-disk-bytes=2000000"
 @pytest.mark.parametrize("way", ["consumed", "/channel/empty", "/topic/empty", "restart"])
 @pytest.mark.parametrize("flags", [(LIMIT,), (LIMIT, "--disk-policy=drop-oldest")], ids=["reject", "drop-oldest"])
 def test_a_finished_newest_file_makes_room(make_nsqd: Make, flags: tuple[str, ...], way: str) -> None:
-    """All is in one file, which is as large as the limit."""
+    """All messages are in one file, which is as large as the limit."""
     daemon = make_nsqd(*flags)
     filler = Filler(daemon)
     if way == "/topic/empty":

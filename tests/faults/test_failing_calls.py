@@ -1,4 +1,4 @@
-"""The short form of failing_calls.py; `make torture KINDS=calls,descriptors` runs the long one."""
+"""Runs the short form of failing_calls.py; `make torture KINDS=calls,descriptors` runs the long one."""
 
 from errno import EIO, EMFILE, ENOSPC
 from pathlib import Path

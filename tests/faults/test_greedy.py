@@ -1,4 +1,4 @@
-"""One client that sends as fast as it can must not take the others' time, whatever it sends."""
+"""Checks that one client that sends as fast as it can does not take the others' time, whatever it sends."""
 
 import socket
 import struct
@@ -46,7 +46,7 @@ def test_another_client_is_answered_soon(daemon: Nsqd, name: str) -> None:
 
 
 def test_a_dripping_mpub_is_measured_once(make_nsqd, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Of its last bytes each costs what any read costs, not what is before them."""
+    """Each of the last bytes costs what any read costs, not what is before them."""
     nsqd, messages, dripped = make_nsqd(), 800_000, 400
     body = (b"\0\0\0\1x" * messages)[: 5 * messages]
     command = b"MPUB drip\n" + (len(body) + 4).to_bytes(4, "big") + messages.to_bytes(4, "big") + body
@@ -66,7 +66,7 @@ def test_a_dripping_mpub_is_measured_once(make_nsqd, tmp_path: Path) -> None:  #
 
 
 def _wait_until_taken(other: Wire) -> None:
-    """What was sent before is read in the turns that a few round trips take."""
+    """Waits until what was sent before is read, in the turns that a few round trips take."""
     for _ in range(100):
         other.publish("other", b"x")
 

@@ -1,4 +1,4 @@
-"""The short form of histories.py; `make torture` runs the long one."""
+"""Runs the short form of histories.py; `make torture` runs the long one."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Memory stays bounded whatever clients do, and other clients are served meanwhile."""
+"""Checks that memory stays bounded whatever clients do, and that other clients are served meanwhile."""
 
 import contextlib
 import resource
@@ -62,7 +62,7 @@ def _check(daemon: Nsqd, probe: Probe, what: str, limit_mib: float = MEMORY_MIB_
 
 @pytest.mark.parametrize("count", [300_000, pytest.param(20_000_000, marks=long)])
 def test_stalled_consumers(daemon: Nsqd, wires: contextlib.ExitStack, count: int) -> None:
-    """Twenty that take all they may and never read, on the channel of one that works."""
+    """Twenty consumers take all they may and never read, on the channel of one that works."""
     served = wires.enter_context(daemon.connect()).subscribe("t", rdy=2500)
     for _ in range(20):
         wires.enter_context(daemon.connect()).subscribe("t", rdy=2500)
@@ -175,7 +175,7 @@ def test_one_message_held_while_many_pass(make_nsqd: Make, wires: contextlib.Exi
 
 
 def test_one_held_message_does_not_keep_all_files(make_nsqd: Make, wires: contextlib.ExitStack, tmp_path: Path) -> None:
-    """What alone holds a file is copied aside, so that the file can go."""
+    """A message that alone holds a file is copied aside, so that the file can go."""
     daemon, exported = make_nsqd("--max-bytes-per-file=4194304"), tmp_path / "exported"
     holder = wires.enter_context(daemon.connect()).subscribe("t", rdy=1)
     wires.enter_context(daemon.connect()).publish("t", b"held")

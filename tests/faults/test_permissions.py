@@ -25,7 +25,7 @@ COUNT = 20
 
 @pytest.fixture
 def program(tmp_path: Path) -> str | None:
-    """An nsqd for which the modes of files count, as they do for all users but root."""
+    """Makes an nsqd for which the modes of files count, as they do for all users but root."""
     if os.geteuid() != 0:
         return None
     setpriv = [shutil.which("setpriv") or "", "--bounding-set=-dac_override,-dac_read_search"]
@@ -42,7 +42,7 @@ def program(tmp_path: Path) -> str | None:
 
 @pytest.fixture
 def stopped(tmp_path: Path, program: str | None, connect: Connect) -> Nsqd:
-    """Two topics with messages that wait, are requeued with a delay, or are finished."""
+    """Makes two topics with messages that wait, are requeued with a delay, or are finished."""
     data_path = tmp_path / "data"
     data_path.mkdir()
     daemon = Nsqd(data_path, program=program)

@@ -1,4 +1,4 @@
-"""The short form of real_disks.py; `make torture KINDS=ext4,xfs,full` runs the long one."""
+"""Runs the short form of real_disks.py; `make torture KINDS=ext4,xfs,full` runs the long one."""
 
 import ctypes
 import os
@@ -38,7 +38,7 @@ def test_a_disk_filled_to_the_last_byte_and_freed(kill: bool) -> None:
 
 
 def test_a_file_system_that_becomes_read_only(tmp_path: Path) -> None:
-    """As the kernel does it after an error: publishers are refused, consumers are served, nothing is lost."""
+    """The kernel makes it so after an error: publishers are refused, consumers are served, nothing is lost."""
     try:
         image = make_disk(tmp_path, "ext4")
         with mounted(str(image), tmp_path, "-o", "loop,errors=remount-ro") as disk:
@@ -118,7 +118,7 @@ def _file(rig: Rig, path: Path) -> DurableFile:
 
 
 def _sync_together(rig: Rig, files: list[DurableFile]) -> None:
-    """In one round, as when their time has come."""
+    """Syncs files in one round, as when their time has come."""
     for file in files:
         rig.shared.syncer._hurried[file] = None
     files[0].hurry()
@@ -134,7 +134,7 @@ def _sync_file_system(disk: Path) -> int:
 
 
 def _forget_memory(disk: Path) -> None:
-    """What is read from here on comes from the disk."""
+    """Lets what is read from here on come from the disk."""
     for path in disk.iterdir():
         if path.is_file():
             fd = os.open(path, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""The short form of rebuilt_disks.py; `make torture KINDS=power` runs the long one."""
+"""Runs the short form of rebuilt_disks.py; `make torture KINDS=power` runs the long one."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Damaged files: what is damaged is reported and left out, everything else is served."""
+"""Checks damaged files: what is damaged is reported and left out, everything else is served."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ BATCHES = 300
 
 
 def _publish_batches(daemon: Nsqd, connect: Connect, count: int = BATCHES, size: int = 1000) -> list[bytes]:
-    """One batch of the log for each message, since each waits for its OK."""
+    """Makes one batch of the log for each message, since each waits for its OK."""
     publisher = connect(daemon)
     bodies = [b"%06d" % number + b"." * size for number in range(count)]
     for body in bodies:
@@ -29,7 +29,7 @@ def _publish_batches(daemon: Nsqd, connect: Connect, count: int = BATCHES, size:
 
 
 def _receive_all(daemon: Nsqd, connect: Connect, count: int, channel: str = "ch") -> list[bytes]:
-    """Everything the channel has, in order; then it must be empty."""
+    """Returns everything the channel has, in order; then it must be empty."""
     consumer = connect(daemon).subscribe("t", channel, rdy=100)
     bodies = [message.body for message in consumer.read_messages(count, finish=True)]
     consumer.expect_silence(0.1)
@@ -38,7 +38,7 @@ def _receive_all(daemon: Nsqd, connect: Connect, count: int, channel: str = "ch"
 
 
 def _file_with(daemon: Nsqd, body: bytes) -> tuple[Path, int]:
-    """The file that holds a body, and where."""
+    """Returns the file that holds a body, and where."""
     for path in segments(daemon.data_path, "t"):
         at = path.read_bytes().find(body)
         if at >= 0:

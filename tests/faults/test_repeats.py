@@ -1,4 +1,4 @@
-"""What comes again after kill -9 although it was finished, while other messages are held."""
+"""Checks what comes again after kill -9 although it was finished, while other messages are held."""
 
 import time
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def consume(daemon: Nsqd, is_finished: Callable[[int], bool]) -> set[bytes]:
 
 
 def confirm(consumer: Wire) -> None:
-    """A later command is answered: what was sent before it is carried out, and noted."""
+    """Waits for the answer to a later command: what was sent before it is carried out, and noted."""
     consumer.PUB("barrier#ephemeral", b"x")
     while (frame := consumer.read_frame()).kind != RESPONSE:
         assert Message.parse(frame.data).body

@@ -1,4 +1,4 @@
-"""The short form of requeue_history.py."""
+"""Runs the short form of requeue_history.py."""
 
 from collections.abc import Callable
 

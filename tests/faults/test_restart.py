@@ -1,4 +1,4 @@
-"""What a restart keeps, after a clean stop and after kill -9."""
+"""Checks what a restart keeps, after a clean stop and after kill -9."""
 
 import random
 import time
@@ -28,7 +28,7 @@ def _drain(consumer: Wire, count: int) -> list[bytes]:
 
 
 def _settle(wire: Wire) -> None:
-    """Two round trips: the turn of the event loop that saw the first one is over, and noted what it did.
+    """Makes two round trips: the turn of the event loop that saw the first one is over, and noted what it did.
 
     A message that comes due meanwhile is left in flight.
     """
@@ -425,7 +425,7 @@ def _has_synced(shim: Shim, directory: str) -> bool:
 
 
 def test_what_a_killed_nsqd_wrote_is_synced_by_the_next(tmp_path: Path) -> None:
-    """Every kind of file, although nothing more happens to it."""
+    """This holds for every kind of file, although nothing more happens to it."""
     data_path = tmp_path / "data"
     data_path.mkdir()
     daemon = Nsqd(data_path, "--sync-timeout=1h")

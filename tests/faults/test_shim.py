@@ -1,4 +1,6 @@
-"""The instruments: what is recorded is what happened, rules and clocks act, disks are rebuilt as the models say."""
+"""Checks the instruments: what is recorded is what happened, rules and clocks act, disks are rebuilt as the models
+say.
+"""
 
 import errno
 import random
@@ -25,7 +27,7 @@ def _needs_a_compiler() -> None:
 
 
 class Rig:
-    """Small programs under the shim, on a directory of their own."""
+    """Runs small programs under the shim, on a directory of their own."""
 
     def __init__(self, directory: Path) -> None:
         self.root = directory / "root"
@@ -45,7 +47,7 @@ class Rig:
         return done.stdout.strip() + (f"exit {done.returncode} {done.stderr[-500:]}" if done.returncode else "")
 
     def left(self, model: str, seed: int = 0) -> dict[str, bytes]:
-        """The files that a power cut at the end may leave, by this model."""
+        """Returns the files that a power cut at the end may leave, by this model."""
         calls = list(self.shim.trace())
         self.disk.apply(calls[self._applied :])
         self._applied = len(calls)

@@ -1,4 +1,4 @@
-"""A disk whose syncs are slow: what was acknowledged is on it in time all the same, or publishers are slowed."""
+"""Checks a disk whose syncs are slow: what was acknowledged is on it in time all the same, or publishers are slowed."""
 
 from collections.abc import Iterator
 from pathlib import Path

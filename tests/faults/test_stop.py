@@ -1,4 +1,4 @@
-"""A stop on a disk that fails: what can be closed well is, and the rest is as after a crash."""
+"""Checks a stop on a disk that fails: what can be closed well is, and the rest is as after a crash."""
 
 import errno
 from collections.abc import Callable

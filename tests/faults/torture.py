@@ -1,4 +1,4 @@
-"""Every kind of fault for a while, with a verdict on every message: `make torture SECONDS=600 SEED=1`.
+"""Makes every kind of fault for a while, with a verdict on every message: `make torture SECONDS=600 SEED=1`.
 
     .venv/bin/python -m tests.faults.torture --seconds 600 --seed 1 [--kinds kills,power,calls]
 
@@ -39,7 +39,7 @@ COLUMNS = ("kind", "rounds", "acknowledged", "lost", "invented", "repeated", "st
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of fault: `rounds(seed)` yields verdicts for as long as it is asked to."""
+    """Is one kind of fault: `rounds(seed)` yields verdicts for as long as it is asked to."""
 
     name: str
     rounds: Callable[[int], Iterator[Tally]]
@@ -61,7 +61,7 @@ KINDS = (
 
 
 def all_kinds() -> list[Kind]:
-    """With PEER_NSQD also kill -9 on that nsqd; what it loses is no fault of ours."""
+    """Lists all kinds; with PEER_NSQD also kill -9 on that nsqd, whose losses are no fault of ours."""
     peer = os.environ.get("PEER_NSQD")
     if not peer:
         return list(KINDS)
@@ -90,7 +90,7 @@ def run_kind(name: str, seconds: float, seed: int) -> Tally | str:
 
 
 def _with_failures(kind: Kind, seed: int) -> Iterator[Tally]:
-    """A round that cannot be brought to its end is a fault too; the next begins with another seed."""
+    """Counts a round that cannot be brought to its end as a fault too; the next begins with another seed."""
     try:
         yield from kind.rounds(seed)
     except (NoCompiler, real_disks.NotHere):

@@ -22,7 +22,7 @@ REASONS = (REQUEUED, TIMED_OUT, IN_FLIGHT, FIN_ON_ITS_WAY, ABOVE_FLOOR)
 
 @dataclass(slots=True)
 class _Message:
-    """What a channel's consumers know of one message."""
+    """Has what a channel's consumers know of one message."""
 
     seq: int
     last: Delivery
@@ -166,7 +166,7 @@ class ChannelJudge:
         )
 
     def _end_round(self, number: int) -> None:
-        """What is finished and below everything unfinished must never come again."""
+        """Ends a round: what is finished and below everything unfinished must never come again."""
         unfinished = [one.seq for one in self._unsettled.values() if not one.is_finished_in(number)]
         floor = min(unfinished, default=1 << 62)
         self._floor_at_least[number] = floor
@@ -174,13 +174,13 @@ class ChannelJudge:
 
     @property
     def unfinished(self) -> list[bytes]:
-        """What no FIN was sent for since it last came; after the last round there must be none."""
+        """Returns what no FIN was sent for since it last came; after the last round there must be none."""
         return [one.last.body for one in self._messages.values() if not one.is_finished]
 
 
 @dataclass
 class Verdict:
-    """All channels and all publishers together."""
+    """Judges all channels and all publishers together."""
 
     channels: list[ChannelJudge]
     published: dict[bytes, Sent] = field(default_factory=dict)
@@ -214,7 +214,7 @@ class Verdict:
                 self._check_order_of_run(judge, consumer)
 
     def _check_order_of_run(self, judge: ChannelJudge, consumer: Consumer) -> None:
-        """First attempts reach one connection in the order of the log."""
+        """Checks that first attempts reach one connection in the order of the log."""
         last = -1
         for event in consumer.events:
             if isinstance(event, Delivery) and event.attempts == 1:
@@ -224,7 +224,7 @@ class Verdict:
                 last = seq
 
     def conclude(self) -> None:
-        """To be called once, after everything was drained."""
+        """Ends the judgement, once, after everything was drained."""
         ids: dict[bytes, bytes] = {}
         for judge in self.channels:
             self.faults += judge.faults

@@ -1,4 +1,4 @@
-"""Checks how a command of the TCP protocol is read: its words, and the body behind its line, however much has arrived."""
+"""Checks how a command is read: the words of its line, and the body behind that, however much of it has arrived."""
 
 import pytest
 

@@ -344,7 +344,7 @@ class LedgerModel(RuleBasedStateMachine):
         return due_ms if due_ms > self.now_ms else 0
 
     def reopen(self, floor: int, journal: bytes) -> dict[int, tuple[int, int]]:
-        """Makes a new ledger from what is stored; returns the unfinished messages it knows, with attempts and due time."""
+        """Makes a ledger from what is stored; returns the unfinished messages it knows, with attempts and due time."""
         self.book = make_ledger(self.kernel, floor)
         restore(self.book, journal, self.now_ms)
         known: dict[int, tuple[int, int]] = {}

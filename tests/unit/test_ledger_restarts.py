@@ -1,4 +1,4 @@
-"""Checks what a channel knows after restarts and crashes at awkward moments, by example, on both forms of the kernel."""
+"""Checks by example what a channel knows after restarts and crashes at awkward moments, on both forms of the kernel."""
 
 from types import ModuleType
 from typing import Any
