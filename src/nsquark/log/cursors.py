@@ -33,8 +33,10 @@ bytes of the state, in use.
 STATE_BYTES_MAX = SLOT_BYTES - _HEAD.size
 _SEED = 2
 """Seeds the checksums, so that a slot of one layout never passes for one of the other."""
-_HEAD_1 = struct.Struct("<QQQQII")  # checksum, generation, position, deferred position, bytes of the state, in use
-_STATE_HEAD = struct.Struct("<QQ")  # checksum, number
+_HEAD_1 = struct.Struct("<QQQQII")
+"""Packs the head of format 1: checksum, generation, position, deferred position, bytes of the state, in use."""
+_STATE_HEAD = struct.Struct("<QQ")
+"""Packs the head of a file with a state: checksum, number."""
 
 
 class ChannelState(msgspec.Struct, array_like=True, frozen=True):

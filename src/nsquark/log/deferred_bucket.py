@@ -27,8 +27,10 @@ SUFFIX = ".deferred"
 READ_BYTES = 1 << 20
 WINDOW_BYTES = 64 << 10
 """This much of the file is read at once for messages that are due."""
-_HEAD = struct.Struct("<QIIqqqQ")  # checksum, kind, body bytes, due ms, delay ms, timestamp ns, number
-_HEAD_1 = struct.Struct("<QIIqqQ")  # without the delay
+_HEAD = struct.Struct("<QIIqqqQ")
+"""Packs the head of a record: checksum, kind, body bytes, due ms, delay ms, timestamp ns, number."""
+_HEAD_1 = struct.Struct("<QIIqqQ")
+"""Packs the head of a record in format 1, which has no delay."""
 _KIND_AT = 8
 _MESSAGE = int.from_bytes(b"NQDM", "little")
 _LEFT = int.from_bytes(b"NQDL", "little")
@@ -37,7 +39,8 @@ _KINDS = {kind: kind.to_bytes(4, "little") for kind in (_MESSAGE, _LEFT, _MESSAG
 _ANY_KIND = re.compile(b"|".join(_KINDS.values()))
 _MOVED = 0
 
-Entry = tuple[int, int, int]  # due ms, number, offset of the record
+Entry = tuple[int, int, int]
+"""Has due ms, number and the offset of the record."""
 
 
 class _Record(NamedTuple):

@@ -30,7 +30,8 @@ REPLACE_RETRY_S = 1.0
 REPLACEMENT_SUFFIX = ".next.tmp"
 """Ends the names of replacements, which a start removes."""
 _MAGIC_1 = b"NQJ1"
-_PIECE_HEAD_BYTES = 12  # magic, bytes, checksum
+_PIECE_HEAD_BYTES = 12
+"""A piece of format 1 begins with magic, bytes and checksum, of four bytes each."""
 _RECORD_BYTES_1 = 24
 
 

@@ -13,7 +13,8 @@ from xxhash import xxh3_64_intdigest
 
 from nsquark.log.files import read_surviving, write_atomically
 
-_RECORD = struct.Struct("<QQ")  # removed to, base of the lowest segment left
+_RECORD = struct.Struct("<QQ")
+"""Packs where the removed messages end, and the base of the lowest segment left."""
 
 
 class Removed:

@@ -32,7 +32,8 @@ _EPOCH_2020_S = 1_577_836_800
 _CLOCK_END_S = 4_102_444_800
 """This is the year 2100: a clock that says more is not believed. Times until then use up about half of all numbers."""
 _SEQS_PER_SECOND_BITS = 21
-_SLOT = struct.Struct("<4sIQQ")  # magic, version, reserved up to, checksum
+_SLOT = struct.Struct("<4sIQQ")
+"""Packs magic, version, up to where numbers are reserved, and a checksum."""
 
 
 class Sequences:

@@ -30,9 +30,9 @@ LARGE_READ_BYTES = 64 * 1024
 LINGER_S = 1.0
 """A connection that we end waits this long for the peer to read the error, which closing at once may lose."""
 
-# Go's runtime sets these for NSQ: a host that lost its power is noticed after two and a half minutes.
 KEEPALIVE_IDLE_S = 15
 KEEPALIVE_INTERVAL_S = 15
+"""Go's runtime sets both for NSQ: a host that lost its power is noticed after two and a half minutes."""
 
 WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
 """NSQ trims these characters from a line. str.strip() trims four control characters more."""

@@ -36,7 +36,8 @@ DEFAULT_PORTS: Final = {4150: "nsqd TCP", 4151: "nsqd HTTP", 4160: "nsqlookupd T
 
 _REQUIREMENT: Final = re.compile(r"^([A-Za-z0-9_.-]+)(?:\[[^\]]*\])?\s*([^;]*)(?:;(.*))?$")
 _EXTRA: Final = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
-_TIMEX_BYTES: Final = 256  # more than any kernel's struct timex
+_TIMEX_BYTES: Final = 256
+"""No kernel's struct timex is larger than this."""
 _TIME_ERROR: Final = 5
 
 

@@ -13,10 +13,11 @@ from typing import Final
 
 from nsquark.base.errors import UserError
 
-# The wait before a dead daemon is restarted doubles with every death, and begins anew after a quiet time.
 RESTART_WAIT_SECONDS_MIN: Final = 1.0
 RESTART_WAIT_SECONDS_MAX: Final = 30.0
+"""The wait before a dead daemon is restarted doubles with every death, up to this."""
 QUIET_SECONDS: Final = 60.0
+"""After this time without a death, the wait begins anew."""
 STOP_SECONDS_MAX: Final = 60.0
 """A stop writes and syncs everything; if it takes longer than this, something hangs."""
 READ_BYTES: Final = 64 * 1024

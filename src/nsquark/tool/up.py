@@ -26,10 +26,11 @@ from nsquark.tool.processes import Child
 
 DEFAULT_DIR: Final = "nsquark-data"
 DEFAULT_BASE_PORT: Final = 4150
-# The distances are NSQ's own: nsqd has 4150 and 4151, nsqlookupd 4160 and 4161, nsqadmin 4171, the next nsqd 4250.
 LOOKUPD_PORT_OFFSET: Final = 10
 ADMIN_PORT_OFFSET: Final = 21
+"""The offsets are NSQ's own: nsqd has 4150 and 4151, nsqlookupd 4160 and 4161, nsqadmin 4171."""
 NSQD_PORT_STEP: Final = 100
+"""The next nsqd has 4250."""
 NAME_WIDTH: Final = 10
 FLUSH_SECONDS_MAX: Final = 1.0
 

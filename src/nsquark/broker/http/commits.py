@@ -7,9 +7,9 @@ from nsquark.kernel.commits import Commit
 from nsquark.kernel.replies import ReplyQueue
 from nsquark.web.messages import Pending, Response, error, text
 
-# These answers are always the same, so their bytes are made once.
 OK: Final = text("OK")
 EXITING: Final = error(503, "EXITING")
+"""These two answers are always the same, so their bytes are made once."""
 
 
 class PublishAnswer(Pending):
