@@ -1,4 +1,4 @@
-"""How fast an nsqd and an nsqlookupd are, beside any other: `make bench`, or `python -m benchmarks --help`.
+"""Measures how fast an nsqd and an nsqlookupd are, beside any other: `make bench`, or `python -m benchmarks --help`.
 
 Read in this order: `scenarios` (what is measured), `publishers` and `consumers` (the load, in processes of
 their own), `worker` (how they start together), `broker` (the nsqd under load), `upgrades` (TLS and compression),

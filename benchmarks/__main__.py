@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measures our nsqd and, given one, a peer, and prints both side by side."""
+"""Measures our nsqd and, given one, a peer, and prints both side by side: `python -m benchmarks`."""
 
 import argparse
 import importlib.util
@@ -23,7 +23,7 @@ DISK_SHARE = 3
 LOOKUPD = "lookupd"
 CLIENTS = "clients"
 SPARK = "spark"
-"""Not scenarios of nsqd alone."""
+"""These are not scenarios of nsqd alone."""
 NAMES = (*(scenario.name for scenario in ALL), LOOKUPD, CLIENTS, SPARK)
 CLIENTS_BACKLOG_MAX = 1_200_000
 

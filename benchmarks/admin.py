@@ -1,4 +1,4 @@
-"""`python -m benchmarks.admin`: what nsqadmin costs for a large cluster with two tabs open.
+"""Measures what nsqadmin costs for a large cluster with two tabs open: `python -m benchmarks.admin`.
 
 1,000 topics with 5 channels each on 3 nsqds, a tenth of them with traffic; one tab shows the overview, one the list of
 topics.
@@ -117,7 +117,7 @@ def _publish(nsqd: Nsqd, topics: int, ended: threading.Event) -> None:
 
 @contextlib.contextmanager
 def _tab(admin: Nsqadmin, page: str) -> Iterator[None]:
-    """As a browser does it: the page, then its stream, read as it comes."""
+    """Opens a tab as a browser does: the page, then its stream, read as it comes."""
     connection = _connect(admin)
     connection.request("GET", page)
     connection.getresponse().read()

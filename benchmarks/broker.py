@@ -1,4 +1,4 @@
-"""An nsqd under measurement: any program that takes nsqd's flags and prints nsqd's log lines."""
+"""Runs an nsqd under measurement: any program that takes nsqd's flags and prints nsqd's log lines."""
 
 import http.client
 import json
@@ -58,7 +58,7 @@ class Broker:
             raise
 
     def crash_and_start(self) -> float:
-        """kill -9, and a start on the same data; the seconds until it answers."""
+        """Kills it by SIGKILL and starts it on the same data; returns the seconds until it answers."""
         self._process.kill()
         self._process.wait()
         started = time.monotonic()
@@ -101,13 +101,13 @@ class Broker:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def cpu_seconds(self) -> float:
-        """User and system time of all its threads."""
+        """Returns the user and system time of all its threads."""
         stat = Path(f"/proc/{self._process.pid}/stat").read_text()
         fields = stat[stat.rindex(")") + 2 :].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
 
     def memory_bytes(self) -> tuple[int, int]:
-        """(resident now, the most that was ever resident)."""
+        """Returns the bytes that are resident now, and the most that ever were."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         now, peak = (re.search(rf"{name}:\s+(\d+) kB", status) for name in ("VmRSS", "VmHWM"))
         if now is None or peak is None:
@@ -118,7 +118,7 @@ class Broker:
         self._request("POST", path, body)
 
     def counts(self, topic: str) -> dict[str, int]:
-        """What /stats says of the topic and its channels."""
+        """Returns what /stats says of the topic and its channels."""
         stats = json.loads(self._request("GET", f"/stats?format=json&topic={topic}&include_clients=false"))
         found: list[dict[str, Any]] = stats["topics"]
         if len(found) != 1:

@@ -18,7 +18,7 @@ TAIL_SHARE = 50
 
 
 class Consumers:
-    """Some subscriptions served by one epoll loop, with one buffer for all, so that it stays in the cache."""
+    """Serves some subscriptions by one epoll loop, with one buffer for all, so that it stays in the cache."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Consumers:
             sock.sendall(command)
 
     def serve(self) -> int:
-        """One turn: reads what is there and finishes it. Gives the number of messages."""
+        """Serves one turn: reads what is there and finishes it. It returns the number of messages."""
         before = self.messages
         for fileno, _ in self._epoll.poll(POLL_SECONDS):
             sock = self._socks[fileno]
@@ -87,7 +87,7 @@ class Consumers:
             raise LoadError(f"a consumer was sent {text!r}")
 
     def close(self) -> None:
-        """CLS on each connection; what still arrives is finished and counted."""
+        """Sends CLS on each connection; what still arrives is finished and counted."""
         self.send_all(b"CLS\n")
         deadline = time.monotonic() + CLOSE_SECONDS_MAX
         while self.closed < len(self._socks) or self.serve():
@@ -107,7 +107,7 @@ def consume(
     expected: int,
     seconds: float,
 ) -> Iterator[Load | int | None]:
-    """Until `expected` messages, less the tail, or the time is reached.
+    """Consumes until `expected` messages, less the tail, or the time is reached.
 
     Its next step is to read the tail, if there is time left, to close, and to give the final count.
     """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.lookupd`: nsqlookupd with a whole cluster registered, ours and, given one, a peer.
+"""Measures nsqlookupd with a whole cluster registered, ours and, given one, a peer: `python -m benchmarks.lookupd`.
 
 A thousand nsqds, each a real TCP connection, register the same hundred topics with a channel each, so every
 `/lookup` names a thousand producers. That is the worst case for its size: about 170 kB of JSON.
@@ -49,7 +49,7 @@ class Measurement:
 
 
 class Lookupd:
-    """An nsqlookupd under measurement, on loopback ports of the system's choice."""
+    """Runs an nsqlookupd under measurement, on loopback ports of the system's choice."""
 
     def __init__(self, program: Path) -> None:
         self._program = program
@@ -88,7 +88,7 @@ class Lookupd:
         return self._http.getresponse().read()
 
     def milliseconds(self, target_of: Callable[[int], str], count: int) -> list[float]:
-        """Of each request in turn, on one connection, the whole answer read."""
+        """Measures each request in turn, on one connection, the whole answer read."""
         taken = []
         for number in range(count):
             target = target_of(number)
@@ -99,7 +99,7 @@ class Lookupd:
 
 
 async def register(port: int, number: int, topics: int, gate: asyncio.Semaphore) -> asyncio.StreamWriter:
-    """One nsqd: connects, identifies, registers, and stays connected until the writer is closed."""
+    """Registers one nsqd: it connects, identifies, registers, and stays connected until the writer is closed."""
     identity = {
         "broadcast_address": f"nsqd-{number}.example",
         "hostname": f"nsqd-{number}",
@@ -146,7 +146,7 @@ async def measure(program: Path, nsqds: int, topics: int) -> Measurement:
 
 
 async def forget(lookupd: Lookupd, writers: list[asyncio.StreamWriter]) -> float:
-    """All nsqds gone at once: the time until the last is no longer found."""
+    """Lets all nsqds be gone at once; returns the time until the last is no longer found."""
     started = time.monotonic()
     for writer in writers:
         writer.close()

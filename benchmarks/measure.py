@@ -1,4 +1,4 @@
-"""What a scenario gives: one measurement of one broker."""
+"""Defines what a scenario gives: one measurement of one broker."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from benchmarks.worker import Load
 
 @dataclass(frozen=True)
 class Measurement:
-    """`messages` took `seconds`; those `handled` (in and out) cost the broker `cpu_seconds`.
+    """Says that `messages` took `seconds`, and that those `handled` (in and out) cost the broker `cpu_seconds`.
 
     `load_busy` is the share of a core that the busiest load generator took: near 1, it was the limit.
     """

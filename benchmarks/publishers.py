@@ -16,7 +16,7 @@ HTTP_REPLY_BYTES_MAX = 4096
 
 
 class Publisher:
-    """A connection with a bounded number of units not yet answered. Every reply is checked to be OK."""
+    """Is a connection with a bounded number of units not yet answered. Every reply is checked to be OK."""
 
     def __init__(self, address: Address, upgrade: Upgrade = PLAIN) -> None:
         self.sock = open_connection(address, upgrade)
@@ -74,7 +74,7 @@ def publish(
     seconds: float,
     messages_max: int,
 ) -> Iterator[Load | None]:
-    """As fast as the replies come, until the time or the count is reached; then all replies are awaited."""
+    """Publishes as fast as the replies come, until the time or the count is reached; then all replies are awaited."""
     publishers = [Publisher(address, upgrade) for _ in range(connections)]
     unit = upgrade.encoded(unit)
     yield None
@@ -95,7 +95,7 @@ def publish(
 def publish_http(
     address: Address, topic: str, body: bytes, connections: int, seconds: float, messages_max: int
 ) -> Iterator[Load | None]:
-    """POST /pub on keep-alive connections, one request outstanding on each."""
+    """Sends POST /pub on keep-alive connections, one request outstanding on each."""
     request = http_pub(address, topic, body)
     socks = [connect(address) for _ in range(connections)]
     yield None
@@ -126,7 +126,7 @@ def _read_http_ok(sock: socket.socket) -> None:
 
 
 def publish_paced(address: Address, topic: str, body_bytes: int, rate: int, seconds: float) -> Iterator[Load | None]:
-    """At a steady rate; each body starts with its number and the time at which it was sent, in ns."""
+    """Publishes at a steady rate; each body starts with its number and the time at which it was sent, in ns."""
     publisher = Publisher(address)
     head = f"PUB {topic}\n".encode() + struct.pack(">i", body_bytes)
     padding = b"x" * (body_bytes - 16)

@@ -16,18 +16,18 @@ LATENCY_P99_TARGET_MS = 10.0
 
 NONE = "-"
 _TARGET_COLUMNS = (4, 8)
-"""Of a row of throughput."""
+"""These columns of a row of throughput have targets."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One scenario: ours and, where there is a peer, its default and its disk-only form."""
+    """Holds one scenario: ours and, where there is a peer, its default and its disk-only form."""
 
     scenario: Scenario
     ours: Measurement
     peer: Measurement | None = None
     peer_default: Measurement | None = None
-    """With the peer's default flags: NSQ keeps 10,000 messages in memory and writes the rest to disk."""
+    """Has a peer's figures with its default flags: NSQ keeps 10,000 messages in memory and writes the rest to disk."""
     peer_disk: Measurement | None = None
 
 
@@ -110,7 +110,7 @@ def _throughput(results: list[Result]) -> Table:
 
 
 def _upgraded(results: list[Result]) -> Table:
-    """Without targets: how costly the algorithms are is not ours to change."""
+    """Shows rows without targets: how costly the algorithms are is not ours to change."""
     rows = []
     for result in _of(results, UPGRADED):
         row = _throughput_row(result.scenario.title, result.ours, result.peer, None, None)

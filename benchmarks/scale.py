@@ -1,4 +1,5 @@
-"""`python -m benchmarks.scale`: how nsqd's memory, start and CPU grow with what it holds, one kind at a time.
+"""Measures how nsqd's memory, start and CPU grow with what it holds, one kind at a time: `python -m
+benchmarks.scale`.
 
 The figures of docs/scale.md. Each row is a fresh nsqd with nothing else in it.
 """
@@ -39,7 +40,7 @@ class Row:
 
 
 def idle_cpu(broker: Broker) -> float:
-    """The share of a core that it takes while nothing happens."""
+    """Returns the part of a core that it takes while nothing happens."""
     before = broker.cpu_seconds()
     time.sleep(IDLE_SECONDS)
     return (broker.cpu_seconds() - before) / IDLE_SECONDS

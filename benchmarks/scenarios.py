@@ -1,4 +1,4 @@
-"""What is measured, and what is to be reached beside NSQ's own nsqd.
+"""Says what is measured, and what is to be reached beside NSQ's own nsqd.
 
 Every scenario checks its counts against the broker's /stats: a lost or repeated message is an error, not a
 figure.
@@ -19,9 +19,9 @@ TOPIC = "bench"
 CHANNEL = "ch"
 BATCH_MESSAGES = 200
 BATCH_CONNECTIONS, BATCH_WINDOW = 2, 1
-"""As NSQ's own bench_writer does on two cores: each batch waits for the OK of the one before."""
+"""Each batch waits for the OK of the one before, as in NSQ's own bench_writer on two cores."""
 DEEP_CONNECTIONS, DEEP_WINDOW = 4, 4
-"""So many batches on their way that the broker never waits for the next."""
+"""So many batches are on their way that the broker never waits for the next."""
 PIPELINE_MESSAGES = 100
 RDY_MAX = 2500
 LATENCY_BODY_BYTES = 100
@@ -31,11 +31,11 @@ FILL_SECONDS_MAX = 60.0
 DRAIN_SECONDS_MAX = 60.0
 
 PUBLISH_RATE_MAX = 1_500_000
-"""Publishes per second of a scenario that are never exceeded, so that disk and memory use stay bounded."""
+"""No more than these are published for each second of a scenario, so that disk and memory use stay bounded."""
 BACKLOG_RATE = 400_000
-"""Messages of backlog per second of a scenario."""
+"""A backlog has this many messages for each second of a scenario."""
 UPGRADED_RATE = 250_000
-"""The same, over TLS and with compression."""
+"""Over TLS and with compression, a backlog has this many messages for each second of a scenario."""
 UPGRADED_SECONDS = 2.0
 
 Run = Callable[[Broker, float], Measurement]
@@ -50,7 +50,7 @@ class Scenario:
     """At most so many messages lie in the broker, per second of the scenario."""
     target: float | None = None
     disk_target: float | None = None
-    """Beside a peer with --mem-queue-size=0, where that is measured."""
+    """Is the target beside a peer with --mem-queue-size=0, where that is measured."""
     seconds: float | None = None
     """Its own duration, whatever --seconds says."""
     upgrade: Upgrade = PLAIN
@@ -68,7 +68,7 @@ def _load(worker: Worker) -> Load:
 
 
 def publishing(unit: Unit, connections: int, window: int, upgrade: Upgrade = PLAIN) -> Run:
-    """No channel: nothing but publishing costs the broker anything."""
+    """Publishes without a channel: nothing but publishing costs the broker anything."""
 
     def run(broker: Broker, seconds: float) -> Measurement:
         limit = int(PUBLISH_RATE_MAX * seconds)
@@ -98,7 +98,7 @@ def publishing_http(connections: int) -> Run:
 
 
 def consuming(unit: Unit, rdy: int, backlog_rate: int = BACKLOG_RATE, upgrade: Upgrade = PLAIN) -> Run:
-    """A backlog, read by two connections of one channel."""
+    """Reads a backlog by two connections of one channel."""
 
     def run(broker: Broker, seconds: float) -> Measurement:
         backlog = fill(broker, unit, int(backlog_rate * seconds))
@@ -136,7 +136,7 @@ def close(consumer: Worker) -> int:
 
 
 def both_at_once(body_bytes: int) -> Run:
-    """Full-rate publishing and consuming; the figure is what was read."""
+    """Publishes and consumes at full rate; the figure is what was read."""
 
     def run(broker: Broker, seconds: float) -> Measurement:
         limit = int(PUBLISH_RATE_MAX * seconds)
@@ -169,7 +169,7 @@ def both_at_once(body_bytes: int) -> Run:
 
 
 def fanning_out(channel_count: int) -> Run:
-    """A fixed number of messages, published while every channel is read; the figure is all deliveries."""
+    """Publishes a fixed number of messages while every channel is read; the figure is all deliveries."""
 
     def run(broker: Broker, seconds: float) -> Measurement:
         channels = [f"{CHANNEL}{number}" for number in range(channel_count)]
@@ -260,8 +260,8 @@ THROUGHPUT = (
     Scenario("chan8", "publish and consume, 8 channels", fanning_out(8), BACKLOG_RATE),
     Scenario("chan64", "publish and consume, 64 channels", fanning_out(64), BACKLOG_RATE // 16, 3.0),
 )
-# A peer gets a memory queue of a million, as in NSQ's own bench script; all of it would take gigabytes.
 MEMORY = Scenario("memory", "MPUB for 10 s, no consumer", _DEEP_MPUB, 100_000, seconds=MEMORY_SECONDS)
+"""A peer gets a memory queue of a million, as in NSQ's own bench script; all of it would take gigabytes."""
 LATENCY = (
     Scenario("latency500", "500 msg/s", latency(500), 10_000),
     Scenario("latency5000", "5,000 msg/s", latency(5000), 10_000),

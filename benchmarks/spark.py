@@ -1,4 +1,5 @@
-"""`python -m benchmarks.spark`: how fast Spark reads and writes topics, beside sources and sinks that are only memory.
+"""Measures how fast Spark reads and writes topics, beside sources and sinks that are only memory: `python -m
+benchmarks.spark`.
 
 What a source in memory takes is what Spark itself takes, for a batch and for a stream. Everything runs on local[2] in
 one session, ours and the other in turn, so that all see the machine in the same mood. CPU time is that of nsqd, of
@@ -34,7 +35,7 @@ PARTS = (READ, PARQUET, STREAM, WINDOWS, WRITE, BATCHES)
 
 
 class Taken(NamedTuple):
-    """What one run took."""
+    """Holds what one run took."""
 
     seconds: float
     cpu: Cpu
@@ -42,7 +43,7 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """What was done with how many messages; `beside` is the same with a source or sink that is only memory."""
+    """Says what was done with how many messages; `beside` is the same with a source or sink that is only memory."""
 
     name: str
     title: str
@@ -70,7 +71,7 @@ class Measurement:
 
 
 class Jobs:
-    """What is done with messages, from a topic and from memory."""
+    """Does things with messages, from a topic and from memory."""
 
     def __init__(self, session: "SparkSession", nsqd: str, messages: int, directory: Path):
         self._session = session
@@ -93,7 +94,7 @@ class Jobs:
         return self._session.readStream.format("memory_arrow").options(messages=self._messages).load()
 
     def bodies(self) -> "DataFrame":
-        """What is written, from memory."""
+        """Makes what is written, from memory."""
         return self.memory().select("body")
 
     def to_noop(self, frame: "DataFrame") -> None:
@@ -162,7 +163,7 @@ class Bench:
         }
 
     def warm_up(self) -> None:
-        """The first job of a session starts Python workers and compiles."""
+        """Runs a first job, since that one starts Python workers and compiles."""
         self._jobs.to_noop(self._jobs.memory())
 
     def read(self) -> list[Row]:

@@ -1,4 +1,6 @@
-"""Micro-batches of Spark: what a small one takes and where, and whether many small topics cost more than one."""
+"""Measures Spark's micro-batches: what a small one takes and where, and whether many small topics cost more than
+one.
+"""
 
 import json
 import statistics
@@ -38,14 +40,14 @@ ADVISED = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     )
 }
-"""What docs/spark.md advises for a checkpoint on a local disk."""
+"""docs/spark.md advises these for a checkpoint on a local disk."""
 STEPS = ("latestOffset", "queryPlanning", "addBatch", "walCommit", "commitOffsets", "triggerExecution")
-"""Of a micro-batch, as Spark's progress reports name them; the last is the whole."""
+"""Spark's progress reports name the steps of a micro-batch so; the last is the whole."""
 
 
 @dataclass(frozen=True)
 class Batches:
-    """The median milliseconds of each step, and the CPU seconds of a batch."""
+    """Has the median milliseconds of each step, and the CPU seconds of a batch."""
 
     title: str
     steps_ms: dict[str, float]
@@ -58,7 +60,7 @@ class Measurement:
     many_topics_ms: float
     one_topic_ms: float
     overhead_ms: float
-    """Of the source in a micro-batch: offsets, planning and report together, without Spark; the median."""
+    """Is what the source takes in a micro-batch: offsets, planning and report together, without Spark; the median."""
 
     @property
     def many_topics_ratio(self) -> float:
@@ -91,7 +93,7 @@ def _set(session: "SparkSession", settings: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _feeding(nsqd: str, topic: str) -> Iterator[None]:
-    """RATE messages a second, as long as the block runs."""
+    """Publishes RATE messages a second, as long as the block runs."""
     filler = Filler(nsqd)
     filler.publish(topic, 1)
 
@@ -109,7 +111,7 @@ def _feeding(nsqd: str, topic: str) -> Iterator[None]:
 
 
 def _small(frame: "DataFrame", title: str, meter: CpuMeter, directory: Path) -> Batches:
-    """Batch after batch, each as soon as the last is done."""
+    """Runs batch after batch, each as soon as the last is done."""
     checkpoint = tempfile.mkdtemp(dir=directory)
     query = frame.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
     try:
@@ -124,7 +126,7 @@ def _small(frame: "DataFrame", title: str, meter: CpuMeter, directory: Path) -> 
 
 
 def _progress(query: Any, batches: int) -> list[Any]:
-    """The reports of the batches that had rows, when there are enough of them."""
+    """Returns the reports of the batches that had rows, when there are enough of them."""
     deadline = time.monotonic() + WAIT_S_MAX
     while len(found := [one for one in query.recentProgress if one.numInputRows]) < batches:
         if query.exception() is not None:
@@ -136,7 +138,9 @@ def _progress(query: Any, batches: int) -> list[Any]:
 
 
 def _many_topics(session: "SparkSession", nsqd: str, directory: Path) -> tuple[float, float]:
-    """The median ms of a batch of SMALL_TOPICS topics with a message each, and of as many in one topic; in turn."""
+    """Returns the median ms of a batch of SMALL_TOPICS topics with a message each, and of as many in one topic, in
+    turn.
+    """
     many: list[float] = []
     one: list[float] = []
     for turn in range(MANY_TOPICS_TURNS):
@@ -149,7 +153,7 @@ def _many_topics(session: "SparkSession", nsqd: str, directory: Path) -> tuple[f
 def _batches_ms(
     session: "SparkSession", nsqd: str, directory: Path, topics: dict[str, int], which: dict[str, str]
 ) -> list[float]:
-    """What batches take that have so many messages of each topic."""
+    """Returns what batches take that have so many messages of each topic."""
     filler = Filler(nsqd)
 
     def publish() -> None:
@@ -174,7 +178,7 @@ def _batches_ms(
 
 
 def _overhead_ms(nsqd: str) -> float:
-    """All that Spark asks of the source for a micro-batch, as Spark asks it, but without Spark."""
+    """Does all that Spark asks of the source for a micro-batch, as Spark asks it, but without Spark."""
     from nsquark.spark.source.datasource import NsqDataSource
 
     source = NsqDataSource({"nsqd": nsqd, "topic": "overhead", "channel": "spark", "maxMessagesPerTrigger": "100000"})

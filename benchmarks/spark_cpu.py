@@ -1,4 +1,4 @@
-"""CPU time of the three that share a machine in a Spark job: nsqd, Spark's Python workers, and its JVM."""
+"""Measures the CPU time of the three that share a machine in a Spark job: nsqd, Spark's Python workers, and its JVM."""
 
 import os
 import threading

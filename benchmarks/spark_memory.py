@@ -1,4 +1,5 @@
-"""A source and a sink for Spark that are only memory: what they take is what Spark itself takes for any in Python.
+"""Is a source and a sink for Spark that are only memory: what they take is what Spark itself takes for any in
+Python.
 
 Functions make the classes, because pyspark is only there if Spark is.
 """
@@ -11,7 +12,7 @@ from typing import Any
 BODY_BYTES = 200
 ROWS_PER_BATCH = 8192
 PARTITION_MESSAGES = 145_000
-"""About as many as a partition of a topic has: 2 million messages of this size are split into 14."""
+"""A partition of a topic has about as many: 2 million messages of this size are split into 14."""
 TOPIC = "bench"
 COLUMNS = "topic string, nsqd string, seq bigint, id string, timestamp timestamp, body binary"
 
@@ -23,7 +24,7 @@ def body(number: int) -> bytes:
 
 @functools.cache
 def made_batch() -> Any:
-    """Made once for each of Spark's workers: making rows is not what is measured."""
+    """Makes a batch once for each of Spark's workers: making rows is not what is measured."""
     import pyarrow as pa
 
     rows = ROWS_PER_BATCH

@@ -1,4 +1,6 @@
-"""What all of Spark's benchmarks begin with: a session that knows the sources in memory, and messages in a topic."""
+"""Makes what all of Spark's benchmarks begin with: a session that knows the sources in memory, and messages in a
+topic.
+"""
 
 import http.client
 import os

@@ -1,4 +1,5 @@
-"""`PEER_TOOLS=<dir> python -m benchmarks.tools`: our tools beside NSQ's own, on the same nsqd (ours, or `--nsqd`).
+"""Measures our tools beside NSQ's own, on the same nsqd (ours, or `--nsqd`): `PEER_TOOLS=<dir> python -m
+benchmarks.tools`.
 
 Each measurement is a program as its user runs it, its start included, on a topic of its own; the two run in turn.
 Where the directory has no program of a name, or is not given, ours stands alone.
@@ -32,12 +33,12 @@ WAIT_S = 0.01
 END_S_MAX = 600.0
 CHANNEL = "bench"
 SYNC_INTERVAL = "--sync-interval=250ms"
-"""So that the last messages, too few to make a tool sync by itself, do not wait for half a minute."""
+"""The last messages, too few to make a tool sync by itself, do not wait for half a minute with this."""
 
 
 @dataclass(frozen=True)
 class Tools:
-    """The programs of one maker."""
+    """Has the programs of one maker."""
 
     name: str
     directory: Path | None
@@ -56,7 +57,7 @@ OURS = Tools("ours", None)
 
 @dataclass(frozen=True)
 class Lines:
-    """A file, and how many lines it has."""
+    """Is a file, and knows how many lines it has."""
 
     path: Path
     count: int
@@ -70,12 +71,12 @@ def _write_lines(path: Path, count: int) -> Lines:
 
 
 class Bench:
-    """What a row needs: an nsqd, messages in it, and a place for files."""
+    """Has what a row needs: an nsqd, messages in it, and a place for files."""
 
     def __init__(self, broker: Broker, destination: Broker, directory: Path, messages: int) -> None:
         self.broker = broker
         self.destination = destination
-        """Another nsqd, for what publishes messages again."""
+        """Is another nsqd, for what publishes messages again."""
         self.directory = directory
         self.messages = messages
         self.lines = _write_lines(directory / "lines", messages)
@@ -91,7 +92,7 @@ class Bench:
         return "--destination-nsqd-tcp-address={}:{}".format(*self.destination.tcp)
 
     def topic(self, *, is_filled: bool) -> str:
-        """A new topic with a channel, which has all messages if it is to be filled."""
+        """Makes a new topic with a channel, which has all messages if it is to be filled."""
         self._serial += 1
         topic = f"bench_{self._serial}"
         self._post("/topic/create", topic)
@@ -173,7 +174,9 @@ def consuming(tool: str, *flags: str) -> Callable[[Bench, Tools], float]:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; `measure` gives messages per second, `target` times NSQ's is to be reached (0: none)."""
+    """Is one line of the table; `measure` gives messages per second, `target` times NSQ's is to be reached (0:
+    none).
+    """
 
     title: str
     tool: str

@@ -1,4 +1,4 @@
-"""What a turn of nsqd's event loop costs in CPU time when it takes publishes: `python -m benchmarks.turns`.
+"""Measures what a turn of nsqd's event loop costs in CPU time when it takes publishes: `python -m benchmarks.turns`.
 
 There are no sockets in it.
 
@@ -34,7 +34,7 @@ LEARNING_TURNS = 3
 
 
 class Socket(asyncio.Transport):
-    """A client that is always there and reads at once."""
+    """Is a client that is always there and reads at once."""
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass

@@ -1,4 +1,4 @@
-"""What IDENTIFY may put between a client and the broker: TLS, snappy, deflate.
+"""Makes what IDENTIFY may put between a client and the broker: TLS, snappy, deflate.
 
 All that a publisher sends is compressed once, before the load starts: nothing that is compressed here refers to what
 went before on the connection, so the same bytes may be sent again and again.
@@ -34,11 +34,11 @@ _WORDS = ("red", "green", "blue", "small", "large", "shoes", "shirt", "summer", 
 
 
 class Incomplete(Exception):
-    """What has come so far cannot be decoded yet."""
+    """Says that what has come so far cannot be decoded yet."""
 
 
 class Connection(Protocol):
-    """A socket, or what acts as one."""
+    """Is a socket, or what acts as one."""
 
     def fileno(self) -> int: ...
 
@@ -59,7 +59,7 @@ class Upgrade:
         return dict.fromkeys(names, True)
 
     def encoded(self, unit: Unit) -> Unit:
-        """The unit as it is sent with `send_encoded`."""
+        """Returns the unit as it is sent with `send_encoded`."""
         return replace(unit, payload=_ENCODE[self.compression](unit.payload)) if self.compression else unit
 
 
@@ -81,7 +81,7 @@ _DECODERS: dict[str, Callable[[], Decoder]] = {"snappy": SnappyDecoder, "deflate
 
 
 class EncodedConnection:
-    """A connection whose bytes are compressed in both directions."""
+    """Is a connection whose bytes are compressed in both directions."""
 
     def __init__(self, inner: Connection, compression: str) -> None:
         self._inner = inner
@@ -122,7 +122,7 @@ class EncodedConnection:
         return plain[:size]
 
     def pending(self) -> int:
-        """As for a TLS socket: what can be read although the system has nothing more for us."""
+        """Returns, as a TLS socket does, how much can be read although the system has nothing more for us."""
         return len(self._plain) or pending(self._inner)
 
     def _decode(self, size: int) -> bytes:
@@ -137,7 +137,7 @@ def pending(connection: Connection) -> int:
 
 
 def open_connection(address: Address, upgrade: Upgrade) -> Connection:
-    """A client that has said IDENTIFY and got all that it asked for."""
+    """Connects a client that has said IDENTIFY and got all that it asked for."""
     sock = connect_v2(address, upgrade.features())
     connection: Connection = _secured(sock) if upgrade.tls else sock
     if upgrade.tls:
@@ -167,7 +167,7 @@ def can_make_certificates() -> bool:
 
 
 def make_certificate(directory: Path) -> tuple[str, ...]:
-    """A certificate for this run; gives the flags with which an nsqd uses it."""
+    """Makes a certificate for this run; returns the flags with which an nsqd uses it."""
     certificate, key = directory / "cert.pem", directory / "key.pem"
     command: list[Any] = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"]
     command += ["-subj", "/CN=localhost", "-out", certificate, "-keyout", key]

@@ -1,4 +1,4 @@
-"""What the load generators send, built once, and connections that cannot hang."""
+"""Makes what the load generators send, built once, and connections that cannot hang."""
 
 import json
 import socket
@@ -21,12 +21,12 @@ class Readable(Protocol):
 
 
 class LoadError(Exception):
-    """The broker answered something that makes a figure worthless."""
+    """Says that the broker answered something that makes a figure worthless."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """The smallest thing a publisher sends at once."""
+    """Is the smallest thing a publisher sends at once."""
 
     payload: bytes
     replies: int
@@ -57,7 +57,7 @@ def http_pub(address: Address, topic: str, body: bytes) -> bytes:
 
 
 def connect(address: Address) -> socket.socket:
-    """Blocking, with the kernel's own timeouts: Python's would cost a poll() for each call."""
+    """Connects a blocking socket with the kernel's own timeouts: Python's would cost a poll() for each call."""
     sock = socket.create_connection(address, timeout=SOCKET_TIMEOUT_SECONDS)
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -68,7 +68,9 @@ def connect(address: Address) -> socket.socket:
 
 
 def connect_v2(address: Address, features: dict[str, bool]) -> socket.socket:
-    """A client as it comes: the magic and an IDENTIFY that leaves all but some features at their defaults."""
+    """Connects a client as it comes: with the magic and an IDENTIFY that leaves all but some features at their
+    defaults.
+    """
     sock = connect(address)
     identity = json.dumps({"client_id": "bench", "feature_negotiation": True, **features}).encode()
     sock.sendall(MAGIC_V2 + b"IDENTIFY\n" + _sized(identity))
@@ -89,7 +91,7 @@ def expect_ok(sock: Readable) -> None:
 
 
 def read_frame(sock: Readable) -> tuple[int, bytes]:
-    """One frame, for the conversation before the load starts."""
+    """Reads one frame, for the conversation before the load starts."""
     size, kind = struct.unpack(">ii", _read_exactly(sock, 8))
     return kind, _read_exactly(sock, size - 4)
 

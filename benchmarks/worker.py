@@ -1,4 +1,4 @@
-"""A load generator in a process of its own, so that it shares nothing with the others but the machine.
+"""Runs a load generator in a process of its own, so that it shares nothing with the others but the machine.
 
 A role is a generator function: what it yields goes to the parent, and it goes on when the parent says so. By
 convention it first yields None when it is ready, then its `Load` when its work is done.
@@ -23,7 +23,7 @@ Role = Callable[..., Iterator[Any]]
 
 @dataclass(frozen=True)
 class Load:
-    """What a role did. Times are of the monotonic clock, which all processes of a machine share."""
+    """Holds what a role did. Times are of the monotonic clock, which all processes of a machine share."""
 
     messages: int
     started: float
@@ -36,7 +36,7 @@ class Load:
 
 
 class Worker:
-    """Ready inside its `with` block; `go()` lets it take the next step, `result()` waits for what that gives.
+    """Is ready inside its `with` block; `go()` lets it take the next step, `result()` waits for what that gives.
 
     `busy` is the share of a core that its last step took: near 1, the load generator was the limit.
     """
@@ -91,7 +91,7 @@ def _run(pipe: Connection, role: Role, args: tuple[Any, ...]) -> None:
 
 
 def _step(steps: Iterator[Any]) -> tuple[str, Any, float]:
-    """(what failed or "", what the step gave, the share of a core it took)."""
+    """Takes a step; returns what failed or "", what the step gave, and the part of a core it took."""
     cpu, clock = time.process_time(), time.monotonic()
     try:
         value = next(steps)

@@ -1,4 +1,4 @@
-"""A continuous query: orders per ten seconds, from one topic to another, for as long as it runs.
+"""Counts orders per ten seconds by a continuous query, from one topic to another, for as long as it runs.
 
     python examples/streaming.py --nsqd 127.0.0.1:4151 --topic events --to-topic events.live --checkpoint /tmp/live
 
@@ -19,7 +19,7 @@ EVENT = "id STRING, time TIMESTAMP, kind STRING, amount DECIMAL(18, 2)"
 
 
 def orders_per_window(messages: DataFrame) -> DataFrame:
-    """A row for each window when it is closed; an order that was delivered twice counts once."""
+    """Yields a row for each window when it is closed; an order that was delivered twice counts once."""
     events = messages.select(from_json(col("body").cast("string"), EVENT).alias("event")).select("event.*")
     orders = events.where("kind = 'order' AND id IS NOT NULL AND time <= current_timestamp() + INTERVAL 1 MINUTE")
     once = orders.withWatermark("time", "5 seconds").dropDuplicatesWithinWatermark(["id"])

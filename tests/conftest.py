@@ -30,7 +30,9 @@ _serial = itertools.count(1)
 
 
 FINE_REASONS = ("PEER_", "NSQD names another", "not permitted", "only root", "cannot be mounted here")
-"""Of skips that nothing missing is to blame for: a program to compare with was not given, or this user may not."""
+"""A skip for one of these reasons is due to nothing missing: a program to compare with was not given, or this user
+may not.
+"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,4 +1,4 @@
-"""Client libraries side by side: what one process gets out of an nsqd with each of them.
+"""Measures client libraries side by side: what one process gets out of an nsqd with each of them.
 
 Every library runs in a process of its own (gevent patches the standard library under everyone) and does what its own
 documentation shows: no library is helped by another's load generator.
@@ -18,7 +18,7 @@ from benchmarks.wire import LoadError
 
 OURS = "nsquark"
 LIBRARIES = {OURS: "nsquark", "pynsq": "nsq", "gnsq": "gnsq", "ansq": "ansq"}
-"""Each with the module that it is imported as."""
+"""Has each library with the module that it is imported as."""
 SECONDS = 2.0
 BODY_BYTES = 200
 CONSUMED_PER_SECOND_MAX = {OURS: 500_000}
@@ -35,7 +35,7 @@ TASKS = {
     "iter": "consume, async for",
 }
 TARGETS = {"pipe": 5.0, "mpub": 2.0, "mpubpipe": 2.0, "sync": 8.0, "async": 8.0, "iter": 8.0}
-"""Beside the best of the others."""
+"""Says what is to be reached beside the best of the others."""
 CONSUMING = ("sync", "async", "iter")
 
 
@@ -47,7 +47,7 @@ class Rate:
 
 
 def run(program: Path, flags: tuple[str, ...] = ()) -> list[Rate]:
-    """Task by task, all libraries right after one another, so that they see the machine in the same mood."""
+    """Runs task by task, all libraries right after one another, so that they see the machine in the same mood."""
     rates = []
     for task in TASKS:
         for library, module in LIBRARIES.items():
@@ -62,7 +62,7 @@ def run(program: Path, flags: tuple[str, ...] = ()) -> list[Rate]:
 
 
 def _rate(program: Path, flags: tuple[str, ...], library: str, task: str) -> float | None:
-    """None if the library has no such way."""
+    """Returns the rate of a task, or None if the library has no such way."""
     with Broker(program, flags) as broker:
         wanted = 0
         if task in CONSUMING:

@@ -1,4 +1,4 @@
-"""What a program of one library is asked to do, and how it reports."""
+"""Says what a program of one library is asked to do, and how it reports."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ class Arguments:
     channel: str
     seconds: float
     wanted: int
-    """Messages to consume, at most."""
+    """At most this many messages are consumed."""
 
 
 def arguments() -> Arguments:
@@ -40,5 +40,5 @@ def report(messages: int, seconds: float) -> None:
 
 
 def cannot() -> None:
-    """The library has no such way."""
+    """Reports that the library has no such way."""
     report(0, 1.0)

@@ -1,4 +1,4 @@
-"""ansq, on asyncio. It has `async for` and no handlers."""
+"""Uses ansq, on asyncio. It has `async for` and no handlers."""
 
 import asyncio
 import time

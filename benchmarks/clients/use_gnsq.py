@@ -1,4 +1,4 @@
-"""gnsq, on gevent. It has plain handlers."""
+"""Uses gnsq, on gevent. It has plain handlers."""
 
 from gevent import monkey
 

@@ -1,4 +1,4 @@
-"""This project's client."""
+"""Uses this project's client."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""pynsq, on tornado. It has handlers, plain and async, and no iteration."""
+"""Uses pynsq, on tornado. It has handlers, plain and async, and no iteration."""
 
 import asyncio
 import time

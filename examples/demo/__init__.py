@@ -1,1 +1,1 @@
-"""The whole platform at work, on one machine: `make demo`."""
+"""Shows the whole platform at work, on one machine: `make demo`."""

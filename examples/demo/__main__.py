@@ -1,4 +1,5 @@
-"""`python -m examples.demo [--keep]`: events through nsqds to consumers and to a lake, one nsqd killed on the way.
+"""Sends events through nsqds to consumers and to a lake, and kills one nsqd on the way: `python -m examples.demo
+[--keep]`.
 
 Exit code 0 only if the report at the end holds.
 """

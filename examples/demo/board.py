@@ -1,4 +1,4 @@
-"""What flows where, once a second: a line on a terminal, every fifth in a pipe."""
+"""Shows what flows where, once a second: a line on a terminal, every fifth in a pipe."""
 
 import asyncio
 import sys
@@ -33,7 +33,7 @@ class Board:
         self._is_terminal = sys.stdout.isatty()
 
     def say(self, text: str) -> None:
-        """Something happened."""
+        """Shows that something happened."""
         print(f"{self._elapsed():>4.0f}s  * {text}", flush=True)
 
     async def run(self) -> None:
@@ -66,7 +66,7 @@ class Board:
         return time.monotonic() - self._started
 
     async def _channels(self, nsqd: str) -> dict[str, int] | None:
-        """Depth of each channel of the topic; None while the nsqd does not answer."""
+        """Returns the depth of each channel of the topic; None while the nsqd does not answer."""
         url = f"http://{nsqd}/stats?format=json&topic={TOPIC}"
         try:
             _, _, body = await fetch(url, connect_timeout=TIMEOUT_S, request_timeout=TIMEOUT_S)

@@ -53,7 +53,9 @@ class Shop:
         return Event(event_id, time, user, kind, amount, body, is_good)
 
     def _break(self, body: bytes, fields: dict[str, str]) -> bytes:
-        """As things break: cut off, an amount that is none, a kind nobody knows. The id stays readable."""
+        """Breaks an event as things break: it is cut off, its amount is none, nobody knows its kind. The id stays
+        readable.
+        """
         way = self._random.randrange(3)
         if way == 0:
             return body[: len(body) * 2 // 3]
@@ -63,7 +65,7 @@ class Shop:
 
 
 def per_minute(events: Iterator[Event]) -> dict[tuple[datetime, str], tuple[int, Decimal]]:
-    """Count and money of each minute and kind."""
+    """Returns count and money of each minute and kind."""
     counts: dict[tuple[datetime, str], tuple[int, Decimal]] = {}
     for event in events:
         count, amount = counts.get((event.minute, event.kind), (0, Decimal(0)))

@@ -1,4 +1,4 @@
-"""The Spark side: updates of the example pipeline, and what its tables hold."""
+"""Runs the Spark side: updates of the example pipeline, and what its tables hold."""
 
 import asyncio
 import os
@@ -18,16 +18,16 @@ from nsquark.spark.jobs.progress import Progress, reports_in
 
 PIPELINE = Path(__file__).parents[1] / "pipeline"
 WATERMARK_DELAY = timedelta(seconds=10)
-"""As in the pipeline's per_minute.sql."""
+"""The pipeline's per_minute.sql has the same delay."""
 LOG_POLL_S = 0.2
 
 
 @dataclass(frozen=True)
 class Tables:
-    """The pipeline's tables at one moment."""
+    """Holds the pipeline's tables at one moment."""
 
     arrived: list[str]
-    """The id of each row; redelivered ones more than once."""
+    """Has the id of each row; redelivered ones are there more than once."""
     good: set[str]
     rejected: set[str]
     per_minute: dict[tuple[datetime, str], tuple[int, Decimal]]
@@ -46,7 +46,7 @@ class Lake:
         self._follower.start()
 
     async def update(self) -> float:
-        """One update of the pipeline against the running server; gives the seconds it took."""
+        """Runs one update of the pipeline against the running server; returns the seconds it took."""
         started = time.monotonic()
         command = [sys.executable, "-m", "nsquark.tool.main", "pipeline", "run", "--spec", str(PIPELINE)]
         command += ["--remote", self._platform.spark.url, "--dir", str(self._platform.spark.home.directory)]
@@ -96,7 +96,7 @@ class Lake:
                 self.batches.append(Progress.from_report(report))
 
     def _next_line(self, log: Any) -> str:
-        """A whole line, or nothing when it is over."""
+        """Returns a whole line, or nothing when it is over."""
         line = ""
         while not self._is_ended.is_set():
             line += log.readline()

@@ -1,4 +1,4 @@
-"""What runs: nsqlookupd, nsqds and nsqadmin by `nsquark up`, and one Spark Connect server."""
+"""Runs nsqlookupd, nsqds and nsqadmin by `nsquark up`, and one Spark Connect server."""
 
 import asyncio
 import json
@@ -79,23 +79,23 @@ class Platform:
 
     @property
     def admin(self) -> str:
-        """Where a browser shows it all."""
+        """Returns where a browser shows it all."""
         return f"http://{self._known('nsqadmin')[0]['http']}"
 
     def nodes_shown(self) -> int:
-        """How many nsqds nsqadmin sees."""
+        """Returns how many nsqds nsqadmin sees."""
         with urllib.request.urlopen(f"{self.admin}/api/nodes", timeout=ANSWER_TIMEOUT_S) as answer:
             return len(json.load(answer)["nodes"])
 
     def nsqds(self, kind: str) -> list[str]:
-        """Their `tcp` or `http` addresses."""
+        """Returns the `tcp` or `http` addresses of the nsqds."""
         return [str(nsqd[kind]) for nsqd in self._known("nsqd")]
 
     def pid(self, number: int) -> int:
         return int(self._known("nsqd")[number]["pid"])
 
     def kill_nsqd(self, number: int) -> str:
-        """With SIGKILL; `nsquark up` starts it again on the same ports and data."""
+        """Kills an nsqd with SIGKILL; `nsquark up` starts it again on the same ports and data."""
         nsqd = self._known("nsqd")[number]
         os.kill(nsqd["pid"], signal.SIGKILL)
         return str(nsqd["name"])

@@ -1,4 +1,4 @@
-"""The two sides of the topic that need no Spark: producers on a pool of nsqds, and consumers that find them."""
+"""Runs the two sides of the topic that need no Spark: producers on a pool of nsqds, and consumers that find them."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ _ID = re.compile(rb'"id": ?"([^"]+)"')
 
 
 def id_in(body: bytes) -> str:
-    """Also of a body that is no JSON any more."""
+    """Finds the id in a body, also in one that is no JSON any more."""
     found = _ID.search(body)
     return found[1].decode() if found else ""
 
@@ -35,7 +35,7 @@ class Producers:
         self.sent: dict[str, Event] = {}
         self.acknowledged: set[str] = set()
         self.failed: dict[str, str] = {}
-        """By id, why: nsqd may have it all the same."""
+        """Says why by id: nsqd may have it all the same."""
 
     async def run(self) -> None:
         started = time.monotonic()
@@ -57,7 +57,7 @@ class Producers:
             self.acknowledged.add(event.id)
 
     def stop(self) -> None:
-        """`run` ends when every publish has its outcome."""
+        """Stops publishing; `run` ends when every publish has its outcome."""
         self._stop.set()
 
 

@@ -1,4 +1,4 @@
-"""Whether it was all true: what the producers know, beside what arrived at either end."""
+"""Tells whether it was all true: what the producers know, beside what arrived at either end."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class Verdict:
 
 
 def judge(producers: Producers, consumers: Consumers, first: Tables, last: Tables) -> Verdict:
-    """`first` are the tables after an update in the middle, `last` those at the end."""
+    """Compares the tables after an update in the middle, `first`, and those at the end, `last`, with what was sent."""
     verdict = Verdict()
     acknowledged, failed = producers.acknowledged, set(producers.failed)
     consumed, lake = set(consumers.handled), set(last.arrived)

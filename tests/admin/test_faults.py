@@ -28,7 +28,7 @@ ENDLESS_HEADER = b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000
 REFUSED = b'HTTP/1.1 500 Internal Server Error\r\nConnection: close\r\nContent-Length: 4\r\n\r\nbo"\n'
 STALLED = b""
 PATIENCE = "60s"
-"""Far more than any of these tests takes: who waits for a stalled one fails them."""
+"""None of these tests takes nearly as long: who waits for a stalled one fails them."""
 
 FAULTS = [NO_HTTP, NO_JSON, OTHER_JSON, WRONG_TYPES, CUT_OFF, ENDLESS_HEADER, REFUSED, STALLED]
 NAMES = ["no HTTP", "no JSON", "other JSON", "wrong types", "cut off", "endless header", "500", "stalled"]

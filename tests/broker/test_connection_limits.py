@@ -21,7 +21,7 @@ from harness.wire import ClosedError
 
 HALF_OPEN_CONNECTIONS = 2000
 HALF_OPEN_BYTES_MAX = 80_000
-"""Of each: a session, its transport and, if it has come that far, OpenSSL's state, which is most of it."""
+"""Each costs a session, its transport and, if it has come that far, OpenSSL's state, which is most of it."""
 BOMB_BYTES = 200 << 20
 BOMB_GROWTH_BYTES_MAX = 20 << 20
 PARTIAL_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200)

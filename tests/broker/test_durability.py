@@ -161,7 +161,7 @@ def test_torn_tail_is_cut_and_the_rest_served(make_nsqd: Callable[..., Nsqd], co
 
 
 MANY = 280_000
-"""More than the broker keeps individual state for: what is held longer must be set aside and remembered."""
+"""The broker keeps individual state for fewer than these: what is held longer must be set aside and remembered."""
 
 
 def test_messages_held_back_while_very_many_pass(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]) -> None:

@@ -25,7 +25,7 @@ EXPORT_TIMEOUT_S = 120
 MakeNsqd = Callable[..., Nsqd]
 Connect = Callable[..., Wire]
 Left = dict[tuple[str, str], list[tuple[bytes, int, int]]]
-"""By topic and channel: body, attempts, publish time of all that is left, sorted."""
+"""Has by topic and channel body, attempts and publish time of all that is left, sorted."""
 
 
 def export(data: Path, target: Path, environment: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":

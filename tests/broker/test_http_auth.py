@@ -20,7 +20,6 @@ pytestmark = pytest.mark.ours
 SECRET = "hush-hush"
 ALL = {"topic": ".*", "channels": [".*"], "permissions": ["admin", "subscribe", "publish"]}
 
-# Of every kind of request: its method and path, the permission it needs, and whether NSQ has none like it.
 REQUESTS: list[tuple[str, str, str, bool]] = [
     ("POST", "/pub?topic={topic}", "publish", False),
     ("POST", "/mpub?topic={topic}", "publish", False),
@@ -51,6 +50,7 @@ REQUESTS: list[tuple[str, str, str, bool]] = [
     ("POST", "/topic/empty?topic={topic}", "admin", False),
     ("POST", "/topic/delete?topic={topic}", "admin", False),
 ]
+"""Has of every kind of request its method and path, the permission it needs, and whether NSQ has none like it."""
 STAGED = b"\0\0\0\1\0\0\0\1x"
 
 

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.ours
 MESSAGE = b"x" * 1000
 FULL = (503, b'{"message":"DISK_ERROR: [Errno 122] --max-disk-bytes=100000 is reached"}')
 TAKEN_MAX = 200
-"""More messages than fit."""
+"""Fewer messages than this fit."""
 
 
 def _shown(reply: HttpReply) -> tuple[int, bytes]:

@@ -211,7 +211,7 @@ def test_http_publisher_is_not_a_producer_in_stats(make_nsqd: Callable[..., Nsqd
 
 
 MANY = 70_000
-"""More than one turn takes."""
+"""One turn takes fewer messages than this."""
 
 
 @pytest.mark.parametrize("binary", ["false", "true"])

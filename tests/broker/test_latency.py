@@ -9,7 +9,7 @@ from harness import Nsqd, Wire, eventually
 
 PERCENTILES = "--e2e-processing-latency-percentile=1.0,0.5"
 HELD_S = 0.2
-"""How long tests keep a message, so that its latency has a least value worth asserting."""
+"""Tests keep a message for this long, so that its latency has a least value worth asserting."""
 HELD_NS = HELD_S * 1e9 * 0.98
 """Less what the estimate may be off."""
 

@@ -10,7 +10,7 @@ from harness.wire import HEARTBEAT, MESSAGE, RESPONSE
 BEAT = Frame(RESPONSE, HEARTBEAT)
 
 BUSY_MACHINE_S = 8.0
-"""Within which what is due after two or three seconds comes at the latest; the default interval is 30 s."""
+"""What is due after two or three seconds comes within this; the default interval is 30 s."""
 
 
 def _frames_until_closed(client: Wire) -> Iterator[Frame]:

@@ -12,7 +12,7 @@ from harness.wire import Message
 
 GOOD = 20
 GIVEN_UP = 4 * GOOD
-"""Deliveries; where redeliveries come first there is no end to them."""
+"""After this many deliveries a test gives up: where redeliveries come first there is no end to them."""
 
 
 def deliveries(consumers: Sequence[Wire], good: int, answer: Callable[[Wire, Message], None]) -> list[Message]:

@@ -11,7 +11,7 @@ import pytest
 from harness import Nsqd, eventually, nsqd_is_ours
 
 INTERVAL = "--statsd-interval=300ms" if nsqd_is_ours() else "--statsd-interval=1100ms"
-"""NSQ wants more than a second."""
+"""NSQ wants an interval of more than a second."""
 RECEIVE_TIMEOUT_S = 10.0
 MEMORY_KEYS = [
     "mem.heap_objects:g",

@@ -28,9 +28,9 @@ CONSUMERS = {
     ("emails", "sender"): 0.08,
     ("sensors.temperature", "alerts"): 0.0,
 }
-"""Channels, and what share of its messages each requeues."""
+"""Says of channels which part of its messages each requeues."""
 UNREAD = [("orders", "audit")]
-"""Channels without a consumer: they grow."""
+"""These channels have no consumer: they grow."""
 
 
 class Cluster:

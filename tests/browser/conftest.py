@@ -12,7 +12,7 @@ from browser.cluster import Cluster
 from browser.steps import TIMEOUT_MS
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-"""The first of them that is installed is used. The one without windows needs half the time of the others."""
+"""The first of these that is installed is used. The one without windows needs half the time of the others."""
 CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
 

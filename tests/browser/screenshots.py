@@ -28,7 +28,7 @@ IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 WIDE = {"width": 1280, "height": 860}
 PHONE = {"width": 390, "height": 844}
 COLOURS = 256
-"""Enough for pages of few colours, and a third of the bytes."""
+"""This many are enough for pages of few colours, and take a third of the bytes."""
 DRAWN_MS = 1500
 
 PAGES = {

@@ -8,7 +8,7 @@ from typing import Any
 from playwright.sync_api import expect
 
 TIMEOUT_MS = 30_000
-"""For everything that a test waits for; machines may be busy."""
+"""Everything that a test waits for may take this long; machines may be busy."""
 CHECKS = (Path(__file__).parent / "checks.js").read_text()
 
 expect.set_options(timeout=TIMEOUT_MS)

@@ -29,7 +29,7 @@ PACKAGES: Final = (
     "query",
     "tool",
 )
-"""From the lowest layer to the highest."""
+"""Lists the packages from the lowest layer to the highest."""
 
 
 class Undocumented(Exception):

@@ -78,9 +78,9 @@ INTERNAL = {
     "Nsqd": {"MODULE", "keeps_ports"},
     "Nsqlookupd": {"MODULE", "keeps_ports"},
 }
-"""Public to the other parts of the client only."""
+"""These are public to the other parts of the client only."""
 MADE_BY_OTHERS = {"Message", "Batch", "TracedProducer"}
-"""What users get and never make."""
+"""Users get these and never make them."""
 NOT_OURS = {"self", "cls", "options", "packing"}
 """Parameters that are explained elsewhere: `**options` by Config, `**packing` by Packing."""
 SHOWN_DEFAULTS = {

@@ -22,8 +22,8 @@ from blocks import PYTHON, Block, read_blocks  # type: ignore[import-not-found]
 from nsquark.spark.java import find_java
 
 ROOT = Path(__file__).parents[2]
-# What the commands in documents expect beside them, as in the root of the repository.
 BESIDE = (".venv", "examples", "contrib", "benchmarks")
+"""The commands in documents expect these beside them, as in the root of the repository."""
 PINGS = {"nsqlookupd": "http://127.0.0.1:4161/ping", "nsqd": "http://127.0.0.1:4151/ping"}
 BIN = Path(sys.executable).parent
 

@@ -12,8 +12,8 @@ from .blocks import BadDocument, read_blocks
 ROOT = Path(__file__).parents[2]
 RUNNER = Path(__file__).with_name("run_blocks.py")
 DOCUMENTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
-# A network and process ids of its own: default ports are free, and nothing outlives the test.
 NAMESPACES = ["unshare", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+"""Gives a document a network and process ids of its own: default ports are free, and nothing outlives the test."""
 DOCUMENT_TIMEOUT_S = 900
 
 

@@ -29,7 +29,7 @@ LATER_MS = 600_000
 MUCH_LATER_S = 3600.0
 """nsqd is started as if the machine had slept for so long, so that all that was deferred is due."""
 RECORD_HEAD_BYTES = 120
-"""More than what precedes a message in any file."""
+"""In no file is what precedes a message longer than this."""
 HURT, WHOLE, PARKED = "hurt", "whole", "parked"
 CHANNEL, STILL = "ch", "still"
 SKIPPED_RANGES = 80
@@ -59,7 +59,7 @@ DAMAGES = ("flip", "flip", "head", "page", "cut", "empty", "EIO")
 UNNOTICED = ("cut", "empty")
 """Nothing tells how long a file was, if it ends with a whole record."""
 HEAD_BYTES = 64
-"""At the beginning of a file, where a format may have what the rest depends on."""
+"""This damage is at the beginning of a file, where a format may have what the rest depends on."""
 
 
 @dataclass(frozen=True)

@@ -32,13 +32,13 @@ STEPS_DURING_MAX = 120
 STEP_S = 0.008
 WELL_AGAIN_S = 20.0
 SYNCED_S = 1.5
-"""More than nsqd's own bound with this sync timeout (rebuilt_disks.py): after so long everything is synced."""
+"""After this long everything is synced: it is more than nsqd's own bound with this sync timeout (rebuilt_disks.py)."""
 PHASES = ("start", "run", "run", "run", "stop")
 ENDINGS = ("SIGTERM", "kill -9", "power")
 PATTERNS = ("*", "*", "*/t.orders/*", "*/t.orders/*.log", "*/t.held/*", "*/t.fresh.*", "*.deferred")
-"""Of one topic, so that also the call that mends the first failure fails."""
+"""Some patterns are of one topic, so that also the call that mends the first failure fails."""
 CALLS_SEEN = {"write": 90, "sync": 60, "create": 30, "open": 60, "rename": 15, "unlink": 15, "truncate": 3, "mkdir": 8}
-"""How many of each there are about in a run; a number beyond the last means that nothing fails."""
+"""A run has about this many calls of each kind; a number beyond the last means that nothing fails."""
 ERRORS = {
     "write": (errno.ENOSPC, errno.EIO, SHORT_WRITE, errno.EINTR),
     "sync": (errno.EIO, errno.ENOSPC, errno.EINTR),

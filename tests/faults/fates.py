@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, fields
 
 FAULTS_SHOWN_MAX = 20
 NOT_COUNTED = b"not counted"
-"""The body of messages that are only there to make others wait."""
+"""This is the body of messages that are only there to make others wait."""
 NEVER_S = float("inf")
 AFTER_ALL_S = 1e12
-"""Later than anything that happens, and still before never."""
+"""This time is later than anything that happens, and still before never."""
 EVERYTHING_BEFORE_S = 0.0
-"""The time at which messages were acknowledged that were there before anything else happened."""
+"""Messages that were there before anything else happened were acknowledged at this time."""
 
 
 def evidence_directory() -> str | None:
@@ -62,11 +62,15 @@ class Accident:
 
     at_s: float = AFTER_ALL_S
     grace_s: float = 0.0
-    """What was acknowledged less than this before it may be lost, unless the answer says that it is on disk."""
+    """What was acknowledged less than this before the accident may be lost, unless the answer says that it is on
+    disk.
+    """
     channel_grace_s: float = 0.0
-    """So may a channel that was made less than this before it."""
+    """A channel that was made less than this before the accident may be lost."""
     may_double_deferred: bool = False
-    """A deferred message that came due shortly before may be in the log twice: its file lost the note of that."""
+    """A deferred message that came due less than this before may be in the log twice: its file lost the note of
+    that.
+    """
     excused: frozenset[bytes] = frozenset()
     """Messages that may be lost because of it."""
 
@@ -101,7 +105,7 @@ class Channel:
     name: str
     made_s: float
     is_first: bool
-    """It is owed what was there before it."""
+    """The first channel of a topic is owed what was there before it."""
     deleted_s: float = NEVER_S
 
 

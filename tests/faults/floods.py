@@ -20,18 +20,18 @@ LINES = 2_500_000
 IDENTIFY_BYTES = 5_000_000
 KEYS = 350_000
 MANY_TOPICS, CHANNELS_EACH = 50, 100
-"""5,000 channels."""
+"""Together these are 5,000 channels."""
 KEPT = 1_000
 """Messages that are there for a flood."""
 MINUTES = 59
 ENDED = b""
-"""The end of a flood that goes on with a new connection."""
+"""Ends a flood that goes on with a new connection."""
 
 Connect = Callable[[Nsqd], socket.socket]
 """Opens a flood's connection, up to where the flood begins."""
 Make = Callable[[], Iterator[bytes]]
 Answer = Callable[[bytes], bytes]
-"""What is sent for what was received."""
+"""Returns what is sent for what was received."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Flood:
     connect: Connect
     make: Make
     prepare: Callable[[Nsqd], None] | None = None
-    """Done once, before it begins."""
+    """Is done once, before the flood begins."""
     answer: Answer | None = None
 
 

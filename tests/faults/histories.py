@@ -40,9 +40,9 @@ AT_STOP_S = 0.1
 FROZEN_S = (0.05, 1.2)
 DRAIN_TIMEOUT_S = 60.0
 FLAGS = ("--max-bytes-per-file=262144", "--sync-timeout=500ms")
-"""Small files, so that many are finished and removed on the way."""
+"""Files are small, so that many are finished and removed on the way."""
 CLOCKS_S = (-86_400.0, -3_600.0, -60.0, 0.0, 61.0, 3_600.0, 86_400.0, 5e9)
-"""What nsqd's clock is ahead; the last is more than a hundred years."""
+"""nsqd's clock is ahead by one of these; the last is more than a hundred years."""
 SLOW_SYNC_S = 0.03
 FLAG_SETS: tuple[tuple[str, ...], ...] = (
     (),

@@ -44,7 +44,7 @@ class Client(threading.Thread):
         self.random = random.Random(seed)
         self.stopping = threading.Event()
         self.faults: list[tuple[float, str]] = []
-        """What should not have happened, unless the broker was killed before."""
+        """Holds what should not have happened, unless the broker was killed before."""
 
     def run(self) -> None:
         try:
@@ -153,7 +153,7 @@ class Answer:
     requeue_ms: int | None = None
     confirmed: bool = False
     refused: bool = False
-    """It came too late: the message had timed out."""
+    """Says that the answer came too late: the message had timed out."""
 
 
 @dataclass
@@ -181,11 +181,11 @@ class Consumer(Client):
         self.steady = troubled is None
         self.troubled = set() if troubled is None else troubled
         self.calm = False
-        """From now on everything is finished at once."""
+        """Says that from now on everything is finished at once."""
         self.events: list[Delivery | Answer] = []
         self.answers: list[Answer] = []
         self.lag_s = 0.0
-        """The longest it took to look at what came, or for a round trip to be over: how busy the machine is."""
+        """Is the longest it took to look at what came, or for a round trip to be over: how busy the machine is."""
         self.confirmed = 0
         self._held: list[bytes] = []
         self._barrier = _Barrier()

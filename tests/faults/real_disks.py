@@ -28,15 +28,15 @@ SYNC_TIMEOUT_S = 0.2
 FLAGS = ("--max-bytes-per-file=32768", f"--sync-timeout={int(SYNC_TIMEOUT_S * 1000)}ms")
 MODES: dict[str, tuple[str, ...]] = {"default": (), "sync-every=1": ("--sync-every=1",)}
 UNSYNCED_S = 2 * SYNC_TIMEOUT_S + LAG_ALLOWED_S + TICK_S
-"""As in rebuilt_disks.py: beyond it an OK waits for its sync."""
+"""Beyond this time an OK waits for its sync, as in rebuilt_disks.py."""
 STEPS = (40, 200)
 STEP_S = 0.008
 DISK_MIB = {"ext4": 64, "xfs": 320}
-"""As small as the programs that make them allow."""
+"""File systems are as small as the programs that make them allow."""
 FAILING_DISK_MIB = 32
 MOUNT_COPY = {"ext4": "loop", "xfs": "loop,nouuid"}
 SHUT_DOWN_NOW = 0x8004587D
-"""The ioctl of xfs that ext4 has too: the file system stops here, and nothing that is in memory reaches the disk."""
+"""This ioctl of xfs, which ext4 has too, stops the file system: nothing that is in memory reaches the disk."""
 WITHOUT_LOG = 2
 SMALL_DISK = "4m"
 WELL_AGAIN_S = 20.0

@@ -33,7 +33,7 @@ MODES: dict[str, tuple[str, ...]] = {"default": (), "sync-every=1": ("--sync-eve
 TURNING_POINTS = ("sync", "rename", "unlink", "create", "mkdir")
 FLAG_SETS: tuple[tuple[str, ...], ...] = ((), (), ("--retention-time=1s",), ("--max-bytes-per-file=104857600",))
 MINUTE_ENDS_AT_S = 57.5
-"""nsqd's clock at its start: files of deferred messages are of a minute, and one should end on the way."""
+"""nsqd's clock starts here: files of deferred messages are of a minute, and one should end on the way."""
 STEPS = 150
 STEP_S = 0.012
 
@@ -48,11 +48,11 @@ class Recording:
     mode: str
     flags: tuple[str, ...]
     lag_s: float
-    """By how much syncs may be late for no fault of nsqd's: the slowest of them, and the slowest answer."""
+    """Syncs may be late by this for no fault of nsqd's: the slowest of them, and the slowest answer."""
     clock_s: float
-    """How far nsqd's clock was ahead."""
+    """nsqd's clock was ahead by this."""
     down: tuple[float, float] = (0.0, 0.0)
-    """From when to when it was restarted: nobody synced meanwhile."""
+    """It was restarted from the one time to the other: nobody synced meanwhile."""
 
     def accident(self, cut: int, model: str) -> Accident:
         """Says what a power cut after this many calls may cost."""

@@ -40,7 +40,7 @@ class Answer:
     body: bytes
     attempts: int
     delay_ms: int | None
-    """None is a FIN."""
+    """A FIN has None here."""
     sent_s: float
 
 

@@ -42,11 +42,12 @@ KINDS = (
     "allocate",
     "read",
 )
-"""In the order of shim.c, which counts from 1. `open` is any open, `create` one that makes a file."""
+"""The kinds are in the order of shim.c, which counts from 1. `open` is any open, `create` one that makes a file."""
 CHANGES = ("create", "write", "truncate", "sync", "rename", "unlink", "mkdir", "rmdir", "link", "allocate")
 
 _CONTROL_BYTES = 65536
-_HEADER = struct.Struct("<qqq")  # clock offset, slept, number of rules
+_HEADER = struct.Struct("<qqq")
+"""Packs the clock's offset, how long the machine slept, and the number of rules."""
 _RULE = struct.Struct("<iiqqqqqqq192s")
 _RECORD = struct.Struct("<BBHHH Qqqq Q")
 _MATCHED_AT, _FIRED_AT = 48, 56
@@ -67,7 +68,7 @@ class Rule:
     times: int = ALWAYS
     delay_s: float = 0.0
     span: tuple[int, int] = _EVERYWHERE
-    """Only reads and writes that touch these bytes."""
+    """Only reads and writes that touch these bytes are meant."""
 
     def encode(self) -> bytes:
         names = CHANGES if self.kinds == "change" else self.kinds.split(",")

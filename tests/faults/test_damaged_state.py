@@ -22,7 +22,7 @@ Connect = Callable[..., Wire]
 PAGE_BYTES = 4096
 SLOT_BYTES = 1024
 CHANNELS = [f"c{number}" for number in range(6)]
-"""Enough for more than one pair of pages."""
+"""This many are enough for more than one pair of pages."""
 BODIES = [b"%04d" % number for number in range(20)]
 FINISHED = 5
 

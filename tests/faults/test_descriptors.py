@@ -14,7 +14,7 @@ from harness import Nsqd, Wire, eventually, nsqd_program
 pytestmark = pytest.mark.ours
 
 LIMIT = 256
-"""Of open files; a storm needs as many here, where the limit is the same, and some for itself."""
+"""nsqd may open this many files; a storm needs as many here, where the limit is the same, and some for itself."""
 TOPICS = 10
 
 

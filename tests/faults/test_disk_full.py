@@ -25,7 +25,7 @@ DISK = "8m"
 SMALL_FILES = "--max-bytes-per-file=262144"
 BODY_BYTES = 4000
 NOT_REACHED = 10_000
-"""More messages than the disk holds."""
+"""The disk holds fewer messages than this."""
 ERROR = 1
 
 

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.ours, pytest.mark.timeout(300)]
 SECONDS = 0.8
 SAMPLES_MIN = 30
 LOOP_MS_MAX = 25.0
-"""Of the loop's CPU time, until another client's PUB is answered."""
+"""The loop's CPU time until another client's PUB is answered is at most this."""
 ATTEMPTS_MAX = 2
 """The same turns cost more beside others who fill the processor's caches; a flood that is let through costs ten times
 as much, each time.

@@ -20,10 +20,10 @@ Make = Callable[..., Nsqd]
 
 NSQUARK = Path(sys.executable).with_name("nsquark")
 MEMORY_MIB_MAX = 200
-"""The interpreter, 64 MiB of the newest messages, and what passing through takes."""
+"""nsqd has at most this much: the interpreter, 64 MiB of the newest messages, and what passing through takes."""
 PROBE_P99_S_MAX = 1.0
 REQUEUED_BYTES_MAX = 64
-"""For each message that waits to be delivered again."""
+"""Each message that waits to be delivered again costs at most this."""
 DISK_MIB_MAX = 100
 """64 blocks of 4096 messages may lie between a held message and the floor; of 234 bytes they are 60 MiB."""
 BLOCKS_REPEATED_MAX = 64 + 1

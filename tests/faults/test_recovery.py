@@ -15,7 +15,7 @@ Connect = Callable[..., Wire]
 
 SMALL_FILES = "--max-bytes-per-file=65536"
 SMALL_CACHE = "--cache-bytes=65536"
-"""So that messages are read from the files even before a restart."""
+"""With so small a cache messages are read from the files even before a restart."""
 BATCHES = 300
 
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.ours
 
 TOPICS = 100
 SYNC_S = 0.02
-"""As a hard disk does."""
+"""A hard disk syncs as slowly as this."""
 
 
 @pytest.fixture

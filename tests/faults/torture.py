@@ -29,7 +29,7 @@ from faults.shim import NoCompiler, library
 
 SECONDS = 600
 JOBS = 2
-"""They mostly wait, for processes to start and for syncs."""
+"""Workers mostly wait, for processes to start and for syncs."""
 SHOWN_MAX = 1000
 SHOWN_PER_ROUND_MAX = 5
 FAULT_CHARS_MAX = 600
@@ -57,7 +57,7 @@ KINDS = (
     Kind("full", real_disks.full_rounds, 1, "a file system filled to the last byte"),
     Kind("descriptors", failing_calls.descriptor_rounds, 1, "no file descriptor left"),
 )
-"""Also the rows of the table in docs/reliability.md."""
+"""The table in docs/reliability.md has a row for each of these."""
 
 
 def all_kinds() -> list[Kind]:

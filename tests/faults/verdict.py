@@ -9,15 +9,15 @@ from faults.load import UNSTEADY_MSG_TIMEOUT_MS, Answer, Consumer, Delivery, Rou
 CLOCK_SLACK_S = 0.003
 """The broker counts in whole milliseconds."""
 TIMEOUT_SLACK_S = 0.05
-"""For the way to a consumer. What it was late itself is measured: see `judge_round`."""
+"""A message has this long for the way to a consumer. What it was late itself is measured: see `judge_round`."""
 
-# Why a message was delivered again.
 REQUEUED = "requeued"
 TIMED_OUT = "timed out"
 IN_FLIGHT = "in flight"
 FIN_ON_ITS_WAY = "FIN on its way"
 ABOVE_FLOOR = "finished above the floor"
 REASONS = (REQUEUED, TIMED_OUT, IN_FLIGHT, FIN_ON_ITS_WAY, ABOVE_FLOOR)
+"""A message is delivered again for one of these reasons."""
 
 
 @dataclass(slots=True)

@@ -52,7 +52,7 @@ COMMANDS_MAX = 25
 REQUESTS_MAX = 8
 
 Ids = list[bytes]
-"""Of messages that were delivered, so that some answers are right ones."""
+"""Has ids of messages that were delivered, so that some answers are right ones."""
 
 
 def name(random: Random, names: tuple[str, ...] = NAMES) -> bytes:
@@ -129,7 +129,7 @@ IDENTIFY_FIELDS = (
     "client_id", "hostname", "user_agent", "feature_negotiation", "heartbeat_interval", "output_buffer_size",
     "output_buffer_timeout", "sample_rate", "msg_timeout", "deflate_level", "topology_zone", "show_limits",
 )  # fmt: skip
-"""Without those that change the connection's encoding."""
+"""Leaves out the fields that change the connection's encoding."""
 
 
 def _mpub(random: Random) -> bytes:

@@ -24,7 +24,7 @@ _ID = re.compile(rb"[0-9a-f]{16}")
 
 Address = tuple[str, int]
 Make = Callable[[Random], tuple[bytes, int]]
-"""An input, and how many commands or requests are in it."""
+"""Is an input, and how many commands or requests are in it."""
 
 
 @dataclass

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Literal
 
 Direction = Literal["up", "down"]
-"""up: from client to server; down: from server to client."""
+"""Bytes go up from client to server, and down from server to client."""
 
 CHUNK_BYTES = 16384
 POLL_S = 0.02

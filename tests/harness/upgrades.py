@@ -17,7 +17,7 @@ NEW_EC_KEY = ["ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
 NEW_RSA_KEY = ["rsa:2048"]
 
 Certificate = tuple[Path, Path]
-"""The files of a certificate and of its key."""
+"""Names the files of a certificate and of its key."""
 
 
 def use_tls(wire: Wire, context: ssl.SSLContext | None = None) -> None:

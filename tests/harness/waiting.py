@@ -9,7 +9,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 EVENTUALLY_TIMEOUT_S = 20.0
-"""Much more than the five seconds in which NSQ's queue scan may not yet know a new channel: machines are busy."""
+"""This is much more than the five seconds in which NSQ's queue scan may not yet know a new channel: machines are
+busy.
+"""
 
 POLL_INTERVAL_S = 0.01
 

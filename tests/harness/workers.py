@@ -9,7 +9,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 ALONE = ("tests/spark/test_pipeline.py",)
-"""It spends its time in a Spark of its own."""
+"""This test spends its time in a Spark of its own."""
 ON_ONE_WORKER = ("tests/spark/test_s", "tests/spark/")
 """Beginnings of test ids. All that have the first, source and sink, share a Spark session; so do the others."""
 LONGEST_FIRST = (

@@ -1,4 +1,4 @@
-"""Run by test_gnsq.py in a process of its own: gevent patches the standard library under everyone."""
+"""Runs for test_gnsq.py in a process of its own: gevent patches the standard library under everyone."""
 
 from gevent import monkey
 

@@ -1,4 +1,4 @@
-"""ansq, on asyncio, against nsqd."""
+"""Checks ansq, on asyncio, against nsqd."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -66,7 +66,7 @@ async def test_requeue(nsqd: Nsqd, writer: Any, topic: str) -> None:
 
 
 async def test_timeout_messages(nsqd: Nsqd, topic: str) -> None:
-    """As ansq's own test of that name: what timed out comes behind the message that waited meanwhile."""
+    """What timed out comes behind the message that waited meanwhile, as in ansq's own test of that name."""
     features = ansq.ConnectionFeatures(msg_timeout=1000)
     options = ansq.ConnectionOptions(features=features)
     connection = await ansq.open_connection("127.0.0.1", nsqd.tcp[1], connection_options=options)

@@ -1,4 +1,4 @@
-"""gnsq, on gevent, against nsqd; in a process of its own."""
+"""Checks gnsq, on gevent, against nsqd, in a process of its own."""
 
 import json
 import re

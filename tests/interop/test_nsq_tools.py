@@ -1,4 +1,4 @@
-"""NSQ's own programs against an nsqd with AUTH and the default --http-auth.
+"""Checks NSQ's own programs against an nsqd with AUTH and the default --http-auth.
 
 PEER_TOOLS names a directory with nsqadmin, nsq_tail, nsq_to_file, nsq_stat and to_nsq of NSQ; without it nothing runs.
 """
@@ -37,7 +37,7 @@ def server() -> Iterator[AuthServer]:
 
 @pytest.fixture
 def lookupd(make_lookupd: Callable[..., Nsqlookupd]) -> Nsqlookupd:
-    """Each test has its own."""
+    """Runs an nsqlookupd for each test."""
     return make_lookupd()
 
 
@@ -53,7 +53,7 @@ def nsqd(make_nsqd: Callable[..., Nsqd], server: AuthServer, lookupd: Nsqlookupd
 
 
 class Tool:
-    """A program of NSQ's, and what it says."""
+    """Is a program of NSQ's, and what it says."""
 
     def __init__(self, name: str, *flags: str) -> None:
         self._process = subprocess.Popen(

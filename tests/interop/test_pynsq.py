@@ -1,4 +1,4 @@
-"""pynsq, on tornado, against nsqd."""
+"""Checks pynsq, on tornado, against nsqd."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ STEP_TIMEOUT_S = 10
 
 
 async def _ask(call: Callable[..., Any], *arguments: Any) -> Any:
-    """A Writer's method with its callback turned into something to await."""
+    """Awaits a Writer's method, which answers by a callback."""
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     call(*arguments, callback=lambda conn, data: answer.set_result(data))
     return await asyncio.wait_for(answer, STEP_TIMEOUT_S)

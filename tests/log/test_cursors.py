@@ -131,7 +131,7 @@ def test_a_damaged_bit_leaves_one_generation(tmp_path: Path, position: int, bit:
 
 class TestDamage:
     CHANNELS = 9
-    """Enough for three pairs of pages."""
+    """This many are enough for three pairs of pages."""
 
     def filled(self, path: Path) -> Stored:
         cursors = opened(path)

@@ -311,7 +311,7 @@ class Syncs:
         self.may_go = threading.Event()
         self.begun = threading.Event()
         self.failing: tuple[str, ...] = ()
-        """The names of files whose syncs fail."""
+        """Has the names of files whose syncs fail."""
         self._real = os.fdatasync
         monkeypatch.setattr(os, "fdatasync", self._sync)
         monkeypatch.setattr(os, "fsync", self._sync)

@@ -1,4 +1,4 @@
-"""A connection to the nsqlookupd of a module."""
+"""Opens a connection to the nsqlookupd of a module."""
 
 from collections.abc import Iterator
 

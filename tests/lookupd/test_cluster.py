@@ -1,4 +1,4 @@
-"""Several nsqds and two nsqlookupds, all real processes, and what users see when parts of it fail.
+"""Checks several nsqds and two nsqlookupds, all real processes, and what users see when parts of it fail.
 
 NSQD and NSQLOOKUPD may name other programs: the tests hold for any mixture.
 """
@@ -19,7 +19,7 @@ from harness import FaultProxy, Nsqd, eventually
 from harness.lookupd import Nsqlookupd, nsqlookupd_is_ours
 
 PING_INTERVAL_S = 15
-"""Of every nsqd; an nsqlookupd that lost its memory is filled again within that."""
+"""Every nsqd pings this often; an nsqlookupd that lost its memory is filled again within that."""
 
 _serial = itertools.count(1)
 
@@ -76,7 +76,7 @@ def wait_touching(nsqd: Nsqd, condition: Callable[[], bool]) -> None:
 
 
 def wait_until_known(nsqd: Nsqd, lookupds: Pair) -> None:
-    """Until it has registered something with both: it knows then whom to ask for channels."""
+    """Waits until nsqd has registered something with both: it knows then whom to ask for channels."""
     topic = f"known{next(_serial)}"
     create(nsqd, topic)
     eventually(lambda: all(known.producers(topic) == {nsqd.tcp} for known in lookupds))

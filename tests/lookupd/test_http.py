@@ -1,4 +1,4 @@
-"""nsqlookupd's HTTP API, byte for byte; with NSQLOOKUPD set, the same of another nsqlookupd."""
+"""Checks nsqlookupd's HTTP API, byte for byte; with NSQLOOKUPD set, the same of another nsqlookupd."""
 
 import re
 import socket

@@ -25,11 +25,11 @@ from nsquark.lookupd.session import LookupdLimits
 FILES_MAX = 40
 
 DEAF_S_MAX = 60
-"""How long nsqlookupd may take to notice on a busy machine."""
+"""nsqlookupd may take this long to notice on a busy machine."""
 
 
 class Port:
-    """The TCP port of an nsqlookupd that runs in this process, so that its limits can be made small."""
+    """Is the TCP port of an nsqlookupd that runs in this process, so that its limits can be made small."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -97,7 +97,7 @@ async def test_too_many_strangers_push_out_the_most_silent(port: Port) -> None:
 
 @pytest.fixture
 def short_of_files(tmp_path: Path) -> Iterator[Nsqlookupd]:
-    """An nsqlookupd that may open few files, as `ulimit` of its service would have it."""
+    """Runs an nsqlookupd that may open few files, as `ulimit` of its service would have it."""
     script = tmp_path / "nsqlookupd"
     script.write_text(f'#!/bin/sh\nulimit -n {FILES_MAX}\nexec "{nsqlookupd_program()}" "$@"\n')
     script.chmod(0o755)
@@ -153,7 +153,7 @@ def test_connections_that_are_reset_at_once_leave_nothing(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["tcp", "http"])
 def test_a_thousand_may_connect_at_once(kind: str) -> None:
-    """While nsqlookupd is busy they wait to be accepted; with a short queue they would wait for a second or more."""
+    """While nsqlookupd is busy, nsqds wait to be accepted; with a short queue they would wait for a second or more."""
     with Nsqlookupd() as daemon:
         assert daemon.process is not None
         daemon.process.send_signal(signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""nsqd's side of discovery alone: LookupPeers against real nsqlookupds, and against servers that are none."""
+"""Checks nsqd's side of discovery alone: LookupPeers against real nsqlookupds, and against servers that are none."""
 
 import asyncio
 import struct
@@ -33,7 +33,7 @@ class Lines(LineWriter):
 
 
 class Cluster:
-    """The nsqd that LookupPeers speaks for, reduced to what it carries."""
+    """Is the nsqd that LookupPeers speaks for, reduced to what it carries."""
 
     def __init__(self, **settings: float) -> None:
         self.http_port = 4151
@@ -160,7 +160,7 @@ async def test_what_waits_for_a_stalled_nsqlookupd_is_bounded_and_all_is_told_in
 
 @pytest.mark.parametrize("nsqd", [{"retry_s_min": 0.01, "ping_interval_s": 0.05}], indirect=True)
 async def test_too_many_commands_may_come_at_any_moment_of_announcing(nsqd: Cluster) -> None:
-    """They are told `turns` turns of the event loop after the replies to the first announcements left."""
+    """Commands are told `turns` turns of the event loop after the replies to the first announcements left."""
     nsqd.carried = {(f"t{number}", None): None for number in range(lookup.PIPELINE_COMMANDS_MAX + 1)}
     tried: list[int] = []
 

@@ -1,4 +1,4 @@
-"""nsqlookupd's TCP protocol, byte for byte; with NSQLOOKUPD set, the same of another nsqlookupd."""
+"""Checks nsqlookupd's TCP protocol, byte for byte; with NSQLOOKUPD set, the same of another nsqlookupd."""
 
 import contextlib
 import random
@@ -22,7 +22,7 @@ from harness.lookupd import (
 ours = pytest.mark.skipif(not nsqlookupd_is_ours(), reason="NSQ's nsqlookupd has no such limit, or crashes")
 IDENTIFY = identify_command()
 UNREAD_BYTES_MAX = 64 * 1024 * 1024
-"""Far above what both sockets' buffers take."""
+"""The buffers of both sockets take far less than this."""
 
 
 def framed(data: bytes) -> bytes:

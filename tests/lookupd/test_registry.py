@@ -1,4 +1,4 @@
-"""The database alone, with a clock of its own: who is listed, who is hidden, and what remains."""
+"""Checks the database alone, with a clock of its own: who is listed, who is hidden, and what remains."""
 
 from hypothesis import given
 from hypothesis import strategies as st

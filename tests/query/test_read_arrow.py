@@ -1,4 +1,4 @@
-"""`nsquark.read_arrow`: what is in topics, read without Spark, and no more of it than was asked for."""
+"""Checks `nsquark.read_arrow`: what is in topics is read without Spark, and no more of it than was asked for."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`nsquark schema`: what the JSON of a topic looks like, and how much of it does."""
+"""Checks `nsquark schema`: what the JSON of a topic looks like, and how much of it does."""
 
 import json
 import os

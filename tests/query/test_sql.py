@@ -1,4 +1,4 @@
-"""`nsquark sql`: topics are tables of DuckDB."""
+"""Checks `nsquark sql`, for which topics are tables of DuckDB."""
 
 import csv
 import io

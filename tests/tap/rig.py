@@ -1,4 +1,4 @@
-"""`nsquark tap` as its users have it, and nsqds to tap: ours, or the one that PEER_NSQD names."""
+"""Runs `nsquark tap` as its users have it, and nsqds to tap: ours, or the one that PEER_NSQD names."""
 
 import contextlib
 import http.client
@@ -15,7 +15,7 @@ from nsquark import sync, testing
 
 CHANNEL = "nsquark_tap"
 WITNESS = "witness"
-"""A channel that nobody taps: it tells which messages an nsqd delivers, with their ids and times."""
+"""Nobody taps this channel: it tells which messages an nsqd delivers, with their ids and times."""
 SOON = ("--topic-refresh=100ms", "--consumer-opt=msg_timeout,2s", "--consumer-opt=lookupd_poll_interval,1s")
 DRAIN_TIMEOUT_S = 60.0
 
@@ -25,11 +25,11 @@ WHOSE = [
 ]
 
 Row = tuple[str, int, bytes]
-"""Id, time in us, body."""
+"""Has id, time in us, and body."""
 
 
 class Tap(testing.daemons.Daemon):
-    """One data path and the processes that serve it, one after another."""
+    """Has one data path and the processes that serve it, one after another."""
 
     MODULE = "nsquark.tap.main"
 
@@ -58,11 +58,11 @@ class Tap(testing.daemons.Daemon):
             connection.close()
 
     def nodes(self) -> dict[str, dict[str, Any]]:
-        """By the address of the tapped nsqd."""
+        """Returns the nodes by the address of the tapped nsqd."""
         return {node["remote_address"]: node for node in self.get("/nodes").json()["producers"]}
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of all samples with these labels."""
+        """Returns the sum of all samples with these labels."""
         total = 0.0
         for labelled, value in re.findall(
             rf"^nsquark_tap_{name}{{(.*)}} (.*)$", self.get("/metrics").text, re.MULTILINE
@@ -77,7 +77,7 @@ class Tap(testing.daemons.Daemon):
 
 @contextlib.contextmanager
 def running_source(whose: str, data_path: Path, *flags: str) -> Iterator[Nsqd]:
-    """An nsqd to tap. Started again, it is where it was, as those of a cluster are."""
+    """Runs an nsqd to tap. Started again, it is where it was, as those of a cluster are."""
     data_path.mkdir()
     program = None if whose == "ours" else os.environ["PEER_NSQD"]
     with Nsqd(data_path, *flags, program=program) as source:
@@ -107,7 +107,7 @@ def wait_until_finished(source: Nsqd, topic: str) -> None:
 
 
 def witnessed(source: Nsqd, topic: str, count: int) -> list[Row]:
-    """What the nsqd delivers to the witness, in order; a message that comes again counts once."""
+    """Returns what the nsqd delivers to the witness, in order; a message that comes again counts once."""
     rows: dict[str, Row] = {}
     with sync.Consumer(topic, WITNESS, nsqd=source.tcp_address, max_in_flight=1000) as consumer:
         while len(rows) < count:

@@ -1,4 +1,4 @@
-"""A tap whose disk is full: it takes no more and loses nothing, and goes on when readers have made room."""
+"""Checks a tap whose disk is full: it takes no more and loses nothing, and goes on when readers have made room."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ SMALL = ("--max-disk-bytes=400000", "--max-bytes-per-file=50000", "--max-in-flig
 
 
 def info(tap: Tap, source: Nsqd) -> tuple[int, int]:
-    """How many messages the log has now, and the number after the last one."""
+    """Returns how many messages the log has now, and the number after the last one."""
     (topic,) = tap.of_log(source, "GET", "/log/info").json()["topics"]
     return int(topic["count"]), int(topic["next"])
 

@@ -1,4 +1,4 @@
-"""The program `nsquark tap`: its flags, what outsiders may do, and where it finds what to tap."""
+"""Checks the program `nsquark tap`: its flags, what outsiders may do, and where it finds what to tap."""
 
 import contextlib
 import json
@@ -113,7 +113,7 @@ def test_an_nsqd_that_is_not_there_yet_is_tried_again(source: Nsqd, tmp_path: Pa
 
 
 def test_ports_of_logs_stay(tmp_path: Path) -> None:
-    """Also those of nsqds that are gone: their logs are still read."""
+    """The ports of nsqds that are gone stay too: their logs are still read."""
     with running_source("ours", tmp_path / "one") as one, running_source("ours", tmp_path / "two") as two:
         flags = [f"--nsqd-tcp-address={nsqd.tcp_address}" for nsqd in (one, two)]
         with Tap(tmp_path / "tap", "--topic=orders", *flags, f"--http-address=127.0.0.1:{free_ports(3)}") as tap:
@@ -141,7 +141,7 @@ def test_an_nsqd_whose_port_could_not_be_stored_is_stored_later(tmp_path: Path) 
 
 
 class SmallTap(Tap):
-    """A tap that takes two topics, and not ten thousand."""
+    """Is a tap that takes two topics, and not ten thousand."""
 
     def _program(self) -> list[str]:
         return [sys.executable, "-P", "-c", "from nsquark.tap.main import main; main(topics_max=2)"]
@@ -163,7 +163,7 @@ def test_only_topics_above_the_most_are_not_tapped(tmp_path: Path) -> None:
 
 
 def free_ports(count: int) -> int:
-    """The first of so many ports in a row that nobody uses."""
+    """Returns the first of so many ports in a row that nobody uses."""
     while True:
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]

@@ -1,4 +1,4 @@
-"""`nsquark.testing` as a user has it: in a test suite of its own, run by a pytest of its own."""
+"""Checks `nsquark.testing` as a user has it: in a test suite of its own, run by a pytest of its own."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The `nsquark` command as a user runs it."""
+"""Runs the `nsquark` command as a user does."""
 
 import itertools
 import json
@@ -24,7 +24,7 @@ NSQUARK = [sys.executable, "-m", "nsquark.tool.main"]
 
 
 def nsquark(*arguments: str, before: tuple[str, ...] = (), **environment: str) -> "subprocess.CompletedProcess[str]":
-    """`before` is a command that runs it."""
+    """Runs the command, by means of another one if `before` names it."""
     return subprocess.run(
         [*before, *NSQUARK, *arguments],
         capture_output=True,
@@ -41,7 +41,7 @@ def get(address: str, path: str, body: bytes | None = None) -> bytes:
 
 
 class Up:
-    """`nsquark up` on free ports, with its output in files."""
+    """Runs `nsquark up` on free ports, with its output in files."""
 
     def __init__(self, directory: Path, *flags: str) -> None:
         self._ports_file = directory / "ports.json"

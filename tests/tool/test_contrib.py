@@ -1,4 +1,4 @@
-"""contrib/: the programs, flags, keys and files that its examples name exist."""
+"""Checks that the programs, flags, keys and files exist that the examples in contrib/ name."""
 
 import configparser
 import json

@@ -1,4 +1,4 @@
-"""`nsquark doctor`: what it finds, what it advises, how it exits."""
+"""Checks `nsquark doctor`: what it finds, what it advises, how it exits."""
 
 import json
 import os
@@ -20,12 +20,12 @@ from .conftest import nsquark
 
 @pytest.fixture
 def lookupd(make_lookupd: Callable[..., Nsqlookupd]) -> Nsqlookupd:
-    """Each test has its own."""
+    """Runs an nsqlookupd for each test."""
     return make_lookupd()
 
 
 def line(output: str, verdict: str, subject: str) -> str:
-    """The text of the only finding of this kind."""
+    """Returns the text of the only finding of this kind."""
     found = re.findall(rf"^(?:{verdict}) +{re.escape(subject)} +(.*(?:\n +-> .*)?)$", output, re.MULTILINE)
     assert len(found) == 1, output
     return str(found[0])
@@ -53,8 +53,8 @@ def test_every_finding_that_is_not_ok_says_what_to_do(tmp_path: Path) -> None:
     assert "does not answer" in line(result.stdout, "broken", "nsqd 127.0.0.1:1")
 
 
-# Root may write anywhere, unless this right is taken from it.
 AS_ANYONE = ("setpriv", "--bounding-set=-dac_override") if os.getuid() == 0 else ()
+"""Takes root's right to write anywhere."""
 
 
 @pytest.mark.skipif(bool(AS_ANYONE) and shutil.which("setpriv") is None, reason="root may write anywhere")
@@ -101,7 +101,7 @@ def test_an_nsqd_that_sends_consumers_to_where_it_is_not(
 
 
 class FakeNsqd(QuietHandler):
-    """An nsqd on another machine: its disk fails, or its clock is an hour behind."""
+    """Is an nsqd on another machine: its disk fails, or its clock is an hour behind."""
 
     ping = (200, b"OK")
     config: ClassVar[dict[str, bytes]] = {}

@@ -1,4 +1,4 @@
-"""`nsquark`: help, versions, mistakes."""
+"""Checks the program `nsquark`: its help, its versions, and what it says of mistakes."""
 
 import importlib.util
 import subprocess
@@ -79,7 +79,7 @@ def test_a_mistake_is_answered_by_one_sentence(arguments: tuple[str, ...], sente
 
 
 def test_output_that_nobody_reads_any_more_is_no_error() -> None:
-    """As in `nsquark doctor | head -1`."""
+    """A reader may end early, as in `nsquark doctor | head -1`."""
     with subprocess.Popen([*NSQUARK, "doctor"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.close()

@@ -1,4 +1,4 @@
-"""`nsquark passwd`: what it writes, what it refuses, and that passwords are nowhere to be seen."""
+"""Checks `nsquark passwd`: what it writes, what it refuses, and that passwords are nowhere to be seen."""
 
 import os
 import pty

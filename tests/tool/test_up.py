@@ -1,4 +1,4 @@
-"""`nsquark up`: all daemons in one command."""
+"""Checks `nsquark up`, which runs all daemons by one command."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from .conftest import NSQUARK, STOP_TIMEOUT_S, Up, get
 
 
 def is_running(pid: int) -> bool:
-    """A zombie that nobody waited for has ended too."""
+    """Tells whether a process runs; a zombie that nobody waited for has ended too."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -34,7 +34,7 @@ def depth(address: str, topic: str) -> int:
 
 
 def found_at(lookupd: str, topic: str) -> set[int]:
-    """TCP ports of the nsqds that a consumer is sent to."""
+    """Returns the TCP ports of the nsqds that a consumer is sent to."""
     known = json.loads(get(lookupd, "/topics"))["topics"]
     return (
         {p["tcp_port"] for p in json.loads(get(lookupd, f"/lookup?topic={topic}"))["producers"]}

@@ -1,4 +1,4 @@
-"""A real HTTP server that remembers what it was asked, and answers as it is told."""
+"""Runs a real HTTP server that remembers what it was asked, and answers as it is told."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class HttpEndpoint:
     def __init__(self, answer: Answer = lambda _: 200, port: int = 0) -> None:
         self.answer = answer
         self.requests: list[Request] = []
-        """Those that were answered with success come into `taken`, too."""
+        """Requests that were answered with success come into `taken`, too."""
         self.taken: list[Request] = []
         endpoint = self
 

@@ -1,4 +1,4 @@
-"""Our tools as their users have them: processes with a command line, pipes and signals."""
+"""Runs our tools as their users have them: processes with a command line, pipes and signals."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ def command(tool: str, *flags: str) -> list[str]:
 
 
 class Tool:
-    """A tool that runs. What it writes is collected unless `stdout` says where it goes."""
+    """Is a tool that runs. What it writes is collected unless `stdout` says where it goes."""
 
     def __init__(self, tool: str, *flags: str, **settings: Any) -> None:
         settings.setdefault("stdin", subprocess.DEVNULL)
@@ -97,7 +97,7 @@ def run_tool(tool: str, *flags: str, stdin: bytes = b"") -> Result:
 
 
 class Cluster:
-    """An nsqlookupd and two nsqds that it knows."""
+    """Runs an nsqlookupd and two nsqds that it knows."""
 
     def __init__(self, directory: Path, *flags: str, program: str | None = None) -> None:
         self.lookupd = Nsqlookupd()
@@ -128,14 +128,14 @@ class Cluster:
         eventually(lambda: len(self.lookupd.producers(topic)) == 2)
 
     def publish(self, topic: str, bodies: list[bytes]) -> None:
-        """Half of the bodies to each nsqd."""
+        """Publishes half of the bodies to each nsqd."""
         middle = len(bodies) // 2
         for nsqd, part in zip(self.nsqds, (bodies[:middle], bodies[middle:]), strict=True):
             if part:
                 assert nsqd.post("/mpub", b"\n".join(part), topic=topic).status == 200
 
     def depth(self, topic: str, channel: str) -> int:
-        """What the channel has not finished, on both nsqds, and what is still on its way to it."""
+        """Counts what the channel has not finished, on both nsqds, and what is still on its way to it."""
         return sum(_unfinished(nsqd.topic(topic), channel) for nsqd in self.nsqds)
 
     def in_flight(self, topic: str, channel: str) -> int:

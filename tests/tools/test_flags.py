@@ -1,4 +1,4 @@
-"""Bad flags: a clear line and NSQ's exit code."""
+"""Checks bad flags: a clear line and NSQ's exit code tell of them."""
 
 import re
 

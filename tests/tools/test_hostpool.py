@@ -1,4 +1,4 @@
-"""Which destination is chosen, with a clock and a chance of the test's own."""
+"""Checks which destination is chosen, with a clock and a chance of the test's own."""
 
 import random
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Which JSON messages nsq_to_nsq sends on, and what it makes of them."""
+"""Checks which JSON messages nsq_to_nsq sends on, and what it makes of them."""
 
 import json
 

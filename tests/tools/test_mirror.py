@@ -1,4 +1,6 @@
-"""The command in docs/operations.md that mirrors a running NSQ cluster; its source is PEER_NSQD=<path> or our nsqd."""
+"""Runs the command in docs/operations.md that mirrors a running NSQ cluster; its source is PEER_NSQD=<path> or our
+nsqd.
+"""
 
 import os
 import re
@@ -32,7 +34,7 @@ def source(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def documented_command(lookupd: str, destination: str) -> str:
-    """As it stands there, with addresses of this test."""
+    """Returns the command as it stands in the documentation, with addresses of this test."""
     found = re.search(r"^nsq_to_nsq (?:.*\\\n)*.*$", PAGE.read_text(), re.MULTILINE)
     assert found is not None
     command = found[0]
@@ -43,7 +45,7 @@ def documented_command(lookupd: str, destination: str) -> str:
 
 
 def program_on_path(directory: Path) -> dict[str, str]:
-    """An environment in which nsq_to_nsq is the one of this source, installed or not."""
+    """Makes an environment in which nsq_to_nsq is the one of this source, installed or not."""
     directory.mkdir()
     script = directory / "nsq_to_nsq"
     script.write_text(f'#!/bin/sh\nexec {sys.executable} -m nsquark.tools.nsq_to_nsq "$@"\n')

@@ -1,4 +1,4 @@
-"""nsq_stat as a process: its lines in a pipe, its table in a terminal."""
+"""Checks nsq_stat as a process: its lines in a pipe, its table in a terminal."""
 
 import contextlib
 import os
@@ -164,7 +164,7 @@ def test_totals_of_one_topic_and_channel() -> None:
 
 
 class Terminal:
-    """A tool in a terminal of its own, and what it shows there."""
+    """Runs a tool in a terminal of its own, and knows what it shows there."""
 
     def __init__(self, *flags: str) -> None:
         self.fd, inside = pty.openpty()
@@ -191,7 +191,7 @@ class Terminal:
         return found[0]
 
     def read_rest(self) -> None:
-        """What a process that has ended wrote last; Linux tells the end of that by EIO."""
+        """Reads what a process that has ended wrote last; Linux tells the end of that by EIO."""
         with contextlib.suppress(OSError):
             while data := os.read(self.fd, 1 << 16):
                 self.shown += data.decode()

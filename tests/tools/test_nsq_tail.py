@@ -178,7 +178,7 @@ def test_bad_beginnings() -> None:
 
 
 def test_its_output_is_a_pipe_for_others(cluster: Cluster, topic: str, start: Callable[..., Tool]) -> None:
-    """to_nsq into nsqd, and nsq_tail of it into to_nsq for another topic."""
+    """A pipe goes from to_nsq into nsqd, and from nsq_tail of it into to_nsq for another topic."""
     lines = numbered_lines(1000)
     other = f"{topic}_copy"
     cluster.create(topic, "ch")

@@ -17,7 +17,7 @@ HOST = socket.gethostname().partition(".")[0]
 
 
 def lines_of(directory: Path) -> list[bytes]:
-    """Of all files in it, compressed or not."""
+    """Returns the lines of all files in a directory, compressed or not."""
     found: list[bytes] = []
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""nsq_to_file killed again and again: nothing is lost or overwritten, and files can be read up to what was finished."""
+"""Kills nsq_to_file again and again: nothing is lost or overwritten, and files can be read up to what was finished."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ GZIP_WINDOW_BITS = 31
 
 
 def readable(path: Path) -> bytes:
-    """What a reader gets of a file, up to where it breaks off."""
+    """Returns what a reader gets of a file, up to where it breaks off."""
     data = path.read_bytes()
     if path.suffix != ".gz":
         return data
@@ -49,7 +49,7 @@ def unfinished(nsqd: Nsqd, topic: str) -> int:
 
 
 def contents(directories: list[Path]) -> dict[int, bytes]:
-    """By inode: a file that was moved is still the same, and one that is just being moved is left out."""
+    """Reads files by inode: one that was moved is still the same, and one that is just being moved is left out."""
     found: dict[int, bytes] = {}
     for path in [path for directory in directories for path in directory.rglob("*")]:
         with contextlib.suppress(FileNotFoundError, IsADirectoryError), path.open("rb") as file:

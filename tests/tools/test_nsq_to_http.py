@@ -1,4 +1,4 @@
-"""nsq_to_http as a process, between a real cluster and real HTTP servers."""
+"""Checks nsq_to_http as a process, between a real cluster and real HTTP servers."""
 
 import re
 import signal
@@ -102,7 +102,7 @@ def test_what_is_a_success(cluster: Cluster, start: Start, topic: str, kind: str
 
 
 def shares(cluster: Cluster, start: Start, topic: str, mode: str, endpoints: list[HttpEndpoint]) -> list[int]:
-    """How many of 300 messages, and of a first one, each endpoint got."""
+    """Counts how many of 300 messages, and of a first one, each endpoint got."""
     lines = numbered_lines(300)
     cluster.create(topic, CHANNEL)
     cluster.publish(topic, lines)
@@ -172,7 +172,7 @@ def test_as_many_requests_at_once_as_allowed(cluster: Cluster, start: Start, top
 
 
 def test_no_message_is_lost_to_answers_of_500(cluster: Cluster, start: Start, topic: str) -> None:
-    """More failures of each message than go-nsq's five attempts."""
+    """Each message fails more often than go-nsq's five attempts."""
     lines = numbered_lines(20)
     seen: Counter[bytes] = Counter()
 
@@ -202,7 +202,7 @@ def test_no_message_is_lost_to_a_dead_endpoint(cluster: Cluster, start: Start, t
 
 
 def test_a_dead_endpoint_is_left_out(cluster: Cluster, start: Start, topic: str) -> None:
-    """Of several endpoints the others get what it fails to take."""
+    """Of several endpoints the others get what the dead one fails to take."""
     lines = numbered_lines(500)
     cluster.create(topic, CHANNEL)
     cluster.publish(topic, lines)

@@ -1,4 +1,4 @@
-"""nsq_to_nsq as a process, between a real cluster and other nsqds."""
+"""Checks nsq_to_nsq as a process, between a real cluster and other nsqds."""
 
 import signal
 from collections.abc import Callable
@@ -24,7 +24,7 @@ MakeNsqd = Callable[..., Nsqd]
 
 @pytest.fixture
 def make_steady_nsqd(make_nsqd: MakeNsqd, tmp_path: Path) -> MakeNsqd:
-    """Started again, it listens where it did before, as who sends to it expects."""
+    """Runs an nsqd that, started again, listens where it did before, as who sends to it expects."""
 
     def make(name: str, *flags: str) -> Nsqd:
         nsqd = make_nsqd(*flags, data_path=tmp_path / name)
@@ -44,7 +44,7 @@ def to(*nsqds: Nsqd) -> list[str]:
 
 
 def bodies_at(nsqd: Nsqd, topic: str) -> list[bytes]:
-    """What an nsqd has of a topic that has no channel, copies included."""
+    """Returns what an nsqd has of a topic that has no channel, copies included."""
     count = nsqd.topic(topic)["depth"]
     bodies: list[Any] = []
     with sync.Consumer(topic, "check", nsqd=nsqd.tcp_address, max_in_flight=1000) as consumer:
@@ -185,7 +185,7 @@ def test_no_message_is_lost_when_a_source_dies(
 def test_a_message_that_is_too_big_holds_no_other_up(
     cluster: Cluster, start: Start, make_steady_nsqd: MakeNsqd, topic: str
 ) -> None:
-    """The others of its MPUB arrive at once, and it is given up after five attempts, as by NSQ's."""
+    """The other messages of its MPUB arrive at once, and the large one is given up after five attempts, as by NSQ's."""
     small = make_steady_nsqd("small", "--max-msg-size=1000")
     lines = [*numbered_lines(100), b"x" * 2000, *(b"more %d" % number for number in range(100))]
     cluster.create(topic, CHANNEL)

@@ -1,4 +1,4 @@
-"""The status lines, as NSQ's tools write them."""
+"""Checks the status lines, as NSQ's tools write them."""
 
 from nsquark.tools.timings import Timings, percentile
 

@@ -20,7 +20,7 @@ def to_nsq(nsqd: Nsqd, topic: str, stdin: bytes, *flags: str) -> None:
 
 
 def bodies(nsqd: Nsqd, topic: str) -> list[bytes]:
-    """What the topic has, in its order, read by nsq_tail into a pipe."""
+    """Returns what the topic has, in its order, read by nsq_tail into a pipe."""
     count = nsqd.topic(topic)["depth"]
     tail = run_tool(
         "nsq_tail", f"--topic={topic}", "--channel=all", f"-n={count}", f"--nsqd-tcp-address={nsqd.tcp_address}"

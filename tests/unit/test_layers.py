@@ -24,7 +24,7 @@ LAYERS: Final = (
     {"query", "tap"},
     {"tool"},
 )
-"""From the lowest. Packages of one layer do not import each other, but for those of `BESIDE`."""
+"""Lists the layers from the lowest. Packages of one layer do not import each other, but for those of `BESIDE`."""
 
 BESIDE: Final = {("contrib", "sync"), ("contrib", "errors"), ("sync", "errors"), ("testing", "errors")}
 

@@ -44,7 +44,7 @@ class Entry:
     owner: Any = None
     delivered_ms: int = 0
     queued_at: int = 0
-    """How many redeliveries there had been when it was queued, and when it was redelivered lately."""
+    """Says how many redeliveries there had been when the message was queued, and when it was redelivered lately."""
     redelivered_at: tuple[int, ...] = ()
 
 

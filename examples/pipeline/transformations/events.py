@@ -1,4 +1,5 @@
-"""From the topic to `arrivals`, from there to `events` and the topic of the rejected, and the results back to a topic.
+"""Leads from the topic to `arrivals`, from there to `events` and the topic of the rejected, and the results back to
+a topic.
 
 An event is a JSON object: `id`, `time` (ISO 8601), `user`, `kind` (order or click) and, for an order, `amount`.
 
@@ -74,7 +75,7 @@ def events() -> DataFrame:
 
 
 def topic_sink(name: str) -> None:
-    """Idempotent: a batch that Spark runs again after a failure is not published twice."""
+    """Makes an idempotent sink: a batch that Spark runs again after a failure is not published twice."""
     dp.create_sink(name, "nsq", {"nsqd": setting("nsqd"), "topic": setting(name), "idempotent": "true"})
 
 
@@ -83,7 +84,7 @@ topic_sink("rejected_topic")
 
 @dp.append_flow(target="rejected_topic")
 def rejected() -> DataFrame:
-    """A JSON object for each, with the reason, where it came from, and the body."""
+    """Makes a JSON object for each rejected message, with the reason, where it came from, and the body."""
     return quarantine(spark.readStream.table("arrivals"), timestamp="published").bad
 
 
