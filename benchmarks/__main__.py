@@ -37,9 +37,9 @@ def main() -> int:
             file=sys.stderr,
         )
     results: list[Result] = []
-    discovery: dict[str, lookupd.Measurement] = {}
+    discovery: dict[str, lookupd.LookupdMeasurement] = {}
     libraries: dict[str, list[clients.Rate]] = {}
-    sparks: spark.Measurement | None = None
+    sparks: spark.SparkMeasurement | None = None
     name = ""
     try:
         for scenario in chosen:
@@ -155,7 +155,7 @@ def _run(scenario: Scenario, program: Path, seconds: float, flags: tuple[str, ..
             return measurement
 
 
-def _measure_lookupd(options: argparse.Namespace) -> dict[str, lookupd.Measurement]:
+def _measure_lookupd(options: argparse.Namespace) -> dict[str, lookupd.LookupdMeasurement]:
     measured = {"ours": lookupd.run(options.nsqlookupd)}
     if options.peer_nsqlookupd:
         measured["peer"] = lookupd.run(options.peer_nsqlookupd)
@@ -171,7 +171,7 @@ def _measure_clients(options: argparse.Namespace) -> dict[str, list[clients.Rate
     return measured
 
 
-def _measure_spark(options: argparse.Namespace) -> spark.Measurement | None:
+def _measure_spark(options: argparse.Namespace) -> spark.SparkMeasurement | None:
     if importlib.util.find_spec("pyspark") is None:
         print(f"{SPARK:14} skipped: pip install 'nsquark[spark]'", file=sys.stderr)
         return None

@@ -37,7 +37,7 @@ OK = b"\x00\x00\x00\x02OK"
 
 
 @dataclass(frozen=True)
-class Measurement:
+class LookupdMeasurement:
     start_seconds: float
     register_seconds: float
     lookup_ms: list[float]
@@ -119,7 +119,7 @@ async def register(port: int, number: int, topics: int, gate: asyncio.Semaphore)
     return writer
 
 
-async def measure(program: Path, nsqds: int, topics: int) -> Measurement:
+async def measure(program: Path, nsqds: int, topics: int) -> LookupdMeasurement:
     with Lookupd(program) as lookupd:
         memory_before = lookupd.memory_bytes()
         started = time.monotonic()
@@ -133,7 +133,7 @@ async def measure(program: Path, nsqds: int, topics: int) -> Measurement:
         nodes_ms = lookupd.milliseconds(lambda number: "/nodes", NODES)
         memory = lookupd.memory_bytes()
         forget_seconds = await forget(lookupd, writers)
-        return Measurement(
+        return LookupdMeasurement(
             lookupd.start_seconds,
             register_seconds,
             lookup_ms,
@@ -161,7 +161,7 @@ def quantile(ordered: list[float], share: float) -> float:
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
-def column(measured: Measurement) -> list[str]:
+def column(measured: LookupdMeasurement) -> list[str]:
     return [
         f"{measured.start_seconds * 1e3:.0f} ms",
         f"{measured.register_seconds:.2f} s",
@@ -188,19 +188,19 @@ ROWS = [
 ]
 
 
-def run(program: Path, nsqds: int = NSQDS_DEFAULT, topics: int = TOPICS_DEFAULT) -> Measurement:
+def run(program: Path, nsqds: int = NSQDS_DEFAULT, topics: int = TOPICS_DEFAULT) -> LookupdMeasurement:
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
     return asyncio.run(measure(program, nsqds, topics))
 
 
-def table(measured: dict[str, Measurement], nsqds: int = NSQDS_DEFAULT, topics: int = TOPICS_DEFAULT) -> Table:
+def table(measured: dict[str, LookupdMeasurement], nsqds: int = NSQDS_DEFAULT, topics: int = TOPICS_DEFAULT) -> Table:
     rows = [list(row) for row in zip(ROWS, *map(column, measured.values()), strict=True)]
     title = f"nsqlookupd with {nsqds:,} nsqds x {topics} topics, one channel each"
     return Table(title, ["", *measured], rows)
 
 
-def as_json(measured: Measurement) -> dict[str, float]:
+def as_json(measured: LookupdMeasurement) -> dict[str, float]:
     plain = dataclasses.asdict(measured)
     for name in ("lookup_ms", "nodes_ms"):
         ordered = plain.pop(name)

@@ -30,7 +30,7 @@ STEPS: dict[str, list[int]] = {
 
 
 @dataclass(frozen=True)
-class Row:
+class ScaleRow:
     kind: str
     count: int
     memory_bytes: int
@@ -86,17 +86,17 @@ GROW: dict[str, Callable[[Broker, int], list[socket.socket]]] = dict(
 )
 
 
-def measure(program: Path, kind: str, count: int) -> Row:
+def measure(program: Path, kind: str, count: int) -> ScaleRow:
     with Broker(program) as broker:
         connections = GROW[kind](broker, count) if count else []
         memory, _ = broker.memory_bytes()
         idle, disk = idle_cpu(broker), broker.disk_bytes()
         for connection in connections:
             connection.close()
-        return Row(kind, count, memory, broker.crash_and_start(), idle, disk)
+        return ScaleRow(kind, count, memory, broker.crash_and_start(), idle, disk)
 
 
-def table(rows: list[Row]) -> Table:
+def table(rows: list[ScaleRow]) -> Table:
     header = ["", "count", "memory MB", "start after kill -9, s", "CPU just after, %", "disk MB"]
     cells = [
         [

@@ -42,7 +42,7 @@ class Taken(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class SparkRow:
     """Says what was done with how many messages; `beside` is the same with a source or sink that is only memory."""
 
     name: str
@@ -65,9 +65,9 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Measurement:
-    rows: list[Row]
-    batches: spark_batches.Measurement | None
+class SparkMeasurement:
+    rows: list[SparkRow]
+    batches: spark_batches.BatchMeasurement | None
 
 
 class Jobs:
@@ -134,7 +134,7 @@ class Jobs:
             raise LoadError(f"the query read {rows} messages instead of {self._messages}")
 
 
-class Bench:
+class SparkBench:
     """Takes the time of jobs, in turn."""
 
     def __init__(self, jobs: Jobs, meter: CpuMeter, messages: int, rounds: int):
@@ -153,7 +153,7 @@ class Bench:
                 runs.append(Taken(seconds, self._meter.read().since(before)))
         return [min(runs, key=lambda run: run.seconds) for runs in taken]
 
-    def parts(self) -> dict[str, Callable[[], list[Row]]]:
+    def parts(self) -> dict[str, Callable[[], list[SparkRow]]]:
         return {
             READ: self.read,
             PARQUET: self.parquet,
@@ -166,17 +166,17 @@ class Bench:
         """Runs a first job, since that one starts Python workers and compiles."""
         self._jobs.to_noop(self._jobs.memory())
 
-    def read(self) -> list[Row]:
+    def read(self) -> list[SparkRow]:
         jobs = self._jobs
         ours, memory = self._best(lambda: jobs.to_noop(jobs.topic()), lambda: jobs.to_noop(jobs.memory()))
-        return [Row("read_noop", "batch read to noop", self._messages, ours, memory, 0.6)]
+        return [SparkRow("read_noop", "batch read to noop", self._messages, ours, memory, 0.6)]
 
-    def parquet(self) -> list[Row]:
+    def parquet(self) -> list[SparkRow]:
         jobs = self._jobs
         ours, memory = self._best(lambda: jobs.to_parquet(jobs.topic()), lambda: jobs.to_parquet(jobs.memory()))
-        return [Row("read_parquet", "batch read to Parquet", self._messages, ours, memory, 0.7)]
+        return [SparkRow("read_parquet", "batch read to Parquet", self._messages, ours, memory, 0.7)]
 
-    def stream(self) -> list[Row]:
+    def stream(self) -> list[SparkRow]:
         jobs = self._jobs
         ours, memory_stream, memory = self._best(
             lambda: jobs.stream_to_noop(jobs.topic_stream()),
@@ -185,18 +185,18 @@ class Bench:
         )
         title = "stream, AvailableNow, to noop"
         return [
-            Row("stream_noop", f"{title}, beside a stream from memory", self._messages, ours, memory_stream, 0.7),
-            Row("stream_noop_batch", "... beside a batch from memory", self._messages, ours, memory, 0.7),
+            SparkRow("stream_noop", f"{title}, beside a stream from memory", self._messages, ours, memory_stream, 0.7),
+            SparkRow("stream_noop_batch", "... beside a batch from memory", self._messages, ours, memory, 0.7),
         ]
 
-    def windows(self) -> list[Row]:
+    def windows(self) -> list[SparkRow]:
         jobs = self._jobs
         ours, memory = self._best(
             lambda: jobs.stream_windows(jobs.topic_stream()), lambda: jobs.stream_windows(jobs.memory_stream())
         )
-        return [Row("stream_windows", "stream, JSON and windows", self._messages, ours, memory)]
+        return [SparkRow("stream_windows", "stream, JSON and windows", self._messages, ours, memory)]
 
-    def write(self) -> list[Row]:
+    def write(self) -> list[SparkRow]:
         jobs = self._jobs
         ours, dropped, noop = self._best(
             lambda: jobs.to_topic(jobs.bodies()),
@@ -204,41 +204,41 @@ class Bench:
             lambda: jobs.to_noop(jobs.bodies()),
         )
         return [
-            Row("write", "batch write, beside noop", self._messages, ours, noop, 0.5),
-            Row("write_dropped", "... beside a sink that drops its Arrow batches", self._messages, ours, dropped),
+            SparkRow("write", "batch write, beside noop", self._messages, ours, noop, 0.5),
+            SparkRow("write_dropped", "... beside a sink that drops its Arrow batches", self._messages, ours, dropped),
         ]
 
 
 def run(
     program: Path, messages: int = MESSAGES_DEFAULT, rounds: int = ROUNDS, parts: tuple[str, ...] = PARTS
-) -> Measurement:
+) -> SparkMeasurement:
     with Broker(program) as broker, tempfile.TemporaryDirectory(prefix="spark-bench-") as directory:
         nsqd = "{}:{}".format(*broker.http)
         fill(nsqd, TOPIC, messages)
         session = make_session()
         try:
             with CpuMeter(broker) as meter:
-                bench = Bench(Jobs(session, nsqd, messages, Path(directory)), meter, messages, rounds)
+                bench = SparkBench(Jobs(session, nsqd, messages, Path(directory)), meter, messages, rounds)
                 bench.warm_up()
                 rows = [row for part, measure in bench.parts().items() if part in parts for row in measure()]
                 batches = spark_batches.run(session, nsqd, meter, Path(directory)) if BATCHES in parts else None
-                return Measurement(rows, batches)
+                return SparkMeasurement(rows, batches)
         finally:
             session.stop()
 
 
-def tables(measured: Measurement) -> list[Table]:
+def tables(measured: SparkMeasurement) -> list[Table]:
     made = [_throughput(measured.rows)] if measured.rows else []
     return made + (spark_batches.tables(measured.batches) if measured.batches else [])
 
 
-def _throughput(rows: list[Row]) -> Table:
+def _throughput(rows: list[SparkRow]) -> Table:
     title = f"Spark on local[2], {rows[0].messages:,} messages of {BODY_BYTES} B on one nsqd; CPU in us per row"
     header = ["", "rows/s", "beside", "ratio", "target", "nsqd", "Python", "JVM", "beside: Python", "JVM"]
     return Table(title, header, [_cells(row) for row in rows])
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: SparkRow) -> list[str]:
     cpu = row.us_per_row(row.ours)
     beside = row.us_per_row(row.beside) if row.beside else None
     return [
@@ -261,7 +261,7 @@ def _judged(ratio: float | None, target: float | None) -> str:
     return f">= {target:g} {'met' if ratio >= target else 'MISSED'}"
 
 
-def as_json(measured: Measurement) -> dict[str, Any]:
+def as_json(measured: SparkMeasurement) -> dict[str, Any]:
     figures: dict[str, Any] = {
         row.name: {
             "seconds": row.ours.seconds,

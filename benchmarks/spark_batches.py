@@ -55,7 +55,7 @@ class Batches:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class BatchMeasurement:
     small: list[Batches]
     many_topics_ms: float
     one_topic_ms: float
@@ -67,7 +67,7 @@ class Measurement:
         return self.many_topics_ms / self.one_topic_ms
 
 
-def run(session: "SparkSession", nsqd: str, meter: CpuMeter, directory: Path) -> Measurement:
+def run(session: "SparkSession", nsqd: str, meter: CpuMeter, directory: Path) -> BatchMeasurement:
     small: list[Batches] = []
     with _feeding(nsqd, "slow"):
         for settings, how in (({}, "as Spark is"), (ADVISED, "as advised")):
@@ -77,7 +77,7 @@ def run(session: "SparkSession", nsqd: str, meter: CpuMeter, directory: Path) ->
                 small.append(_small(topic, f"topic, {how}", meter, directory))
                 small.append(_small(memory, f"memory, {how}", meter, directory))
     many, one = _many_topics(session, nsqd, directory)
-    return Measurement(small, many, one, _overhead_ms(nsqd))
+    return BatchMeasurement(small, many, one, _overhead_ms(nsqd))
 
 
 @contextmanager
@@ -199,7 +199,7 @@ def _overhead_ms(nsqd: str) -> float:
     return statistics.median(taken)
 
 
-def tables(measured: Measurement) -> list[Table]:
+def tables(measured: BatchMeasurement) -> list[Table]:
     steps = [
         [one.title, *(f"{one.steps_ms[step]:.0f}" for step in STEPS), *(f"{part * 1e3:.0f}" for part in one.cpu)]
         for one in measured.small
@@ -224,7 +224,7 @@ def tables(measured: Measurement) -> list[Table]:
     ]
 
 
-def as_json(measured: Measurement) -> dict[str, Any]:
+def as_json(measured: BatchMeasurement) -> dict[str, Any]:
     return {
         "micro_batches": {one.title: {"ms": one.steps_ms, "cpu_seconds": one.cpu._asdict()} for one in measured.small},
         "many_topics_ms": measured.many_topics_ms,

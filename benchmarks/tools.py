@@ -70,7 +70,7 @@ def _write_lines(path: Path, count: int) -> Lines:
     return Lines(path, count)
 
 
-class Bench:
+class ToolBench:
     """Has what a row needs: an nsqd, messages in it, and a place for files."""
 
     def __init__(self, broker: Broker, destination: Broker, directory: Path, messages: int) -> None:
@@ -145,8 +145,8 @@ class Bench:
         urllib.request.urlopen(urllib.request.Request(url, method="POST")).close()
 
 
-def to_nsq(*ours: str) -> Callable[[Bench, Tools], float]:
-    def measure(bench: Bench, tools: Tools) -> float:
+def to_nsq(*ours: str) -> Callable[[ToolBench, Tools], float]:
+    def measure(bench: ToolBench, tools: Tools) -> float:
         topic = bench.topic(is_filled=False)
         flags = ours if tools is OURS else ()
         lines = bench.lines if flags else bench.few_lines
@@ -158,8 +158,8 @@ def to_nsq(*ours: str) -> Callable[[Bench, Tools], float]:
     return measure
 
 
-def consuming(tool: str, *flags: str) -> Callable[[Bench, Tools], float]:
-    def measure(bench: Bench, tools: Tools) -> float:
+def consuming(tool: str, *flags: str) -> Callable[[ToolBench, Tools], float]:
+    def measure(bench: ToolBench, tools: Tools) -> float:
         topic = bench.topic(is_filled=True)
         try:
             with tempfile.TemporaryDirectory(dir=bench.directory) as files:
@@ -173,31 +173,31 @@ def consuming(tool: str, *flags: str) -> Callable[[Bench, Tools], float]:
 
 
 @dataclass(frozen=True)
-class Row:
+class ToolRow:
     """Is one line of the table; `measure` gives messages per second, `target` times NSQ's is to be reached (0:
     none).
     """
 
     title: str
     tool: str
-    measure: Callable[[Bench, Tools], float]
+    measure: Callable[[ToolBench, Tools], float]
     target: float = 0.0
 
 
 ROWS = (
-    Row("to_nsq", "to_nsq", to_nsq()),
-    Row(f"to_nsq --batch={BATCH}, NSQ's without", "to_nsq", to_nsq(f"--batch={BATCH}"), 20),
-    Row("nsq_to_file", "nsq_to_file", consuming("nsq_to_file", SYNC_INTERVAL), 1.5),
-    Row("nsq_to_file --gzip", "nsq_to_file", consuming("nsq_to_file", SYNC_INTERVAL, "--gzip"), 1.5),
-    Row(
+    ToolRow("to_nsq", "to_nsq", to_nsq()),
+    ToolRow(f"to_nsq --batch={BATCH}, NSQ's without", "to_nsq", to_nsq(f"--batch={BATCH}"), 20),
+    ToolRow("nsq_to_file", "nsq_to_file", consuming("nsq_to_file", SYNC_INTERVAL), 1.5),
+    ToolRow("nsq_to_file --gzip", "nsq_to_file", consuming("nsq_to_file", SYNC_INTERVAL, "--gzip"), 1.5),
+    ToolRow(
         "nsq_to_file --max-in-flight=2500",
         "nsq_to_file",
         consuming("nsq_to_file", SYNC_INTERVAL, "--max-in-flight=2500"),
         1.5,
     ),
-    Row("nsq_tail", "nsq_tail", consuming("nsq_tail")),
-    Row("nsq_to_nsq", "nsq_to_nsq", consuming("nsq_to_nsq"), 1.5),
-    Row("nsq_to_nsq --max-in-flight=2500", "nsq_to_nsq", consuming("nsq_to_nsq", "--max-in-flight=2500"), 1.5),
+    ToolRow("nsq_tail", "nsq_tail", consuming("nsq_tail")),
+    ToolRow("nsq_to_nsq", "nsq_to_nsq", consuming("nsq_to_nsq"), 1.5),
+    ToolRow("nsq_to_nsq --max-in-flight=2500", "nsq_to_nsq", consuming("nsq_to_nsq", "--max-in-flight=2500"), 1.5),
 )
 
 
@@ -209,13 +209,13 @@ def main() -> None:
     print("| | ours | NSQ's | ratio | target |\n|---|---:|---:|---:|---:|")
     program = Path(options.nsqd)
     with Broker(program) as broker, Broker(program) as destination, tempfile.TemporaryDirectory() as directory:
-        bench = Bench(broker, destination, Path(directory), options.messages)
+        bench = ToolBench(broker, destination, Path(directory), options.messages)
         for row in ROWS:
             if options.only in row.title:
                 print(_line(row, _rates(row, bench, makers, options.times)), flush=True)
 
 
-def _rates(row: Row, bench: Bench, makers: Sequence[Tools], times: int) -> dict[str, float]:
+def _rates(row: ToolRow, bench: ToolBench, makers: Sequence[Tools], times: int) -> dict[str, float]:
     rates: dict[str, list[float]] = {}
     for _ in range(times):
         for tools in makers:
@@ -224,7 +224,7 @@ def _rates(row: Row, bench: Bench, makers: Sequence[Tools], times: int) -> dict[
     return {name: statistics.median(measured) for name, measured in rates.items()}
 
 
-def _line(row: Row, rates: dict[str, float]) -> str:
+def _line(row: ToolRow, rates: dict[str, float]) -> str:
     ours, theirs = rates["ours"], rates.get("NSQ's")
     target = f">= {row.target:g}" if row.target else "-"
     if theirs is None:

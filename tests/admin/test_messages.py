@@ -27,7 +27,7 @@ NASTY = {
 }
 
 
-class Cluster:
+class BrowsedCluster:
     """Runs two nsqds and their nsqadmin; messages are spread over both in turn."""
 
     def __init__(self, nsqds: list[Nsqd], admin: Nsqadmin) -> None:
@@ -56,12 +56,12 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrowsedCluster]:
     nsqds = [Nsqd(tmp_path_factory.mktemp("nsqd")) for _ in range(2)]
     with nsqds[0], nsqds[1]:
         flags = [f"--nsqd-http-address={nsqd.http_address}" for nsqd in nsqds]
         with Nsqadmin(*flags, "--poll-interval=200ms") as admin:
-            yield Cluster(nsqds, admin)
+            yield BrowsedCluster(nsqds, admin)
             assert admin.is_running, admin.log
 
 
@@ -76,7 +76,7 @@ def numbers(messages: list[dict[str, Any]]) -> list[int]:
 # -- looking ---------------------------------------------------------------------------------------------------
 
 
-def test_pages_go_back_from_the_newest_over_all_nsqds(cluster: Cluster, topic: str) -> None:
+def test_pages_go_back_from_the_newest_over_all_nsqds(cluster: BrowsedCluster, topic: str) -> None:
     cluster.publish(topic, *numbered(60))
     first = cluster.page(topic, limit=25)
     assert numbers(first["messages"]) == list(range(59, 34, -1))
@@ -93,7 +93,7 @@ def test_pages_go_back_from_the_newest_over_all_nsqds(cluster: Cluster, topic: s
     assert message["time"].endswith(f"{message['timestamp_ns'] % 10**9:09d}Z")
 
 
-def test_pages_go_forward_from_the_oldest(cluster: Cluster, topic: str) -> None:
+def test_pages_go_forward_from_the_oldest(cluster: BrowsedCluster, topic: str) -> None:
     cluster.publish(topic, *numbered(30))
     seen, page = [], cluster.page(topic, at="oldest", limit=5)
     while page["messages"]:
@@ -105,7 +105,7 @@ def test_pages_go_forward_from_the_oldest(cluster: Cluster, topic: str) -> None:
     assert numbers(before["messages"]) == [29, 28, 27]
 
 
-def test_a_time_and_a_sequence_number_are_places(cluster: Cluster, topic: str) -> None:
+def test_a_time_and_a_sequence_number_are_places(cluster: BrowsedCluster, topic: str) -> None:
     cluster.publish(topic, *numbered(10))
     time.sleep(0.01)
     between_ms = time.time_ns() // 1_000_000
@@ -121,7 +121,9 @@ def test_a_time_and_a_sequence_number_are_places(cluster: Cluster, topic: str) -
     assert (refused.status, refused.json()["message"]) == (400, "INVALID_ARG_AT")
 
 
-def test_a_deferred_message_stands_where_it_came_in_and_none_is_shown_twice(cluster: Cluster, topic: str) -> None:
+def test_a_deferred_message_stands_where_it_came_in_and_none_is_shown_twice(
+    cluster: BrowsedCluster, topic: str
+) -> None:
     """It keeps the time at which it was published, so the order of the log is not that of time."""
     cluster.nsqds[0].post("/pub", b'{"n": -1}', topic=topic, defer=300)
     cluster.publish(topic, *numbered(20))
@@ -138,7 +140,9 @@ def test_a_deferred_message_stands_where_it_came_in_and_none_is_shown_twice(clus
 
 
 @pytest.mark.parametrize("kind", NASTY)
-def test_whatever_is_in_a_body_comes_as_it_is_and_never_as_a_page(cluster: Cluster, topic: str, kind: str) -> None:
+def test_whatever_is_in_a_body_comes_as_it_is_and_never_as_a_page(
+    cluster: BrowsedCluster, topic: str, kind: str
+) -> None:
     body = NASTY[kind]
     cluster.publish(topic, body)
     reply = cluster.admin.get(f"/topics/{topic}/messages.json")
@@ -166,14 +170,14 @@ def test_whatever_is_in_a_body_comes_as_it_is_and_never_as_a_page(cluster: Clust
     assert (fields["body"].encode() if "body" in fields else base64.b64decode(fields["body_base64"])) == body
 
 
-def test_an_envelope_is_opened(cluster: Cluster, topic: str) -> None:
+def test_an_envelope_is_opened(cluster: BrowsedCluster, topic: str) -> None:
     cluster.publish(topic, wrap(b"k" * 16, b'{"n": 1}', {"trace": "abc"}))
     (message,) = cluster.page(topic, filter=".n == 1")["messages"]
     assert (message["text"], message["headers"], message["is_json"]) == ('{"n": 1}', {"trace": "abc"}, True)
     assert len(cluster.page(topic, filter="abc")["messages"]) == 1
 
 
-def test_a_message_that_is_not_there(cluster: Cluster, topic: str) -> None:
+def test_a_message_that_is_not_there(cluster: BrowsedCluster, topic: str) -> None:
     cluster.publish(topic, b"x")
     node = cluster.nsqds[0].http_address
     seq = cluster.page(topic)["messages"][0]["seq"]
@@ -184,7 +188,7 @@ def test_a_message_that_is_not_there(cluster: Cluster, topic: str) -> None:
     assert reply.status == 404
 
 
-def test_nobody_makes_nsqadmin_ask_another_host(cluster: Cluster, topic: str) -> None:
+def test_nobody_makes_nsqadmin_ask_another_host(cluster: BrowsedCluster, topic: str) -> None:
     cluster.publish(topic, b"x")
     with Stranger() as stranger:
         for path in (f"messages.json?node={stranger.address}", f"messages/{stranger.address}/1"):
@@ -220,7 +224,7 @@ class Stranger:
 # -- filtering ---------------------------------------------------------------------------------------------------
 
 
-def test_a_filter_finds_what_it_names_and_says_what_was_searched(cluster: Cluster, topic: str) -> None:
+def test_a_filter_finds_what_it_names_and_says_what_was_searched(cluster: BrowsedCluster, topic: str) -> None:
     cluster.publish(topic, *numbered(100), b"no json", b"\xff7")
     page = cluster.page(topic, filter=".user.id == 7 && .n > 50", limit=100)
     assert numbers(page["messages"]) == [97, 87, 77, 67, 57]
@@ -233,7 +237,7 @@ def test_a_filter_finds_what_it_names_and_says_what_was_searched(cluster: Cluste
     assert (refused.status, refused.json()["message"], refused.json()["at"]) == (400, "INVALID_ARG_FILTER", 11)
 
 
-def test_a_search_that_finds_nothing_ends_and_can_be_gone_on_with(cluster: Cluster, topic: str) -> None:
+def test_a_search_that_finds_nothing_ends_and_can_be_gone_on_with(cluster: BrowsedCluster, topic: str) -> None:
     """80 MB on each nsqd are more than one search reads."""
     block = b"".join(len(b).to_bytes(4) + b for b in [b"y" * 1000] * 1000)
     body = (1000).to_bytes(4) + block
@@ -257,7 +261,7 @@ def test_a_search_that_finds_nothing_ends_and_can_be_gone_on_with(cluster: Clust
 # -- following ---------------------------------------------------------------------------------------------------
 
 
-def test_a_live_tail_gets_what_comes(cluster: Cluster, topic: str) -> None:
+def test_a_live_tail_gets_what_comes(cluster: BrowsedCluster, topic: str) -> None:
     cluster.publish(topic, b"before", b"before")
     newer = cluster.page(topic)["newer"]
     publishing = threading.Timer(0.3, lambda: cluster.publish(topic, b"one", b"two"))
@@ -273,7 +277,7 @@ def test_a_live_tail_gets_what_comes(cluster: Cluster, topic: str) -> None:
     assert cluster.page(topic, newer=newer, wait=1)["messages"] == []
 
 
-def test_a_live_tail_shows_the_newest_and_counts_the_rest(cluster: Cluster, topic: str) -> None:
+def test_a_live_tail_shows_the_newest_and_counts_the_rest(cluster: BrowsedCluster, topic: str) -> None:
     cluster.publish(topic, b"before", b"before")
     newer = cluster.page(topic)["newer"]
     cluster.publish(topic, *[b"%d" % number for number in range(100)])
@@ -286,7 +290,7 @@ def test_a_live_tail_shows_the_newest_and_counts_the_rest(cluster: Cluster, topi
 # -- files -------------------------------------------------------------------------------------------------------
 
 
-def test_a_download_has_every_message_of_both_nsqds(cluster: Cluster, topic: str) -> None:
+def test_a_download_has_every_message_of_both_nsqds(cluster: BrowsedCluster, topic: str) -> None:
     cluster.publish(topic, *numbered(1500))
     reply = cluster.admin.get(f"/topics/{topic}/messages.jsonl")
     lines = [json.loads(line) for line in reply.text.splitlines()]
@@ -302,7 +306,7 @@ def test_a_download_has_every_message_of_both_nsqds(cluster: Cluster, topic: str
 # -- publishing --------------------------------------------------------------------------------------------------
 
 
-def test_a_message_is_published_as_it_is(cluster: Cluster, topic: str) -> None:
+def test_a_message_is_published_as_it_is(cluster: BrowsedCluster, topic: str) -> None:
     cluster.publish(topic, b"first")
     node = cluster.nsqds[1].http_address
     browser = Browser(cluster.admin)
@@ -315,7 +319,7 @@ def test_a_message_is_published_as_it_is(cluster: Cluster, topic: str) -> None:
     eventually(lambda: f"action=publish topic={topic} node={node} result=ok" in cluster.admin.log)
 
 
-def test_a_publish_may_be_deferred(cluster: Cluster, topic: str) -> None:
+def test_a_publish_may_be_deferred(cluster: BrowsedCluster, topic: str) -> None:
     cluster.publish(topic, b"first")
     node = cluster.nsqds[0].http_address
     cluster.nsqds[0].post("/channel/create", topic=topic, channel="ch")
@@ -324,7 +328,7 @@ def test_a_publish_may_be_deferred(cluster: Cluster, topic: str) -> None:
     assert cluster.admin.post(f"/topics/{topic}/messages?defer=-1", b"x").json()["message"] == "INVALID_ARG_DEFER"
 
 
-def test_what_nsqd_refuses_is_told(cluster: Cluster, topic: str) -> None:
+def test_what_nsqd_refuses_is_told(cluster: BrowsedCluster, topic: str) -> None:
     cluster.publish(topic, b"first")
     answer = cluster.admin.post(f"/topics/{topic}/messages", b"x" * 2_000_000)
     assert answer.status == 502
@@ -334,7 +338,7 @@ def test_what_nsqd_refuses_is_told(cluster: Cluster, topic: str) -> None:
         assert cluster.admin.post(f"/topics/{name}/messages", b"x").status in (400, 404), name
 
 
-def test_a_message_is_published_again_byte_for_byte(cluster: Cluster, topic: str) -> None:
+def test_a_message_is_published_again_byte_for_byte(cluster: BrowsedCluster, topic: str) -> None:
     bodies = [b"\xff\x00" * 50_000, wrap(b"k" * 16, b"content", {"a": "b"})]
     cluster.publish(topic, bodies[0])
     cluster.nsqds[0].post("/pub", bodies[1], topic=topic)
@@ -353,7 +357,7 @@ def test_a_message_is_published_again_byte_for_byte(cluster: Cluster, topic: str
 # -- a channel -----------------------------------------------------------------------------------------------------
 
 
-def test_what_a_channel_has_under_way(cluster: Cluster, topic: str) -> None:
+def test_what_a_channel_has_under_way(cluster: BrowsedCluster, topic: str) -> None:
     cluster.publish(topic, *numbered(6))
     with cluster.nsqds[0].connect() as first, cluster.nsqds[1].connect() as second:
         for wire in (first, second):
@@ -376,7 +380,7 @@ def test_what_a_channel_has_under_way(cluster: Cluster, topic: str) -> None:
         assert cluster.admin.get(path, state="x").json()["message"] == "INVALID_ARG_STATE"
 
 
-def test_a_seek_does_what_its_preview_said(cluster: Cluster, topic: str, connect: Callable[..., Wire]) -> None:
+def test_a_seek_does_what_its_preview_said(cluster: BrowsedCluster, topic: str, connect: Callable[..., Wire]) -> None:
     cluster.publish(topic, *numbered(20))
     wires = [connect(nsqd).subscribe(topic, "ch", 100) for nsqd in cluster.nsqds]
     for wire in wires:
@@ -405,7 +409,7 @@ def test_a_seek_does_what_its_preview_said(cluster: Cluster, topic: str, connect
 # -- limits --------------------------------------------------------------------------------------------------------
 
 
-def test_without_the_browser_there_are_no_messages(cluster: Cluster, topic: str) -> None:
+def test_without_the_browser_there_are_no_messages(cluster: BrowsedCluster, topic: str) -> None:
     cluster.publish(topic, b"secret")
     node = cluster.nsqds[0].http_address
     with Nsqadmin(f"--nsqd-http-address={node}", "--no-message-browser") as admin:
@@ -416,7 +420,7 @@ def test_without_the_browser_there_are_no_messages(cluster: Cluster, topic: str)
             assert admin.post(f"/topics/{topic}/{path}", b"x").status == 404
 
 
-def test_bodies_are_shown_up_to_the_limit(cluster: Cluster, topic: str) -> None:
+def test_bodies_are_shown_up_to_the_limit(cluster: BrowsedCluster, topic: str) -> None:
     cluster.publish(topic, b"abcdefghij")
     node = cluster.nsqds[0].http_address
     with Nsqadmin(f"--nsqd-http-address={node}", "--message-browser-max-bytes=4") as admin:
@@ -428,7 +432,7 @@ def test_bodies_are_shown_up_to_the_limit(cluster: Cluster, topic: str) -> None:
 
 
 def test_an_nsqd_that_is_down_does_not_hide_the_others(
-    make_nsqd: Callable[..., Nsqd], cluster: Cluster, topic: str
+    make_nsqd: Callable[..., Nsqd], cluster: BrowsedCluster, topic: str
 ) -> None:
     cluster.publish(topic, b"here")
     other = make_nsqd()
@@ -443,7 +447,7 @@ def test_an_nsqd_that_is_down_does_not_hide_the_others(
 
 
 def test_an_nsqd_that_was_down_at_the_last_poll_is_named_too(
-    make_nsqd: Callable[..., Nsqd], cluster: Cluster, topic: str
+    make_nsqd: Callable[..., Nsqd], cluster: BrowsedCluster, topic: str
 ) -> None:
     """Whether that nsqd has the topic is not known."""
     cluster.publish(topic, b"here")
@@ -458,7 +462,7 @@ def test_an_nsqd_that_was_down_at_the_last_poll_is_named_too(
         assert '"here"' in admin.get(f"/topics/{topic}/messages.jsonl", node=here).text
 
 
-def test_unknown_topics_and_bad_arguments(cluster: Cluster, topic: str) -> None:
+def test_unknown_topics_and_bad_arguments(cluster: BrowsedCluster, topic: str) -> None:
     cluster.publish(topic, b"x")
     for path, query, status in (
         ("/topics/nowhere/messages.json", {}, 404),

@@ -63,7 +63,7 @@ HEAD_BYTES = 64
 
 
 @dataclass(frozen=True)
-class Case:
+class DamageCase:
     kind: str
     damage: str
 
@@ -194,7 +194,7 @@ class Sample:
         return [path for path in found if f"t.{WHOLE}" not in path.parts and "nsq-before" not in str(path)]
 
 
-def check(sample: Sample, case: Case, rng: random.Random) -> Tally | None:
+def check(sample: Sample, case: DamageCase, rng: random.Random) -> Tally | None:
     """Tries one damage; returns None if the sample has no such file."""
     files = [path for path in sample.files(case.kind) if (sample.data_path / path).stat().st_size]
     if not files:
@@ -261,7 +261,7 @@ def _rewrite(path: Path, before: bytes, damage: str, span: tuple[int, int]) -> N
     path.write_bytes(content)
 
 
-def _excused(case: Case, before: bytes, span: tuple[int, int], book: Book) -> set[bytes]:
+def _excused(case: DamageCase, before: bytes, span: tuple[int, int], book: Book) -> set[bytes]:
     """Returns the messages that were in the damaged bytes."""
     if case.kind == "segment":
         for item in scan(memoryview(before), 0):
@@ -279,7 +279,7 @@ def _excused(case: Case, before: bytes, span: tuple[int, int], book: Book) -> se
     return found
 
 
-def _judge(sample: Sample, daemon: Nsqd, case: Case, name: str, accident: Accident) -> Tally:
+def _judge(sample: Sample, daemon: Nsqd, case: DamageCase, name: str, accident: Accident) -> Tally:
     try:
         daemon.start()
         tally = drain_and_judge(daemon, sample.book, accident)
@@ -301,7 +301,7 @@ def rounds(seed: int) -> Iterator[Tally]:
     while True:
         with tempfile.TemporaryDirectory(prefix="sample") as directory:
             sample = Sample(Path(directory), rng.getrandbits(32), parked=True)
-            cases = [Case(kind, damage) for kind in KINDS for damage in DAMAGES]
+            cases = [DamageCase(kind, damage) for kind in KINDS for damage in DAMAGES]
             rng.shuffle(cases)
             for case in cases:
                 tally = check(sample, case, rng)

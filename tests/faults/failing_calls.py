@@ -49,7 +49,7 @@ OTHER_ERRORS = (errno.EIO, errno.ENOSPC)
 
 
 @dataclass(frozen=True)
-class Case:
+class CallCase:
     """Says which calls fail: `times` of them, from the one with this number on."""
 
     kind: str
@@ -72,7 +72,7 @@ class Case:
         return f"{name} x{self.times} at {self.kind} {self.number}{where} in {self.phase}, then {self.ending}{mode}"
 
 
-def random_case(rng: random.Random) -> Case:
+def random_case(rng: random.Random) -> CallCase:
     kind = rng.choices([*CALLS_SEEN], [8, 8, 4, 4, 3, 3, 2, 2])[0]
     phase, pattern, ending = rng.choice(PHASES), rng.choice(PATTERNS), rng.choice(ENDINGS)
     seen = CALLS_SEEN[kind] if phase == "run" else CALLS_SEEN[kind] // 6
@@ -80,13 +80,13 @@ def random_case(rng: random.Random) -> Case:
     error = rng.choice((KILL, *ERRORS.get(kind, OTHER_ERRORS)))
     if kind == "sync" and phase != "run" and ending == "power":
         ending = "kill -9"  # the next nsqd cannot know what pages the last one failed to sync
-    return Case(kind, number, rng.choice((1, 1, 2, 2, 20)), error, phase, ending, pattern, rng.choice(MODES))
+    return CallCase(kind, number, rng.choice((1, 1, 2, 2, 20)), error, phase, ending, pattern, rng.choice(MODES))
 
 
 class Run:
     """Tries one case on a data path of its own."""
 
-    def __init__(self, directory: Path, case: Case, seed: int) -> None:
+    def __init__(self, directory: Path, case: CallCase, seed: int) -> None:
         self.case = case
         self.seed = seed
         self.directory = directory

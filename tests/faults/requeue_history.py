@@ -25,7 +25,7 @@ CLOCK_SLACK_S = 0.05
 
 
 @dataclass(slots=True)
-class Fate:
+class RequeueFate:
     """Knows one message by its last delivery, and the last answer that was confirmed."""
 
     attempts: int = 0
@@ -36,7 +36,7 @@ class Fate:
 
 
 @dataclass(slots=True)
-class Answer:
+class SentAnswer:
     body: bytes
     attempts: int
     delay_ms: int | None
@@ -44,17 +44,17 @@ class Answer:
     sent_s: float
 
 
-class History:
+class RequeueHistory:
     """Leads one broker through several crashes; `faults` says what went wrong."""
 
     def __init__(self, daemon: Nsqd, seed: int) -> None:
         self.daemon = daemon
         self.random = random.Random(seed)
-        self.fates: dict[bytes, Fate] = {}
+        self.fates: dict[bytes, RequeueFate] = {}
         self.faults: list[str] = []
         self.confirmed = 0
         self._numbers = itertools.count()
-        self._unconfirmed: list[Answer] = []
+        self._unconfirmed: list[SentAnswer] = []
 
     def run(self, rounds: int) -> None:
         for _ in range(rounds):
@@ -89,7 +89,7 @@ class History:
         bodies = [b"%d" % next(self._numbers) for _ in range(self.random.choice([1, 50, 2000]))]
         publisher.publish(TOPIC, *bodies)
         for body in bodies:
-            self.fates[body] = Fate()
+            self.fates[body] = RequeueFate()
 
     def _barrier(self) -> bytes:
         """Sends any command that is answered, now and then one whose answer needs no turn of the loop."""
@@ -107,10 +107,10 @@ class History:
             if luck < 0.1 + stubborn:
                 delay_ms = self.random.choice([0, 0, 0, self.random.randrange(1, DELAY_MS_MAX)])
                 out.append(b"REQ %b %d\n" % (message_id, delay_ms))
-                self._unconfirmed.append(Answer(body, attempts, delay_ms, time.monotonic()))
+                self._unconfirmed.append(SentAnswer(body, attempts, delay_ms, time.monotonic()))
             else:
                 out.append(b"FIN %b\n" % message_id)
-                self._unconfirmed.append(Answer(body, attempts, None, time.monotonic()))
+                self._unconfirmed.append(SentAnswer(body, attempts, None, time.monotonic()))
         wire.send(b"".join(out))
 
     def _confirm(self, count: int) -> None:

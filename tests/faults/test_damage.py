@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.damage import KINDS, Case, Sample, check
+from faults.damage import KINDS, DamageCase, Sample, check
 from faults.shim import NoCompiler, library
 
 pytestmark = pytest.mark.ours
@@ -26,6 +26,6 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
 
 @pytest.mark.parametrize(("kind", "damage"), CASES)
 def test_damage_costs_what_is_damaged_and_no_more(sample: Sample, kind: str, damage: str) -> None:
-    tally = check(sample, Case(kind, damage), random.Random(f"{kind}/{damage}"))
+    tally = check(sample, DamageCase(kind, damage), random.Random(f"{kind}/{damage}"))
     assert tally is not None, f"the sample has no {kind}"
     assert tally.is_good, tally

@@ -5,28 +5,28 @@ from pathlib import Path
 
 import pytest
 
-from faults.failing_calls import Case, Run, check_descriptors
+from faults.failing_calls import CallCase, Run, check_descriptors
 from faults.shim import KILL, SHORT_WRITE, NoCompiler, library
 
 pytestmark = pytest.mark.ours
 
 CASES = [
-    Case("sync", 3, 1, EIO, ending="power", pattern="*.log"),
-    Case("sync", 0, 2, EIO, ending="kill -9", pattern="*/t.fresh.*.log"),
-    Case("sync", 0, 1, EIO, ending="power", pattern="*.deferred"),
-    Case("sync", 2, 2, EIO, ending="kill -9", pattern="*/t.orders/*", flags=("--sync-every=1",)),
-    Case("write", 4, 2, ENOSPC, ending="kill -9"),
-    Case("write", 9, 1, SHORT_WRITE, ending="power"),
-    Case("rename", 0, 2, EIO),
-    Case("open", 2, 20, EMFILE),
-    Case("write", 0, 2, ENOSPC, phase="start"),
-    Case("sync", 0, 2, EIO, phase="stop"),
-    Case("rename", 1, 1, KILL, ending="kill -9"),
+    CallCase("sync", 3, 1, EIO, ending="power", pattern="*.log"),
+    CallCase("sync", 0, 2, EIO, ending="kill -9", pattern="*/t.fresh.*.log"),
+    CallCase("sync", 0, 1, EIO, ending="power", pattern="*.deferred"),
+    CallCase("sync", 2, 2, EIO, ending="kill -9", pattern="*/t.orders/*", flags=("--sync-every=1",)),
+    CallCase("write", 4, 2, ENOSPC, ending="kill -9"),
+    CallCase("write", 9, 1, SHORT_WRITE, ending="power"),
+    CallCase("rename", 0, 2, EIO),
+    CallCase("open", 2, 20, EMFILE),
+    CallCase("write", 0, 2, ENOSPC, phase="start"),
+    CallCase("sync", 0, 2, EIO, phase="stop"),
+    CallCase("rename", 1, 1, KILL, ending="kill -9"),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_call_that_fails_costs_nothing_that_was_acknowledged(tmp_path: Path, case: Case) -> None:
+def test_a_call_that_fails_costs_nothing_that_was_acknowledged(tmp_path: Path, case: CallCase) -> None:
     try:
         library()
     except NoCompiler as reason:

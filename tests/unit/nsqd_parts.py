@@ -32,7 +32,7 @@ class SetClock:
         return 0
 
 
-class Client(asyncio.Transport):
+class RawTransport(asyncio.Transport):
     """Is the other end of a session: it keeps what it is sent."""
 
     def __init__(self) -> None:
@@ -107,9 +107,9 @@ def in_flight(topic: Topic, channel: str) -> list[bytes]:
     return [message_id(topic.nsqd.options.node_id, seq) for seq in seqs]
 
 
-def consumer(nsqd: Nsqd, topic: str, channel: str, rdy: int, **identity: str) -> tuple[Session, Client]:
+def consumer(nsqd: Nsqd, topic: str, channel: str, rdy: int, **identity: str) -> tuple[Session, RawTransport]:
     """Makes a session that is subscribed and ready."""
-    session, client = Session(nsqd), Client()
+    session, client = Session(nsqd), RawTransport()
     session.connection_made(client)
     command(session, b"  V2")
     for name, value in identity.items():

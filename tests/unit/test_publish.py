@@ -32,7 +32,7 @@ def publish(request: pytest.FixtureRequest) -> SimpleNamespace:
     return SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
 
 
-class Client:
+class IntakeClient:
     """Is a client of one topic whose log keeps all in chunks of this size."""
 
     def __init__(self, publish: SimpleNamespace, chunk_bytes: int = 200) -> None:
@@ -67,7 +67,7 @@ class Client:
     def _congested(self) -> None:
         self.congested += 1
 
-    def begin(self) -> "Client":
+    def begin(self) -> "IntakeClient":
         """Goes on as after a first publish, which goes the other way."""
         self.tail.append(b"first", 0, 5, 1)
         return self
@@ -99,7 +99,7 @@ def sized(body: bytes) -> bytes:
 def test_whole_commands_are_taken_and_nothing_else(
     publish: SimpleNamespace, given_commands: list[tuple[str, list[bytes]]], data: st.DataObject
 ) -> None:
-    client = Client(publish).begin()
+    client = IntakeClient(publish).begin()
     stream, ends = b"", [0]
     for word, messages in given_commands:
         stream += encoded(word, messages)
@@ -137,7 +137,7 @@ def test_whole_commands_are_taken_and_nothing_else(
     ],
 )
 def test_what_is_not_well_formed_is_left(publish: SimpleNamespace, command: bytes) -> None:
-    client = Client(publish).begin()
+    client = IntakeClient(publish).begin()
     before = encoded("MPUB", [b"a", b"b"])
     data = bytearray(before + command)
     assert client.intake.publish(data, 0, len(data)) == len(before)
@@ -145,14 +145,14 @@ def test_what_is_not_well_formed_is_left(publish: SimpleNamespace, command: byte
 
 
 def test_nothing_is_taken_into_a_log_that_is_closed(publish: SimpleNamespace) -> None:
-    client = Client(publish).begin()
+    client = IntakeClient(publish).begin()
     client.tail.is_closed = True
     data = bytearray(encoded("MPUB", [b"a"]))
     assert client.intake.publish(data, 0, len(data)) == 0
 
 
 def test_replies_wait_for_earlier_ones(publish: SimpleNamespace) -> None:
-    client = Client(publish)
+    client = IntakeClient(publish)
     first, second = publish.Commit(), publish.Commit()
     client.replies.promise(first, "PUB", 2)
     client.replies.promise(second, "MPUB", 1)
@@ -164,7 +164,7 @@ def test_replies_wait_for_earlier_ones(publish: SimpleNamespace) -> None:
 
 
 def test_a_failed_publish_is_the_last_reply(publish: SimpleNamespace) -> None:
-    client = Client(publish)
+    client = IntakeClient(publish)
     good, bad = publish.Commit(), publish.Commit()
     client.replies.promise(good, "PUB", 1)
     client.replies.promise(bad, "MPUB", 1)
@@ -176,7 +176,7 @@ def test_a_failed_publish_is_the_last_reply(publish: SimpleNamespace) -> None:
 
 
 def test_a_closed_connection_gets_no_reply(publish: SimpleNamespace) -> None:
-    client = Client(publish)
+    client = IntakeClient(publish)
     commit = publish.Commit()
     client.replies.promise(commit, "PUB", 1)
     client.replies.stop()
@@ -185,7 +185,7 @@ def test_a_closed_connection_gets_no_reply(publish: SimpleNamespace) -> None:
 
 
 def test_a_client_is_told_when_too_much_is_uncommitted(publish: SimpleNamespace) -> None:
-    client = Client(publish).begin()
+    client = IntakeClient(publish).begin()
     client.tail.append(bytes(9 << 20), 0, 9 << 20, 1)
     data = bytearray(encoded("MPUB", [b"a"]))
     client.intake.publish(data, 0, len(data))

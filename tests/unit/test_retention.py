@@ -11,7 +11,7 @@ from nsquark.broker.tcp.session import Session
 from nsquark.broker.topic import Topic
 from nsquark.log.nsq_import.diskqueue import find_queues
 from nsquark.wire.record import message_id
-from unit.nsqd_parts import Client, command, consumer, in_flight, opened, publish
+from unit.nsqd_parts import RawTransport, command, consumer, in_flight, opened, publish
 
 SMALL_SEGMENTS = "--max-bytes-per-file=20000"
 BLOCK = 4096
@@ -70,7 +70,7 @@ async def test_what_was_emptied_is_not_kept_for_readers_by_range(tmp_path: Path)
         assert channel.depth == 1
 
 
-async def hold_for_long(nsqd: Nsqd, *, newest_too: bool) -> tuple[int, Session, Client]:
+async def hold_for_long(nsqd: Nsqd, *, newest_too: bool) -> tuple[int, Session, RawTransport]:
     """Lets a message be delivered and held until its file is gone; returns its number and who holds it."""
     topic = nsqd.topic("t")
     session, client = consumer(nsqd, "t", "ch", rdy=1)

@@ -7,7 +7,7 @@ import pytest
 from nsquark.broker.together import Together
 
 
-class Work:
+class SharedWork:
     """Counts its runs; each ends when it is told to."""
 
     def __init__(self) -> None:
@@ -31,13 +31,13 @@ async def _steps() -> None:
 
 
 async def test_those_who_ask_at_once_share_a_run() -> None:
-    together, work = Together[int](), Work()
+    together, work = Together[int](), SharedWork()
     work.may_end.set()
     assert await asyncio.gather(*(together.get("key", work) for _ in range(10))) == [1] * 10
 
 
 async def test_who_asks_later_gets_a_run_that_begins_later() -> None:
-    together, work = Together[int](), Work()
+    together, work = Together[int](), SharedWork()
     first = asyncio.ensure_future(together.get("key", work))
     await _steps()
     later = [asyncio.ensure_future(together.get("key", work)) for _ in range(3)]
@@ -48,7 +48,7 @@ async def test_who_asks_later_gets_a_run_that_begins_later() -> None:
 
 
 async def test_other_keys_have_runs_of_their_own() -> None:
-    together, work = Together[int](), Work()
+    together, work = Together[int](), SharedWork()
     asked = [asyncio.ensure_future(together.get(key, work)) for key in "ab"]
     await _steps()
     assert work.begun == 2
@@ -58,7 +58,7 @@ async def test_other_keys_have_runs_of_their_own() -> None:
 
 @pytest.mark.parametrize("leaving", [1, 2])
 async def test_a_run_ends_when_the_last_who_asked_has_left(leaving: int) -> None:
-    together, work = Together[int](), Work()
+    together, work = Together[int](), SharedWork()
     asked = [asyncio.ensure_future(together.get("key", work)) for _ in range(2)]
     await _steps()
     for task in asked[:leaving]:
@@ -72,7 +72,7 @@ async def test_a_run_ends_when_the_last_who_asked_has_left(leaving: int) -> None
 
 
 async def test_a_run_that_waited_for_another_is_forgotten_with_those_who_asked() -> None:
-    together, work = Together[int](), Work()
+    together, work = Together[int](), SharedWork()
     first = asyncio.ensure_future(together.get("key", work))
     await _steps()
     second = asyncio.ensure_future(together.get("key", work))

@@ -18,7 +18,7 @@ def turns(request: pytest.FixtureRequest) -> ModuleType:
     return kernel_forms.load("turn", request.param)
 
 
-class Work:
+class TurnWork:
     """Is a log and a channel at once."""
 
     def __init__(self, name: str, done: list[str], fails: str = "") -> None:
@@ -65,7 +65,7 @@ class Loop:
 def test_positions_are_noted_then_logs_written_then_messages_delivered(turns: ModuleType) -> None:
     loop, done = Loop(), list[str]()
     turn = turns.Turn(loop.call_soon, pytest.fail)
-    log, channel = Work("log", done), Work("channel", done)
+    log, channel = TurnWork("log", done), TurnWork("channel", done)
     turn.wake(channel)
     turn.write(log)
     turn.wake(channel)
@@ -79,7 +79,7 @@ def test_positions_are_noted_then_logs_written_then_messages_delivered(turns: Mo
 def test_a_fault_of_one_does_not_stop_the_others(turns: ModuleType, fails: str) -> None:
     loop, done, reports = Loop(), list[str](), list[str]()
     turn = turns.Turn(loop.call_soon, reports.append)
-    for work in (Work("bad", done, fails), Work("good", done)):
+    for work in (TurnWork("bad", done, fails), TurnWork("good", done)):
         turn.write(work)
         turn.wake(work)
     loop.step()

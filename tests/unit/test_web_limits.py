@@ -10,7 +10,7 @@ import pytest
 
 from harness import eventually
 from nsquark.web.server import Answer, HttpLimits, Pending, Request, Response, Router, StreamResponse, plain, text
-from unit.webserver import LOOPS, WAIT_SECONDS_MAX, Client, ServerThread
+from unit.webserver import LOOPS, WAIT_SECONDS_MAX, HttpClient, ServerThread
 
 LIMITS = HttpLimits(header_bytes=8 * 1024, linger_seconds=0.2, close_seconds=0.5)
 BIG_ANSWER_BYTES = 100_000
@@ -84,7 +84,7 @@ def head(path: str, header: str) -> bytes:
     return f"POST {path} HTTP/1.1\r\nHost: x\r\n{header}\r\n\r\n".encode()
 
 
-def send_all_of(client: Client, data: bytes) -> None:
+def send_all_of(client: HttpClient, data: bytes) -> None:
     """Sends from another thread, since the server may stop reading in the middle."""
 
     def send() -> None:

@@ -79,14 +79,14 @@ class ServerThread:
         text = raw.decode()
         return text[: text.rindex("\n", 0, text.index("END-OF-LOG")) + 1] if "\n" in text[:-1] else ""
 
-    def connect(self) -> "Client":
+    def connect(self) -> "HttpClient":
         if self._unix_path is not None:
             sock = socket.socket(socket.AF_UNIX)
             sock.settimeout(WAIT_SECONDS_MAX)
             sock.connect(self._unix_path)
         else:
             sock = socket.create_connection(("127.0.0.1", self.port), WAIT_SECONDS_MAX)
-        return Client(sock)
+        return HttpClient(sock)
 
     def ask(self, request: bytes) -> "Reply":
         with self.connect() as client:
@@ -112,14 +112,14 @@ class Reply:
     head: str
 
 
-class Client:
+class HttpClient:
     """Is a connection that reads answers by the rules of HTTP and nothing else."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.buffer = b""
 
-    def __enter__(self) -> "Client":
+    def __enter__(self) -> "HttpClient":
         return self
 
     def __exit__(self, *exc: object) -> None:
