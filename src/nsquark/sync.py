@@ -491,7 +491,7 @@ async def _called(function: Callable[..., T], *arguments: object) -> T:
 def _give_back(taken: Message | Batch | None) -> None:
     """Gives back what an interrupt kept from its caller."""
     for message in (taken,) if isinstance(taken, Message) else taken or ():
-        message.abandon()
+        message.give_back()
 
 
 async def _next_batch(batches: Batches) -> Batch | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from client.consumer_rig import consumer_of, handle_until, is_done, publish
+from client.consumer_rig import AFTER_GIVING_BACK, consumer_of, handle_until, is_done, publish
 from harness import Nsqd, until
 from nsquark import Dedupe, Message
 from nsquark.errors import NotConnected
@@ -75,7 +75,7 @@ async def test_a_claim_that_is_no_word_of_the_interface_is_logged_and_tried_agai
     async with consumer_of(nsqd, topic, dedupe=Wrong()) as consumer:
         await handle_until(consumer, lambda message: attempts.append(message.attempts), lambda: is_done(nsqd, topic))
         assert consumer.stats().duplicates == 0
-    assert attempts == [2]
+    assert attempts == [AFTER_GIVING_BACK]
     assert f"claim returned {answer!r}" in caplog.text
 
 

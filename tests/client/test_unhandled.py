@@ -7,8 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from client.consumer_rig import consumer_of, handle_until, is_done, publish
+from client.scripted import OK, Peer, ScriptedNsqd, message_frame
 from harness import FaultProxy, Nsqd, until
-from nsquark import Consumer, Message
+from nsquark import Consumer, Dedupe, Message
+from nsquark.client.dedupe import Claim
 
 NSQD_FLAGS = ["--msg-timeout=30s"]
 COUNT = 60
@@ -192,3 +194,94 @@ async def test_two_consumers_of_a_slow_one_share_the_backlog(nsqd: Nsqd, topic: 
         await first.close()
         await running
     assert sorted(handled) == sorted(BODIES)
+
+
+# -- giving up after failures, not after deliveries ------------------------------------------------------
+
+
+class FailingHandler:
+    """Fails each time as a handler, and notes it; its consumer gives up at last."""
+
+    def __init__(self) -> None:
+        self.attempts: list[int] = []
+        self.reasons: list[str] = []
+
+    async def handle(self, message: Message) -> None:
+        self.attempts.append(message.attempts)
+        raise ValueError("on purpose")
+
+    def give_up(self, message: Message) -> None:
+        self.reasons.append(message.give_up_reason)
+
+
+async def test_what_an_nsqd_counts_that_no_handler_had_is_no_failure(topic: str) -> None:
+    """NSQ's nsqd counts each delivery, also of a message whose handler was cancelled."""
+    failing = FailingHandler()
+
+    def deliver_again(peer: Peer, line: bytes, _: bytes) -> bytes:
+        words = line.split()
+        if words[0] == b"SUB":
+            return OK + message_frame(b"x")
+        return message_frame(b"x", attempts=1 + len(peer.lines(b"REQ"))) if words[0] == b"REQ" else b""
+
+    async with ScriptedNsqd() as nsqd:
+        nsqd.on_command = deliver_again
+        options = {"max_attempts": 2, "default_requeue_delay": "0ms", "backoff_multiplier": "1ms"}
+        consumer = Consumer(topic, "ch", nsqd=nsqd.address, on_give_up=failing.give_up, **options)  # type: ignore[arg-type]
+        async with consumer:
+            for _ in range(6):
+                await _cancel_a_handler(consumer)
+            await handle_until(consumer, failing.handle, lambda: consumer.stats().given_up)
+    assert failing.attempts == [7, 8]
+    assert failing.reasons == ["attempted 2 times"]
+
+
+async def _cancel_a_handler(consumer: Consumer) -> None:
+    started = asyncio.Event()
+
+    async def handle(_: Message) -> None:
+        started.set()
+        await asyncio.sleep(600)
+
+    running = asyncio.create_task(consumer.run(handle))
+    await asyncio.wait_for(started.wait(), 10)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_deliveries_that_were_lost_with_a_connection_are_no_failures(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"x")
+    failing = FailingHandler()
+    options = {"max_attempts": 2, "msg_timeout": "1s", "lookupd_poll_interval": "50ms", "default_requeue_delay": "0ms"}
+    with FaultProxy(nsqd.tcp) as proxy:
+        address = "{}:{}".format(*proxy.address)
+        consumer = Consumer(topic, "ch", nsqd=address, on_give_up=failing.give_up, backoff_multiplier="1ms", **options)  # type: ignore[arg-type]
+        async with consumer:
+            for deliveries in (1, 2, 3):
+                await until(lambda deliveries=deliveries: consumer.stats().received == deliveries)
+                proxy.cut()
+            await until(lambda: consumer.stats().received == 4)
+            await handle_until(consumer, failing.handle, lambda: consumer.stats().given_up)
+    assert failing.attempts == [4, 5]
+    assert failing.reasons == ["attempted 2 times"]
+
+
+async def test_a_store_of_keys_that_fails_is_no_failure_of_the_handler(nsqd: Nsqd, topic: str) -> None:
+    class FailingDedupe(Dedupe):
+        left = 4
+
+        def claim(self, key: bytes) -> Claim:
+            if self.left:
+                self.left -= 1
+                raise OSError("no store")
+            return super().claim(key)
+
+    publish(nsqd, topic, b"x")
+    failing = FailingHandler()
+    async with consumer_of(
+        nsqd, topic, max_attempts=2, dedupe=FailingDedupe(), on_give_up=failing.give_up, max_backoff_duration="10ms"
+    ) as consumer:
+        await handle_until(consumer, failing.handle, lambda: consumer.stats().given_up)
+    assert len(failing.attempts) == 2
+    assert failing.reasons == ["attempted 2 times"]

@@ -131,7 +131,7 @@ class Batches:
                 self._gathered.add(message)
         except BaseException:
             for message in messages:
-                message.abandon()
+                message.give_back()
             raise
         finally:
             self._gathered.difference_update(messages)

@@ -327,8 +327,9 @@ class Consumer:
     def _is_hook_off_loop(self) -> bool:
         return self.calls_hook_off_loop or self._handlers.use_threads
 
-    def message_not_handled(self, message: Message) -> None:
-        self._giving_up.was_not_handled(message)
+    def message_not_handled(self, message: Message, is_counted: bool) -> None:
+        """Is told that a message goes back, or was taken back, without having been handled."""
+        self._giving_up.was_not_handled(message, is_counted)
 
     def requeue_delay_s(self, attempts: int) -> float:
         config = self.config
@@ -351,7 +352,8 @@ class Consumer:
         return min((subscription.timeout_s for subscription in self._subscriptions()), default=60.0)
 
     def subscription_lost(self, subscription: Subscription, reason: NsqError) -> None:
-        self._inbox.forget(subscription)
+        for message in self._inbox.forget(subscription):
+            self._giving_up.was_not_handled(message, is_counted=True)
         self._flow.leave(subscription)
         self._members.lost(subscription, reason)
 

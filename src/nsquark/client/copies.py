@@ -10,7 +10,7 @@ from typing import Any, Final, get_args
 
 from nsquark.client.dedupe import Claim, DedupeStore
 from nsquark.client.errors import NsqError
-from nsquark.client.logs import Log
+from nsquark.client.logs import Log, shown_id
 from nsquark.client.message import Message
 from nsquark.client.tasks import is_cancelled
 
@@ -50,10 +50,18 @@ class Copies:
             claim = await self._claim(key)
             if claim not in CLAIMS:
                 raise NsqError(f"the store's claim returned {claim!r}, not one of {CLAIMS}")
-        except BaseException as error:
-            if not message.conclude(error):
-                raise
+        except Exception as error:
+            self._log.error(
+                "the store of keys failed: message %s of %s comes again",
+                shown_id(message.id),
+                message.nsqd_address,
+                exc_info=error,
+            )
+            message.give_back(None, backoff=True)
             return False
+        except BaseException:
+            message.give_back()
+            raise
         if claim == "new":
             message.claim = key
             self._claimed[message] = False

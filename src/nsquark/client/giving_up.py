@@ -9,6 +9,7 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import Any, Final
 
 from nsquark.client.checks import is_async
@@ -16,17 +17,30 @@ from nsquark.client.logs import Log, shown_id
 from nsquark.client.message import Message
 from nsquark.client.tasks import cancel_tasks, check_ended, end_tasks, in_thread, is_cancelled
 
-TRIED_MAX: Final = 100_000
-"""So many last attempts are remembered; one that is forgotten costs another attempt, never a message."""
+PASTS_MAX: Final = 100_000
+"""The pasts of so many messages are remembered; one that is forgotten costs another attempt, never a message."""
 ATTEMPTS_END: Final = 65_536
 
 Hook = Callable[[Message], Any]
 
 
+@dataclass(slots=True)
+class Past:
+    """Holds what a consumer knows of a message's earlier deliveries."""
+
+    unhandled_count: int = 0
+    """Deliveries that count as attempts, and whose message no handler here had, or not to the end."""
+    last_attempt: int | None = None
+    """The attempt at which the message was handed out when it had no more left."""
+
+
 class GivingUp:
-    """Decides which messages are given up: those that were delivered more than max_attempts times and that this process
-    has handled at their last attempt. Attempts alone prove nothing: they count deliveries that were lost or timed out
-    before any handler saw the message.
+    """Decides which messages are given up: those that failed max_attempts times as far as this consumer can know, the
+    last time here.
+
+    Attempts alone prove nothing: they count deliveries that were lost, timed out or went back before any handler saw
+    the message. Those that happened here are known and do not count; of those in other processes only the number is
+    known, and they count as failures, or a message that fails on many machines would never be given up.
     """
 
     def __init__(self, max_attempts: int, hook: Hook | None, is_off_loop: Callable[[], bool], log: Log) -> None:
@@ -34,7 +48,7 @@ class GivingUp:
         self._is_off_loop = is_off_loop
         """Tells whether the hook may block, and is called in a thread."""
         self._log = log
-        self._tried: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        self._pasts: OrderedDict[tuple[str, bytes], Past] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self.attempts_max = max_attempts or ATTEMPTS_END
         self.count = 0
@@ -43,22 +57,39 @@ class GivingUp:
         """Tells whether a message is given up; to be asked of each with `attempts_max` or more attempts before it is
         handed to a handler.
         """
-        key = message.nsqd_address, message.id
-        if message.attempts > self.attempts_max and key in self._tried:
+        failures = self._failures(message)
+        if failures < self.attempts_max - 1:
+            return False
+        past = self._past(message)
+        if failures >= self.attempts_max and past.last_attempt is not None:
             return True
-        self._tried[key] = None
-        self._tried.move_to_end(key)
-        if len(self._tried) > TRIED_MAX:
-            self._tried.popitem(last=False)
+        past.last_attempt = message.attempts
         return False
 
-    def was_not_handled(self, message: Message) -> None:
-        """Is told that a message was handed out and goes back all the same: its handler was cancelled."""
-        self._tried.pop((message.nsqd_address, message.id), None)
+    def was_not_handled(self, message: Message, is_counted: bool) -> None:
+        """Is told that a message was not handled, or not to the end; nsqd counts this delivery all the same, or not."""
+        if is_counted:
+            self._past(message).unhandled_count += 1
+        past = self._pasts.get(_key(message))
+        if past is not None and past.last_attempt == message.attempts:
+            past.last_attempt = None
+
+    def _failures(self, message: Message) -> int:
+        """Returns how often a message failed before this delivery: at most so often, as far as is known here."""
+        past = self._pasts.get(_key(message))
+        return message.attempts - 1 - (0 if past is None else past.unhandled_count)
+
+    def _past(self, message: Message) -> Past:
+        key = _key(message)
+        past = self._pasts.setdefault(key, Past())
+        self._pasts.move_to_end(key)
+        if len(self._pasts) > PASTS_MAX:
+            self._pasts.popitem(last=False)
+        return past
 
     async def conclude(self, message: Message, executor: Executor | None = None) -> None:
         """Finishes the message if the hook succeeds, else requeues it, to be given up again later."""
-        message.give_up_reason = message.give_up_reason or f"attempted {message.attempts - 1} times"
+        message.give_up_reason = message.give_up_reason or f"attempted {self._failures(message)} times"
         try:
             if self._hook is not None:
                 await self._call(self._hook, message, executor)
@@ -107,3 +138,7 @@ class GivingUp:
             await outcome
         else:
             check_ended(outcome, "on_give_up")
+
+
+def _key(message: Message) -> tuple[str, bytes]:
+    return message.nsqd_address, message.id

@@ -122,7 +122,7 @@ class Handlers:
                 else:
                     check_ended(await in_thread(pool, handler, message), "the handler")
             except WrongHandler:
-                message.abandon()
+                message.give_back()
                 raise
             except asyncio.CancelledError as error:
                 if self._is_ended(task):

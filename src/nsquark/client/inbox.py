@@ -68,12 +68,14 @@ class Inbox:
                 message.give_back()
         self.clean()
 
-    def forget(self, subscription: Subscription) -> None:
-        """Forgets messages whose connection is lost, as nsqd knows."""
+    def forget(self, subscription: Subscription) -> list[Message]:
+        """Forgets messages whose connection is lost, as nsqd knows; returns those that nobody had taken."""
+        forgotten = [message for message in self.ready if message.subscription is subscription]
         self.ready = deque(message for message in self.ready if message.subscription is not subscription)
         for message in self.gathered:
             if message.subscription is subscription:
-                message.abandon()
+                message.give_back()
+        return forgotten
 
     def clean(self) -> None:
         """Leaves out what was answered while it waited."""

@@ -44,8 +44,6 @@ class KeepAlive:
                     is_late |= self._keep_waiting(message, now_s)
                 elif message in gathered:
                     self._keep_waiting(message, now_s)
-                    if message.is_answered:
-                        message.abandon()  # it had left `ready`, as if a handler had it
                 elif message.deadline_s <= now_s:
                     subscription.forget(message)
                 elif self._auto_touch and message.deadline_s - now_s < TOUCH_SHARE * subscription.timeout_s:

@@ -132,16 +132,13 @@ class Message(AnswerBlock):
             self.is_answered = True
             self._subscription.requeue(self, seconds, backoff)
 
-    def give_back(self, delay_s: float = 0) -> None:
-        """Returns it because it was not handled: where nsqd knows how, this delivery does not count as an attempt."""
+    def give_back(self, delay_s: float | None = 0, *, backoff: bool = False) -> None:
+        """Requeues it because it was not handled, or not to the end: this delivery does not count as an attempt, for
+        nsqd where that knows how, and never for this consumer.
+        """
         if not self.is_answered:
             self.is_answered = True
-            self._subscription.requeue(self, delay_s, backoff=False, is_counted=False)
-
-    def abandon(self) -> None:
-        """Gives it back after it was handed out: it was not handled after all."""
-        self._subscription.was_not_handled(self)
-        self.give_back()
+            self._subscription.requeue(self, delay_s, backoff, is_counted=False)
 
     def touch(self) -> None:
         """Starts its timeout again, for work that takes long."""
@@ -204,7 +201,7 @@ class Message(AnswerBlock):
                 self.finish()
             return True
         if not isinstance(error, Exception):
-            self.abandon()
+            self.give_back()
             return False
         if self._is_hopeless(error):
             self._subscription.give_up(self, f"cannot be decoded ({error})")

@@ -131,6 +131,8 @@ class Subscription:
                 delay_s = self._consumer.requeue_delay_s(message.attempts)
             command = commands.req if is_counted or not self._can_uncount else commands.req_uncounted
             self._connection.send(command(message.id, round(delay_s * 1000)))  # type: ignore[union-attr]
+        if not is_counted:
+            self._consumer.message_not_handled(message, is_counted=not (is_sent and self._can_uncount))
         self._consumer.message_requeued(message, is_sent, backoff)
 
     def touch(self, message: Message) -> None:
@@ -151,15 +153,12 @@ class Subscription:
     def expired(self, message: Message) -> None:
         """Is told that a message waited here, for a handler or for others of its batch, until nsqd took it back."""
         self._is_over(message)
+        self._consumer.message_not_handled(message, is_counted=True)
         self._consumer.message_requeued(message, is_sent=False, backoff=False)
 
     def give_up(self, message: Message, reason: str) -> None:
         """Gives up a message, which is answered when the user's hook has seen it. Any thread may call it."""
         self._loop.call_soon_threadsafe(self._consumer.message_hopeless, message, reason)
-
-    def was_not_handled(self, message: Message) -> None:
-        """Is told that a message was not handled. Any thread may call it."""
-        self._consumer.message_not_handled(message)
 
     def flush(self) -> None:
         """Sends answers at once, without waiting for the end of a turn that a handler may make long."""
