@@ -32,16 +32,30 @@ def _yields_too(_: Message) -> Any:
     yield 1
 
 
+async def _forgets_to_await(message: Message) -> Any:
+    return _handle(message)
+
+
 @pytest.mark.parametrize(
     ("handler", "threads"),
     [
+        (_forgets_to_await, 0),
+        (lambda message: _forgets_to_await(message), 0),
         (lambda message: _handle(message), 2),
         (lambda message: _yields(message), 0),
         (lambda _: (x for x in "ab"), 2),
         (lambda _: Future(), 0),
         (lambda _: Future(), 2),
     ],
-    ids=["coroutine in a thread", "async generator", "generator", "work of another thread", "that in a thread"],
+    ids=[
+        "coroutine",
+        "coroutine of a plain function",
+        "coroutine in a thread",
+        "async generator",
+        "generator",
+        "work of another thread",
+        "that in a thread",
+    ],
 )
 async def test_what_is_returned_and_never_run_finishes_nothing(
     nsqd: Nsqd, topic: str, handler: Callable[[Message], Any], threads: int
@@ -52,6 +66,19 @@ async def test_what_is_returned_and_never_run_finishes_nothing(
             await asyncio.wait_for(consumer.run(handler, threads=threads), 10)
         assert consumer.stats().finished == 0
     await until(lambda: nsqd.channel(topic)["depth"] == 2)
+
+
+async def test_a_hook_that_forgets_to_await_gives_nothing_up(
+    nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(nsqd, topic, b"x")
+
+    def fail(_: Message) -> None:
+        raise ValueError("so that it is given up")
+
+    async with consumer_of(nsqd, topic, max_attempts=1, on_give_up=_forgets_to_await) as consumer:
+        await handle_until(consumer, fail, lambda: "on_give_up returned" in caplog.text or consumer.stats().given_up)
+        assert consumer.stats().given_up == consumer.stats().finished == 0
 
 
 async def test_what_cannot_be_a_handler_is_refused_at_once(nsqd: Nsqd, topic: str) -> None:

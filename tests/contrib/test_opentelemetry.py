@@ -225,6 +225,9 @@ async def test_what_a_plain_handler_returns_is_awaited_in_its_span(
 async def test_a_wrapped_handler_is_refused_as_a_bare_one(nsqd: Nsqd, topic: str, exported: Exported) -> None:
     async def work(_: Message) -> None: ...
 
+    async def forgets_to_await(message: Message) -> object:
+        return work(message)
+
     def generator(_: Message) -> Iterator[None]:
         yield
 
@@ -238,8 +241,11 @@ async def test_a_wrapped_handler_is_refused_as_a_bare_one(nsqd: Nsqd, topic: str
             await consumer.run(exported.telemetry.handler(consumer, lambda message: generator(message)))
         with pytest.raises(WrongHandler, match="returned"):
             await consumer.run(exported.telemetry.handler(consumer, lambda message: work(message)), threads=1)
+        for forgetting in (forgets_to_await, lambda message: forgets_to_await(message)):
+            with pytest.raises(WrongHandler, match="returned"):
+                await asyncio.wait_for(consumer.run(exported.telemetry.handler(consumer, forgetting)), 10)
     assert nsqd.channel(topic)["depth"] == 1
-    assert len(exported.spans(f"process {topic}")) == 2, "every span has ended"
+    assert len(exported.spans(f"process {topic}")) == 4, "every span has ended"
 
 
 async def test_every_publish_of_a_producer_is_traced(nsqd: Nsqd, topic: str, exported: Exported) -> None:

@@ -135,9 +135,8 @@ class GivingUp:
         else:
             outcome = hook(message)
         if inspect.isawaitable(outcome):
-            await outcome
-        else:
-            check_ended(outcome, "on_give_up")
+            outcome = await outcome
+        check_ended(outcome, "on_give_up")
 
 
 def _key(message: Message) -> tuple[str, bytes]:

@@ -115,8 +115,8 @@ class Handlers:
                     outcome = handler(message)
                     if outcome is not None:
                         if type(outcome) is CoroutineType or inspect.isawaitable(outcome):  # mostly the first
-                            await outcome
-                        else:
+                            outcome = await outcome
+                        if outcome is not None:
                             check_ended(outcome, "the handler")
                         is_ending = task.cancelling() > 0 and self._is_ended(task)
                 else:

@@ -60,8 +60,8 @@ def check_ended(outcome: object, of: str) -> None:
         if inspect.iscoroutine(outcome):
             outcome.close()
         raise WrongHandler(
-            f"{of} returned {outcome!r}, which nobody waits for here: give a plain function, "
-            "or an async one with `concurrency` and without `threads`"
+            f"{of} returned {outcome!r}, which nobody waits for here: await it, give a plain "
+            "function, or an async one with `concurrency` and without `threads`"
         )
 
 

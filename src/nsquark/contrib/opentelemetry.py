@@ -96,9 +96,9 @@ class Telemetry:
         check_handler(handler, 1, 0)
 
         @functools.wraps(handler)
-        async def handle(message: Message) -> None:
+        async def handle(message: Message) -> Any:
             with self.process(consumer, message):
-                await handler(message)
+                return await handler(message)
 
         @functools.wraps(handler)
         def handle_plainly(message: Message) -> Any:
@@ -283,10 +283,10 @@ class TracedProducer:
         return Packing(encode=packing.get("encode"), headers={**(packing.get("headers") or {}), **context})
 
 
-async def _awaited(outcome: Awaitable[object], processing: contextlib.ExitStack) -> None:
+async def _awaited(outcome: Awaitable[Any], processing: contextlib.ExitStack) -> Any:
     """Awaits what a handler returned, inside of its span."""
     with processing:
-        await outcome
+        return await outcome
 
 
 def _is_in_event_loop() -> bool:
