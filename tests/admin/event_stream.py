@@ -4,15 +4,15 @@ import http.client
 import json
 import urllib.parse
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
+from harness.closing import Closing
 from harness.nsqadmin import Nsqadmin
 
 READ_TIMEOUT_S = 30.0
 
 
-class EventStream:
+class EventStream(Closing):
     """Is open from `with` on; the first line has been read then."""
 
     def __init__(self, admin: Nsqadmin, page: str, headers: dict[str, str] | None = None) -> None:
@@ -27,9 +27,7 @@ class EventStream:
         assert self.answer.readline() == b"retry: 3000\n"
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._connection.close()
 
     def next(self) -> tuple[str, dict[str, Any]]:

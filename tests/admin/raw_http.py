@@ -1,8 +1,8 @@
 """Asks by HTTP, and sees every byte of an answer, also of one that is cut off."""
 
 import socket
-from types import TracebackType
 
+from harness.closing import Closing
 from harness.nsqadmin import Nsqadmin
 
 TIMEOUT_S = 30.0
@@ -11,7 +11,7 @@ WINDOW_BYTES = 1 << 16
 """The kernel holds little for a client that does not read, so that nsqadmin has to wait for it."""
 
 
-class RawAnswer:
+class RawAnswer(Closing):
     """Is the answer to a GET: `data` has what was received of it so far, `was_reset` says whether it ended with a
     reset.
     """
@@ -30,12 +30,7 @@ class RawAnswer:
     def of(cls, admin: Nsqadmin, target: str, version: str = "1.1") -> "RawAnswer":
         return cls(admin.http, target, version)
 
-    def __enter__(self) -> "RawAnswer":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._socket.close()
 
     def read_until(self, wanted: bytes) -> None:

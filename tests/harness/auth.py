@@ -4,9 +4,9 @@ import json
 import ssl
 import threading
 import urllib.parse
-from types import TracebackType
 from typing import Any
 
+from harness.closing import Closing
 from harness.http_server import LocalServer, QuietHandler
 
 GRANT_ALL = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]}
@@ -21,7 +21,7 @@ def granting(*authorizations: dict[str, Any], ttl: int = 3600) -> dict[str, Any]
     }
 
 
-class AuthServer:
+class AuthServer(Closing):
     """Answers every query with `.status` and `.answer`, and keeps the queries it saw.
 
     While `.gate` is cleared queries wait for it, as at a server that is slow.
@@ -40,12 +40,7 @@ class AuthServer:
     def use_tls(self, context: ssl.SSLContext) -> None:
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
 
-    def __enter__(self) -> "AuthServer":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self.gate.set()
         self._server.stop()
 

@@ -7,9 +7,9 @@ import struct
 import sys
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from harness.closing import Closing
 from nsquark import testing
 
 REPLY_TIMEOUT_S = 20.0
@@ -54,19 +54,14 @@ class Nsqlookupd(testing.Nsqlookupd):
         return answer
 
 
-class LookupWire:
+class LookupWire(Closing):
     """Is a raw connection, by which a test can be an nsqd of any manners."""
 
     def __init__(self, address: tuple[str, int]):
         self.socket = socket.create_connection(address, timeout=REPLY_TIMEOUT_S)
         self.name = "{}:{}".format(*self.socket.getsockname())
 
-    def __enter__(self) -> "LookupWire":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self.socket.close()
 
     def send(self, data: bytes) -> None:

@@ -7,8 +7,9 @@ import struct
 import threading
 import time
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Literal
+
+from harness.closing import Closing
 
 Direction = Literal["up", "down"]
 """Bytes go up from client to server, and down from server to client."""
@@ -47,7 +48,7 @@ class _Pair:
                 end.close()
 
 
-class FaultProxy:
+class FaultProxy(Closing):
     """Stands between client and server: connect to `.address`; change `.up` and `.down`, or call `cut`, at any time."""
 
     def __init__(self, target: tuple[str, int], *, seed: int = 0):
@@ -64,14 +65,6 @@ class FaultProxy:
         self.address: tuple[str, int] = self._listener.getsockname()
         self._acceptor = threading.Thread(target=self._accept, daemon=True)
         self._acceptor.start()
-
-    def __enter__(self) -> "FaultProxy":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         self._stopping.set()

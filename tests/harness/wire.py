@@ -7,8 +7,9 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NamedTuple
+
+from harness.closing import Closing
 
 MAGIC = b"  V2"
 
@@ -57,7 +58,7 @@ def mpub_body(bodies: Sequence[bytes]) -> bytes:
     return body_of(mpub_messages(bodies))
 
 
-class Wire:
+class Wire(Closing):
     """Is one connection. Upper-case methods send the command of that name and read nothing."""
 
     def __init__(self, address: tuple[str, int] | str, *, magic: bytes = MAGIC, timeout_s: float = READ_TIMEOUT_S):
@@ -72,14 +73,6 @@ class Wire:
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._pending = bytearray()
         self.send(magic)
-
-    def __enter__(self) -> "Wire":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

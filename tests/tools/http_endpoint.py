@@ -6,9 +6,9 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
+from harness.closing import Closing
 from harness.http_server import LocalServer, QuietHandler
 
 
@@ -27,7 +27,7 @@ Answer = Callable[[Request], int]
 """Returns a status; it may take its time."""
 
 
-class HttpEndpoint:
+class HttpEndpoint(Closing):
     """Listens on a free port of the loopback interface, or on the one given."""
 
     def __init__(self, answer: Answer = lambda _: 200, port: int = 0) -> None:
@@ -68,9 +68,7 @@ class HttpEndpoint:
         self._server.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._server.stop()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import uvloop
 
+from harness.closing import Closing
 from nsquark.base.addresses import listen_anywhere
 from nsquark.base.logs import Level, LineWriter, Logger
 from nsquark.web.browsers import BrowserGuard
@@ -112,17 +113,14 @@ class Reply:
     head: str
 
 
-class HttpClient:
+class HttpClient(Closing):
     """Is a connection that reads answers by the rules of HTTP and nothing else."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.buffer = b""
 
-    def __enter__(self) -> "HttpClient":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
+    def close(self) -> None:
         self.sock.close()
 
     def send(self, data: bytes) -> None:
