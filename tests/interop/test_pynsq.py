@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness import Nsqd, eventually
+from harness import Nsqd, eventually, until
 
 nsq = pytest.importorskip("nsq")
 
@@ -21,17 +21,11 @@ async def _ask(call: Callable[..., Any], *arguments: Any) -> Any:
     return await asyncio.wait_for(answer, STEP_TIMEOUT_S)
 
 
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(STEP_TIMEOUT_S):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 @pytest.fixture
 async def writer(nsqd: Nsqd) -> AsyncIterator[Any]:
     made = nsq.Writer([f"127.0.0.1:{nsqd.tcp[1]}"])
-    await _until(lambda: bool(made.conns))
-    await _until(lambda: all(conn.state == "CONNECTED" for conn in made.conns.values()))
+    await until(lambda: bool(made.conns))
+    await until(lambda: all(conn.state == "CONNECTED" for conn in made.conns.values()))
     yield made
     for conn in list(made.conns.values()):
         conn.close()
@@ -59,7 +53,7 @@ async def test_publish_and_consume(nsqd: Nsqd, writer: Any, topic: str) -> None:
         return True
 
     reader = _reader(nsqd, topic, handler)
-    await _until(lambda: len(seen) == 5)
+    await until(lambda: len(seen) == 5)
     assert sorted(body for body, _ in seen) == [b"deferred", b"multi 1", b"multi 2", b"multi 3", b"single"]
     assert {attempts for _, attempts in seen} == {1}
     await asyncio.to_thread(eventually, lambda: nsqd.channel(topic)["in_flight_count"] == 0)
@@ -83,7 +77,7 @@ async def test_requeue(nsqd: Nsqd, writer: Any, topic: str) -> None:
         return True
 
     reader = _reader(nsqd, topic, handler)
-    await _until(lambda: (b"bad", 3) in seen)
+    await until(lambda: (b"bad", 3) in seen)
     assert sorted(seen) == [(b"bad", 1), (b"bad", 2), (b"bad", 3), (b"good", 1)]
     assert nsqd.channel(topic)["requeue_count"] == 2
     reader.close()
@@ -101,12 +95,12 @@ async def test_many_messages_with_heartbeats(nsqd: Nsqd, writer: Any, topic: str
     reader = _reader(nsqd, topic, handler, heartbeat_interval=1)
     beats: list[float] = []
     reader.heartbeat = lambda conn: beats.append(time.monotonic())
-    await _until(lambda: len(seen) == 500)
+    await until(lambda: len(seen) == 500)
     # pynsq answers each by itself: after two without an answer nsqd would have closed the connection.
-    await _until(lambda: len(beats) >= 3)
+    await until(lambda: len(beats) >= 3)
     assert len(reader.conns) == 1
     assert await _ask(writer.pub, topic, b"after") == b"OK"
-    await _until(lambda: b"after" in seen)
+    await until(lambda: b"after" in seen)
     reader.close()
 
 

@@ -9,13 +9,13 @@ import shutil
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import AuthServer, Nsqd
+from harness import AuthServer, Nsqd, until
 from harness.upgrades import make_certificate
 
 STEP_TIMEOUT_S = 10
@@ -58,12 +58,6 @@ def nsqd(
         assert "Traceback" not in daemon.log, daemon.log
 
 
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(STEP_TIMEOUT_S):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 @pytest.mark.parametrize("options", OPTIONS)
 async def test_pynsq(
     nsqd: Nsqd, auth: AuthServer, certificate: tuple[Path, Path] | None, topic: str, options: dict[str, Any]
@@ -78,10 +72,10 @@ async def test_pynsq(
     auth.queries.clear()
     bodies = [b"small", b"the same again, " * 20_000, bytes(range(256)) * 100]
     writer = nsq.Writer([f"127.0.0.1:{nsqd.tcp[1]}"], **options)
-    await _until(lambda: any(conn.state == "CONNECTED" for conn in writer.conns.values()))
+    await until(lambda: any(conn.state == "CONNECTED" for conn in writer.conns.values()))
     answers: list[Any] = []
     writer.mpub(topic, bodies, callback=lambda conn, data: answers.append(data))
-    await _until(lambda: bool(answers))
+    await until(lambda: bool(answers))
     assert answers == [b"OK"]
     seen: list[bytes] = []
 
@@ -97,7 +91,7 @@ async def test_pynsq(
         max_in_flight=10,
         **options,
     )
-    await _until(lambda: len(seen) == len(bodies))
+    await until(lambda: len(seen) == len(bodies))
     assert sorted(seen) == sorted(bodies)
     shown = nsqd.channel(topic)["clients"][0]
     for feature in ("snappy", "deflate"):
