@@ -18,6 +18,8 @@ QUICK = (
     "--consumer-opt=default_requeue_delay,50ms",
     "--consumer-opt=backoff_multiplier,20ms",
     "--consumer-opt=max_backoff_duration,40ms",
+    "--consumer-opt=rdy_redistribute_interval,50ms",
+    "--consumer-opt=low_rdy_idle_timeout,1s",
 )
 """A failed message comes again soon."""
 STATUS = re.compile(

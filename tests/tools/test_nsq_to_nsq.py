@@ -16,6 +16,8 @@ QUICK = (
     "--consumer-opt=default_requeue_delay,50ms",
     "--consumer-opt=backoff_multiplier,20ms",
     "--consumer-opt=max_backoff_duration,40ms",
+    "--consumer-opt=rdy_redistribute_interval,50ms",
+    "--consumer-opt=low_rdy_idle_timeout,1s",
 )
 """A failed message comes again soon."""
 Start = Callable[..., Tool]
@@ -132,7 +134,7 @@ def test_no_message_is_lost_to_a_dead_destination(
     cluster: Cluster, start: Start, topic: str, destinations: list[Nsqd]
 ) -> None:
     """It is down for longer than go-nsq's five attempts."""
-    lines = numbered_lines(200)
+    lines = numbered_lines(40)  # one after another, since the tool backs off
     cluster.create(topic, CHANNEL)
     cluster.publish(topic, lines)
     destination = destinations[0]
