@@ -141,7 +141,8 @@ def test_a_piece_that_was_noted_and_not_appended_is_published(nsqd: Nsqd, topic:
 
     with opened() as state, replay._Appending(options, state) as writer:
         writer.write(rows[:2])
-        state.intend(PendingReplay(state.next_token(), address(nsqd), ReplayKey(3, "n", "t", 3), 2))
+        last = ReplayKey(3, "n", "t", 3)
+        state.intend(PendingReplay(state.token_of(last, 2), address(nsqd), last, 2))
     with opened() as state, replay._Appending(options, state) as writer:
         assert (state.messages, state.position) == (2, ReplayKey(1, "n", "t", 1))
         writer.write(rows[2:5])

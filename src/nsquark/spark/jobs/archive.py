@@ -11,6 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from nsquark.base.errors import UserError
+from nsquark.spark.jobs.checkpoints import check_listed
 from nsquark.spark.jobs.layout import CHECKPOINT, DELTA_LOG, LIST_EVERY_BATCHES, SPARK_LOG
 from nsquark.spark.jobs.session import (
     add_nsq_arguments,
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     output = resolved(args.output)
     check_format(output, args.format)
     with spark_session(args, "archive") as spark, stop_requested() as stop:
-        checkpoint = args.checkpoint or f"{output}/{CHECKPOINT}"
+        checkpoint = resolved(args.checkpoint or f"{output}/{CHECKPOINT}")
         query = start(spark, options, output, checkpoint, every_ms, args.format)
         done = follow(query, stop)
     print(f"{done.rows:,} messages archived in {done}: {output}")
@@ -89,15 +90,18 @@ def start(
     spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     # `nsquark compact-archive` counts on this interval.
     spark.conf.set("spark.sql.streaming.fileSink.log.compactInterval", str(LIST_EVERY_BATCHES))
+    if format_name == "parquet":
+        check_listed(spark, checkpoint, output)
     messages = spark.readStream.format("nsq").options(**options).option("startingOffsets", "earliest").load()
     dated = messages.withColumns({"date": to_date("timestamp"), "hour": date_format("timestamp", "HH")})
-    writer = _writer(dated, output, format_name).queryName("archive").option("checkpointLocation", checkpoint)
+    writer = _writer(dated, output, checkpoint, format_name).queryName("archive")
+    writer = writer.option("checkpointLocation", checkpoint)
     return triggered(writer, every_ms).start()
 
 
-def _writer(messages: DataFrame, output: str, format_name: str) -> DataStreamWriter:
+def _writer(messages: DataFrame, output: str, checkpoint: str, format_name: str) -> DataStreamWriter:
     if format_name == "delta":
         from nsquark.spark.jobs.delta import DeltaWriter
 
-        return messages.writeStream.foreachBatch(DeltaWriter(output, PARTITIONS))
+        return messages.writeStream.foreachBatch(DeltaWriter(output, PARTITIONS, checkpoint))
     return messages.writeStream.format("parquet").partitionBy(*PARTITIONS).option("path", output)

@@ -1,27 +1,31 @@
 """Writes an archive as a Delta table with delta-rs: Spark's tasks write files, and one commit adds them to the table.
 
-The commit carries a transaction of Delta's: the id of the query and the number of the batch. A batch that Spark runs
-again, since it died before it logged the first run, finds its number in the table and adds nothing.
+The commit carries transactions of Delta's, one for each topic on an nsqd: how far the table has its log. So the table
+itself says what of a batch is new to it, whatever the number of the batch, which after a backup of the checkpoint was
+put back stands for other messages.
 """
 
 import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.transaction import AddAction
-from pyspark import TaskContext
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from nsquark.spark.sink.writer import QUERY_ID_PROPERTY
+from nsquark.base.errors import UserError
+from nsquark.spark.jobs.checkpoints import offset_before, offset_of
+from nsquark.spark.source.offsets import Key, Offset, Range, ranges
 
-WRITTEN = "query string, path string, bytes bigint, messages bigint, partition string"
+WRITTEN = "path string, bytes bigint, messages bigint, partition string"
 """Each row describes a file that a task wrote; `path` is relative to the table, and `partition` has values as JSON."""
+IDENTITY = ("topic", "nsqd", "seq", "timestamp")
+"""These columns name a message for ever."""
 TASK_PARTITIONS_MAX = 100_000
 """One task may write this many partitions, which are topics times hours. pyarrow's own limit is lower: it is for
 mistakes in what to partition by.
@@ -33,32 +37,71 @@ class DeltaWriter:
     reader's way: a table has only the files that its log names.
     """
 
-    def __init__(self, output: str, partitions: Sequence[str]) -> None:
+    def __init__(self, output: str, partitions: Sequence[str], checkpoint: str) -> None:
         self._output = output
         self._partitions = list(partitions)
+        self._checkpoint = checkpoint
+        self._is_checked = False
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        written = batch.mapInArrow(_files_writer(self._output, self._partitions), WRITTEN).collect()
-        if written:
-            # Delta describes columns as Spark does.
-            self._commit(Schema.from_json(batch.schema.json()), written, batch_id)
-
-    def _commit(self, schema: Schema, written: list[Row], batch_id: int) -> None:
+        # Delta describes columns as Spark does.
+        schema = Schema.from_json(batch.schema.json())
         DeltaTable.create(self._output, schema=schema, partition_by=self._partitions, mode="ignore")
         table = DeltaTable(self._output)
-        application = f"nsquark-archive-{written[0].query}"
-        done = table.transaction_version(application)
-        if done is not None and done >= batch_id:
-            for file in written:
-                os.unlink(os.path.join(self._output, file.path))
-            return
-        table.create_write_transaction(
-            [_added(file) for file in written],
-            "append",
-            schema,
-            self._partitions,
-            commit_properties=CommitProperties(app_transactions=[Transaction(application, batch_id)]),
-        )
+        start = offset_before(batch.sparkSession, self._checkpoint, batch_id)
+        if not self._is_checked:
+            self._check_not_older(table, start)
+            self._is_checked = True
+        read = ranges(start, offset_of(batch.sparkSession, self._checkpoint, batch_id))
+        held = {key: _held(table, key) for key in read}
+        # A table may have messages of a log without a position: those that another program wrote.
+        if any(not held[key] or part.low < held[key] for key, part in read.items()):
+            batch = self._missing(batch, table, read)
+        written = batch.mapInArrow(_files_writer(self._output, self._partitions), WRITTEN).collect()
+        if written or any(part.high > held[key] for key, part in read.items()):
+            # Of two runs at the same time only one can commit: both have these transactions.
+            positions = [Transaction(_application(key), max(part.high, held[key])) for key, part in read.items()]
+            table.create_write_transaction(
+                [_added(file) for file in written],
+                "append",
+                schema,
+                self._partitions,
+                commit_properties=CommitProperties(app_transactions=positions),
+            )
+
+    def _check_not_older(self, table: DeltaTable, start: Offset) -> None:
+        """Raises if the checkpoint takes messages for written that the table does not have."""
+        for key, span in start.spans.items():
+            held = _held(table, key) if span.start < span.next else span.next
+            if held < span.next:
+                raise UserError(
+                    f"{self._output} is older than its checkpoint {self._checkpoint}, or another: it has topic "
+                    f"{key.topic} of nsqd {key.nsqd_id} up to {held}, and those up to {span.next} count as written. "
+                    "Put back the table that belongs to it, or use a new checkpoint and channel: that adds what the "
+                    "nsqd still has, and nothing twice"
+                )
+
+    def _missing(self, batch: DataFrame, table: DeltaTable, read: Mapping[Key, Range]) -> DataFrame:
+        """Returns the rows that the table does not have. The time is compared too: after a backup of an nsqd was put
+        back, other messages may come under numbers that the table has.
+        """
+        topics = {f"topic={key.topic}" for key in read}
+        files = [file for file in table.file_uris() if not topics.isdisjoint(file.split("/"))]
+        if not files:
+            return batch
+        stored = batch.sparkSession.read.schema(batch.schema).option("basePath", self._output).parquet(*files)
+        low, high = min(part.low for part in read.values()), max(part.high for part in read.values())
+        stored = stored.where(stored.seq.between(low, high)).select(*IDENTITY)
+        return batch.join(stored, list(IDENTITY), "left_anti").select(*batch.columns)
+
+
+def _application(key: Key) -> str:
+    return f"nsquark-archive-{key}"
+
+
+def _held(table: DeltaTable, key: Key) -> int:
+    """Returns the number up to which the table has the log of a topic on an nsqd, 0 if it has nothing of it."""
+    return table.transaction_version(_application(key)) or 0
 
 
 def _added(file: Row) -> AddAction:
@@ -81,15 +124,12 @@ def _files_writer(
         first = next(batches, None)
         if first is None:
             return
-        context = TaskContext.get()
-        assert context is not None
-        query = context.getLocalProperty(QUERY_ID_PROPERTY)
         files: list[dict[str, Any]] = []
 
         def add_file(file: Any) -> None:
             path = os.path.relpath(file.path, output)
             values = dict(part.split("=", 1) for part in path.split("/")[:-1])
-            row = {"query": query, "path": path, "bytes": file.size, "messages": file.metadata.num_rows}
+            row = {"path": path, "bytes": file.size, "messages": file.metadata.num_rows}
             files.append({**row, "partition": json.dumps(values)})
 
         fields = pa.schema([first.schema.field(name) for name in partitions])

@@ -268,10 +268,10 @@ class _Appending:
 
     def write(self, piece: list[Row]) -> None:
         bodies = _bodies(self._options, piece)
-        last = piece[-1]
-        token = self._state.next_token()
+        last = ReplayKey(*(piece[-1][name] for name in ORDER))
+        token = self._state.token_of(last, len(piece))
         address = choose_nsqd(self._options.nsqd, token, bodies.topic)
-        self._state.intend(PendingReplay(token, address, ReplayKey(*(last[name] for name in ORDER)), len(piece)))
+        self._state.intend(PendingReplay(token, address, last, len(piece)))
         self._appenders.of(address).append(token, bodies)
         self._state.piece_published()
 

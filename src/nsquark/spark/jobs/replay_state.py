@@ -16,6 +16,7 @@ import msgspec
 
 from nsquark.base.errors import UserError
 from nsquark.log.files import sync_directory, write_atomically
+from nsquark.spark.sink.append import digest
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -49,7 +50,6 @@ class _Stored(msgspec.Struct):
     since_us: int | None
     """The range begins here; both ends are in microseconds since 1970."""
     until_us: int
-    pieces: int = 0
     messages: int = 0
     position: ReplayKey | None = None
     pending: PendingReplay | None = None
@@ -114,15 +114,16 @@ class ReplayState:
     def is_done(self) -> bool:
         return self._stored.is_done
 
-    def next_token(self) -> str:
-        """Returns a token that was never used: a piece that failed may be cut differently the second time, and nsqd may
-        still have what was staged of it.
+    def token_of(self, last: ReplayKey, messages: int) -> str:
+        """Returns the token of the next piece, which stands for its messages: those after the position up to `last`.
+
+        After an older state was put back, a piece that is cut as before is known by its token, and one that is cut
+        differently has another, so that nothing of it is taken for published.
         """
-        self._stored.pieces += 1
-        return f"replay-{self._stored.id}-{self._stored.pieces}"
+        return f"replay-{digest([self._stored.id, self.position, last, messages])}"
 
     def intend(self, piece: PendingReplay) -> None:
-        """Makes a piece durable as the pending one, and with it that its token is used and all before it published."""
+        """Makes a piece durable as the pending one, and with it that all before it is published."""
         self._stored.pending = piece
         self._write()
 

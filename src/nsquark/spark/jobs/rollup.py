@@ -9,13 +9,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from nsquark.base.errors import UserError
+from nsquark.spark.jobs.checkpoints import check_not_older, last_number, read_lines
 from nsquark.spark.jobs.layout import CHECKPOINT
 from nsquark.spark.jobs.rollup_spec import RollupSpec, column_of, read_spec
 from nsquark.spark.jobs.session import (
@@ -39,6 +39,7 @@ from nsquark.spark.sink.options import SinkOptions
 
 IDENTITY = "_rollup"
 """This entry of the output directory says what is computed there."""
+WRITTEN_BATCH = r"/batch=(\d+)/"
 NUMBER = "decimal(28, 9)"
 """Numbers are added as this type. Sums of floating point depend on their order, which a batch that is run again does
 not keep: its rows would be taken for other rows, and published twice.
@@ -207,11 +208,13 @@ def check_identity(spark: SparkSession, spec: RollupSpec, output: str) -> None:
             f"{output} has the results of another rollup ({stored}): open windows cannot be computed otherwise from "
             "now on. Write another output.parquet, with another --channel, or the settings as they were"
         )
-    if stored is not None and _read_text(spark, f"{output}/{CHECKPOINT}/metadata") is None:
+    checkpoint = f"{output}/{CHECKPOINT}"
+    if stored is not None and not read_lines(spark, f"{checkpoint}/metadata"):
         raise UserError(
             f"{output} has results, and its {CHECKPOINT} is gone: batches would begin at 0 again, over these. "
             "Write another output.parquet, or remove the directory"
         )
+    check_not_older(spark, checkpoint, output, last_number(spark, output, WRITTEN_BATCH))
 
 
 def store_identity(spark: SparkSession, identity: str, output: str) -> None:
@@ -221,13 +224,5 @@ def store_identity(spark: SparkSession, identity: str, output: str) -> None:
 
 
 def _stored_identity(spark: SparkSession, output: str) -> str | None:
-    return _read_text(spark, f"{output}/{IDENTITY}")
-
-
-def _read_text(spark: SparkSession, path: str) -> str | None:
-    """Returns the first line of a small file or directory, or None. Spark reads it: only Spark may reach the output."""
-    try:
-        row = spark.read.text(path).first()
-    except AnalysisException:
-        return None
-    return None if row is None else str(row.value)
+    lines = read_lines(spark, f"{output}/{IDENTITY}")
+    return lines[0] if lines else None
