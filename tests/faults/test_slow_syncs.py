@@ -41,8 +41,8 @@ def test_many_topics_are_synced_together(shim: Shim) -> None:
 
 
 def test_publishers_are_slowed_when_the_disk_cannot_keep_up(shim: Shim) -> None:
-    shim.set_rules(Rule("sync", "*", DELAY, delay_s=2.0))
     with Nsqd(shim.root, "--sync-timeout=50ms", environment=shim.environment) as daemon:
+        shim.set_rules(Rule("sync", "*", DELAY, delay_s=2.0))
         with daemon.connect() as publisher:
             publisher.publish("t", b"body")
             daemon.wait_for_log("publishers are slowed")
