@@ -144,7 +144,7 @@ def test_a_file_that_goes_bad_before_its_time_comes(
 
 def test_one_failed_sync_loses_nothing_and_is_told(make_nsqd: Make, connect: Connect, tmp_path: Path) -> None:
     """The pages of a failed sync are never trusted again: the file is written anew."""
-    with _watched_nsqd(tmp_path, "--sync-timeout=100ms") as (daemon, shim):
+    with _watched_nsqd(tmp_path, "--sync-every=1") as (daemon, shim):
         connect(daemon).subscribe("t")
         shim.set_rules(
             Rule("sync", "*.deferred*", errno.EIO, times=1), Rule("sync", "*.deferred.anew", errno.EIO, times=1)
@@ -260,3 +260,27 @@ def test_a_channel_s_count_of_messages_never_goes_down(make_nsqd: Make, connect:
     counts.append(daemon.channel("t")["message_count"])
     assert counts == [COUNT + 2] * len(counts)
     assert daemon.channel("t", "later")["message_count"] == later
+
+
+def test_syncs_that_fail_at_a_start_are_made_up_for(tmp_path: Path, connect: Connect) -> None:
+    """The clock was an hour ahead, so the start moves what waits to its right minute, and must have it there."""
+    with _watched_nsqd(tmp_path, "--sync-every=1") as (daemon, shim):
+        connect(daemon).subscribe("t")
+        shim.set_clock(3600)
+        assert daemon.stop() == 0
+        clock = daemon.data_path / "nsquark" / "clock"
+        clock.unlink()
+        daemon.start()
+        _defer(daemon, connect, _bodies())
+        assert daemon.stop() == 0
+        clock.unlink()
+        shim.set_clock(0)
+        shim.set_rules(Rule("sync", "*.deferred*", errno.EIO, times=2))
+        daemon.start()
+        assert shim.fired() == 2
+        eventually(lambda: daemon.get("/ping").text == "OK")
+        eventually(lambda: "written anew after a failed sync" in daemon.log)
+        _defer(daemon, connect, [b"more"])
+        daemon.restart(crash=True)
+        assert _waiting(daemon) >= COUNT + 1
+        assert "INTERNAL" not in daemon.log and "AssertionError" not in daemon.log

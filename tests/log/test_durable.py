@@ -373,3 +373,94 @@ def test_a_file_is_not_synced_while_it_is_written_anew(
     rig.settle()
     file.close()
     assert path.read_bytes() == b"CONtent"
+
+
+class TestMadeDurableHereAndNow:
+    """Two syncs fail in a row: that of the file and that of its copy."""
+
+    @pytest.fixture
+    def file(self, make_rig: MakeRig, tmp_path: Path, disk: FailingDisk) -> tuple[Rig, DurableFile]:
+        rig = make_rig()
+        file = DurableFile(rig.shared.syncer, tmp_path / "topic" / "file")
+        file.open(os.O_RDWR | os.O_CREAT)
+        file.write(b"content", 0)
+        disk.failures = 2
+        with pytest.raises(OSError, match="sync failed"):
+            file.make_durable()
+        return rig, file
+
+    def test_it_is_written_anew_later(self, file: tuple[Rig, DurableFile], tmp_path: Path, disk: FailingDisk) -> None:
+        rig, failed = file
+        assert rig.shared.disk.error is not None
+        with pytest.raises(OSError, match="not written anew yet"):
+            failed.write(b"more", 7)
+        told: list[str] = []
+        failed.when_synced(lambda: told.append("durable"))
+        rig.settle()
+        assert told == ["durable"]
+        assert failed.is_durable and rig.shared.disk.error is None
+        failed.close()
+        left = disk.lose_power(tmp_path / "topic", tmp_path / "left")
+        assert (left / "file").read_bytes() == b"content"
+
+    def test_other_files_are_synced_meanwhile(self, file: tuple[Rig, DurableFile], tmp_path: Path) -> None:
+        rig, failed = file
+        other = DurableFile(rig.shared.syncer, tmp_path / "topic" / "other")
+        other.open(os.O_RDWR | os.O_CREAT)
+        other.write(b"other", 0)
+        told: list[str] = []
+        failed.hurry()
+        other.hurry()
+        other.when_synced(lambda: told.append("durable"))
+        rig.shared.drain()
+        assert told == ["durable"]
+        other.close()
+        failed.close()
+
+
+def test_a_round_does_not_depend_on_what_follows_the_sync_of_one_file(make_rig: MakeRig, tmp_path: Path) -> None:
+    rig = make_rig()
+    files = [DurableFile(rig.shared.syncer, tmp_path / f"file{number}") for number in range(3)]
+    told: list[DurableFile] = []
+
+    def fail() -> None:
+        raise ValueError("no index can be made")
+
+    files[1].after_sync = fail
+    for file in files:
+        file.open(os.O_RDWR | os.O_CREAT)
+        file.write(b"a", 0)
+        file.when_synced(lambda file=file: told.append(file))
+        rig.shared.syncer._hurried[file] = None
+    files[0].hurry()
+    rig.settle()
+    assert told == files
+    assert any("file1" in report and "no index can be made" in report for report in rig.reports)
+    files[1].after_sync = lambda: None
+    files[0].write(b"b", 0)
+    files[0].hurry()
+    rig.settle()
+    assert all(file.is_durable for file in files)
+    for file in files:
+        file.close()
+
+
+def test_a_round_ends_for_all_files_whoever_waited_for_one_of_them_fails(make_rig: MakeRig, tmp_path: Path) -> None:
+    rig = make_rig()
+    files = [DurableFile(rig.shared.syncer, tmp_path / f"file{number}") for number in range(2)]
+
+    def fail() -> None:
+        raise ValueError("whoever waited has a fault")
+
+    for file in files:
+        file.open(os.O_RDWR | os.O_CREAT)
+        file.write(b"a", 0)
+        rig.shared.syncer._hurried[file] = None
+    files[0].when_synced(fail)
+    files[0].hurry()
+    with pytest.raises(ValueError, match="whoever waited"):
+        rig.settle()
+    rig.settle()
+    assert all(file.is_durable for file in files)
+    for file in files:
+        file.close()

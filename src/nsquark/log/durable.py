@@ -189,12 +189,18 @@ class DurableFile:
     # -- a round of the syncer ---------------------------------------------------------------------------
 
     def begin(self) -> Callable[[], None] | None:
-        """Begins a sync that is about to run in a thread; returns what is to follow it there."""
-        assert self.sync_error is None, "its pages are not trusted, and a copy of it may be under way"
+        """Begins a sync that is about to run in a thread; returns what is to follow it there.
+
+        This never raises: a round that had begun with some of its files only would never end.
+        """
         self._users += 1
         self.is_changed = False
         self._covered, self._waiting = self._covered + self._waiting, []
-        return self.after_sync()
+        try:
+            return self.after_sync()
+        except Exception as error:  # an index: a start makes up for it
+            self._syncer.report(f"LOG({self.path}): its index could not be made: {error}")
+            return None
 
     def ended(self, error: Exception | None) -> None:
         covered, self._covered = self._covered, []
@@ -278,12 +284,7 @@ class DurableFile:
         if self._is_closed:
             return
         if error is not None:
-            self.sync_error = error
-            self.attempts += 1
-            self._syncer.mark_unsafe(self, error)
-            self._syncer.report(f"LOG({self.path}): could not be written anew: {error}; trying again")
-            self.on_sync_failed()
-            self._syncer.later(RETRY_S, self.write_anew)
+            self._not_written_anew(error)
             return
         self.sync_error = None
         self._mended_s = time.monotonic()
@@ -295,10 +296,23 @@ class DurableFile:
             callback()
         self.on_mended()
 
-    # -- the end -----------------------------------------------------------------------------------------
+    def _not_written_anew(self, error: Exception) -> None:
+        """Leaves the file out of the syncer's rounds until another attempt has worked."""
+        self.sync_error = error
+        self.is_changed = False
+        self.attempts += 1
+        self._syncer.mark_unsafe(self, error)
+        self._syncer.report(f"LOG({self.path}): could not be written anew: {error}; trying again")
+        self.on_sync_failed()
+        self._syncer.later(RETRY_S, self.write_anew)
+
+    # -- start and end -----------------------------------------------------------------------------------
 
     def make_durable(self) -> None:
-        """Syncs the file here and now, or writes it anew, or raises; it is for a clean stop, when no thread uses it."""
+        """Syncs the file here and now, or writes it anew; it is for a start and a clean stop, when no thread uses it.
+
+        If neither is possible this raises, and what is left to do is done later.
+        """
         if self.sync_error is None:
             try:
                 self.sync()
@@ -308,9 +322,13 @@ class DurableFile:
             fresh: list[int] = []
             try:
                 self._copy(self.content_bytes() if self.content_bytes is not None else -1, fresh)
-            finally:
+            except OSError as error:
                 self._swap(fresh)
+                self._not_written_anew(error)
+                raise
+            self._swap(fresh)
             self.sync_error = None
+            self.attempts = 0
         self.became_durable()
 
     def became_durable(self) -> None:

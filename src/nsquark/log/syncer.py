@@ -149,7 +149,11 @@ class Syncer:
         if self._in_round:
             return  # when it has ended, the next begins if it is due
         nearly_due_s = time.monotonic() - self._timeout_s / 2
-        files = [file for file, since_s in self._changed.items() if since_s <= nearly_due_s or file in self._hurried]
+        files = [
+            file
+            for file, since_s in self._changed.items()
+            if file.sync_error is None and (since_s <= nearly_due_s or file in self._hurried)
+        ]
         self._hurried.clear()
         if not files:
             return
@@ -176,15 +180,19 @@ class Syncer:
             self._observe(time.monotonic() - started_s)
             for text in later:
                 self.report(text)
-            try:
-                for file in files:
+            faults: list[Exception] = []
+            for file in files:
+                try:
                     file.ended(error or errors.get(file))
-            finally:
-                self._in_round = []  # not before: a round that a callback began would be forgotten here
+                except Exception as fault:  # of who waited for this file; the others are to end too
+                    faults.append(fault)
+            self._in_round = []  # not before: a round that a callback began would be forgotten here
             if self._hurried:
                 self._begin()
             else:
                 self.tick()
+            if faults:
+                raise faults[0]
 
         self._run_round(work, done)
 
