@@ -74,10 +74,16 @@ async function load(isOlder) {
 
 const notShown = (count) => (count ? ` · ${exact(count)} ${count === 1 ? "message" : "messages"} not shown` : "");
 
+function describeTail(skipped) {
+  byId("searched").textContent = `Live · ${exact(list.childElementCount)} shown${notShown(skipped)}`;
+  byId("older").hidden = true;
+}
+
 // Asks again and again for messages newer than the last answer; each request waits until some come.
 async function tail() {
   const turn = running;
   let skipped = 0;
+  describeTail(skipped);
   while (isTailing && turn === running) {
     const answer = await request(`${path}.json?${query({ newer, wait: TAIL_WAIT_S })}`);
     if (!isTailing || turn !== running) return;
@@ -92,8 +98,7 @@ async function tail() {
     list.prepend(...rows);
     while (list.childElementCount > SHOWN_MAX) list.lastElementChild.remove();
     skipped += answer.skipped;
-    byId("searched").textContent = `Live · ${exact(list.childElementCount)} shown${notShown(skipped)}`;
-    byId("older").hidden = true;
+    describeTail(skipped);
     await new Promise((resolve) => setTimeout(resolve, TAIL_PAUSE_MS));
   }
 }
