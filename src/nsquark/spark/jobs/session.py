@@ -15,6 +15,7 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, lit
+from pyspark.sql.types import StringType, StructField, StructType
 
 from nsquark.base.durations import Duration
 from nsquark.base.errors import UserError
@@ -219,7 +220,7 @@ def read_messages(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
     """Reads the messages of the topics in the time range, from the log or from the archive."""
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     if args.archive:
-        messages = _read_archive(spark, args.archive)
+        messages = read_archive(spark, args.archive)
         if args.topic:
             messages = messages.where(col("topic").isin(args.topic))
         # These conditions are on `date`, so that Spark opens the directories of these days only.
@@ -241,14 +242,25 @@ def read_messages(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
     return messages.select("topic", "nsqd", "seq", "timestamp", "body")
 
 
-def _read_archive(spark: SparkSession, directory: str) -> DataFrame:
-    if not Path(directory, DELTA_LOG).is_dir():
-        return spark.read.parquet(directory)
+def read_archive(spark: SparkSession, directory: str) -> DataFrame:
+    """Reads what `nsquark archive` wrote. Left alone, Spark would take topics like `007` for numbers."""
+    if Path(directory, DELTA_LOG).is_dir():
+        directory = str(Path(directory).resolve())
+        files = _files_of_table(directory)
+    else:
+        files = [directory]
+    reader = spark.read.option("basePath", directory)
+    found = reader.parquet(*files).schema
+    fields = [StructField(field.name, StringType()) if field.name == "topic" else field for field in found]
+    return reader.schema(StructType(fields)).parquet(*files)
+
+
+def _files_of_table(directory: str) -> list[str]:
     try:
-        from nsquark.spark.jobs.delta import read_delta
+        from nsquark.spark.jobs.delta import files_of_table
     except ModuleNotFoundError as error:
         raise UserError(f"{directory} is a Delta table and needs {error.name}: pip install 'nsquark[delta]'") from None
-    return read_delta(spark, str(Path(directory).resolve()))
+    return files_of_table(directory)
 
 
 @contextlib.contextmanager
