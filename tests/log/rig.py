@@ -39,6 +39,30 @@ def fail_reads(patch: pytest.MonkeyPatch, is_bad: Callable[[int, int, int], bool
     patch.setattr(os, "pread", pread)
 
 
+def refuse_links(patch: pytest.MonkeyPatch, reason: int = errno.EPERM) -> None:
+    """Lets no file have two names, as on a file system without hard links."""
+
+    def link(*_: object) -> None:
+        raise OSError(reason, os.strerror(reason))
+
+    patch.setattr(os, "link", link)
+
+
+def fail_directory_syncs(patch: pytest.MonkeyPatch, directory: Path) -> list[int]:
+    """Lets syncs of this directory fail, those of files do not; returns a list that grows with each."""
+    real: Callable[[int], None] = os.fsync
+    failed: list[int] = []
+
+    def fsync(fd: int) -> None:
+        if os.path.samestat(os.fstat(fd), directory.stat()):
+            failed.append(fd)
+            raise OSError(errno.EIO, "Input/output error")
+        real(fd)
+
+    patch.setattr(os, "fsync", fsync)
+    return failed
+
+
 class Rig:
     """Has `shared`, `log` and what they reported; `settle` lets threads finish and runs what they left to do."""
 

@@ -1,11 +1,13 @@
 """Checks that of a file on a failing disk everything is read that can be."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from log.rig import fail_reads
-from nsquark.log.files import PAGE_BYTES, READ_BYTES, read_surviving, write_atomically
+from log.rig import fail_reads, refuse_links
+from nsquark.log.files import PAGE_BYTES, READ_BYTES, name_twice, read_surviving, set_aside, write_atomically
 
 
 def fail_pages(monkeypatch: pytest.MonkeyPatch, bad_pages: set[int]) -> None:
@@ -58,3 +60,47 @@ def test_an_older_file_that_was_set_aside_is_kept(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "file.bad").read_bytes() == b"first"
     assert (tmp_path / "file.2.bad").read_bytes() == b"second"
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_file_that_has_its_second_name_already_loses_the_first(tmp_path: Path) -> None:
+    """rename(2) does nothing where both names are of one file."""
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    aside = name_twice(path)
+    assert set_aside(path) == aside
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file.bad"]
+    assert aside.read_bytes() == b"content"
+
+
+@pytest.mark.parametrize("reason", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
+def test_without_hard_links_what_can_be_read_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int
+) -> None:
+    path, reports = tmp_path / "file", list[str]()
+    content = b"x" * PAGE_BYTES + b"y" * READ_BYTES + b"z"
+    path.write_bytes(content)
+    refuse_links(monkeypatch, reason)
+    with monkeypatch.context() as patch:
+        fail_pages(patch, {0})
+        for _ in range(2):
+            data, _ = read_surviving(path, reports.append)
+    write_atomically(path, b"new")
+    assert (tmp_path / "file.bad").read_bytes() == data == bytes(PAGE_BYTES) + content[PAGE_BYTES:]
+    assert sorted(os.listdir(tmp_path)) == ["file", "file.bad"], "one copy, and nothing unfinished"
+    assert "it stays as file.bad" in reports[0]
+
+
+def test_a_copy_is_durable_before_the_file_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, reports = tmp_path / "file", list[str]()
+    path.write_bytes(b"content")
+    refuse_links(monkeypatch, errno.EPERM)
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        fail_pages(patch, {0})
+        patch.setattr(os, "fsync", fail)
+        read_surviving(path, reports.append)
+    assert "could not be set aside" in reports[0]
+    assert os.listdir(tmp_path) == ["file"]

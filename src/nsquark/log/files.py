@@ -1,10 +1,11 @@
 """Has small functions about files that the log's parts share."""
 
 import errno
+import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +22,8 @@ READ_PAUSE_S = 0.02
 """A page or a file that the disk fails to read is tried READ_TRIES times, this long apart."""
 BAD_SUFFIX = ".bad"
 """Ends the names of files, and of copies of bytes, that could not be used and are left for people to look at."""
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""These errors say that a file cannot have a second name: its file system has no hard links, or no more of them."""
 
 
 def names_like(directory: Path, *patterns: str) -> list[Path]:
@@ -41,12 +44,21 @@ def sync_directory(path: Path) -> None:
 
 
 def write_atomically(path: Path, data: bytes | bytearray, *, sync: bool = True) -> None:
-    """Replaces a file as a whole: after a crash it has the old content or the new one."""
+    """Replaces a file as a whole: after a crash it has the old content or the new one.
+
+    An error may come from the sync of the directory: then the file is the new one, and may be the old one again after
+    a loss of power.
+    """
+    _write_atomically(path, (data,), sync)
+
+
+def _write_atomically(path: Path, pieces: Iterable[bytes | bytearray], sync: bool) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
         try:
-            write_all(fd, data)
+            for piece in pieces:
+                write_all(fd, piece)
             if sync:
                 os.fsync(fd)
         finally:
@@ -98,10 +110,7 @@ def read_surviving(path: Path, report: Callable[[str], None]) -> tuple[bytearray
         return bytearray(), False
     try:
         data, lost_bytes = bytearray(), 0
-        while len(data) < os.fstat(fd).st_size:
-            piece, missing = read_readable(fd, READ_BYTES, len(data))
-            if not piece:
-                break  # it got shorter meanwhile
+        for piece, missing in _readable_pieces(fd):
             data += piece
             lost_bytes += missing
     except OSError as error:
@@ -118,28 +127,62 @@ def read_surviving(path: Path, report: Callable[[str], None]) -> tuple[bytearray
 def set_aside(path: Path) -> Path:
     """Renames a file to one that nothing reads; returns its new name."""
     aside = _name_aside(path)
-    os.replace(path, aside)
+    if aside.exists():
+        path.unlink()  # rename(2) does nothing where both names are of one file
+    else:
+        os.replace(path, aside)
     return aside
 
 
 def name_twice(path: Path) -> Path:
     """Gives a file a second name, which nothing reads, and returns it. The file has its own name too until a new file
     takes that, so that a crash in between costs nothing.
+
+    Where no file can have two names, a copy of what can be read gets the second one, durably.
     """
     aside = _name_aside(path)
     if not aside.exists():
-        os.link(path, aside)
+        try:
+            os.link(path, aside)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            return _copy_aside(path)
     return aside
+
+
+def _copy_aside(path: Path) -> Path:
+    """Copies what can be read of a file to a name that nothing reads, unless there is such a copy already."""
+    fd = patiently(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    try:
+        aside = next(aside for aside in _names_aside(path) if not aside.exists() or _is_copy(aside, fd))
+        if not aside.exists():
+            _write_atomically(aside, (piece for piece, _ in _readable_pieces(fd)), sync=True)
+        return aside
+    finally:
+        os.close(fd)
+
+
+def _is_copy(path: Path, original: int) -> bool:
+    if path.stat().st_size != os.fstat(original).st_size:
+        return False
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        pairs = zip(_readable_pieces(original), _readable_pieces(fd), strict=False)
+        return all(readable == copied for (readable, _), (copied, _) in pairs)
+    finally:
+        os.close(fd)
 
 
 def _name_aside(path: Path) -> Path:
     """Returns a name for a file to set aside: one that is free, or that the same file has already."""
-    aside = path.with_name(path.name + BAD_SUFFIX)
-    number = 1
-    while aside.exists() and not aside.samefile(path):
-        number += 1
-        aside = path.with_name(f"{path.name}.{number}{BAD_SUFFIX}")
-    return aside
+    return next(aside for aside in _names_aside(path) if not aside.exists() or aside.samefile(path))
+
+
+def _names_aside(path: Path) -> Iterator[Path]:
+    yield path.with_name(path.name + BAD_SUFFIX)
+    for number in itertools.count(2):
+        yield path.with_name(f"{path.name}.{number}{BAD_SUFFIX}")
 
 
 def _name_twice_text(path: Path) -> str:
@@ -147,6 +190,17 @@ def _name_twice_text(path: Path) -> str:
         return f"it stays as {name_twice(path).name}"
     except OSError as error:
         return f"it could not be set aside: {error}"
+
+
+def _readable_pieces(fd: int) -> Iterator[tuple[bytes, int]]:
+    """Yields a file piece by piece, each with the number of its bytes that cannot be read, and are zeros."""
+    offset = 0
+    while offset < os.fstat(fd).st_size:
+        piece, missing = read_readable(fd, READ_BYTES, offset)
+        if not piece:
+            return  # it got shorter meanwhile
+        yield piece, missing
+        offset += len(piece)
 
 
 def read_readable(fd: int, size: int, offset: int) -> tuple[bytes, int]:
