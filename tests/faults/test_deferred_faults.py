@@ -144,7 +144,7 @@ def test_a_file_that_goes_bad_before_its_time_comes(
 
 def test_one_failed_sync_loses_nothing_and_is_told(make_nsqd: Make, connect: Connect, tmp_path: Path) -> None:
     """The pages of a failed sync are never trusted again: the file is written anew."""
-    with _watched_nsqd(tmp_path, "--sync-every=1") as (daemon, shim):
+    with _watched_nsqd(tmp_path, "--sync-timeout=100ms") as (daemon, shim):
         connect(daemon).subscribe("t")
         shim.set_rules(
             Rule("sync", "*.deferred*", errno.EIO, times=1), Rule("sync", "*.deferred.anew", errno.EIO, times=1)

@@ -20,7 +20,7 @@ from log.rig import fail_reads, make_shared
 from nsquark.log import durable
 from nsquark.log.deferred import DeferredMessages, Due
 from nsquark.log.deferred_appends import Appends
-from nsquark.log.deferred_bucket import BUCKET_MS
+from nsquark.log.deferred_records import BUCKET_MS
 
 NOW_MS = 10 * BUCKET_MS
 

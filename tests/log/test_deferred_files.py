@@ -10,7 +10,7 @@ from log.rig import make_shared
 from log.test_deferred import NOW_MS, add, opened, take_bodies
 from nsquark.log.deferred import LOAD_RECORDS_MAX, DeferredMessages
 from nsquark.log.deferred_appends import Appends
-from nsquark.log.deferred_bucket import BUCKET_MS
+from nsquark.log.deferred_records import BUCKET_MS
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ Due times are of a clock that is not set while the machine runs. After a boot it
 has its delay: none waits for longer than that from the start of nsqd on.
 """
 
-import contextlib
 import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from nsquark.log.deferred_appends import Appends
-from nsquark.log.deferred_bucket import BUCKET_MS, SUFFIX, DeferredBucket, Entry
+from nsquark.log.deferred_bucket import SUFFIX, DeferredBucket, Entry
+from nsquark.log.deferred_records import BUCKET_MS
 from nsquark.log.durable import ANEW_SUFFIX
 from nsquark.log.files import DIRECTORY_MODE, names_like, patiently
 from nsquark.log.services import LogShared
@@ -87,21 +87,26 @@ class DeferredMessages:
     def _open_existing(self, directory: Path, now_ms: int) -> None:
         for leftover in names_like(directory, "*.tmp", f"*{ANEW_SUFFIX}"):
             leftover.unlink(missing_ok=True)
-        with contextlib.ExitStack() as opened:  # if one cannot be opened, none stays open: it is tried again and again
+        try:
             for path in names_like(directory, f"*{SUFFIX}"):
                 if path.stem.isdecimal() and path.stem.isascii():
-                    self._open_bucket(path, opened)
-            opened.pop_all()
-        self.found.sort()
-        for bucket in list(self._buckets.values()):
-            if self._bring_forward(bucket, now_ms):
-                bucket.unload()
+                    self._open_bucket(path)
+            self.found.sort()
+            for bucket in list(self._buckets.values()):
+                if self._bring_forward(bucket, now_ms):
+                    bucket.unload()
+        except BaseException:
+            self.abandon()  # if one cannot be opened, none stays open: it is tried again and again
+            raise
 
-    def _open_bucket(self, path: Path, opened: contextlib.ExitStack) -> None:
+    def _open_bucket(self, path: Path) -> None:
         try:
             bucket = patiently(lambda: DeferredBucket(self._shared, int(path.stem), path))
-            opened.callback(bucket.close)
-            self.number = max(self.number, bucket.load(self.appends) + 1)
+            try:
+                self.number = max(self.number, bucket.load(self.appends) + 1)
+            except BaseException:
+                bucket.abandon()
+                raise
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
@@ -272,6 +277,6 @@ class DeferredMessages:
             bucket.close()
 
     def abandon(self) -> None:
-        """Closes files that are about to be deleted."""
+        """Lets go of files that are about to be deleted, or are not used after all."""
         for bucket in self._buckets.values():
             bucket.abandon()

@@ -1,64 +1,38 @@
 """Keeps a bucket: one file with the deferred messages that are due within one minute, and notes of those that left it.
 
-A record is a head (checksum, kind, bytes of the body, due time, delay, publish time, number) and a body. A note's body
-has the numbers of messages that left; its number is that of their append, or 0 if they were moved to another bucket.
-The kinds of records are chosen so that the next record is found behind one that is damaged. In format 1 the kinds were
-1 and 2, and there was no delay; such records are read.
+Its records are in log/deferred_records.py.
 """
 
 import contextlib
 import heapq
 import os
-import re
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
-
-from xxhash import xxh3_64_intdigest
 
 from nsquark.log.deferred_appends import Appends
+from nsquark.log.deferred_records import (
+    BUCKET_MS,
+    LEFT,
+    MESSAGE,
+    READ_BYTES,
+    Damage,
+    Record,
+    encode,
+    read_record,
+    scan,
+    wants_bytes,
+)
 from nsquark.log.durable import DurableFile
-from nsquark.log.files import FILE_MODE, name_twice, read_readable, set_aside, sync_directory, write_all
+from nsquark.log.files import FILE_MODE, name_twice, set_aside, write_all
 from nsquark.log.services import LogShared
 
-BUCKET_MS = 60_000
 SUFFIX = ".deferred"
-READ_BYTES = 1 << 20
 WINDOW_BYTES = 64 << 10
 """This much of the file is read at once for messages that are due."""
-_HEAD = struct.Struct("<QIIqqqQ")
-"""Packs the head of a record: checksum, kind, body bytes, due ms, delay ms, timestamp ns, number."""
-_HEAD_1 = struct.Struct("<QIIqqQ")
-"""Packs the head of a record in format 1, which has no delay."""
-_KIND_AT = 8
-_MESSAGE = int.from_bytes(b"NQDM", "little")
-_LEFT = int.from_bytes(b"NQDL", "little")
-_MESSAGE_1, _LEFT_1 = 1, 2
-_KINDS = {kind: kind.to_bytes(4, "little") for kind in (_MESSAGE, _LEFT, _MESSAGE_1, _LEFT_1)}
-_ANY_KIND = re.compile(b"|".join(_KINDS.values()))
 _MOVED = 0
 
 Entry = tuple[int, int, int]
 """Has due ms, number and the offset of the record."""
-
-
-class _Record(NamedTuple):
-    offset: int
-    end: int
-    is_message: bool
-    due_ms: int
-    delay_ms: int
-    timestamp_ns: int
-    number: int
-    body: bytes
-
-
-class _Damage(NamedTuple):
-    """Names bytes that are no intact record, with an intact one behind them or not."""
-
-    offset: int
-    end: int
 
 
 class _Found:
@@ -71,14 +45,14 @@ class _Found:
         self.highest = 0
         self.sound_to = 0
         """Is the highest number of a message before the first damage."""
-        self.damages: list[_Damage] = []
+        self.damages: list[Damage] = []
         self.unreadable: list[int] = []
         self.doubtful: set[int] = set()
         """Has the numbers of appends whose notes do not count."""
         self._last_note = 0
 
-    def add(self, item: "_Record | _Damage") -> None:
-        if isinstance(item, _Damage):
+    def add(self, item: "Record | Damage") -> None:
+        if isinstance(item, Damage):
             if not self.damages:
                 self.sound_to = self.highest
             self.damages.append(item)
@@ -131,21 +105,22 @@ class DeferredBucket:
         self._window = bytearray()
         self._window_at = 0
         self._undurable: dict[Callable[[Exception | None], None], None] = {}
-        self._loading: Iterator[_Record | _Damage] | None = None
+        self._loading: Iterator[Record | Damage] | None = None
         self._found = _Found()
         self._is_damaged = False
         """Tells whether the file is all that is left of messages that could not be read."""
         if path is not None:
-            self._open(path)
+            self.file = self._durable_file(path)
+            self.file.open(os.O_RDWR | os.O_CREAT)
+            self.file.changed()  # a file that was there may never have been synced
             self._size = os.fstat(self.fd).st_size
             shared.disk_bytes += self._size
 
-    def _open(self, path: Path) -> None:
-        self.file = DurableFile(self._shared.syncer, path)
-        self.file.content_bytes = lambda: self._size
-        self.file.on_sync_failed = self._sync_failed
-        self.file.open(os.O_RDWR | os.O_CREAT)
-        self.file.changed()  # a file that was there may never have been synced
+    def _durable_file(self, path: Path) -> DurableFile:
+        file = DurableFile(self._shared.syncer, path)
+        file.content_bytes = lambda: self._size
+        file.on_sync_failed = self._sync_failed
+        return file
 
     @property
     def fd(self) -> int:
@@ -167,7 +142,7 @@ class DeferredBucket:
         if self.path is None:
             self._memory[number] = (timestamp_ns, body)
         else:
-            self._write(_MESSAGE, due_ms, delay_ms, timestamp_ns, number, body)
+            self._write(MESSAGE, due_ms, delay_ms, timestamp_ns, number, body)
         self.count += 1
         self.lowest = min(self.lowest or number, number)
         if self.waiting is not None:
@@ -190,7 +165,7 @@ class DeferredBucket:
     def note_append(self, append_number: int, entries: list[Entry]) -> None:
         if self.path is not None:
             numbers = b"".join(entry[1].to_bytes(8, "little") for entry in entries)
-            self._write(_LEFT, 0, 0, 0, append_number, numbers)
+            self._write(LEFT, 0, 0, 0, append_number, numbers)
 
     def note_moved(self, entries: list[Entry]) -> None:
         """Notes that messages are durable in another bucket."""
@@ -219,9 +194,7 @@ class DeferredBucket:
         if self.path is None:
             return self._memory[entry[1]]
         offset = entry[2]
-        record = (
-            _read_record(self._window, offset - self._window_at, self._window_at) if self._is_near(offset) else None
-        )
+        record = read_record(self._window, offset - self._window_at, self._window_at) if self._is_near(offset) else None
         if record is None:
             record = self._read_at(offset)
         if record is None or record.number != entry[1]:
@@ -232,14 +205,14 @@ class DeferredBucket:
     def _is_near(self, offset: int) -> bool:
         return self._window_at <= offset < self._window_at + len(self._window)
 
-    def _read_at(self, offset: int) -> _Record | None:
+    def _read_at(self, offset: int) -> Record | None:
         """Reads a record, with those behind it, which are mostly due next."""
         window = bytearray(os.pread(self.fd, WINDOW_BYTES, offset))
-        wanted = _wants_bytes(window, 0, self._size - offset)
+        wanted = wants_bytes(window, 0, self._size - offset)
         if wanted > len(window):
-            return _read_record(window + os.pread(self.fd, wanted - len(window), offset + len(window)), 0, offset)
+            return read_record(window + os.pread(self.fd, wanted - len(window), offset + len(window)), 0, offset)
         self._window, self._window_at = window, offset
-        return _read_record(window, 0, offset)
+        return read_record(window, 0, offset)
 
     def forget(self, entries: list[Entry]) -> None:
         for entry in entries:
@@ -288,7 +261,7 @@ class DeferredBucket:
         """
         if self._loading is None:
             self._found = _Found()
-            self._loading = _scan(self.fd, self._size, self.key, self._found.unreadable)
+            self._loading = scan(self.fd, self._size, self.key, self._found.unreadable)
         try:
             for _ in range(records):
                 item = next(self._loading, None)
@@ -323,8 +296,12 @@ class DeferredBucket:
         damages, unreadable = self._found.damages, self._found.unreadable
         if damages and damages[-1].end == self._size and not unreadable and not self._found.doubtful:
             torn = damages.pop()
-            self._shared.report(f"DEFERRED({self.path}): bytes {torn.offset} to {torn.end} cut off: torn end")
-            os.ftruncate(self.fd, torn.offset)
+            try:
+                os.ftruncate(self.fd, torn.offset)
+                outcome = "cut off"
+            except OSError as error:  # what comes next is written over it
+                outcome = f"could not be cut off ({error})"
+            self._shared.report(f"DEFERRED({self.path}): bytes {torn.offset} to {torn.end} {outcome}: torn end")
             self._shared.disk_bytes -= torn.end - torn.offset
             self._size = torn.offset
         if damages:
@@ -336,9 +313,9 @@ class DeferredBucket:
                 )
             self._salvage(damages)
 
-    def _salvage(self, damages: list[_Damage]) -> None:
-        """Writes what is intact to a new file. Doubtful notes are cancelled first: without the damage nothing would
-        tell that they are doubtful.
+    def _salvage(self, damages: list[Damage]) -> None:
+        """Writes what is intact to a new file, and uses that from the moment it has the name; the syncer makes the name
+        durable. Doubtful notes are cancelled first: without the damage nothing would tell that they are doubtful.
         """
         assert self.path is not None and self.file is not None
         self._is_damaged = True
@@ -349,37 +326,43 @@ class DeferredBucket:
         try:
             for append_number in self._found.doubtful:
                 self.note_append(append_number, [])
-            ends = [0, *(damage.end for damage in damages)]
-            starts = [*(damage.offset for damage in damages), self._size]
             fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
-            size = 0
-            for low, high in zip(ends, starts, strict=True):
-                for at in range(low, high, READ_BYTES):
-                    piece = os.pread(self.fd, min(READ_BYTES, high - at), at)
-                    write_all(fd, piece, size)
-                    size += len(piece)
+            size = self._copy_intact(damages, fd)
             os.fsync(fd)
             name_twice(self.path)
             os.replace(temporary, self.path)
-            sync_directory(self.path.parent)
         except OSError as error:  # the damaged file can be used as it is
             self._shared.report(f"DEFERRED({self.path}): could not be written anew: {error}")
-            return
-        finally:
             if fd >= 0:
                 os.close(fd)
+                with contextlib.suppress(OSError):  # the next start removes it
+                    temporary.unlink(missing_ok=True)
+            return
         self._is_damaged = False
         self.file.abandon()
-        self._open(self.path)
+        self.file = self._durable_file(self.path)
         self._shared.disk_bytes += size - self._size
         self._size = size
+        self.file.adopt(fd)
         self._window = bytearray()
         self._offsets_moved(damages)
         undurable, self._undurable = self._undurable, {}
         for done in undurable:
-            done(None)
+            self.when_durable(done)
 
-    def _offsets_moved(self, damages: list[_Damage]) -> None:
+    def _copy_intact(self, damages: list[Damage], target: int) -> int:
+        """Copies all but the damages to another file; returns how many bytes these are."""
+        ends = [0, *(damage.end for damage in damages)]
+        starts = [*(damage.offset for damage in damages), self._size]
+        size = 0
+        for low, high in zip(ends, starts, strict=True):
+            for at in range(low, high, READ_BYTES):
+                piece = os.pread(self.fd, min(READ_BYTES, high - at), at)
+                write_all(target, piece, size)
+                size += len(piece)
+        return size
+
+    def _offsets_moved(self, damages: list[Damage]) -> None:
         def moved(offset: int) -> int:
             return offset - sum(damage.end - damage.offset for damage in damages if damage.offset < offset)
 
@@ -396,9 +379,8 @@ class DeferredBucket:
     # -- the file ----------------------------------------------------------------------------------------
 
     def _write(self, kind: int, due_ms: int, delay_ms: int, timestamp_ns: int, number: int, body: bytes) -> None:
-        record = _HEAD.pack(0, kind, len(body), due_ms, delay_ms, timestamp_ns, number) + body
-        record = xxh3_64_intdigest(record[8:]).to_bytes(8, "little") + record[8:]
-        if kind == _MESSAGE:  # notes are what makes room
+        record = encode(kind, due_ms, delay_ms, timestamp_ns, number, body)
+        if kind == MESSAGE:  # notes are what makes room
             self._shared.require_room(len(record))
         assert self.file is not None
         self.file.require_sound()
@@ -429,68 +411,3 @@ class DeferredBucket:
                 set_aside(self.path)
         elif self.path is not None:
             self.path.unlink(missing_ok=True)
-
-
-def _scan(fd: int, size: int, key: int, unreadable: list[int]) -> Iterator[_Record | _Damage]:
-    """Yields the records of a file and the damage between and behind them, read piece by piece.
-
-    `unreadable` gets how many bytes could not be read, which therefore are damaged.
-    """
-    data, base, pos, damaged_from = bytearray(), 0, 0, -1
-    while base + pos < size:
-        if pos >= READ_BYTES:
-            del data[:pos]
-            base, pos = base + pos, 0
-        if _wants_bytes(data, pos, size - base) > len(data):
-            piece, missing = read_readable(fd, min(READ_BYTES, size - base - len(data)), base + len(data))
-            data += piece
-            if missing:
-                unreadable.append(missing)
-            size = size if piece else base + len(data)  # it got shorter meanwhile
-            continue
-        record = _read_record(data, pos, base)
-        if record is None or (damaged_from >= 0 and record.is_message and record.due_ms // BUCKET_MS != key):
-            damaged_from = base + pos if damaged_from < 0 else damaged_from
-            pos = _next_candidate(data, pos + 1)
-            continue
-        if damaged_from >= 0:
-            yield _Damage(damaged_from, record.offset)
-            damaged_from = -1
-        yield record
-        pos = record.end - base
-    if damaged_from >= 0:
-        yield _Damage(damaged_from, size)
-
-
-def _wants_bytes(data: bytearray, pos: int, size: int) -> int:
-    """Returns how many bytes `data` has to have for the record at `pos`, in a file that has `size` of them."""
-    if pos + _HEAD.size > len(data):
-        return min(pos + _HEAD.size, size)
-    kind, body_bytes = struct.unpack_from("<II", data, pos + _KIND_AT)
-    end = pos + _HEAD.size + int(body_bytes)
-    return end if kind in _KINDS and end <= size else 0
-
-
-def _read_record(data: bytearray, pos: int, base: int) -> _Record | None:
-    """Returns the record at `pos`, or None if it is not intact."""
-    if pos + _HEAD_1.size > len(data):
-        return None
-    check, kind, body_bytes = struct.unpack_from("<QII", data, pos)
-    head = _HEAD if kind in (_MESSAGE, _LEFT) else _HEAD_1
-    end = pos + head.size + body_bytes
-    if kind not in _KINDS or end > len(data) or xxh3_64_intdigest(data[pos + 8 : end]) != check:
-        return None
-    if head is _HEAD:
-        *_, due_ms, delay_ms, timestamp_ns, number = head.unpack_from(data, pos)
-    else:
-        *_, due_ms, timestamp_ns, number = head.unpack_from(data, pos)
-        delay_ms = max(0, due_ms - timestamp_ns // 1_000_000)
-    body = bytes(data[pos + head.size : end])
-    is_message = kind in (_MESSAGE, _MESSAGE_1)
-    return _Record(base + pos, base + end, is_message, due_ms, delay_ms, timestamp_ns, number, body)
-
-
-def _next_candidate(data: bytearray, start: int) -> int:
-    """Finds where the next record may start: as far on as can be said from what was read."""
-    found = _ANY_KIND.search(data, start + _KIND_AT)
-    return found.start() - _KIND_AT if found is not None else max(start, len(data) - _KIND_AT - 3)

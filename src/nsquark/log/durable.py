@@ -118,6 +118,12 @@ class DurableFile:
         if flags & os.O_CREAT:
             self.directory.changed()
 
+    def adopt(self, fd: int) -> None:
+        """Uses a new file that is open as `fd` and has got the name, which is to be durable with it."""
+        self.fd = fd
+        self.directory.changed()
+        self.changed()
+
     def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         """Writes all of `data`, or raises."""
         if self.sync_error is not None:
