@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from log.rig import fail_reads, make_shared
+from log.rig import fail_directory_syncs, fail_reads, make_shared
 from nsquark.log.outliving import KeptMessages
 
 CONTENT = {seq: b"record %d " % seq * 10 for seq in (3, 5, 9)}
@@ -127,3 +127,34 @@ def test_its_bytes_count_as_used_disk(path: Path) -> None:
     assert shared.disk_bytes == path.stat().st_size
     kept.close()
     assert shared.disk_bytes == 0
+
+
+@pytest.mark.parametrize("step", ["the sync of its name", "opening it"])
+def test_a_new_file_that_fails_at_the_last_step_costs_no_record(
+    path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The new file has the name by then, and its records are elsewhere in it."""
+    content = {seq: bytes([seq]) * 3000 for seq in range(10)}
+    store(opened(path), content)
+    inode, intact = path.stat().st_ino, {seq: record for seq, record in content.items() if seq not in (1, 2)}
+    real = os.open
+
+    def refuse(name: object, flags: int, *more: int) -> int:
+        if Path(str(name)) == path and path.stat().st_ino != inode:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(name, flags, *more)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        fail_reads(patch, lambda fd, size, at: at < 8192 and at + size > 4096 and os.fstat(fd).st_ino == inode)
+        if step == "opening it":
+            patch.setattr(os, "open", refuse)
+        else:
+            fail_directory_syncs(patch, path.parent)
+        reports: list[str] = []
+        kept = opened(path, reports)
+        assert path.stat().st_ino != inode
+        assert any("could not be written anew" in report for report in reports)
+    found = records(kept)
+    assert set(found) >= set(intact) and records(opened(path)) == found
+    store(kept, {**kept.content_with({}, [9]), 10: b"later"})
+    assert records(opened(path)) == {9: content[9], 10: b"later"}

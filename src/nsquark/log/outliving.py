@@ -87,15 +87,16 @@ class KeptMessages:
                 self._report_damage(item)
         if end < len(raw):
             self._report_damage(Damage(end, len(raw), "no batch header"))
+        places = {batch.first_seq: (batch.offset, batch.end - batch.offset) for batch in batches}
+        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC) if places else -1
+        self.adopt(Generation(fd, places, len(raw)))
         if not whole:
             content = {batch.first_seq: bytes(raw[batch.offset + HEADER_BYTES : batch.end]) for batch in batches}
             try:
                 self.adopt(self.write(content))
-                return
-            except OSError as error:  # what is intact can be read where it is
+            except OSError as error:  # what is intact can be read where it is, whether or not that has the name still
+                self._shared.syncer.directory(self._path.parent).changed()
                 self._shared.report(f"KEPT({self._path}): could not be written anew: {error}")
-        places = {batch.first_seq: (batch.offset, batch.end - batch.offset) for batch in batches}
-        self.adopt(Generation(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC), places, len(raw)))
 
     def _report_damage(self, damage: Damage) -> None:
         self._shared.report(
