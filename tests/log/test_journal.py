@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from xxhash import xxh32_intdigest
 
-from log.rig import Rig, fail_reads, make_shared
+from log.rig import Rig, fail_directory_syncs, fail_reads, make_shared
 from nsquark.kernel import journal as kernel
 from nsquark.kernel.journal import JOURNAL_FINISHED, JOURNAL_RECORD, JOURNAL_REQUEUED
 from nsquark.log import durable
@@ -446,3 +446,25 @@ def test_nothing_replaces_a_journal_that_is_being_written_anew(tmp_path: Path, m
     journal.append(record(2))
     assert (tmp_path / "journal").read_bytes() == record(1) * 20 + record(2)
     assert sorted(path.name for path in tmp_path.glob("journal*")) == ["journal"]
+
+
+def test_a_journal_that_was_replaced_has_its_name_synced_with_it(
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(path)
+    journal.append(record(1))
+    journal.close()
+    with path.open("ab") as file:
+        file.write(b"torn")
+    shared = make_shared()
+    shared.syncer.directory(tmp_path).sync()
+    journal = Journal(shared, path)
+    with monkeypatch.context() as patch:
+        fail_directory_syncs(patch, tmp_path)
+        assert journal.load(DELAY_MAX_MS) == record(1)
+        assert path.read_bytes() == record(1), "only the sync of its name failed"
+        with pytest.raises(OSError, match="Input/output error"):
+            journal.make_durable()
+    journal.make_durable()
+    journal.close()
+    assert loaded(path) == record(1)

@@ -183,8 +183,10 @@ class Journal:
                 self._file.failed(unsound)
             raise
         finally:
-            # The file may be replaced although its name could not be synced: the old one is not to be written to.
+            # The file may be replaced although its name could not be synced: the old one is not to be written to, and
+            # the name is to be synced with whatever is synced next.
             if _inode(self.path) != before:
+                self._shared.syncer.directory(self.path.parent).changed()
                 self._close_file()
                 self._resize(len(records))
 
