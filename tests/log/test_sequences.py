@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from log.rig import fail_directory_syncs
 from nsquark.log import sequences
 from nsquark.log.sequences import LEASE_SEQS_MAX, LEASE_SEQS_MIN, SEQS_END, Sequences
 
@@ -120,6 +121,44 @@ def test_a_file_that_cannot_be_read_is_set_aside_and_made_anew(path: Path, monke
     assert source.lease(1)[0] >= end
     assert "cannot be read" in reports[0]
     assert path.with_name("sequence.bad").read_bytes() == before
+
+
+@pytest.mark.parametrize("step", ["os.replace", "os.unlink"])
+def test_a_file_that_cannot_be_read_has_its_name_until_another_is_durable(
+    path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Without a file, numbers would start below those that were reserved."""
+    freeze_clock(monkeypatch, 0.0)
+    _, end = opened(path).lease(1)
+    before = path.read_bytes()
+
+    def refuse(*_args: object, **_options: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", refuse)
+        patch.setattr(step, refuse)
+        source = opened(path, end)
+        if step == "os.replace":
+            with pytest.raises(OSError, match="Input/output error"):
+                source.lease(1)
+            assert path.read_bytes() == before
+    low, end = source.lease(1)
+    assert path.read_bytes() != before
+    assert low > sequences.RESERVE_SEQS and opened(path).lease(1)[0] >= end
+
+
+def test_a_name_that_could_not_be_synced_is_given_to_another_file(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        fail_directory_syncs(patch, tmp_path)
+        source = opened(path)
+        with pytest.raises(OSError, match="Input/output error"):
+            source.lease(1)
+    before = path.stat().st_ino
+    source.lease(1)
+    assert path.stat().st_ino != before, "a second sync of the same name would mean nothing"
 
 
 @pytest.mark.parametrize("year", [2099, 2101, 2157, 9000])

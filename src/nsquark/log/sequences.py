@@ -20,7 +20,7 @@ from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
 
-from nsquark.log.files import FILE_MODE, read_surviving, sync_directory, write_all
+from nsquark.log.files import read_surviving, write_all, write_atomically
 from nsquark.wire.record import SEQ_BITS
 
 LEASE_SEQS_MIN = 1 << 12
@@ -47,14 +47,14 @@ class Sequences:
         self._path = path
         self._report = report
         self._writes = 0
-        self._directory_synced = False
+        self._is_sound = False
+        """Tells whether the file and its name are durable, so that a part of it can be written anew."""
         self._next = _aligned(self._start(above))
         self._reserved = self._next
         self._extending: threading.Thread | None = None
         # On a full disk there is nothing to hand out yet; consumers are served all the same.
         with contextlib.suppress(OSError):
-            for _ in (0, 1):  # both places: then one that is lost is made up for by one more reserve
-                self._reserve(self._next + self._reserve_seqs)
+            self._reserve(self._next + self._reserve_seqs)
 
     def _start(self, above: int) -> int:
         """Returns a number from which on none was ever handed out."""
@@ -117,38 +117,43 @@ class Sequences:
             self._reserve(self._reserved + self._reserve_seqs)
 
     def _reserve(self, reserved: int) -> None:
-        """Stores the new bound, in the older of two places: that needs no space, and a torn write leaves the other."""
+        """Stores the new bound, in the older of two places: that needs no space, and a torn write leaves the other.
+
+        At a start, and after a failed sync, a new file with the bound in both places takes the name: then one that is
+        lost is made up for by one more reserve.
+        """
         if reserved > SEQS_END:
             raise OSError(errno.EOVERFLOW, f"sequence numbers are used up: {self._next} of {SEQS_END}")
-        self._writes += 1
         body = _SLOT.pack(b"NQSQ", 1, reserved, 0)[:16]
         slot = body + xxh3_64_intdigest(body).to_bytes(8, "little")
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        if self._is_sound:
+            self._write_place(slot)
+        else:
+            write_atomically(self._path, slot + slot)
+        self._is_sound = True
+        self._reserved = reserved
+
+    def _write_place(self, slot: bytes) -> None:
+        self._writes += 1
+        fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         try:
             write_all(fd, slot, (self._writes & 1) * _SLOT.size)
+            self._is_sound = False  # until the disk has confirmed it
             os.fsync(fd)
         finally:
             os.close(fd)
-        if not self._directory_synced:
-            sync_directory(self._path.parent)
-            self._directory_synced = True
-        self._reserved = reserved
 
     def _load(self) -> int | None:
         """Returns up to where numbers are reserved: 0 without a file, None if the file does not tell."""
         try:
-            raw, whole = read_surviving(self._path, self._report)
+            raw, _ = read_surviving(self._path, self._report)
         except FileNotFoundError:
             return 0
-        if not whole:
-            self._path.unlink()  # a page that cannot be read cannot be written in part either
         reserved: list[int] = []
         for place in (0, 1):
             slot = raw[place * _SLOT.size : (place + 1) * _SLOT.size]
             if len(slot) == _SLOT.size and xxh3_64_intdigest(slot[:16]) == int.from_bytes(slot[16:], "little"):
                 reserved.append(_SLOT.unpack(slot)[2])
-                if reserved[-1] == max(reserved):
-                    self._writes = place  # the next goes to the other place
         if not reserved:
             return None
         # The other one may have been the newer, or a torn write that nothing was handed out from.
