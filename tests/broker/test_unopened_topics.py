@@ -1,5 +1,6 @@
 """Topics whose files cannot be opened: publishes to them are refused, and that costs nobody else anything."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from faults.data_files import topic_directory
+from faults.shim import DELAY, Rule, Shim
 from harness import Nsqd, Wire, eventually
 from harness.wire import ERROR
 from nsquark.log.cache import ChunkCache
@@ -29,14 +31,42 @@ def _make_deferred_unreadable(directory: Path) -> None:
 
 def _make_channel_unreadable(directory: Path) -> None:
     """Changes a channel's state to what a later version might write."""
+    _change_slot(directory, 1, b"no state of a channel")
+
+
+def _change_slot(directory: Path, number: int, state: bytes) -> None:
     shared = LogShared(
         LogSettings(), 0, ChunkCache(0), lambda call: None, lambda seconds, call: None, lambda text: None
     )
     cursors = CursorFile(shared, directory / "cursors")
-    _, channel_slot = cursors.load()
-    channel_slot.state = b"no state of a channel"
-    cursors.write(channel_slot)
+    slot = cursors.load()[number]
+    slot.state = state
+    cursors.write(slot)
     cursors.close()
+
+
+def _make_topic_unreadable(directory: Path) -> None:
+    """Changes the topic's own state to what a later version might write."""
+    _change_slot(directory, 0, b"no state of a topic")
+
+
+def _make_journal_unreadable(directory: Path) -> None:
+    """Takes the journal of the channel that is opened last."""
+    path = directory / "c.ch2.journal"
+    path.unlink()
+    path.mkdir()
+
+
+def _make_segment_unreadable(directory: Path) -> None:
+    (directory / f"{1 << 52:020d}.log").mkdir()
+
+
+def _make_mark_unreadable(directory: Path) -> None:
+    (directory / "removed").mkdir()
+
+
+def _make_kept_unreadable(directory: Path) -> None:
+    (directory / "kept").mkdir()
 
 
 @pytest.fixture(params=[_make_deferred_unreadable, _make_channel_unreadable], ids=["an OSError", "another error"])
@@ -90,3 +120,43 @@ def test_what_was_opened_of_it_is_closed(unopened: Nsqd) -> None:
     for _ in range(TRIES):
         unopened.post("/pub", BODY, topic="t")
     eventually(lambda: len(os.listdir(descriptors)) <= before)
+
+
+@pytest.mark.parametrize(
+    "accident",
+    [
+        _make_deferred_unreadable,
+        _make_channel_unreadable,
+        _make_topic_unreadable,
+        _make_journal_unreadable,
+        _make_segment_unreadable,
+        _make_mark_unreadable,
+        _make_kept_unreadable,
+    ],
+)
+def test_none_of_its_files_is_synced(
+    make_nsqd: Callable[..., Nsqd], connect: Connect, tmp_path: Path, accident: Callable[[Path], None]
+) -> None:
+    """If one of them was still known when the topic is opened again, and its sync failed, a copy of it would take the
+    name of the file that is used by then.
+    """
+    daemon = make_nsqd("--sync-timeout=50ms")
+    assert daemon.post("/pub", BODY, topic="t", defer=600_000).status == 200
+    directory = topic_directory(daemon.data_path, "t")
+    consumers = [connect(daemon).subscribe("t", channel, rdy=1) for channel in ("ch1", "ch2")]
+    assert daemon.post("/pub", BODY, topic="t").status == 200
+    for consumer in consumers:
+        consumer.REQ(consumer.read_message().id, 600_000)
+    eventually(lambda: len(list(directory.glob("*.journal"))) == len(consumers))
+    daemon.kill()
+    accident(directory)
+    shim = Shim(tmp_path, daemon.data_path)
+    daemon.environment = shim.environment
+    shim.set_rules(Rule("sync", "*/t.t/*", errno.EIO), Rule("sync", "*/t.other/*", DELAY))
+    daemon.start()
+    assert "TOPIC(t): cannot be opened, it is not served" in daemon.log
+    for _ in range(3):
+        assert daemon.post("/pub", BODY, topic="t").status == 503
+    assert daemon.post("/pub", BODY, topic="other").status == 200
+    eventually(lambda: shim.fired(1))
+    assert not shim.fired(0)

@@ -76,7 +76,11 @@ class Channel:
         if slot is not None and topic.directory is not None:
             self._journal = Journal(nsqd.logs, topic.directory / f"c.{name}.journal")
             self._journal.on_mended = self.wake
-            self._restore(self._journal)
+            try:
+                self._restore(self._journal)
+            except BaseException:
+                self.abandon()
+                raise
 
     def _restore(self, journal: Journal) -> None:
         ledger, topic = self.ledger, self.topic
@@ -374,6 +378,12 @@ class Channel:
         finally:
             self._write_state()
             self.is_deleted = True  # a turn or timer that is still due must not write behind this
+
+    def abandon(self) -> None:
+        """Lets go of the files of a channel that cannot be used after all; they stay as they are."""
+        self.is_deleted = True
+        if self._journal is not None:
+            self._journal.close()
 
     def delete(self) -> None:
         self.is_deleted = True

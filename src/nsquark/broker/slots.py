@@ -28,11 +28,18 @@ class Slots:
         self._unfreed: list[Slot] = []
         """Has the slots of deleted channels that are still in the file."""
         if self._file is not None:
-            self.found = self._file.load()
-            if self.found and self.found[0].index == 0:
-                self.own = self.found.pop(0)
-                self.state = msgspec.msgpack.decode(self.own.state, type=TopicState)
-                self._file.expect(self.state.slots)
+            try:
+                self._load(self._file)
+            except BaseException:
+                self.abandon()
+                raise
+
+    def _load(self, file: CursorFile) -> None:
+        self.found = file.load()
+        if self.found and self.found[0].index == 0:
+            self.own = self.found.pop(0)
+            self.state = msgspec.msgpack.decode(self.own.state, type=TopicState)
+            file.expect(self.state.slots)
 
     @property
     def are_incomplete(self) -> bool:
@@ -115,6 +122,6 @@ class Slots:
             self._file.close()
 
     def abandon(self) -> None:
-        """Closes a file that is about to be deleted."""
+        """Lets go of a file that is about to be deleted, or cannot be used after all."""
         if self._file is not None:
             self._file.file.abandon()

@@ -76,7 +76,8 @@ class Topic:
         self._deleted_meanwhile: set[str] | None = None
         """Has the channels deleted since nsqlookupd was asked for this topic's, or None while no answer is awaited."""
         self._tokens: Tokens | None = None
-        with contextlib.ExitStack() as undo:  # a topic that cannot be opened keeps no file open
+        # A topic that cannot be opened keeps no file open, and none known to the syncer: it will be opened again.
+        with contextlib.ExitStack() as undo:
             undo.callback(self.log.discard)
             self.retention = Retention(self)
             undo.callback(self.retention.close)
@@ -89,11 +90,16 @@ class Topic:
                 self.log.segments.before_remove = self._segment_goes
             if self.directory is not None:
                 self.slots.when_mended(self._wake_channels)
+                undo.callback(self._abandon_channels)
                 self._restore()
             undo.pop_all()
         self.deferrals.started()
 
     # -- start and state ---------------------------------------------------------------------------------
+
+    def _abandon_channels(self) -> None:
+        for channel in self.channels.values():
+            channel.abandon()
 
     def _restore(self) -> None:
         """Makes the channels as the files have them, and lets the pump stand where it stood."""

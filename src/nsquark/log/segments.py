@@ -58,7 +58,11 @@ class Segments:
         if not directory.exists():
             directory.mkdir(mode=DIRECTORY_MODE, parents=True)
             shared.syncer.directory(directory.parent).changed()
-        self._open_existing()
+        try:
+            self._open_existing()
+        except BaseException:
+            self.abandon()
+            raise
 
     def _open_existing(self) -> None:
         self._segments = open_segments(self.shared, self.directory)
@@ -435,7 +439,7 @@ class Segments:
         self._segments, self._bases = [], []
 
     def abandon(self) -> None:
-        """Lets go of files that are being deleted."""
+        """Lets go of files that are being deleted, or cannot be used after all."""
         self.shared.disk_bytes -= self.total_bytes
         for segment in self._segments:
             segment.file.abandon()
