@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from faults.data_files import topic_directory
@@ -160,3 +161,44 @@ def test_none_of_its_files_is_synced(
     assert daemon.post("/pub", BODY, topic="other").status == 200
     eventually(lambda: shim.fired(1))
     assert not shim.fired(0)
+
+
+READS: dict[str, dict[str, object]] = {
+    "/log/info": {},
+    "/log/plan": {"from": 0, "to": 9},
+    "/log/read": {"from": 0, "to": 9},
+    "/log/at": {"ts": 0},
+    "/channel/messages": {"channel": "ch"},
+}
+
+
+def test_it_is_not_said_to_be_missing(unopened: Nsqd) -> None:
+    """A reader that is told that there is no such topic takes it for deleted, and goes on without it."""
+    for path, query in READS.items():
+        reply = unopened.get(path, topic="t", **query)
+        assert (path, reply.status, reply.json()["message"]) == (path, 503, "DISK_ERROR")
+        assert "could not be opened" in reply.json()["reason"]
+
+
+VERBS = [
+    *(f"/topic/{verb}" for verb in ("create", "delete", "empty", "pause", "unpause")),
+    *(f"/channel/{verb}" for verb in ("create", "delete", "empty", "pause", "unpause", "seek", "commit")),
+    *("/log/stage", "/log/append", "/log/abort", "/pub", "/mpub"),
+]
+
+
+def test_verbs_for_it_are_refused(unopened: Nsqd) -> None:
+    query = {"channel": "ch", "to": 0, "seq": 0, "owner": "me", "ttl": 60, "token": "0" * 32, "part": 0, "parts": 1}
+    for path in VERBS:
+        reply = unopened.post(path, BODY, topic="t", count=1, **query)
+        assert (path, reply.status) == (path, 503) and "DISK_ERROR" in reply.text
+    assert topic_directory(unopened.data_path, "t").exists()
+
+
+def test_of_many_topics_only_it_is_refused(unopened: Nsqd) -> None:
+    assert unopened.post("/pub", BODY, topic="other").status == 200
+    ranges = [{"topic": name, "from": 0, "to": 9} for name in ("t", "other", "none")]
+    plans = unopened.post("/log/plan", msgspec.json.encode({"ranges": ranges})).json()["plans"]
+    assert [plan.get("status", 200) for plan in plans] == [503, 200, 404]
+    places = unopened.post("/log/at?ts=0", msgspec.json.encode({"topics": ["t", "other", "none"]})).json()["places"]
+    assert [place.get("status", 200) for place in places] == [503, 200, 404]

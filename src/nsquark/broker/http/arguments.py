@@ -30,10 +30,7 @@ class NsqdArguments(Arguments):
 
     def topic_named(self, name: str) -> Topic:
         """Finds the topic of this name, whatever the name looks like."""
-        topic = self._nsqd.topics.get(name)
-        if topic is None:
-            raise Refusal(404, "TOPIC_NOT_FOUND")
-        return topic
+        return require_topic(self._nsqd, name)
 
     def stored_topic(self) -> Topic:
         topic = self.topic()
@@ -52,6 +49,23 @@ class NsqdArguments(Arguments):
         if channel is None:
             raise Refusal(404, "CHANNEL_NOT_FOUND")
         return channel
+
+
+def require_topic(nsqd: Nsqd, name: str) -> Topic:
+    """Finds a topic that exists."""
+    topic = find_topic(nsqd, name)
+    if topic is None:
+        raise Refusal(404, "TOPIC_NOT_FOUND")
+    return topic
+
+
+def find_topic(nsqd: Nsqd, name: str) -> Topic | None:
+    """Finds a topic, or None if there is none; one whose files could not be opened is not missing, and is refused."""
+    topic = nsqd.topics.get(name)
+    if topic is None and name in nsqd.unopened_topics:
+        reason = "the topic is there, but its files could not be opened; its nsqd logs why, and tries again"
+        raise Refusal(503, "DISK_ERROR", reason=reason)
+    return topic
 
 
 def require_stored(topic: Topic) -> None:

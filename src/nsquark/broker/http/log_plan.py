@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 
-from nsquark.broker.http.arguments import NsqdArguments, require_stored
+from nsquark.broker.http.arguments import NsqdArguments, find_topic, require_stored
 from nsquark.broker.http.auth import Rule
 from nsquark.broker.topic import Topic
 from nsquark.log.range_plan import PARTS_MAX, Part, plan
@@ -41,7 +41,7 @@ class LogRange(msgspec.Struct, frozen=True):
 
     def found(self, nsqd: Nsqd) -> tuple[Topic, Segments]:
         """Finds the topic and its files; refuses another incarnation, no files, or a range beyond the log."""
-        topic = nsqd.topics.get(self.topic)
+        topic = find_topic(nsqd, self.topic)
         if topic is None or (self.id and self.id != topic.id):
             lost = nsqd.deleted_topics.count_from(self.topic, self.id, self.low) if self.id else None
             known = {"lost": lost} if lost is not None else {}

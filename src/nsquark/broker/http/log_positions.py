@@ -9,7 +9,7 @@ import msgspec
 
 from nsquark.base.durations import NS_PER_MS
 from nsquark.broker.channel import Channel, RangeChannelError
-from nsquark.broker.http.arguments import NsqdArguments, require_stored
+from nsquark.broker.http.arguments import NsqdArguments, require_stored, require_topic
 from nsquark.broker.http.auth import Rule
 from nsquark.broker.http.channel_messages import require_existing
 from nsquark.broker.http.log_plan import RANGES_MAX, decoded, refused_part, require_allowed
@@ -114,9 +114,7 @@ class ChannelPositions:
         return {"commits": answers}
 
     async def _commit(self, owner: _Owner, wanted: _Commit) -> dict[str, Any]:
-        topic = self._api.nsqd.topics.get(wanted.topic)
-        if topic is None:
-            raise Refusal(404, "TOPIC_NOT_FOUND")
+        topic = require_topic(self._api.nsqd, wanted.topic)
         channel = topic.channels.get(owner.channel)
         if channel is None:
             position = await self.start_position(topic, wanted.start)

@@ -16,7 +16,7 @@ import msgspec
 
 from nsquark.base.durations import NS_PER_MS
 from nsquark.broker.channel import Channel
-from nsquark.broker.http.arguments import NsqdArguments, disk_error, extra_headers, require_stored
+from nsquark.broker.http.arguments import NsqdArguments, disk_error, extra_headers, require_stored, require_topic
 from nsquark.broker.http.auth import HttpAuth, Rule
 from nsquark.broker.http.channel_messages import ChannelMessages
 from nsquark.broker.http.log_append import AppendApi
@@ -223,9 +223,7 @@ class LogApi:
         return {"places": places}
 
     async def _place(self, name: str, time_ns: int, is_end: bool) -> dict[str, Any]:
-        topic = self.nsqd.topics.get(name)
-        if topic is None:
-            raise Refusal(404, "TOPIC_NOT_FOUND")
+        topic = require_topic(self.nsqd, name)
         require_stored(topic)
         if is_end:
             assert topic.log.segments is not None
