@@ -151,3 +151,36 @@ def test_a_file_that_cannot_be_read_is_closed(path: Path, monkeypatch: pytest.Mo
 
 def _fail_to_read(*_: object) -> None:
     raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3, 4])
+def test_messages_that_could_not_be_moved_durably_come_once(
+    tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """The clock was ahead, so they wait in the file of another minute than the one their delays ask for."""
+    before = opened(directory, now_ms=DUE_MS)
+    for number in range(3):
+        before.add(b"body %d" % number, 1, DUE_MS, BUCKET_MS)
+    before.close()
+    (tmp_path / "topic").mkdir()
+    rig = Rig(tmp_path, tmp_path / "topic")
+    real, left = os.fdatasync, [True] * failures
+
+    def fail(fd: int) -> None:
+        if left:
+            left.pop()
+            raise OSError(errno.EIO, "Input/output error")
+        real(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fail)
+        waiting = DeferredMessages(rig.shared, directory, Appends(), 1, NOW_MS)
+        rig.settle()
+        rig.shared.flush()
+    assert waiting.count == 3
+    again = opened(directory)
+    assert len(_bodies(again)) == 3
+    again.close()
+    assert len(take_bodies(waiting, NOW_MS + BUCKET_MS)) == 3
+    assert take_bodies(waiting, DUE_MS + 2 * BUCKET_MS) == []
+    rig.crash()

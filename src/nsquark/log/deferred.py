@@ -12,6 +12,7 @@ has its delay: none waits for longer than that from the start of nsqd on.
 
 import errno
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from nsquark.log.deferred_appends import Appends
@@ -126,20 +127,40 @@ class DeferredMessages:
         if not late:
             return True
         self._shared.report(f"DEFERRED({bucket.path}): {len(late)} messages are due too late for their delays: moved")
+        moved: list[Entry] = []
         try:
             for entry, delay_ms in late:
                 found = bucket.read(entry)
                 if found is not None:
                     self._bucket_of(now_ms + delay_ms).add(now_ms + delay_ms, delay_ms, found[0], entry[1], found[1])
+                    moved.append(entry)
             self.make_durable()
             bucket.note_moved([entry for entry, _ in late])
-        except OSError as error:  # a full disk: they are delivered in time all the same, unless nsqd is started again
-            self._shared.report(f"DEFERRED({bucket.path}): they could not be moved: {error}")
+        except OSError as error:  # a full disk, or one that does not confirm: they are delivered in time all the same
+            self._shared.report(f"DEFERRED({bucket.path}): not all could be moved, or not durably: {error}")
+            self._note_when_safe(bucket, moved)
             return False
         if bucket.count == 0:
             del self._buckets[bucket.key]
             bucket.delete()
         return True
+
+    def _note_when_safe(self, bucket: DeferredBucket, moved: list[Entry]) -> None:
+        """Lets messages wait where they were moved to, and notes that in their old bucket once they are durable."""
+        bucket.forget_moved(moved)
+        unsafe = {other.key for other in self._buckets.values()}
+
+        def is_safe(key: int) -> None:
+            unsafe.discard(key)
+            if not unsafe and self._buckets.get(bucket.key) is bucket:
+                try:
+                    bucket.note_moved(moved)
+                except OSError as error:  # without the note they come again after another start
+                    self._shared.report(f"DEFERRED({bucket.path}): not noted that messages were moved: {error}")
+
+        for other in list(self._buckets.values()):
+            if other.file is not None:
+                other.file.when_synced(partial(is_safe, other.key))
 
     @property
     def count(self) -> int:

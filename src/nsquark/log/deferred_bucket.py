@@ -170,6 +170,10 @@ class DeferredBucket:
     def note_moved(self, entries: list[Entry]) -> None:
         """Notes that messages are durable in another bucket."""
         self.note_append(_MOVED, entries)
+        self.forget_moved(entries)
+
+    def forget_moved(self, entries: list[Entry]) -> None:
+        """Leaves messages to another bucket; until that is noted, the next start finds them here too."""
         moved = {entry[1] for entry in entries}
         self.waiting = [entry for entry in self.waiting or () if entry[1] not in moved]
         heapq.heapify(self.waiting)
