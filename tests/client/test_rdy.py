@@ -1,4 +1,4 @@
-"""Who may send how much: the counts that connections get, on a clock that the tests move."""
+"""Checks who may send how much: the counts that connections get, on a clock that the tests move."""
 
 import random
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import hypothesis_profiles
 from client.virtual_loop import VirtualLoop
 from nsquark.client.config import Config
-from nsquark.client.rdy import RAISE_SHARE, SETTLE_S_MIN, Flow
+from nsquark.client.rdy import LOWERED_S_MIN, RAISE_STEPS, Flow
 
 hypothesis_profiles.load()
 
@@ -24,15 +24,15 @@ CONFIG = Config(
     low_rdy_idle_timeout="5s",
     low_rdy_timeout="10s",
 )
-SETTLE_S = SETTLE_S_MIN + 0.001
+LOWERED_S = LOWERED_S_MIN + 0.001
 TURN_S = 12.0
-"""More than low_rdy_timeout and an interval: by then who has had its time has made room."""
+"""Is more than low_rdy_timeout and an interval: by then who has had its time has made room."""
 BACKOFF_S = 21.0
-"""More than the longest wait."""
+"""Is more than the longest wait."""
 
 
 class Window:
-    """A connection as the flow sees it; `sent` are the counts that nsqd got."""
+    """Is a connection as the flow sees it; `sent` are the counts that nsqd got."""
 
     def __init__(self, loop: VirtualLoop, rdy_max: int = 2500) -> None:
         self._loop = loop
@@ -46,7 +46,7 @@ class Window:
 
     @property
     def turn_count(self) -> int:
-        """How often it may have sent after it might not."""
+        """Counts how often it was allowed to send after it had not been."""
         return sum(1 for before, count in zip([0, *self.sent], self.sent, strict=False) if count and not before)
 
     def set_rdy(self, count: int) -> None:
@@ -63,7 +63,7 @@ class Window:
         self.last_message_at_s = self._loop.time()
 
     def fill(self) -> None:
-        """nsqd sends what it may."""
+        """Lets nsqd send all that it may."""
         self.in_flight_count = max(self.rdy, self.in_flight_count)
 
 
@@ -77,14 +77,14 @@ class Rig:
         for window in windows:
             window.flow = self.flow
             self.flow.join(window)
-            self.settle()
+            self.let_arrive()
         return windows
 
-    def settle(self) -> None:
-        """What was on its way has come."""
-        self.loop.advance(SETTLE_S)
+    def let_arrive(self) -> None:
+        """Waits until what was on its way has come."""
+        self.loop.advance(LOWERED_S)
         while self.flow._lowered:
-            self.loop.advance(SETTLE_S)
+            self.loop.advance(LOWERED_S)
 
     @property
     def counts(self) -> list[int]:
@@ -92,7 +92,7 @@ class Rig:
 
     @property
     def held(self) -> int:
-        """What is in flight, or may be by the counts."""
+        """Counts what is in flight, or may be by the RDY counts."""
         gone = sum(window.in_flight_count for window in self.flow._left_behind)
         return gone + sum(max(window.rdy, window.in_flight_count) for window in self.flow.windows)
 
@@ -152,7 +152,7 @@ def test_max_in_flight_changes(rig: Rig) -> None:
     assert rig.counts == [0, 0]
     rig.flow.change_max_in_flight(6)
     assert rig.counts == [0, 0], "what was on its way may still come"
-    rig.settle()
+    rig.let_arrive()
     assert rig.counts == [3, 3]
     assert (first.sent, second.sent) == ([10, 5, 50, 1, 0, 3], [5, 50, 1, 0, 3])
 
@@ -184,9 +184,9 @@ def test_what_may_be_on_its_way_counts(rig: Rig) -> None:
     rig.flow.join(second := Window(rig.loop))
     second.flow = rig.flow
     assert rig.counts == [5, 0]
-    rig.loop.advance(SETTLE_S_MIN / 2)
+    rig.loop.advance(LOWERED_S_MIN / 2)
     first.in_flight_count = 10  # sent before nsqd knew that it may no longer
-    rig.settle()
+    rig.let_arrive()
     assert rig.counts == [5, 0]
     first.in_flight_count = 5
     rig.flow.answered()
@@ -212,7 +212,7 @@ def test_with_too_many_in_flight_none_is_asked_again(rig: Rig) -> None:
     for window in windows:
         window.fill()
     rig.flow.change_max_in_flight(1)
-    rig.settle()
+    rig.let_arrive()
     (asked,) = (window for window in windows if window.rdy)
     asked.in_flight_count = 0
     for _ in range(int(TURN_S)):
@@ -222,7 +222,7 @@ def test_with_too_many_in_flight_none_is_asked_again(rig: Rig) -> None:
     for window in windows:
         window.in_flight_count = 0
     rig.flow.answered()
-    rig.settle()
+    rig.let_arrive()
     assert sum(rig.counts) == 1
 
 
@@ -233,7 +233,7 @@ def test_what_was_lowered_is_raised_when_there_is_room_for_all(rig: Rig) -> None
     rig.flow.change_max_in_flight(0)
     rig.flow.change_max_in_flight(7)
     assert rig.counts == [0, 0]
-    rig.settle()
+    rig.let_arrive()
     assert rig.held <= 7
     assert first.rdy + second.rdy > 0
 
@@ -243,7 +243,7 @@ def test_what_a_connection_that_leaves_has_in_flight_counts(rig: Rig) -> None:
     first, second = rig.join(2)
     first.fill()
     rig.flow.leave(first)
-    rig.settle()
+    rig.let_arrive()
     assert second.rdy == 0
     first.in_flight_count = 0
     rig.flow.answered()
@@ -261,7 +261,7 @@ def test_a_limit_below_max_in_flight(rig: Rig) -> None:
     assert rig.counts == [0, 0]
     rig.flow.change_max_in_flight(20)
     rig.flow.limit(None)
-    rig.settle()
+    rig.let_arrive()
     assert rig.counts == [10, 10]
 
 
@@ -381,7 +381,7 @@ def test_a_connection_that_joins_in_backoff_waits_with_the_others(rig: Rig) -> N
 
 
 def test_the_tested_connection_brings_nothing(rig: Rig) -> None:
-    """Many connections, of which one has messages: the test must get to it."""
+    """Each connection is asked in turn, since of many only one may have messages."""
     windows = rig.join(5)
     rig.flow.failed()
     rig.loop.advance(BACKOFF_S)
@@ -454,7 +454,7 @@ def test_nothing_moves_after_close(rig: Rig) -> None:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """What always holds, and that it never ends with everyone waiting for nothing."""
+    """Checks what always holds, and that it never ends with everyone waiting for nothing."""
 
     @initialize(max_in_flight=st.integers(1, 6), seed=st.integers(0, 1000))
     def start(self, max_in_flight: int, seed: int) -> None:
@@ -520,15 +520,17 @@ class AnyOrder(RuleBasedStateMachine):
     def nobody_has_less_than_its_share(self) -> None:
         if hasattr(self, "rig") and not self.rig.flow.level and self.rig.flow.windows:
             flow = self.rig.flow
-            self.rig.settle()
+            self.rig.let_arrive()
             share = min(max(flow.max_in_flight // len(flow.windows), 1), flow.max_in_flight)
-            if flow.max_in_flight - self.rig.held > share // RAISE_SHARE:
+            if flow.max_in_flight - self.rig.held > share // RAISE_STEPS:
                 assert all(window.rdy >= min(share, window.rdy_max) for window in flow.windows)
 
     @precondition(lambda self: self.rig.flow.windows and self.rig.flow.max_in_flight)
     @rule()
     def everyone_gets_a_turn(self) -> None:
-        """In backoff one at a time, since no message comes that would end it."""
+        """Checks that every connection gets its turn; in backoff one at a time does, since no message comes that would
+        end it.
+        """
         windows = cast(list[Window], self.rig.flow.windows)
         for window in windows:
             window.in_flight_count = 0
@@ -538,7 +540,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.rig.flow.answered()
         self.rig.loop.advance(BACKOFF_S)
         if not any(self.rig.counts):
-            self.rig.settle()  # one has just made room for another
+            self.rig.let_arrive()  # one has just made room for another
         assert any(self.rig.counts), "nobody may send anything, and nothing will change that"
         before = {window: window.turn_count for window in windows}
         self.rig.loop.advance(TURN_S * len(windows))

@@ -13,7 +13,7 @@ from nsquark.client.taking import Taking
 
 
 class Batch(AnswerBlock, Sequence[Message]):
-    """Some messages of a consumer, answered together or one by one.
+    """Holds some messages of a consumer, which are answered together or one by one.
 
     `async with batch:` finishes, when the block ends well, those that were not answered in it. After an exception,
     which is logged, it requeues them with backoff; after a cancellation at once and without. In `nsquark.sync` it is

@@ -32,10 +32,10 @@ LATENCY_STALE_S: Final = 5.0
 LATENCY_WEIGHT: Final = 0.2
 
 LOST: Final = (OSError, Closed, IdentifyFailed, AuthFailed)
-"""The errors that say nothing about the message: another nsqd may take it."""
+"""These errors say nothing about the message: another nsqd may take it."""
 NOT_WRITTEN: Final = frozenset(("E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED"))
-"""The errors of an nsqd whose disk is full or broken, or that is shutting down. The message is as good as before, and
-not there.
+"""These are errors of an nsqd whose disk is full or broken, or that is shutting down. The message is as good as before,
+and not there.
 """
 
 
@@ -86,16 +86,16 @@ class Member:
         self._on_down = on_down
         self._log = log
         self.latency_s = 0.0
-        """The time it takes to answer, lately; 0 before the first answer."""
+        """Tells how long it takes to answer, lately; 0 before the first answer."""
         self.measured_at_s = 0.0
         self.producer = self._new_producer()
         self._is_loss_expected = False
         self._is_closed = False
         self._progress_s = 0.0
-        """The time of the last answer, or of the first publish since then that waits for one."""
+        """Is the time of the last answer, or of the first publish since then that waits for one."""
         self._longest_wait_s = self._longest_wait_at_s = 0.0
-        """The longest time without progress that an answer ended, and when it did. Waiting behind other publishes does
-        not count.
+        """Is the longest time without progress that an answer ended, and when it did. Waiting behind other publishes
+        does not count.
         """
         self._probing: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()

@@ -142,67 +142,67 @@ class Config:
 
     # The connection
     dial_timeout: Duration = _span("1s", "0")
-    """How long connecting may take."""
+    """Limits how long connecting may take."""
     read_timeout: Duration = _span("60s", "100ms", "5m")
     """A connection on which nothing came for so long is lost. 100ms to 5m."""
     write_timeout: Duration = _span("1s", "100ms", "5m")
     """A connection to which nothing could be written for so long is lost. 100ms to 5m."""
     local_addr: str = _option(Address(), "")
-    """`host:port` to connect from."""
+    """Is the `host:port` to connect from."""
     heartbeat_interval: Duration = _span_or_off("30s")
-    """How often nsqd asks whether the client lives; at most `read_timeout`. `-1` switches heartbeats off."""
+    """Says how often nsqd asks whether the client lives; at most `read_timeout`. `-1` switches heartbeats off."""
     client_id: str = _text(HOSTNAME.partition(".")[0])
-    """What nsqd shows of the client."""
+    """Is the name by which nsqd shows the client."""
     hostname: str = _text(HOSTNAME)
-    """What nsqd shows of its machine."""
+    """Is the name by which nsqd shows the client's machine."""
     user_agent: str = _text(USER_AGENT)
-    """What nsqd shows of its program."""
+    """Is the name by which nsqd shows the client's program."""
     sample_rate: int = _whole(0, 0, 99)
-    """Percent of the messages that come, 0 to 99; 0 is all."""
+    """Lets so many percent of the messages come, 0 to 99; 0 means all."""
     output_buffer_size: int = _whole(16384)
-    """Bytes that nsqd buffers for this connection."""
+    """Lets nsqd buffer so many bytes for this connection."""
     output_buffer_timeout: Duration = _span_or_off("250ms")
-    """How long nsqd buffers them. `-1`: not at all."""
+    """Limits how long nsqd buffers bytes for this connection. `-1` switches buffering off."""
     msg_timeout: Duration = _span("0", "0")
-    """How long nsqd waits for an answer to a message; 0 is what nsqd has set."""
+    """Says how long nsqd waits for an answer to a message; 0 is what nsqd has set."""
     max_msg_size: int = _whole(0, 0)
-    """The largest frame that is accepted, in bytes; 0 stands for 64 MiB."""
+    """Limits the size of a frame that is accepted, in bytes; 0 stands for 64 MiB."""
     auth_secret: str = _option(Secret(), "", is_secret=True)
-    """For an nsqd that asks for one."""
+    """Is shown to an nsqd that asks for a secret."""
     topology_region: str = _text()
-    """Where this client is, told to nsqd."""
+    """Tells nsqd in which region this client is."""
     topology_zone: str = _text()
-    """Where in that region."""
+    """Tells nsqd in which zone of that region this client is."""
 
     # TLS and compression
     tls_v1: bool = _yes_no(False)
-    """TLS; an nsqd that offers none is refused (go-nsq goes on in clear)."""
+    """Asks for TLS; an nsqd that offers none is refused (go-nsq goes on in clear)."""
     tls_config: ssl.SSLContext | None = _option(Tls(), None)
-    """An `ssl.SSLContext`, instead of the options below."""
+    """Is an `ssl.SSLContext`, used instead of the options below."""
     tls_root_ca_file: str = _path()
-    """The file of the authorities that may have signed nsqd's certificate."""
+    """Names the file of the authorities that may have signed nsqd's certificate."""
     tls_insecure_skip_verify: bool = _yes_no(False)
-    """Takes any certificate."""
+    """Accepts any certificate of nsqd's."""
     tls_cert: str = _path()
-    """The file of the certificate to show."""
+    """Names the file of the certificate that the client shows."""
     tls_key: str = _path()
-    """The file of its key."""
+    """Names the file of the key to that certificate."""
     tls_min_version: str = _option(Word(*_TLS_VERSIONS), "tls1.2")
-    """ssl3.0 to tls1.3. go-nsq has tls1.0, which OpenSSL refuses by default."""
+    """Is the lowest version that is spoken, ssl3.0 to tls1.3. go-nsq has tls1.0, which OpenSSL refuses by default."""
     deflate: bool = _yes_no(False)
-    """Compression, unless `snappy` is chosen."""
+    """Asks for compression by deflate, unless `snappy` is chosen."""
     deflate_level: int = _whole(6, 1, 9)
-    """1 to 9."""
+    """Says how hard deflate compresses, 1 to 9."""
     snappy: bool = _yes_no(False)
-    """Compression, unless `deflate` is chosen."""
+    """Asks for compression by snappy, unless `deflate` is chosen."""
 
     # Discovery
     lookupd_poll_interval: Duration = _span("60s", "10ms", "5m")
-    """How often nsqlookupds are asked. 10ms to 5m."""
+    """Says how often nsqlookupds are asked. 10ms to 5m."""
     lookupd_poll_jitter: float = _option(Fraction(0.0, 1.0), 0.3)
-    """Part of the interval that is waited before the second round, at random. 0 to 1."""
+    """Is the part of the interval up to which the second round is put off, at random. 0 to 1."""
     lookupd_poll_timeout: Duration = _span("1m", "0")
-    """How long a question may take."""
+    """Limits how long a question to an nsqlookupd may take."""
     # Misnamed by NSQ.
     skip_lookupd_authorization: bool = _yes_no(True)
     """As in go-nsq, **true sends** `auth_secret` to nsqlookupds."""
@@ -215,19 +215,20 @@ class Config:
     default_requeue_delay: Duration = _span("90s", "0", "60m")
     """After so long, times its attempts, a failed message comes again. 0 to 1h."""
     max_requeue_delay: Duration = _span("15m", "0", "60m")
-    """But not later than this. 0 to 1h."""
+    """Limits the delay after which a failed message comes again. 0 to 1h."""
     backoff_strategy: str | BackoffStrategy = _option(Strategy(), "exponential")
-    """`exponential`, `full_jitter`, or an object with `calculate(attempt)`, which returns seconds."""
+    """Says how waits grow: `exponential`, `full_jitter`, or an object with `calculate(attempt)`, which returns seconds.
+    """
     backoff_multiplier: Duration = _span("1s", "0", "60m")
-    """The first wait after a failure. 0 to 1h."""
+    """Is the first wait after a failure. 0 to 1h."""
     max_backoff_duration: Duration = _span("2m", "0", "60m")
-    """The longest wait; 0 is no backoff. 0 to 1h."""
+    """Limits the wait after failures; 0 means no backoff. 0 to 1h."""
     low_rdy_idle_timeout: Duration = _span("10s", "1s", "5m")
     """With more connections than max_in_flight, one that brings nothing for so long makes room. 1s to 5m."""
     low_rdy_timeout: Duration = _span("30s", "1s", "5m")
-    """One that had its turn for so long makes room too. 1s to 5m."""
+    """With more connections than max_in_flight, one that had its turn for so long makes room. 1s to 5m."""
     rdy_redistribute_interval: Duration = _span("5s", "1ms", "5s")
-    """How often this is looked at. 1ms to 5s."""
+    """Says how often it is looked at which connections make room. 1ms to 5s."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
         for name, value in options.items():

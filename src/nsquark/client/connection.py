@@ -21,8 +21,8 @@ from nsquark.wire.compression import CorruptStream, Decoder, Encoder
 from nsquark.wire.frames import FrameType
 
 RECEIVE_BYTES: Final = 2 * LARGE_FRAME_BYTES
-"""The size of the receive buffer. What a read leaves there is less than half of it: larger messages are gathered by the
-scanner.
+"""Is the size of the receive buffer. What a read leaves there is less than half of it: larger messages are gathered by
+the scanner.
 """
 WRITE_BUFFER_BYTES: Final = 256 << 10
 """Above this a write that does not move counts against write_timeout."""
@@ -33,13 +33,13 @@ BREAK_S: Final = 0.001
 FRAME_PREFIX_BYTES: Final = 8
 HTTP_AS_SIZE: Final = int.from_bytes(b"HTTP", "big")
 RESPONSE: Final = int(FrameType.RESPONSE)
-"""A plain number, which is compared with the type of each frame: to look up an enumeration's member takes longer."""
+"""Is a plain number, which is compared with the type of each frame: to look up an enumeration's member takes longer."""
 HEARTBEAT: Final = b"_heartbeat_"
 LOCAL_HOST: Final = "127.0.0.1"
-"""The host of an address that names none."""
+"""Is used where an address names no host."""
 
 RawMessage = tuple[int, int, bytes, bytes]
-"""Timestamp in ns, attempts, id and body of a message."""
+"""Has timestamp in ns, attempts, id and body of a message."""
 
 
 class Receiver(Protocol):
@@ -85,7 +85,7 @@ class NsqdConnection(asyncio.BufferedProtocol):
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self.round_trip_s = 0.0
-        """The time that the answer to IDENTIFY took."""
+        """Tells how long the answer to IDENTIFY took."""
         self.before_flush: Callable[[], None] | None = None
         """Is called before each write, for a user who gathers what it sends by itself."""
 

@@ -1,4 +1,4 @@
-"""Uses a consumer's store of keys: claims each message, and notes how it ended."""
+"""Uses a consumer's store of keys: claims each message, and tells the store how it ended."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from nsquark.client.message import Message
 from nsquark.client.tasks import is_cancelled
 
 BUSY_COPY_DELAY_S: Final = 1.0
-"""The delay after which a copy comes again whose twin is being worked on."""
+"""A copy whose twin is being worked on comes again after this delay."""
 CLAIMS: Final = get_args(Claim)
 CLAIM_AND_RELEASE: Final = 2
-"""The writes that a message may cost the store, one after the other."""
+"""Counts the writes that a message may cost the store, one after the other."""
 
 
 class Copies:
@@ -36,11 +36,11 @@ class Copies:
         self._prefix = f"{topic}/{channel}/".encode()
         """Stands before each key: every channel gets each key, and two of them may share a store."""
         self._claimed: dict[Message, bool] = {}
-        """The messages with a claim; True for those that an iteration or `get` took."""
-        self._noting: set[asyncio.Future[Any]] = set()
-        """The writes that the store still has to end."""
+        """Has the messages with a claim; True for those that an iteration or `get` took."""
+        self._writes: set[asyncio.Future[Any]] = set()
+        """Has the writes that the store still has to end."""
         self.count = 0
-        """The number of copies that were found and not handled again."""
+        """Counts the copies that were found and not handled again."""
 
     async def is_first(self, message: Message) -> bool:
         """Tells whether the message is to be handled; if not, it is answered, perhaps while the store was asked."""
@@ -78,7 +78,7 @@ class Copies:
     def finished(self, message: Message) -> None:
         if message.claim is not None:
             self._claimed.pop(message, None)
-            self._note(self._store.done, message.claim)
+            self._tell_store(self._store.done, message.claim)
 
     def requeued(self, message: Message) -> None:
         self._release(message)
@@ -98,8 +98,8 @@ class Copies:
         """Releases what may never be answered, and waits for what the store still writes."""
         self.end_claims(math.inf)
         for _ in range(CLAIM_AND_RELEASE):
-            if self._noting:
-                await asyncio.wait(self._noting, timeout=timeout_s)
+            if self._writes:
+                await asyncio.wait(self._writes, timeout=timeout_s)
 
     async def _claim(self, key: bytes) -> Claim:
         """Claims a key. Who is cancelled while the store works on it leaves no claim behind."""
@@ -112,21 +112,21 @@ class Copies:
         except asyncio.CancelledError:
             if claiming.cancelled() and not is_cancelled():
                 raise NsqError("the store of keys was cancelled") from None
-            self._noting.add(claiming)
+            self._writes.add(claiming)
             claiming.add_done_callback(lambda _: self._claimed_for_nobody(key, claiming))
             raise
 
     def _claimed_for_nobody(self, key: bytes, claiming: asyncio.Future[Claim]) -> None:
         self._is_written(claiming)
         if not claiming.cancelled() and claiming.exception() is None and claiming.result() == "new":
-            self._note(self._store.release, key)
+            self._tell_store(self._store.release, key)
 
     def _release(self, message: Message) -> None:
         if self._claimed.pop(message, None) is not None:
             assert message.claim is not None
-            self._note(self._store.release, message.claim)
+            self._tell_store(self._store.release, message.claim)
 
-    def _note(self, method: Callable[[bytes], Awaitable[None] | None], key: bytes) -> None:
+    def _tell_store(self, method: Callable[[bytes], Awaitable[None] | None], key: bytes) -> None:
         """Lets a store that needs time write, without holding the message's answer back."""
         try:
             outcome = method(key)
@@ -134,13 +134,13 @@ class Copies:
             self._failed(error)
             return
         if inspect.isawaitable(outcome):
-            noting: asyncio.Future[Any] = asyncio.ensure_future(outcome)
-            self._noting.add(noting)
-            noting.add_done_callback(self._is_written)
+            write: asyncio.Future[Any] = asyncio.ensure_future(outcome)
+            self._writes.add(write)
+            write.add_done_callback(self._is_written)
 
-    def _is_written(self, noting: asyncio.Future[Any]) -> None:
-        self._noting.discard(noting)
-        if not noting.cancelled() and (error := noting.exception()) is not None:
+    def _is_written(self, write: asyncio.Future[Any]) -> None:
+        self._writes.discard(write)
+        if not write.cancelled() and (error := write.exception()) is not None:
             self._failed(error)
 
     def _failed(self, error: BaseException) -> None:

@@ -17,13 +17,13 @@ from nsquark.client.errors import ConfigError
 from nsquark.client.options import Span
 
 KEYS_MAX: Final = 1_000_000
-"""The most keys that are remembered, about 200 MB when full."""
+"""At most so many keys are remembered, about 200 MB when full."""
 AGE_DEFAULT: Final = "1h"
 CLAIM_AGE_DEFAULT: Final = "15m"
-"""The longest that nsqd lets a message be in flight, by default."""
+"""Is the longest time that nsqd lets a message be in flight, by default."""
 
 Claim = Literal["new", "busy", "seen"]
-"""What a store says of a key. new: handle it, then call `done` or `release`. busy: another copy is being handled,
+"""Is what a store says of a key. new: handle it, then call `done` or `release`. busy: another copy is being handled,
 requeue this. seen: drop it.
 """
 
@@ -43,13 +43,13 @@ class DedupeStore(Protocol):
         """
 
     def done(self, key: bytes) -> Awaitable[None] | None:
-        """Notes that the message of a claim was finished.
+        """Is told that the message of a claim was finished.
 
         key: as of `claim`.
         """
 
     def release(self, key: bytes) -> Awaitable[None] | None:
-        """Notes that the message of a claim was requeued: the next copy is new.
+        """Is told that the message of a claim was requeued: the next copy is new.
 
         key: as of `claim`.
         """

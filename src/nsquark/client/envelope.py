@@ -17,7 +17,7 @@ import msgspec
 from nsquark.client.errors import MessageTooBig
 
 MAGIC: Final = b"\x00nsquark"
-"""The prefix: no text and no usual format begins like this. The byte behind it is the envelope's version."""
+"""Begins each envelope: no text and no usual format begins like this. The byte behind it is the envelope's version."""
 KEY_ONLY: Final = MAGIC + b"\x01"
 WITH_HEADERS: Final = MAGIC + b"\x02"
 KEY_BYTES: Final = 16
@@ -32,7 +32,7 @@ _decoder: Final = msgspec.json.Decoder(dict[str, str])
 
 
 class Opened(NamedTuple):
-    """The content of an envelope. Without one: no key, no headers, and the body as it came."""
+    """Holds the content of an envelope. A body without one has no key and no headers, and stays as it came."""
 
     key: bytes | None
     headers: Headers

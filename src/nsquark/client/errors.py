@@ -54,9 +54,9 @@ class ServerError(NsqError):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.text = text
-        """The text that nsqd said."""
+        """Is what nsqd said."""
         self.code = text.partition(" ")[0]
-        """The first word of the text: E_BAD_TOPIC and the like."""
+        """Is the first word of what nsqd said: E_BAD_TOPIC and the like."""
 
 
 class IdentifyFailed(NsqError):

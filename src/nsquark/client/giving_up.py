@@ -29,9 +29,9 @@ class Past:
     """Holds what a consumer knows of a message's earlier deliveries."""
 
     unhandled_count: int = 0
-    """Deliveries that count as attempts, and whose message no handler here had, or not to the end."""
+    """Is the number of deliveries that count as attempts, and whose message no handler here had, or not to the end."""
     last_attempt: int | None = None
-    """The attempt at which the message was handed out when it had no more left."""
+    """Is the attempt at which the message was handed out when it had no more left."""
 
 
 class GivingUp:

@@ -53,7 +53,7 @@ class Handlers:
         self._log = log
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: weakref.WeakSet[asyncio.Task[None]] = weakref.WeakSet()
-        """The tasks that were told to end. Code inside a handler may cancel its task too, and not mean that."""
+        """Has the tasks that were told to end. Code inside a handler may cancel its task too, and not mean that."""
         self._threads: set[int] = set()
         self.use_threads = False
         """Handlers may block, and so may hooks."""

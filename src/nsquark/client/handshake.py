@@ -18,26 +18,26 @@ from nsquark.wire.documents import decode_json
 from nsquark.wire.frames import MAGIC_V2, FrameType
 
 RDY_COUNT_MAX_DEFAULT: Final = 2500
-"""The highest RDY of an nsqd too old to negotiate."""
+"""This is the highest RDY count of an nsqd that is too old to negotiate."""
 MSG_TIMEOUT_DEFAULT_MS: Final = 60_000
 MAX_MSG_TIMEOUT_DEFAULT_MS: Final = 900_000
 RDY_COUNT_MAX: Final = (1 << 31) - 1
 MSG_TIMEOUT_MS_MAX: Final = 7 * 86_400_000
-"""The longest msg_timeout: a week."""
+"""No msg_timeout is longer: this is a week."""
 OK: Final = b"OK"
 
 
 class Features(msgspec.Struct, frozen=True):
-    """What nsqd answered to IDENTIFY. What no honest nsqd answers is refused."""
+    """Holds what nsqd answered to IDENTIFY. What no honest nsqd answers is refused."""
 
     max_rdy_count: Annotated[int, Meta(ge=1, le=RDY_COUNT_MAX)] = RDY_COUNT_MAX_DEFAULT
     msg_timeout: Annotated[int, Meta(ge=1, le=MSG_TIMEOUT_MS_MAX)] = MSG_TIMEOUT_DEFAULT_MS
     max_msg_timeout: Annotated[int, Meta(ge=1, le=MSG_TIMEOUT_MS_MAX)] = MAX_MSG_TIMEOUT_DEFAULT_MS
     max_msg_size: int = 0
     max_body_size: int = 0
-    """The largest body and message; only our nsqd tells these two, and 0 is unknown."""
+    """The largest message and the largest body are told by our nsqd alone; 0 means unknown."""
     requeue_uncounted: bool = False
-    """nsqd takes the attempt of a delivery back; ours alone does."""
+    """Tells whether nsqd can take the attempt of a delivery back; ours alone can."""
     version: str = ""
     tls_v1: bool = False
     deflate: bool = False

@@ -28,8 +28,8 @@ class Inbox:
         self.ready: deque[Message] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
         self.gathered: set[Message] = set()
-        """The messages of batches that are still being gathered, and those about which a store of keys is being asked:
-        they wait as well.
+        """Has the messages of batches that are still being gathered, and those about which a store of keys is being
+        asked: they wait as well.
         """
         self.loop_turn_at_s = 0.0
         self.handed_out_count = self.expired_count = 0

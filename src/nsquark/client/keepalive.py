@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 ROUNDS_PER_TIMEOUT: Final = 4
 ROUND_S_MAX: Final = 15.0
 LOOKS_PER_BLOCK: Final = 2
-TOUCH_SHARE: Final = 0.75
-"""A message with less than this share of its timeout left is touched: at the latest when half of it is over."""
-RETURN_SHARE: Final = 0.5
-"""A message that cannot be touched any further goes back with this share left, while nsqd still takes it from us."""
+TOUCH_FRACTION: Final = 0.75
+"""A message with less than this fraction of its timeout left is touched: at the latest when half of it is over."""
+RETURN_FRACTION: Final = 0.5
+"""A message that cannot be touched any further goes back with this fraction left, while nsqd still takes it from us."""
 
 
 class KeepAlive:
@@ -46,7 +46,7 @@ class KeepAlive:
                     self._keep_waiting(message, now_s)
                 elif message.deadline_s <= now_s:
                     subscription.forget(message)
-                elif self._auto_touch and message.deadline_s - now_s < TOUCH_SHARE * subscription.timeout_s:
+                elif self._auto_touch and message.deadline_s - now_s < TOUCH_FRACTION * subscription.timeout_s:
                     message.touch()
             subscription.flush()
         self._inbox.clean()
@@ -56,11 +56,11 @@ class KeepAlive:
         left_s, timeout_s = message.deadline_s - now_s, message.subscription.timeout_s
         if left_s <= 0:
             self._inbox.expire(message)
-        elif left_s >= TOUCH_SHARE * timeout_s:
+        elif left_s >= TOUCH_FRACTION * timeout_s:
             return False
         elif message.deadline_s < message.last_deadline_s:
             message.touch()
-        elif left_s < RETURN_SHARE * timeout_s:
+        elif left_s < RETURN_FRACTION * timeout_s:
             message.give_back()
         return True
 

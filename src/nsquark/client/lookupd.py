@@ -19,11 +19,11 @@ from nsquark.wire.lookup_answer import Found, read_producers
 
 TRIES_PER_ROUND_MAX: Final = 3
 RECHECK_S_MIN: Final = 0.1
-"""The least time between rounds that are asked for: an nsqd which closes every connection must not make us flood
+"""Is the least time between rounds that are asked for: an nsqd which closes every connection must not make us flood
 nsqlookupd.
 """
 TIMEOUT_S_MAX: Final = 3600.0
-"""The timeout where the config sets none."""
+"""Is the timeout where the config sets none."""
 TCP_CHECK_S: Final = 1.0
 LOOKUPD_PING: Final = b"  V1PING\n"
 LOOKUPD_OK: Final = b"\x00\x00\x00\x02OK"

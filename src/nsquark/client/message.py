@@ -26,7 +26,7 @@ class AnswerBlock(ABC):
 
     @abstractmethod
     def conclude(self, error: BaseException | None) -> bool:
-        """Answers for how the block ended. True if the error is dealt with."""
+        """Answers for how the block ended. Returns True if the error is dealt with."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -46,8 +46,8 @@ class AnswerBlock(ABC):
 
 
 class Message(AnswerBlock):
-    """A message, which is answered once, by `finish` or `requeue`; what comes after that is ignored. Any thread may
-    call its methods.
+    """This is a message, which is answered once, by `finish` or `requeue`; what comes after that is ignored. Any thread
+    may call its methods.
 
     `async with message:` finishes it when the block ends well. An exception is logged, and the message requeued with
     backoff; a cancellation requeues it at once, without backoff, and goes on. In `nsquark.sync` it is `with message:`.
@@ -82,29 +82,29 @@ class Message(AnswerBlock):
     ) -> None:
         self._subscription = subscription
         self.deadline_s = deadline_s
-        """The time by the loop's clock after which nsqd gives the message to another."""
+        """Is the time by the loop's clock after which nsqd gives the message to another."""
         self.last_deadline_s = last_deadline_s
-        """The time beyond which no touch moves the deadline: nsqd's max-msg-timeout."""
+        """Is the time beyond which no touch moves the deadline: nsqd's max-msg-timeout."""
         self.timestamp = timestamp
-        """The time when it was published, in ns since 1970."""
+        """Is the time when it was published, in ns since 1970."""
         self.attempts = attempts
-        """The number of deliveries, this one included."""
+        """Counts the deliveries, this one included."""
         self.id = message_id
-        """The id that nsqd gave it, 16 bytes."""
+        """Is the id that nsqd gave it, 16 bytes."""
         self.body = body
-        """The bytes that were published."""
+        """Has the bytes that were published."""
         self.key: bytes | None = None
-        """The key by which `dedupe` knows it: what its copies have in common, else its nsqd and id."""
+        """Is the key by which `dedupe` knows it: what its copies have in common, else its nsqd and id."""
         self.claim: bytes | None = None
-        """The key that was claimed for it, until it is requeued."""
+        """Is the key that was claimed for it, until it is requeued."""
         self.headers: Headers = NO_HEADERS
-        """The headers that its producer gave; a consumer with `envelope=True` reads them."""
+        """Has the headers that its producer gave; a consumer with `envelope=True` reads them."""
         self.auto_response = True
         """Tells whether the end of its handler answers it."""
         self.is_answered = False
         """Tells whether it was finished or requeued."""
         self.give_up_reason = ""
-        """The reason why it is given up, for `on_give_up`."""
+        """Says why it is given up, for `on_give_up`."""
 
     @property
     def subscription(self) -> Subscription:

@@ -23,7 +23,7 @@ STEADY_S: Final = 10.0
 DIALS_PER_TURN: Final = 16
 """So many connections are begun in a turn of the event loop: a thousand nsqds found at once must not hold it."""
 NSQDS_MAX: Final = 1000
-"""The most nsqds of a consumer: more than any cluster has, and fewer than a hostile nsqlookupd would like to name."""
+"""Limits the nsqds of a consumer: any cluster has fewer, and a hostile nsqlookupd would like to name more."""
 FAILURES_MAX: Final = 10_000
 START_CHECK_S: Final = 2.0
 """The start waits so long for an nsqlookupd, to tell whether one was meant by its address."""
@@ -59,7 +59,7 @@ class Members:
         self._connecting: dict[str, asyncio.Task[None]] = {}
         self._retries: dict[str, asyncio.TimerHandle] = {}
         self._failures: dict[str, int] = {}
-        """The number of failures in a row, of nsqds that are not connected for long."""
+        """Counts the failures in a row, of nsqds that are not connected for long."""
         self._is_closing = False
         self.subscriptions: dict[str, Subscription] = {}
 

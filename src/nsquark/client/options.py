@@ -21,7 +21,7 @@ from nsquark.base.kinds import parse_boolean
 from nsquark.client.errors import ConfigError
 
 DISABLED: Final = Duration(-1)
-"""The value of a duration that is switched off."""
+"""Is the value of a duration that is switched off."""
 
 NS_PER_MS: Final = 1_000_000
 NS_PER_US: Final = 1_000
@@ -77,7 +77,7 @@ class _Ranged(OptionKind[Number]):
 
 
 class Span(_Ranged[Duration]):
-    """A duration. Python code gives its unit: whoever means 60 seconds must not get 60 milliseconds."""
+    """Accepts a duration. Python code gives its unit: whoever means 60 seconds must not get 60 milliseconds."""
 
     def typed(self, value: Any) -> Duration:
         if isinstance(value, Duration):
@@ -97,7 +97,7 @@ class Span(_Ranged[Duration]):
 
 
 class SpanOrOff(Span):
-    """A duration that -1 disables, in whichever unit."""
+    """Accepts a duration that -1 switches off, in whichever unit."""
 
     _OFF: Final = frozenset((-1, -NS_PER_MS))
 
@@ -192,7 +192,7 @@ class FilePath(OptionKind[str]):
 
 
 class Address(Text):
-    """`host:port`, or nothing."""
+    """Accepts `host:port`, or nothing."""
 
     def typed(self, value: Any) -> str:
         text = super().typed(value)

@@ -14,12 +14,12 @@ from nsquark.wire.commands import MpubBody
 
 
 class Packing(TypedDict, total=False):
-    """The keywords that every publish method takes."""
+    """Declares the keywords that every publish method takes."""
 
     encode: Encode | None
-    """`"json"`, `"msgpack"` or a function that makes bytes of the value. Without it the body is bytes."""
+    """Says how the value becomes bytes: by `"json"`, `"msgpack"` or a function. Without it the body is bytes."""
     headers: Headers | None
-    """Texts by name, for a producer with `envelope=True`; of `multi_publish`, for each of its messages."""
+    """Has texts by name, for a producer with `envelope=True`; `multi_publish` gives them to each of its messages."""
 
 
 def packed(in_envelope: bool, value: Any, *, encode: Encode | None = None, headers: Headers | None = None) -> Body:

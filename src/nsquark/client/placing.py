@@ -16,9 +16,9 @@ SLOW_TIMES: Final = 2
 SLOW_S_MIN: Final = 0.01
 """An nsqd is slow if it takes so many times as long as the fastest, and so much longer."""
 SLOW_BYTES: Final = 1
-"""The handicap of a slow nsqd: it is chosen only where all others have publishes to answer."""
-SWEEP_INTERVAL_S: Final = 0.1
-"""The time between two looks at the deadlines, and at nsqds that owe answers."""
+"""Is the handicap of a slow nsqd: it is chosen only where all others have publishes to answer."""
+LOOK_INTERVAL_S: Final = 0.1
+"""Is the time between two looks at the deadlines, and at nsqds that owe answers."""
 
 Send = Callable[[Producer], "asyncio.Future[None]"]
 
@@ -34,25 +34,25 @@ class Publish:
         self.deadline_s = deadline_s
         self.future = future
         self.pending = copies
-        """The number of copies that no nsqd has said OK to."""
+        """Counts the copies that no nsqd has said OK to."""
         self.owing: list[Member] = []
-        """The nsqds that were sent a copy and have not answered."""
+        """Has the nsqds that were sent a copy and have not answered."""
         self.holders: tuple[Member, ...] = ()
-        """The nsqds that have a copy while others are pending."""
+        """Has the nsqds that have a copy while others are pending."""
         self.error: BaseException | None = None
         self.is_admitted = False
 
     @property
     def lacking(self) -> int:
-        """The number of pending copies that no nsqd is about to take: one that is silent may never answer."""
+        """Counts the pending copies that no nsqd is about to take: one that is silent may never answer."""
         return self.pending - sum(member.state is not State.SILENT for member in self.owing)
 
 
 class Placing:
     """Finds an nsqd for every copy of every publish. `refusal` says why none will ever take one, or None.
 
-    Invariants: every publish in `_unsettled` is either in `_waiting`, or admitted and, if it lacks copies, in
-    `_homeless`; outstanding are the admitted ones that are unsettled or have an nsqd that owes an answer.
+    Invariants: every publish in `_undecided` is either in `_waiting`, or admitted and, if it lacks copies, in
+    `_homeless`; outstanding are the admitted ones that are undecided or have an nsqd that owes an answer.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class Placing:
         self._fastest_s = 0.0
         self._waiting: OrderedDict[Publish, None] = OrderedDict()
         self._homeless: dict[Publish, None] = {}
-        """The publishes that lack copies for which there was no nsqd."""
-        self._unsettled: OrderedDict[Publish, None] = OrderedDict()
-        self._sweep: asyncio.TimerHandle | None = None
-        self._sweep_due_s = 0.0
+        """Has the publishes that lack copies for which there was no nsqd."""
+        self._undecided: OrderedDict[Publish, None] = OrderedDict()
+        self._look_timer: asyncio.TimerHandle | None = None
+        self._look_due_s = 0.0
         self._is_letting_in = False
         self.count = self.bytes = 0
-        """The number and the size of what is outstanding."""
+        """These are the number and the size of what is outstanding."""
 
     def use(self, members: Iterable[Member]) -> None:
         """Uses these nsqds from now on; what others still owe is theirs to answer."""
@@ -93,9 +93,9 @@ class Placing:
         """Sends it on its way, or lets it wait while too much is outstanding."""
         has_room = not self._waiting and self._has_room(size)
         publish = Publish(send, size, self._copies, time.monotonic() + self._retry_s, loop.create_future())
-        self._unsettled[publish] = None
-        if self._sweep is None:
-            self._sweep_later(loop)
+        self._undecided[publish] = None
+        if self._look_timer is None:
+            self._look_later(loop)
         if has_room:
             self._admit(publish)
         else:
@@ -106,7 +106,7 @@ class Placing:
         try:
             await publish.future
         except asyncio.CancelledError:
-            self._settled(publish)
+            self._decided(publish)
             raise
 
     def place_homeless(self) -> None:
@@ -121,23 +121,23 @@ class Placing:
         return f"{self._copies} nsqds needed, {len(self._in_turn)} known, {usable} of them usable"
 
     async def close(self, timeout_s: float) -> None:
-        """Waits for what is on its way, retries included; then all are settled."""
+        """Waits for what is on its way, retries included; then every publish has its outcome."""
         waiting, self._waiting = self._waiting, OrderedDict()
         for publish in waiting:
             self._fail(publish, Closed("stopped before the message was sent"))
-        unsettled = [publish for publish in self._unsettled if not publish.future.done()]
+        undecided = [publish for publish in self._undecided if not publish.future.done()]
         try:
-            if unsettled:
-                await asyncio.wait([publish.future for publish in unsettled], timeout=timeout_s)
+            if undecided:
+                await asyncio.wait([publish.future for publish in undecided], timeout=timeout_s)
         finally:  # also when cancelled
-            for publish in unsettled:
+            for publish in undecided:
                 self._fail(publish, Closed("closed before nsqd answered; it may or may not have the message"))
 
     def end(self) -> None:
         """Ends when nothing can be answered any more."""
-        if self._sweep is not None:
-            self._sweep.cancel()
-            self._sweep = None
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+            self._look_timer = None
 
     def _has_room(self, size: int, count: int = 1) -> bool:
         """Tells whether they fit. One publish is always let through, however big."""
@@ -218,17 +218,17 @@ class Placing:
             member.failed(error)
             self._place_lacking(publish)
         if publish.future.done():
-            self._settled(publish)
+            self._decided(publish)
 
     def _fail(self, publish: Publish, error: BaseException) -> None:
-        """Settles it with an error, unless its future was cancelled."""
+        """Gives it an error as its outcome, unless its future was cancelled."""
         if not publish.future.done():
             publish.future.set_exception(error)
-        self._settled(publish)
+        self._decided(publish)
 
-    def _settled(self, publish: Publish) -> None:
+    def _decided(self, publish: Publish) -> None:
         """Makes room for others. What an nsqd owes takes up room even if nobody waits for it."""
-        self._unsettled.pop(publish, None)
+        self._undecided.pop(publish, None)
         self._homeless.pop(publish, None)
         if publish.is_admitted and not publish.owing:
             publish.is_admitted = False
@@ -252,33 +252,33 @@ class Placing:
 
     # -- deadlines -----------------------------------------------------------------------------------------
 
-    def _sweep_later(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._sweep_due_s = time.monotonic() + SWEEP_INTERVAL_S
-        self._sweep = loop.call_later(SWEEP_INTERVAL_S, self._sweep_up)
+    def _look_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._look_due_s = time.monotonic() + LOOK_INTERVAL_S
+        self._look_timer = loop.call_later(LOOK_INTERVAL_S, self._look)
 
-    def _sweep_up(self) -> None:
-        self._sweep = None
+    def _look(self) -> None:
+        self._look_timer = None
         now_s = time.monotonic()
-        held_up_s = max(0.0, now_s - self._sweep_due_s)
+        held_up_s = max(0.0, now_s - self._look_due_s)
         silent = [member for member in self._in_turn if member.falls_silent(now_s, held_up_s)]
         if silent:
             self._send_elsewhere(silent)
         measured = [member.latency_s for member in self._in_turn if member.is_usable and member.latency_s]
         self._fastest_s = min(measured, default=0.0)
-        while self._unsettled:
-            oldest = next(iter(self._unsettled))
+        while self._undecided:
+            oldest = next(iter(self._undecided))
             if oldest.deadline_s > now_s:
                 break
-            del self._unsettled[oldest]
+            del self._undecided[oldest]
             self._fail(oldest, self._too_late(oldest))
         if self._homeless and any(member.is_usable for member in self._in_turn):
             self.place_homeless()  # the one publish that was to try an nsqd was refused, which says nothing of it
-        if self._unsettled or self.count:
-            self._sweep_later(asyncio.get_running_loop())
+        if self._undecided or self.count:
+            self._look_later(asyncio.get_running_loop())
 
     def _send_elsewhere(self, silent: list[Member]) -> None:
         """Sends what these nsqds owe to another too, as soon as there is one; whichever answers first counts."""
-        for publish in list(self._unsettled):
+        for publish in list(self._undecided):
             if any(member in publish.owing for member in silent):
                 self._place_lacking(publish)
 

@@ -55,15 +55,15 @@ class NsqdStatus(NamedTuple):
     """Tells how an nsqd of a pool is now."""
 
     address: str
-    """The address of its TCP port."""
+    """Is the address of its TCP port."""
     state: str
-    """`"up"`, `"down"`, `"trial"` when it just came back, or `"silent"` when it owes answers for too long."""
+    """Is `"up"`, `"down"`, `"trial"` when it just came back, or `"silent"` when it owes answers for too long."""
     failures: int
-    """The number of its failures since it was last up."""
+    """Counts its failures since it was last up."""
     outstanding: int
-    """The number of publishes it has not answered yet."""
+    """Counts the publishes it has not answered yet."""
     outstanding_bytes: int
-    """The bytes of these publishes."""
+    """Counts the bytes of these publishes."""
 
 
 @documented_like(Producer)
@@ -325,7 +325,7 @@ class ProducerPool:
             raise Closed("the pool is stopped")
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
-        """Ends when the outstanding publishes have their outcome, retries included; then all are settled.
+        """Ends when every outstanding publish has its outcome, retries included.
 
         timeout: seconds to wait for them.
         """

@@ -85,7 +85,7 @@ class Producer:
         self._outstanding_bytes = 0
         self._unsent: list[bytes] = []
         self._refusal = ""
-        """The text of the error after which nsqd is about to close the connection."""
+        """Is the text of the error after which nsqd is about to close the connection."""
         self._waiting: OrderedDict[asyncio.Future[None], bytes] = OrderedDict()
         self._topics: dict[str, bytes] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -409,7 +409,7 @@ class Producer:
             self._let_in()
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
-        """Ends the connection when the outstanding answers have come; every publish is settled when it returns.
+        """Ends the connection when the outstanding answers have come; every publish has its outcome when it returns.
 
         timeout: seconds to wait for them.
         """

@@ -16,12 +16,12 @@ from nsquark.client.backoff import Backoff
 from nsquark.client.config import Config
 from nsquark.client.logs import Log, client_log
 
-SETTLE_S_MIN: Final = 0.25
+LOWERED_S_MIN: Final = 0.25
 LOWERED_ROUND_TRIPS: Final = 2
 """So long after its RDY was lowered a connection may still bring what nsqd had sent before it knew."""
 CLOCK_S: Final = 0.001
 """Timers may go off so much early."""
-RAISE_SHARE: Final = 8
+RAISE_STEPS: Final = 8
 """While a connection's part comes free by and by, it is raised in steps of an eighth, not with each answer."""
 
 
@@ -61,13 +61,13 @@ class Flow:
         self._forgetting: asyncio.TimerHandle | None = None
         self._is_share_due = self._is_closed = False
         self.is_owing = False
-        """Some connection has less than its share until something is answered."""
+        """Tells whether some connection has less than its share until something is answered."""
         self._wanted = config.max_in_flight
         self._limit: int | None = None
         self._lowered: dict[Window, tuple[int, float]] = {}
-        """The count that a connection was lowered from, and until when what it allowed may still come."""
+        """Has the count that a connection was lowered from, and until when what it allowed may still come."""
         self._left_behind: list[Window] = []
-        """The connections that are no longer used, with messages that are not answered yet."""
+        """Has the connections that are no longer used, with messages that are not answered yet."""
         self.windows: list[Window] = []
         interval_s = config.rdy_redistribute_interval.seconds
         self._tick = self._loop.call_later(interval_s, self._redistribute_regularly, interval_s)
@@ -185,7 +185,7 @@ class Flow:
                 continue
             held = self._may_hold(window)
             count = max(window.rdy, min(wanted, held + left))
-            if count == wanted or not window.rdy or count - window.rdy > wanted // RAISE_SHARE:
+            if count == wanted or not window.rdy or count - window.rdy > wanted // RAISE_STEPS:
                 left -= max(0, count - held)
                 unasked -= count - window.rdy
                 self._set(window, count)
@@ -212,10 +212,10 @@ class Flow:
             window.set_rdy(count)
 
     def _lower(self, window: Window) -> None:
-        settle_s = max(SETTLE_S_MIN, LOWERED_ROUND_TRIPS * window.round_trip_s)
-        self._lowered[window] = (self._may_hold(window), self._loop.time() + settle_s)
+        lowered_s = max(LOWERED_S_MIN, LOWERED_ROUND_TRIPS * window.round_trip_s)
+        self._lowered[window] = (self._may_hold(window), self._loop.time() + lowered_s)
         if self._forgetting is None:
-            self._forgetting = self._loop.call_later(settle_s, self._forget_lowered)
+            self._forgetting = self._loop.call_later(lowered_s, self._forget_lowered)
 
     def _forget_lowered(self) -> None:
         """Forgets what was on its way: by now it has come, and counts by itself."""

@@ -5,23 +5,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Stats:
-    """Totals since a consumer's start, and what is now."""
+    """Counts what a consumer did since its start, and what it has now."""
 
     received: int
-    """Messages that came."""
+    """Counts the messages that came."""
     finished: int
-    """Messages that were finished, given up ones included."""
+    """Counts the messages that were finished, given up ones included."""
     requeued: int
-    """Messages that went back to nsqd."""
+    """Counts the messages that went back to nsqd."""
     expired: int
-    """Messages that were not handled: they waited here until nsqd had taken them back."""
+    """Counts the messages that were not handled: they waited here until nsqd had taken them back."""
     given_up: int
-    """Messages that failed too often, or could not be decoded."""
+    """Counts the messages that failed too often, or could not be decoded."""
     duplicates: int
-    """Copies that `dedupe` found."""
+    """Counts the copies that `dedupe` found."""
     connections: int
-    """How many nsqds are connected now."""
+    """Tells how many nsqds are connected now."""
     in_flight: int
-    """How many messages are unanswered now."""
+    """Tells how many messages are unanswered now."""
     backoff_level: int
-    """How often the wait after failures was doubled; 0 is normal work."""
+    """Tells how often the wait after failures was doubled; 0 is normal work."""

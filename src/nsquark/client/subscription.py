@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CLOSE_WAIT: Final = b"CLOSE_WAIT"
 CLOSE_WAIT_TIMEOUT_S: Final = 5.0
 """Closing waits so long: what an nsqd that does not answer any more has sent before comes again after its timeout."""
-STARVED_SHARE: Final = 0.85
+STARVED_FRACTION: Final = 0.85
 OVERFLOW_TIMES: Final = 4
 OVERFLOW_MIN: Final = 100
 """No honest nsqd sends more than so many times its window, and so many messages, even to one that was long blocked."""
@@ -48,10 +48,10 @@ class Subscription:
         self._can_uncount = False
         self._rdy_peak = 0
         self._errors: deque[float] = deque(maxlen=ERRORS_LOGGED_MAX)
-        """The times when the last errors were logged."""
+        """Has the times when the last errors were logged."""
         self._is_draining = False
         self.is_leaving = False
-        """It is leaving: what still comes is given back."""
+        """Tells whether it is leaving: what still comes is given back."""
         self._closing: asyncio.Task[None] | None = None
         self._quiet: asyncio.Future[None] = self._loop.create_future()
         self._drained: asyncio.Future[None] = self._loop.create_future()
@@ -61,7 +61,7 @@ class Subscription:
         self.round_trip_s = 0.0
         self.log = consumer.log
         self.is_accepted = False
-        """SUB was answered."""
+        """Tells whether SUB was answered."""
         self.began_at_s = self.rdy_at_s = self.last_message_at_s = self._loop.time()
 
     def begin(self, connection: NsqdConnection, features: Features, topic: str, channel: str) -> None:
@@ -78,7 +78,7 @@ class Subscription:
     @property
     def is_starved(self) -> bool:
         """Tells whether it has nearly all that it may have, so that more comes only after answers."""
-        return len(self.in_flight) > 0 and len(self.in_flight) >= STARVED_SHARE * self.rdy
+        return len(self.in_flight) > 0 and len(self.in_flight) >= STARVED_FRACTION * self.rdy
 
     @property
     def timeout_s(self) -> float:

@@ -40,7 +40,7 @@ class Taking:
         self._name = name
         self._loop: asyncio.AbstractEventLoop | None = None
         self.gathered = inbox.gathered
-        """The messages of batches that are still being gathered."""
+        """Has the messages of batches that are still being gathered."""
         self.is_stopped = False
         """No more messages are taken. Any thread may set it."""
 
@@ -64,7 +64,7 @@ class Taking:
         return message
 
     async def next(self, executor: Executor | None = None, deadline_s: float | None = None) -> Message | None:
-        """Returns the next message, for whom the loop's clock does not reach the deadline; None then, and at the end.
+        """Returns the next message; None if the loop's clock reached the deadline before there was one, and at the end.
 
         Those that failed too often are given up on the way; with `executor`, that is where the hook is called.
         """

@@ -40,8 +40,8 @@ from nsquark.spark.jobs.sink_log import (
 
 MIB: Final = 1 << 20
 TARGET_MIB_DEFAULT: Final = 128
-SMALL_SHARE: Final = 0.75
-"""A file is small, and worth merging, below this share of the target."""
+SMALL_FRACTION: Final = 0.75
+"""A file is small, and worth merging, below this fraction of the target."""
 STEP_FILES_MAX: Final = 50
 """At most this many merged files go into a list at a time: each time the whole list is written anew."""
 ROW_GROUP_BYTES: Final = 64 << 20
@@ -157,7 +157,7 @@ class Compaction:
                     f"the list of {self._archive} names {entry.path}: the archive was moved, and Spark does not find "
                     "its files either. Move it back"
                 )
-            if entry.size < self._target_bytes * SMALL_SHARE:
+            if entry.size < self._target_bytes * SMALL_FRACTION:
                 groups.setdefault((entry.path.parent, _schema_text(entry.path)), []).append(entry)
         for (directory, _), small in groups.items():
             for part in _filled(small, self._target_bytes):

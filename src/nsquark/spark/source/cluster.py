@@ -19,9 +19,9 @@ FIND_INTERVAL_S = 2.0
 """A new nsqd, or one that is back, is noticed after about this time."""
 ASKED_EACH_POLL_MAX = 4
 """Up to this many nsqds are asked at each of Spark's polls, which come every 15 ms when there is nothing to do. With
-more nsqds, asking takes at most HEADS_TIME_SHARE of the driver's time.
+more nsqds, asking takes at most HEADS_TIME_FRACTION of the driver's time.
 """
-HEADS_TIME_SHARE = 0.1
+HEADS_TIME_FRACTION = 0.1
 SINGLE_TOPICS_MAX = 4
 """Up to this many topics are asked for one by one; for more, nsqd is asked for all that it has."""
 WAIT_INTERVAL_S = 0.2
@@ -111,7 +111,7 @@ class Cluster:
                     self.mark_silent(error)
             ended = time.monotonic()
             is_small = len(self._nsqds) <= ASKED_EACH_POLL_MAX
-            self._heads_until = ended if is_small else ended + (ended - began) / HEADS_TIME_SHARE
+            self._heads_until = ended if is_small else ended + (ended - began) / HEADS_TIME_FRACTION
         return self._heads
 
     def _heads_of(self, nsqd: RangeNsqd) -> dict[Key, Head]:
