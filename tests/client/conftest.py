@@ -1,4 +1,6 @@
-"""For the tests of the client: what an event loop complains about fails the test, and nsqds for single tests."""
+"""Has fixtures for the tests of the client: what an event loop complains about fails the test, and single tests have
+nsqds of their own.
+"""
 
 import gc
 import logging
@@ -12,19 +14,21 @@ from harness import FaultProxy, Nsqd
 
 @pytest.fixture(scope="module")
 def complaints() -> Iterator[list[str]]:
-    """What asyncio only logs: exceptions that nobody took, tasks destroyed while pending, callbacks that raised."""
+    """Collects what asyncio only logs: exceptions that nobody took, tasks destroyed while pending, callbacks that
+    raised.
+    """
     kept: list[str] = []
 
-    class Keep(logging.Handler):
+    class Complaints(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             kept.append(self.format(record))
 
-    keep = Keep(logging.ERROR)
+    handler = Complaints(logging.ERROR)
     logger = logging.getLogger("asyncio")
-    logger.addHandler(keep)
+    logger.addHandler(handler)
     yield kept
     gc.collect()  # too dear for each test
-    logger.removeHandler(keep)
+    logger.removeHandler(handler)
     assert not kept, "after one of this module's tests:\n" + "\n".join(kept)
 
 
@@ -56,6 +60,6 @@ def start_nsqd(tmp_path: Path) -> Iterator[Callable[..., Nsqd]]:
 
 @pytest.fixture
 def proxy(nsqd: Nsqd) -> Iterator[FaultProxy]:
-    """In front of the module's nsqd."""
+    """Stands in front of the module's nsqd."""
     with FaultProxy(nsqd.tcp) as running:
         yield running

@@ -1,4 +1,4 @@
-"""Consumers for tests: quick in what takes its time by default."""
+"""Makes consumers for tests, quick in what takes its time by default."""
 
 import asyncio
 from typing import Any
@@ -8,7 +8,7 @@ from harness import Nsqd, eventually, nsqd_is_ours, until
 from nsquark import Consumer
 
 AFTER_GIVING_BACK = 1 if nsqd_is_ours() else 2
-"""Which attempt it is when a message comes again that went back unhandled."""
+"""A message that went back unhandled comes again as this attempt."""
 
 
 def consumer_of(nsqd: Nsqd, topic: str, **settings: Any) -> Consumer:
@@ -23,7 +23,9 @@ def consumer_of(nsqd: Nsqd, topic: str, **settings: Any) -> Consumer:
 
 
 def publish(nsqd: Nsqd, topic: str, *bodies: bytes) -> None:
-    """Returns when they are in the channel: NSQ's nsqd answers before, and the channel would seem to be done with."""
+    """Publishes, and returns when the messages are in the channel: NSQ's nsqd answers before, and the channel would
+    seem to be done with.
+    """
     nsqd.post("/topic/create", topic=topic)
     nsqd.post("/channel/create", topic=topic, channel="ch")
     count = nsqd.channel(topic)["message_count"] + len(bodies)
@@ -33,7 +35,7 @@ def publish(nsqd: Nsqd, topic: str, *bodies: bytes) -> None:
 
 
 def is_done(nsqd: Nsqd, topic: str) -> bool:
-    """Nothing waits, nothing is in flight, nothing comes again."""
+    """Tells whether nothing waits, nothing is in flight and nothing comes again."""
     channel = nsqd.channel(topic)
     return not (channel["depth"] or channel["in_flight_count"] or channel["deferred_count"])
 

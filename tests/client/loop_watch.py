@@ -1,4 +1,4 @@
-"""How long hostile peers hold the event loop of a client."""
+"""Measures how long hostile peers hold the event loop of a client."""
 
 import asyncio
 import gc
@@ -8,14 +8,14 @@ HELD_S_MAX = 0.05
 LOOK_INTERVAL_S = 0.001
 
 
-class LoopWatch:
+class HeldLoopWatch:
     """Asserts that the event loop was never held for longer than `HELD_S_MAX` while it was entered.
 
     Only CPU time of the loop's own thread counts: neither other processes nor a server in another thread do. What
     earlier tests left in memory is kept from the garbage collector meanwhile, since that is not the client's doing.
     """
 
-    async def __aenter__(self) -> "LoopWatch":
+    async def __aenter__(self) -> "HeldLoopWatch":
         self._longest_s = 0.0
         self.looks = 0
         gc.collect()

@@ -1,4 +1,4 @@
-"""Several nsqds for the tests of the pool, and what they hold."""
+"""Runs several nsqds for the tests of the pool, and looks at what they hold."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,7 +7,7 @@ from harness import Nsqd, Wire
 from harness.wire import RESPONSE
 
 QUIET_S = 0.3
-"""With less than this between two messages, more are to come."""
+"""If two messages are less than this apart, more are to come."""
 
 
 def address_of(daemon: Nsqd) -> str:

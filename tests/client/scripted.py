@@ -1,4 +1,4 @@
-"""A server that answers as a test tells it to, and keeps what it was sent: for what a real nsqd never does."""
+"""Runs a server that answers as a test tells it to, and keeps what it was sent: for what a real nsqd never does."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from harness.wire import ERROR, MESSAGE, RESPONSE
 
 WITH_BODY = (b"IDENTIFY", b"AUTH", b"PUB", b"MPUB", b"DPUB")
 FLUSH_MARK = b"\x00\x00\xff\xff"
-"""Where deflate was flushed: once for each write of a client."""
+"""Stands where deflate was flushed: once for each write of a client."""
 
 FEATURES: dict[str, Any] = {"max_rdy_count": 2500, "msg_timeout": 60_000, "version": "1.3.0"}
 
@@ -35,7 +35,7 @@ CLOSE_WAIT = frame(b"CLOSE_WAIT")
 
 
 class Peer:
-    """One connection of a client."""
+    """Is one connection of a client."""
 
     def __init__(self, server: "ScriptedNsqd", reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._server = server
@@ -49,9 +49,9 @@ class Peer:
         self._reading.set()
         self.identify: dict[str, Any] = {}
         self.commands: list[tuple[bytes, bytes]] = []
-        """Line and body of each command after IDENTIFY."""
+        """Has line and body of each command after IDENTIFY."""
         self.write_count = 0
-        """By the client, after IDENTIFY; known of one that deflates."""
+        """Counts the client's writes after IDENTIFY; only those of one that deflates are known."""
 
     def lines(self, *verbs: bytes) -> list[bytes]:
         return [line for line, _ in self.commands if line.partition(b" ")[0] in verbs]
@@ -68,7 +68,7 @@ class Peer:
         self._writer.transport.abort()
 
     def pause(self) -> None:
-        """Reads no more."""
+        """Stops reading."""
         self._reading.clear()
 
     async def serve(self) -> None:
@@ -99,7 +99,7 @@ class Peer:
         return line, await self._until(lambda _: size)
 
     async def _until(self, count: Callable[[bytes], int]) -> bytes:
-        """So many bytes as `count` says; 0 means that more is needed to say it."""
+        """Reads as many bytes as `count` says; 0 means that more is needed to say it."""
         while not 0 < (size := count(self._pending)) <= len(self._pending):
             await self._reading.wait()
             data = await self._reader.read(1 << 16)
@@ -118,12 +118,14 @@ def say_ok(_: Peer, line: bytes, __: bytes) -> bytes:
 
 
 class ScriptedNsqd:
-    """`on_command(peer, line, body)` returns the bytes to answer with; `say_ok` unless told otherwise."""
+    """Answers commands with the bytes that `on_command(peer, line, body)` returns; that is `say_ok` unless told
+    otherwise.
+    """
 
     def __init__(self, **features: Any) -> None:
         self.features = {**FEATURES, **features}
         self.identify_answer = b""
-        """Instead of the features, as it is."""
+        """Is sent instead of the features, as it is."""
         self.on_ready: Callable[[Peer], None] | None = None
         self.on_command: Callable[[Peer, bytes, bytes], bytes] = say_ok
         self.peers: list[Peer] = []
@@ -133,7 +135,7 @@ class ScriptedNsqd:
 
     @property
     def peer(self) -> Peer:
-        """The latest."""
+        """Returns the latest connection."""
         return self.peers[-1]
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""How long a consumer holds back."""
+"""Checks how long a consumer holds back."""
 
 import pytest
 

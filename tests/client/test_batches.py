@@ -1,4 +1,4 @@
-"""Batches: when one is handed out, and how it is answered."""
+"""Checks when a batch is handed out, and how it is answered."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from nsquark import Consumer, sync
 from nsquark.errors import ConfigError
 
 LONG_S = 60.0
-"""A wait that no test sits out."""
+"""No test sits out a wait of this length."""
 
 
 def numbered(count: int) -> list[bytes]:
@@ -221,7 +221,7 @@ async def test_what_is_lost_while_it_is_gathered_comes_again_as_one_that_nobody_
 async def test_what_goes_back_while_it_is_gathered_comes_again_as_one_that_nobody_saw(
     start_nsqd: Callable[..., Nsqd], topic: str
 ) -> None:
-    """nsqd lets it be touched no longer, and the batch waits for others."""
+    """nsqd lets the message be touched no longer, while its batch waits for others."""
     daemon = start_nsqd("--max-msg-timeout=1s")
     publish(daemon, topic, b"1")
     async with consumer_of(daemon, topic, msg_timeout="1s", max_attempts=1, dedupe=True) as consumer:

@@ -1,4 +1,4 @@
-"""Consumers and producers that are cancelled wherever they happen to be: no message is lost, and none given up."""
+"""Cancels consumers and producers wherever they happen to be: no message is lost, and none given up."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ LIVES = 25
 COUNT = 40
 BODIES = [b"%d" % number for number in range(COUNT)]
 LIFE_S_MAX = 0.08
-"""Long enough to connect and to handle some, when the machine is idle."""
+"""This is long enough to connect and to handle some, when the machine is idle."""
 
 
 async def _run(consumer: Consumer, handle: Callable[[Message], None]) -> None:
@@ -56,7 +56,7 @@ async def _batches(consumer: Consumer, handle: Callable[[Message], None]) -> Non
 async def test_a_consumer_is_cancelled_at_any_point(
     nsqd: Nsqd, topic: str, use: Callable[[Consumer, Callable[[Message], None]], Awaitable[None]]
 ) -> None:
-    """Each life handles a few, if it comes so far; the last one has all the time it needs."""
+    """Each life handles a few messages, if it comes so far; the last one has all the time it needs."""
     publish(nsqd, topic, *BODIES)
     handled: Counter[bytes] = Counter()
     given_up: list[bytes] = []
@@ -89,7 +89,7 @@ async def test_a_consumer_is_cancelled_at_any_point(
 
 
 async def test_publishes_are_cancelled_at_any_point(nsqd: Nsqd, topic: str) -> None:
-    """Those that returned are there, and answers go to those they belong to."""
+    """The messages of publishes that returned are there, and answers go to the publishes they belong to."""
     returned: list[bytes] = []
     when = random.Random(2)
     async with Producer(address_of(nsqd), outstanding_max=5) as producer:

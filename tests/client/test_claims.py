@@ -1,4 +1,4 @@
-"""Consumer(dedupe=...): a claim lasts as long as someone works on its message, and no longer than it should."""
+"""Checks Consumer(dedupe=...): a claim lasts as long as someone works on its message, and no longer than it should."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from nsquark.errors import NotConnected
 WAIT_S = 20
 
 
-class Waiting(Dedupe):
-    """A store whose first claim takes as long as a test wants."""
+class AnswersWhenLet(Dedupe):
+    """Is a store that answers no claim until the test lets it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ async def test_a_handler_that_works_on_keeps_its_claim(nsqd: Nsqd, topic: str, i
 
 async def test_a_message_is_kept_alive_while_the_store_is_asked(nsqd: Nsqd, topic: str) -> None:
     publish(nsqd, topic, b"1")
-    store = Waiting()
+    store = AnswersWhenLet()
     async with consumer_of(nsqd, topic, dedupe=store, msg_timeout="1s") as consumer:
         asyncio.get_running_loop().call_later(2.5, store.may_answer.set)
         message = await consumer.get(WAIT_S)
@@ -188,10 +188,10 @@ async def test_a_message_is_kept_alive_while_the_store_is_asked(nsqd: Nsqd, topi
 async def test_a_message_that_went_back_while_the_store_was_asked_is_not_handled(
     start_nsqd: Callable[..., Nsqd], topic: str
 ) -> None:
-    """It is touched up to max-msg-timeout, and then comes again."""
+    """The message is touched up to max-msg-timeout, and then comes again."""
     daemon = start_nsqd("--max-msg-timeout=2s")
     publish(daemon, topic, b"1")
-    store, left_s = Waiting(), []
+    store, left_s = AnswersWhenLet(), []
 
     def handle(message: Message) -> None:
         left_s.append(message.deadline_s - asyncio.get_running_loop().time())
@@ -207,9 +207,9 @@ async def test_a_message_that_went_back_while_the_store_was_asked_is_not_handled
 
 
 async def test_a_message_that_timed_out_while_the_store_was_asked_is_not_handled(nsqd: Nsqd, topic: str) -> None:
-    """A loop that is blocked does not touch it."""
+    """The message was not touched in time, as happens when the loop is blocked."""
     publish(nsqd, topic, b"1")
-    store = Waiting()
+    store = AnswersWhenLet()
     async with consumer_of(nsqd, topic, dedupe=store, msg_timeout="1s") as consumer:
         getting = asyncio.create_task(consumer.get(WAIT_S))
         await until(lambda: store.is_asked)
@@ -228,7 +228,7 @@ async def test_a_message_whose_connection_is_lost_while_the_store_is_asked_is_no
     nsqd: Nsqd, topic: str
 ) -> None:
     publish(nsqd, topic, b"1")
-    store = Waiting()
+    store = AnswersWhenLet()
     async with consumer_of(nsqd, topic, dedupe=store, msg_timeout="1s") as consumer:
         getting = asyncio.create_task(consumer.get(WAIT_S))
         await until(lambda: store.is_asked)
@@ -246,7 +246,7 @@ async def test_a_consumer_that_is_stopped_while_the_store_is_asked_gives_the_mes
     nsqd: Nsqd, topic: str
 ) -> None:
     publish(nsqd, topic, b"1")
-    store = Waiting()
+    store = AnswersWhenLet()
     handled: list[Message] = []
     async with consumer_of(nsqd, topic, dedupe=store) as consumer:
         running = asyncio.create_task(consumer.run(handled.append))

@@ -1,4 +1,4 @@
-"""Producers and consumers on networks and with daemons that fail.
+"""Lets producers and consumers work on networks and with daemons that fail.
 
 No publish is reported as done that nsqd does not have, no consumer is stuck, and everything comes to an end.
 """
@@ -83,7 +83,7 @@ async def half_close_down(proxy: FaultProxy) -> None:
 
 
 async def garble(proxy: FaultProxy) -> None:
-    """Of one connection: a garbled IDENTIFY of the next might ask for no checksums."""
+    """Garbles one connection, and no more: a garbled IDENTIFY of the next might ask for no checksums."""
     proxy.refusing = True
     proxy.up.garble_every_bytes = proxy.down.garble_every_bytes = 300
     await asyncio.sleep(0.3)
@@ -103,7 +103,7 @@ FAULTS: list[Fault] = [
 
 
 async def publish_numbers(producer: Producer, topic: str, done: set[bytes], stop: asyncio.Event) -> None:
-    """Some at a time, until told to stop."""
+    """Publishes numbers, some at a time, until told to stop."""
     numbers = itertools.count()
     while not stop.is_set():
         bodies = [b"%d" % next(numbers) for _ in range(20)]
@@ -114,7 +114,7 @@ async def publish_numbers(producer: Producer, topic: str, done: set[bytes], stop
 
 
 async def take_all(daemon: Nsqd, topic: str, wanted: set[bytes]) -> None:
-    """Every one of them is there."""
+    """Takes messages until every wanted one was there."""
     missing = set(wanted)
     async with Consumer(topic, "ch", nsqd=address_of(daemon), config=CONFIG) as consumer:
         async with asyncio.timeout(WAIT_S):
@@ -189,7 +189,7 @@ async def test_publishing_while_nsqd_is_restarted(start_nsqd: Callable[..., Nsqd
 
 
 async def consumer_meets(fault: Fault, nsqd: Nsqd, proxy: FaultProxy, topic: str, config: Config) -> None:
-    """Messages before, while and after: each is handled, and the channel is empty in the end."""
+    """Publishes before, during and after a fault: each message is handled, and the channel is empty in the end."""
     handled: set[bytes] = set()
     numbers = itertools.count()
 
@@ -268,7 +268,7 @@ async def test_nsqlookupd_goes_and_comes_back(
 
 
 async def test_closing_while_nothing_moves(nsqd: Nsqd, proxy: FaultProxy, topic: str) -> None:
-    """It takes as long as it is given, and leaves nothing behind."""
+    """Closing takes as long as it is given, and leaves nothing behind."""
     publish(nsqd, topic, b"x")
     consumer = await Consumer(topic, "ch", nsqd=proxied(proxy), config=CONFIG).start()
     await anext(consumer)

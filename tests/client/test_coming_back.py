@@ -1,4 +1,6 @@
-"""nsqds that are restarted, vanish silently, or are slow: used again soon, passed by, and told about in the log."""
+"""Checks nsqds that are restarted, vanish silently, or are slow: they are used again soon, passed by, and told about in
+the log.
+"""
 
 import asyncio
 import logging
@@ -22,7 +24,7 @@ from nsquark.errors import ConfigError, NsqError, WrongPort
 
 @pytest.fixture
 def lookupd(make_lookupd: Callable[..., Nsqlookupd]) -> Nsqlookupd:
-    """Each test has its own."""
+    """Gives each test an nsqlookupd of its own."""
     return make_lookupd()
 
 
@@ -32,7 +34,7 @@ def lookupd(make_lookupd: Callable[..., Nsqlookupd]) -> Nsqlookupd:
 async def test_a_restarted_nsqd_given_by_address_is_used_again_soon(
     start_nsqd: Callable[..., Nsqd], topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the default lookupd_poll_interval, which is a minute."""
+    """The lookupd_poll_interval is the default, which is a minute."""
     caplog.set_level(logging.INFO)
     daemon = start_nsqd()
     publish(daemon, topic, b"before")
@@ -53,18 +55,18 @@ async def test_a_restarted_nsqd_given_by_address_is_used_again_soon(
 
 
 async def test_rdy_and_backoff_are_told_to_those_who_ask(nsqd: Nsqd, topic: str) -> None:
-    """By a logger of the consumer's own."""
+    """The consumer has a logger of its own, which is told."""
     publish(nsqd, topic, b"x")
     said: list[tuple[int, str]] = []
 
-    class Keep(logging.Handler):
+    class Said(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             said.append((record.levelno, record.getMessage()))
 
     logger = logging.getLogger(f"test.{topic}")
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
-    logger.addHandler(Keep())
+    logger.addHandler(Said())
 
     def handle(_: object) -> None:
         raise RuntimeError("once")
@@ -189,7 +191,7 @@ async def test_an_nsqd_that_vanishes_silently_holds_no_publish_for_long(
 
 
 def publish_one(pool: ProducerPool, topic: str) -> bool:
-    """One that is back is tried by the next publish."""
+    """Publishes one message: an nsqd that is back is tried by the next publish."""
     pool.publish_nowait(topic, b"x").add_done_callback(lambda answer: answer.exception())
     return False
 

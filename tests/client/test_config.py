@@ -1,4 +1,4 @@
-"""Config: go-nsq's options, and mistakes that are told at once."""
+"""Checks that Config has go-nsq's options, and tells of mistakes at once."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What a connection does with answers that a real nsqd gives rarely, late or never."""
+"""Checks what a connection does with answers that a real nsqd gives rarely, late or never."""
 
 import asyncio
 import contextlib
@@ -196,7 +196,7 @@ async def test_finishes_of_one_turn_leave_in_one_write() -> None:
 
 @pytest.mark.parametrize(("attempts", "delay_ms"), [(1, 90_000), (2, 180_000), (9, 810_000), (11, 900_000)])
 async def test_the_automatic_delay_grows_with_attempts(attempts: int, delay_ms: int) -> None:
-    """As in go-nsq: 90 s for each attempt, at most 15 minutes."""
+    """The delay is, as in go-nsq, 90 s for each attempt, at most 15 minutes."""
     async with ScriptedNsqd() as server, Consumer("t", "c", nsqd=server.address, max_attempts=0) as consumer:
         await until(lambda: server.peer.lines(b"RDY"))
         server.peer.send(message_frame(b"x", b"a" * 16, attempts))
@@ -220,7 +220,7 @@ async def test_a_heartbeat_during_the_set_up() -> None:
 
 
 async def test_each_answer_goes_to_its_publish() -> None:
-    """An error frame of an nsqd that keeps the connection open, too."""
+    """An error frame goes to its publish too, from an nsqd that keeps the connection open."""
 
     def answer(_: Peer, __: bytes, body: bytes) -> bytes:
         return error_frame("E_PUB_FAILED PUB failed disk full") if body == b"bad" else OK
@@ -300,7 +300,7 @@ async def test_a_frame_larger_than_max_msg_size_ends_the_connection() -> None:
 
 
 async def test_frames_in_any_pieces() -> None:
-    """Bytes one by one, and a frame much larger than the receive buffer."""
+    """Bytes come one by one, then comes a frame much larger than the receive buffer."""
     big = bytes(range(256)) * 4000
 
     async def dribble(peer: Peer) -> None:
@@ -317,7 +317,7 @@ async def test_frames_in_any_pieces() -> None:
 
 
 async def test_finishing_while_the_connection_is_lost() -> None:
-    """One message in each turn of the loop: some are finished between the loss and its being known."""
+    """One message is finished in each turn of the loop, some of them between the loss and its being known."""
     messages = b"".join(message_frame(b"x", b"%016d" % number) for number in range(500))
     async with (
         ScriptedNsqd() as server,
@@ -366,7 +366,7 @@ async def test_silence_without_heartbeats_is_no_fault() -> None:
 
 
 async def test_nothing_can_be_written() -> None:
-    """The peer accepts, sets up, and then reads no more."""
+    """The peer accepts, sets up, and then stops reading."""
     async with ScriptedNsqd() as server:
         server.on_ready = lambda peer: peer.pause()
         async with Producer(server.address, write_timeout="200ms", outstanding_bytes_max=64 << 20) as producer:

@@ -1,4 +1,4 @@
-"""How a consumer's messages are handled and answered, on a real nsqd."""
+"""Checks how a consumer's messages are handled and answered, on a real nsqd."""
 
 import asyncio
 import functools
@@ -58,18 +58,18 @@ async def test_async_handlers_of_any_kind(nsqd: Nsqd, topic: str, kind: str) -> 
     async def handle(_: Message, __: object = None) -> None:
         await arrived.wait()
 
-    class Handler:
+    class Callee:
         async def __call__(self, message: Message) -> None:
             await handle(message)
 
-    handlers = {"object": Handler(), "partial": functools.partial(handle), "lambda": lambda message: handle(message)}
+    handlers = {"object": Callee(), "partial": functools.partial(handle), "lambda": lambda message: handle(message)}
     async with consumer_of(nsqd, topic) as consumer:
         await handle_until(consumer, handlers[kind], lambda: consumer.stats().finished == 4, concurrency=4)
     assert is_done(nsqd, topic)
 
 
 async def test_threads_for_handlers_that_block(nsqd: Nsqd, topic: str) -> None:
-    """Three wait for each other, which the event loop could not do; heartbeats go on meanwhile."""
+    """Three handlers wait for each other, which they could not do in the event loop; heartbeats go on meanwhile."""
     publish(nsqd, topic, b"1", b"2", b"3")
     barrier = threading.Barrier(3)
     gate = threading.Event()
@@ -95,7 +95,7 @@ async def test_threads_for_handlers_that_block(nsqd: Nsqd, topic: str) -> None:
 
 
 async def test_threads_are_not_for_async_handlers(nsqd: Nsqd, topic: str) -> None:
-    """Otherwise nobody would await what it returns, and messages would be finished unhandled."""
+    """In a thread nobody would await what an async handler returns, and messages would be finished unhandled."""
 
     async def handle(_: Message) -> None: ...
 
@@ -192,7 +192,7 @@ async def test_with_message_finishes(nsqd: Nsqd, topic: str) -> None:
 
 
 async def test_with_message_and_an_exception(nsqd: Nsqd, topic: str) -> None:
-    """Swallowed and logged; the message comes again, after backoff."""
+    """The exception is swallowed and logged; the message comes again, after backoff."""
     publish(nsqd, topic, b"x")
     async with consumer_of(nsqd, topic) as consumer:
         async with await anext(consumer):
@@ -205,7 +205,7 @@ async def test_with_message_and_an_exception(nsqd: Nsqd, topic: str) -> None:
 
 
 async def test_with_message_and_a_cancellation(nsqd: Nsqd, topic: str) -> None:
-    """Requeued at once, without backoff, and the task is cancelled as was asked."""
+    """The message is requeued at once, without backoff, and the task is cancelled as was asked."""
     publish(nsqd, topic, b"x")
     consumer = consumer_of(nsqd, topic, default_requeue_delay="60m")
     async with consumer:
@@ -422,7 +422,7 @@ async def test_max_attempts_0_never_gives_up(nsqd: Nsqd, topic: str) -> None:
 
 
 async def test_what_waited_too_long_is_not_handled(nsqd: Nsqd, topic: str) -> None:
-    """nsqd gives it to someone else by then; here, to the same consumer again."""
+    """nsqd gives the message to someone else by then; here, to the same consumer again."""
     publish(nsqd, topic, b"1", b"2", b"3")
     handled: list[tuple[bytes, int]] = []
 

@@ -1,4 +1,4 @@
-"""Consumer(dedupe=...): copies of a message are handled once, by a memory of this process or by a user's store."""
+"""Checks Consumer(dedupe=...): copies of a message are handled once, by a memory in this process or a user's store."""
 
 import asyncio
 from collections import Counter
@@ -16,7 +16,7 @@ from nsquark.errors import NotConnected
 
 
 class SlowStore:
-    """A store as one over a network would be."""
+    """Is a store that answers later, as one over a network would."""
 
     def __init__(self) -> None:
         self.claims: dict[bytes, str] = {}
@@ -115,7 +115,7 @@ async def test_a_message_whose_connection_was_lost_counts_as_seen_when_its_handl
 
 
 async def test_a_store_that_fails_costs_a_retry_not_a_message(nsqd: Nsqd, topic: str) -> None:
-    class Failing(SlowStore):
+    class FailsFirst(SlowStore):
         failures = 0
 
         async def claim(self, key: bytes) -> Claim:
@@ -127,7 +127,7 @@ async def test_a_store_that_fails_costs_a_retry_not_a_message(nsqd: Nsqd, topic:
     await publish_copies(nsqd, topic, [b"x"])
     handled: list[bytes] = []
     options = {"default_requeue_delay": "10ms", "backoff_multiplier": "10ms", "max_in_flight": 1}
-    async with Consumer(topic, "ch", nsqd=address_of(nsqd), dedupe=Failing(), **options) as consumer:  # type: ignore[arg-type]
+    async with Consumer(topic, "ch", nsqd=address_of(nsqd), dedupe=FailsFirst(), **options) as consumer:  # type: ignore[arg-type]
         running = asyncio.create_task(consumer.run(lambda message: handled.append(message.body)))
         await until(lambda: consumer.stats().finished == 2)
         await consumer.close()
@@ -136,7 +136,7 @@ async def test_a_store_that_fails_costs_a_retry_not_a_message(nsqd: Nsqd, topic:
 
 
 async def test_a_publish_whose_answer_was_lost_is_handled_once(start_nsqd: Callable[..., Nsqd], topic: str) -> None:
-    """It is on two nsqds then, with the key that its envelope has."""
+    """The message is on two nsqds then, with the key that its envelope has."""
     first, second = start_nsqd(), start_nsqd()
     bodies = [b"%d" % number for number in range(20)]
     with FaultProxy(first.tcp) as proxy:
@@ -161,7 +161,7 @@ async def test_a_publish_whose_answer_was_lost_is_handled_once(start_nsqd: Calla
 
 
 async def test_a_message_whose_finish_was_lost_is_handled_once(nsqd: Nsqd, topic: str) -> None:
-    """A plain message: its nsqd and id tell that it is the same."""
+    """The message has no envelope: its nsqd and id tell that it is the same."""
     async with Producer(address_of(nsqd)) as producer:
         await producer.publish(topic, b"x")
     handled: list[int] = []
@@ -202,7 +202,7 @@ async def test_a_store_that_cannot_note_an_answer_costs_no_more_than_a_line(
 ) -> None:
     """A store that is not async raises in the middle of the answer."""
 
-    class Failing(Dedupe):
+    class FailsToWrite(Dedupe):
         def done(self, key: bytes) -> None:
             super().done(key)
             assert note != "done", "the database is away"
@@ -218,7 +218,7 @@ async def test_a_store_that_cannot_note_an_answer_costs_no_more_than_a_line(
         handled[message.body] += 1
         assert handled[message.body] > 1
 
-    async with consumer_of(nsqd, topic, dedupe=Failing(), max_in_flight=1) as consumer:
+    async with consumer_of(nsqd, topic, dedupe=FailsToWrite(), max_in_flight=1) as consumer:
         await handle_until(consumer, handle, lambda: len(handled) == 3 and is_done(nsqd, topic))
         assert consumer.stats().finished == 3
     assert set(handled.values()) == {2}
@@ -226,7 +226,7 @@ async def test_a_store_that_cannot_note_an_answer_costs_no_more_than_a_line(
 
 
 async def test_a_claim_that_nobody_waits_for_any_more_is_released(nsqd: Nsqd, topic: str) -> None:
-    class Waiting(SlowStore):
+    class ClaimsAndWaits(SlowStore):
         def __init__(self) -> None:
             super().__init__()
             self.may_answer = asyncio.Event()
@@ -237,7 +237,7 @@ async def test_a_claim_that_nobody_waits_for_any_more_is_released(nsqd: Nsqd, to
             return claim
 
     publish(nsqd, topic, b"1")
-    store = Waiting()
+    store = ClaimsAndWaits()
     async with consumer_of(nsqd, topic, dedupe=store) as consumer:
         getting = asyncio.create_task(consumer.get())
         await until(lambda: store.claims)

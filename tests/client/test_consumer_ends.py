@@ -1,4 +1,4 @@
-"""How a consumer starts and ends: nothing is lost, nothing comes to a stand, and wrong use is told at once."""
+"""Checks how a consumer starts and ends: nothing is lost, nothing comes to a stand, and wrong use is told at once."""
 
 import asyncio
 
@@ -125,7 +125,9 @@ async def test_close_does_not_wait_for_ever(nsqd: Nsqd, topic: str, caplog: pyte
 
 
 async def test_whoever_closes_waits_until_it_is_closed(nsqd: Nsqd, topic: str) -> None:
-    """A signal handler's close and the end of `async with`: the second must not end the program under the first."""
+    """A signal handler closes, and so does the end of `async with`: the second must not end the program under the
+    first.
+    """
     publish(nsqd, topic, b"x")
     finished: list[bytes] = []
 

@@ -1,4 +1,6 @@
-"""A consumer's connections while it runs: how much each may send, which nsqds there are, what happens when one goes."""
+"""Checks a consumer's connections while it runs: how much each may send, which nsqds there are, what happens when one
+goes.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -18,7 +20,7 @@ WAIT_S = 15.0
 
 @pytest.fixture(scope="module")
 def nsqds(lookupd: Nsqlookupd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Nsqd]]:
-    """Two that a nsqlookupd knows."""
+    """Runs two nsqds that an nsqlookupd knows."""
     daemons = [new_nsqd(tmp_path_factory.mktemp("nsqd"), lookupd) for _ in range(2)]
     yield daemons
     for daemon in daemons:
@@ -37,7 +39,7 @@ def nsqd(nsqds: list[Nsqd]) -> Nsqd:
 
 
 def rdy_at(daemon: Nsqd, topic: str) -> int:
-    """The count that nsqd has of its only consumer."""
+    """Returns the RDY count that nsqd has of its only consumer; -1 if there is none."""
     clients = daemon.channel(topic)["clients"]
     return clients[0]["ready_count"] if clients else -1
 
@@ -136,7 +138,7 @@ async def test_what_nsqd_knows_of_a_consumer(nsqd: Nsqd, topic: str) -> None:
 
 
 async def test_backoff_on_a_real_nsqd(nsqd: Nsqd, topic: str) -> None:
-    """After a failure nothing comes for a while, then one message to try, and after that all again."""
+    """After a failure nothing comes for a while, then one message to try, and after that all of them again."""
     publish(nsqd, topic, *(b"%d" % number for number in range(20)))
     failures = 2
     most_after_failure: list[int] = []
@@ -262,7 +264,7 @@ async def test_a_filter_leaves_one_out(lookupd: Nsqlookupd, nsqds: list[Nsqd], t
 
 
 async def test_a_topic_that_appears_later(lookupd: Nsqlookupd, nsqds: list[Nsqd], topic: str, tmp_path: Path) -> None:
-    """First nobody has it, then one nsqd, then one that was started later."""
+    """First nobody has the topic, then one nsqd has it, then one that was started later."""
     async with Consumer(
         topic, "ch", lookupd=[lookupd.http_address], lookupd_poll_interval="50ms", max_in_flight=5
     ) as consumer:
@@ -296,7 +298,7 @@ async def test_nsqlookupds_while_it_runs(lookupd: Nsqlookupd, nsqds: list[Nsqd],
 
 
 async def test_one_of_two_given_cannot_be_reached(nsqd: Nsqd, topic: str) -> None:
-    """It is tried again, and found when it is there."""
+    """The nsqd that cannot be reached is tried again, and found when it is there."""
     with FaultProxy(nsqd.tcp) as proxy:
         proxy.refusing = True
         addresses = [address_of(nsqd), "{}:{}".format(*proxy.address)]
@@ -344,7 +346,7 @@ async def test_nsqd_is_restarted(
 
 
 async def test_messages_of_a_lost_connection_are_not_handled(nsqd: Nsqd, topic: str) -> None:
-    """Their answers would go nowhere, and nsqd delivers them again."""
+    """The answers of such messages would go nowhere, and nsqd delivers them again."""
     publish(nsqd, topic, *(b"%d" % number for number in range(5)))
     with FaultProxy(nsqd.tcp) as proxy:
         address = "{}:{}".format(*proxy.address)

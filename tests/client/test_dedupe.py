@@ -1,4 +1,6 @@
-"""The memory of keys: of the copies of a message one is handled, and a failed one is not held against the others."""
+"""Checks the memory of keys: of the copies of a message one is handled, and a failed one is not held against the
+others.
+"""
 
 import time
 from datetime import timedelta

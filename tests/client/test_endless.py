@@ -1,4 +1,4 @@
-"""An nsqd that sends without end, as fast as it can, in clear or compressed: the client's other work goes on."""
+"""Lets an nsqd send without end, as fast as it can, in clear or compressed: the client's other work goes on."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ import cramjam
 import pytest
 import uvloop
 
-from client.loop_watch import LoopWatch
+from client.loop_watch import HeldLoopWatch
 from client.scripted import FEATURES, HEARTBEAT, OK, error_frame, frame, message_frame
 from nsquark import Consumer, Producer
 from nsquark.client.subscription import OVERFLOW_BYTES_MAX
@@ -105,7 +105,7 @@ class EndlessNsqd:
 
 
 def _deflated(data: bytes) -> bytes:
-    """A piece of a stream that refers to nothing before it, so that it can be sent any number of times."""
+    """Makes a piece of a stream that refers to nothing before it, so that it can be sent any number of times."""
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
     return deflate.compress(data) + deflate.flush(zlib.Z_FULL_FLUSH)
 
@@ -130,7 +130,7 @@ async def _stand(
     not answer it.
     """
     consumer = Consumer("t", "c", nsqd=server.address, max_in_flight=max_in_flight, **options)
-    async with LoopWatch() as watch:
+    async with HeldLoopWatch() as watch:
         await consumer.start()
         await asyncio.to_thread(server.flooded.wait, 30)
         before = watch.looks
@@ -156,7 +156,7 @@ def test_a_consumer_closes_while_messages_come(run: Callable[[Coroutine[Any, Any
 @pytest.mark.parametrize("name", FLOODS)
 @pytest.mark.parametrize("coding", ["deflate", "snappy"])
 def test_bombs_without_end(run: Callable[[Coroutine[Any, Any, None]], None], coding: str, name: str) -> None:
-    """A few kilobytes that become tens of megabytes."""
+    """A few kilobytes become tens of megabytes, again and again."""
     plain = _repeated(FLOODS[name], BOMB_BYTES)
     flood = _deflated(plain) if coding == "deflate" else bytes(cramjam.snappy.compress(plain))
     with EndlessNsqd(flood, b"", **{coding: True}) as server:
@@ -165,7 +165,9 @@ def test_bombs_without_end(run: Callable[[Coroutine[Any, Any, None]], None], cod
 
 @pytest.mark.parametrize("coding", ["plain", "deflate", "snappy"])
 def test_huge_messages_without_end(run: Callable[[Coroutine[Any, Any, None]], None], coding: str) -> None:
-    """Of zeros, which are coded well. To copy the body of one would take longer than the loop may be held."""
+    """The messages consist of zeros, which are coded well. To copy the body of one would take longer than the loop may
+    be held.
+    """
     message = struct.pack(">ii", FRAME_SIZE_MAX_BYTES, 2) + bytes(FRAME_SIZE_MAX_BYTES - 4)
     coded: dict[str, Callable[[bytes], bytes]] = {
         "plain": bytes,
@@ -178,10 +180,10 @@ def test_huge_messages_without_end(run: Callable[[Coroutine[Any, Any, None]], No
 
 
 def test_a_huge_error(caplog: pytest.LogCaptureFixture, run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
-    """It is refused by its size, before it is read as text."""
+    """The error is refused by its size, before it is read as text."""
 
     async def consume() -> None:
-        async with LoopWatch(), Consumer("t", "c", nsqd=server.address):
+        async with HeldLoopWatch(), Consumer("t", "c", nsqd=server.address):
             while "above the limit of" not in caplog.text:
                 await asyncio.sleep(0.01)
 
@@ -205,7 +207,7 @@ def test_more_bytes_than_were_asked_for(caplog: pytest.LogCaptureFixture) -> Non
 @pytest.mark.parametrize("name", FLOODS)
 def test_a_producer_is_answered_without_end(run: Callable[[Coroutine[Any, Any, None]], None], name: str) -> None:
     async def publish() -> None:
-        async with LoopWatch(), Producer(server.address, read_timeout="2s", heartbeat_interval="1s") as producer:
+        async with HeldLoopWatch(), Producer(server.address, read_timeout="2s", heartbeat_interval="1s") as producer:
             deadline_s = time.monotonic() + FLOOD_S
             while time.monotonic() < deadline_s:
                 with contextlib.suppress(NotConnected, ServerError, TimeoutError):

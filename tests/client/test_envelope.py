@@ -1,4 +1,4 @@
-"""The envelope: what goes in comes out, nothing else is taken for one, and only who asks for it opens it."""
+"""Checks the envelope: what goes in comes out, nothing else is taken for one, and only who asks for it opens it."""
 
 import pytest
 from hypothesis import given
@@ -101,7 +101,7 @@ async def test_headers_travel_with_each_kind_of_publish(nsqd: Nsqd, topic: str, 
 
 
 async def test_who_did_not_ask_sees_the_body_as_it_is(nsqd: Nsqd, topic: str) -> None:
-    """Be it another's envelope, or a body that only begins like one."""
+    """The body is another's envelope, or only begins like one."""
     bodies = {KEY_ONLY + b"x" * 40, wrap(new_key(), b"body", {"a": "b"})}
     publish(nsqd, topic, *bodies)
     async with consumer_of(nsqd, topic) as consumer:

@@ -1,4 +1,4 @@
-"""Handlers that cannot handle, that are cancelled, or that are stopped by a signal: no message is finished for them."""
+"""Checks handlers that cannot handle, are cancelled, or are stopped by a signal: no message is finished for them."""
 
 import asyncio
 import signal
@@ -136,7 +136,7 @@ async def test_a_cancellation_out_of_a_handler_is_a_failure_of_its_message(nsqd:
 async def test_a_handler_that_cancels_its_own_task_ends_nothing(
     nsqd: Nsqd, topic: str, catches: bool, concurrency: int
 ) -> None:
-    """As timeouts do that were written before tasks could take a cancellation back."""
+    """Timeouts that were written before tasks could take a cancellation back cancel the task in this way."""
     bodies = [b"%d" % number for number in range(6)]
     publish(nsqd, topic, *bodies)
     handled: list[bytes] = []

@@ -1,9 +1,10 @@
-"""An nsqd or nsqlookupd that means harm: an error on its connection, bounded memory, and the others have their turn."""
+"""Meets an nsqd or nsqlookupd that means harm: an error ends its connection, memory is bounded, and the others have
+their turn.
+"""
 
 import asyncio
-import http.server
+import contextlib
 import json
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 import pytest_asyncio
 
 from client.consumer_rig import handle_until, is_done, publish
-from client.loop_watch import LoopWatch
+from client.loop_watch import HeldLoopWatch
 from client.pool_rig import address_of
 from client.scripted import HEARTBEAT, OK, Peer, ScriptedNsqd, error_frame, frame, message_frame, say_ok
 from harness import Nsqd, until
+from harness.http_server import LocalServer, QuietHandler
 from nsquark import Consumer, Message, Producer
 from nsquark.client.config import Config
 from nsquark.client.lookupd import lookup
@@ -32,8 +34,8 @@ QUICK: dict[str, Any] = {
 
 @pytest_asyncio.fixture(autouse=True)
 async def _loop_is_free() -> AsyncIterator[None]:
-    """In every test here the loop is never held for long."""
-    async with LoopWatch():
+    """Checks in every test here that the loop is never held for long."""
+    async with HeldLoopWatch():
         yield
 
 
@@ -168,27 +170,16 @@ async def test_a_refused_subscription_is_tried_ever_more_rarely(nsqd: Nsqd, topi
 @pytest.fixture
 def answers() -> Iterator[Callable[[bytes], str]]:
     """Serves a body at an address."""
-    servers: list[http.server.ThreadingHTTPServer] = []
+    with contextlib.ExitStack() as servers:
 
-    def serve(body: bytes) -> str:
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+        def serve(body: bytes) -> str:
+            class AnswersBody(QuietHandler):
+                def do_GET(self) -> None:
+                    self.answer(200, body)
 
-            def log_message(self, *_: object) -> None: ...
+            return servers.enter_context(LocalServer(AnswersBody)).address
 
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        return f"127.0.0.1:{server.server_port}"
-
-    yield serve
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+        yield serve
 
 
 def _producers(count: int) -> bytes:
@@ -198,7 +189,7 @@ def _producers(count: int) -> bytes:
 
 
 def _topics(size: int) -> bytes:
-    """Nothing but names of topics, of one nsqd that has no port."""
+    """Makes an answer that has nothing but names of topics, of one nsqd that has no port."""
     return b'{"producers":[{"broadcast_address":"a","topics":[' + b'"ab",' * (size // 5) + b'"a"]}]}'
 
 

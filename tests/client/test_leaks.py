@@ -1,4 +1,4 @@
-"""Whatever happened to it, a client that is closed leaves no task, timer, socket or thread behind."""
+"""Checks that a client that is closed leaves no task, timer, socket or thread behind, whatever happened to it."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ def our_threads() -> set[threading.Thread]:
 
 
 def our_timers() -> list[asyncio.TimerHandle]:
-    """Of asyncio's own loop; uvloop does not tell."""
+    """Lists the client's timers in asyncio's own loop; uvloop does not tell."""
     timers = getattr(asyncio.get_running_loop(), "_scheduled", ())
     return [timer for timer in timers if not timer.cancelled() and timer._callback.__module__.startswith("nsquark")]
 
@@ -212,7 +212,7 @@ SCENARIOS: list[Scenario] = [
 
 
 async def without_leaks(scenario: Coroutine[Any, Any, None]) -> None:
-    """In the loop: no task is left a few turns later, when what was closed has told its protocol."""
+    """Checks in the loop that no task is left a few turns later, when what was closed has told its protocol."""
     before = asyncio.all_tasks()
     await scenario
     for _ in range(5):
@@ -232,7 +232,7 @@ def test_nothing_is_left(nsqd: Nsqd, topic: str, scenario: Scenario, loop: Calla
 
 
 async def test_a_poll_loop_ends_when_it_is_wanted_and_closed_at_once() -> None:
-    """As when a connection is lost while its consumer closes."""
+    """A poll loop is wanted at that moment when a connection is lost while its consumer closes."""
     rounds = asyncio.Event()
 
     async def ask() -> None:

@@ -1,4 +1,4 @@
-"""Finding nsqds through real nsqlookupds, and through servers that answer as old or broken ones do."""
+"""Finds nsqds through real nsqlookupds, and through servers that answer as old or broken ones do."""
 
 import asyncio
 import json
@@ -6,12 +6,11 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 
-from harness import Nsqd, eventually
+from harness import Nsqd, eventually, until
+from harness.http_server import LocalServer, QuietHandler
 from harness.lookupd import Nsqlookupd
 from nsquark.client.config import Config
 from nsquark.client.errors import ConfigError, LookupFailed
@@ -32,29 +31,21 @@ class AnswerServer:
         self.headers: list[dict[str, str]] = []
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Answers(QuietHandler):
             def do_GET(self) -> None:
                 server.asked.append(self.path)
                 server.headers.append(dict(self.headers.items()))
-                self.send_response(server.status)
-                self.send_header("Content-Length", str(len(server.body)))
-                self.end_headers()
-                self.wfile.write(server.body)
+                self.answer(server.status, server.body)
 
-            def log_message(self, *_: Any) -> None:
-                """Quiet."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        self._server = LocalServer(Answers).start()
+        self.address = self._server.address
 
     def names(self, *addresses: tuple[str, int]) -> None:
         producers = [{"broadcast_address": host, "tcp_port": port} for host, port in addresses]
         self.body = json.dumps({"channels": [], "producers": producers}).encode()
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.stop()
 
 
 @pytest.fixture
@@ -195,7 +186,7 @@ async def test_the_secret_goes_along_as_go_nsq_sends_it(server: AnswerServer, co
 
 
 class Rounds:
-    """What `on_found` was called with."""
+    """Keeps what `on_found` was called with."""
 
     def __init__(self) -> None:
         self.found: list[list[str]] = []
@@ -261,7 +252,7 @@ async def test_a_round_tries_three_at_most(make_server: Callable[[], AnswerServe
     rounds = Rounds()
     discovery = Discovery([server.address for server in servers], "t", NO_POLL, rounds)
     discovery.start()
-    await _until(lambda: servers[2].asked)
+    await until(lambda: servers[2].asked, WAIT_S)
     await asyncio.sleep(0.2)
     assert not rounds.found and not servers[3].asked
     discovery.poll_soon()
@@ -322,14 +313,8 @@ async def test_close_ends_a_question_that_gets_no_answer() -> None:
         threads = threading.active_count()
         discovery = Discovery([f"127.0.0.1:{port}"], "t", NO_POLL, Rounds())
         discovery.start()
-        await _until(lambda: threading.active_count() > threads)
+        await until(lambda: threading.active_count() > threads, WAIT_S)
         async with asyncio.timeout(WAIT_S):
             await discovery.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}
-        await _until(lambda: threading.active_count() == threads)
-
-
-async def _until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0.005)
+        await until(lambda: threading.active_count() == threads, WAIT_S)

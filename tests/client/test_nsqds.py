@@ -1,4 +1,4 @@
-"""The nsqds of a consumer: what is being connected ends with it."""
+"""Checks the nsqds of a consumer: what is being connected ends with it."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from nsquark import Consumer
 
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_close_that_is_cancelled_ends_what_is_being_connected(nsqd: Nsqd, topic: str, turns: int) -> None:
-    """It is cancelled after so many turns of the event loop."""
+    """The close is cancelled after so many turns of the event loop."""
     publish(nsqd, topic, b"1")
     with contextlib.ExitStack() as stack:
         proxies = [stack.enter_context(FaultProxy(nsqd.tcp)) for _ in range(3)]

@@ -1,4 +1,6 @@
-"""The pool: balanced over real nsqds, past those that fail, and settled when it ends."""
+"""Checks the pool: it balances over real nsqds, passes by those that fail, and gives every publish an outcome when it
+ends.
+"""
 
 import asyncio
 import gc
@@ -230,7 +232,7 @@ async def test_a_full_disk_is_not_the_publishs_fault(trio: list[Nsqd], topic: st
 
 @pytest.fixture
 def wants_secret(make_nsqd: Callable[..., Nsqd]) -> Iterator[str]:
-    """The address of an nsqd that wants a secret."""
+    """Gives the address of an nsqd that wants a secret."""
     with AuthServer() as server:
         yield address_of(make_nsqd(f"--auth-http-address={server.address}"))
 

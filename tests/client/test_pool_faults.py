@@ -1,4 +1,4 @@
-"""Three nsqds under load, one killed every second: what the pool said was published is there."""
+"""Puts three nsqds under load and kills one every second: what the pool said was published is there."""
 
 import asyncio
 import itertools
@@ -22,7 +22,7 @@ BURST = 20
 BURST_INTERVAL_S = 0.01
 START_TRIES_MAX = 5
 LOSES_DISK = 0
-"""Of the nsqds this one's disk is gone when it is killed, if any's is: two copies survive one lost disk, not two."""
+"""The disk of this nsqd is gone when it is killed, if any's is: two copies survive one lost disk, not two."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A pool and nsqds that stop answering: what they owe goes elsewhere, and they are used again once they answer.
+"""Checks a pool with nsqds that stop answering: what they owe goes elsewhere, and they are used again once they answer.
 
 Each nsqd here is one that answers as the test tells it to. The retry deadline is so long that an nsqd is taken for
 dead only long after it fell silent: where it still is silent when a publish returns, another nsqd was asked.
@@ -17,7 +17,7 @@ from nsquark.client.pool import ProducerPool
 
 WAIT_S = 30.0
 SILENCE_S = 1.5
-"""Longer than a pool waits for an nsqd before it asks another."""
+"""Is longer than a pool waits for an nsqd before it asks another."""
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ async def test_what_a_silent_nsqd_owes_goes_to_one_that_comes_back(trio: list[Sc
 
 
 async def test_what_a_silent_nsqd_owes_goes_to_a_third_if_the_second_fails(trio: list[ScriptedNsqd]) -> None:
-    """It is asked of one at a time: three have it at the end, of whom one is silent and one was lost."""
+    """One nsqd at a time is asked instead: three have the message at the end, of whom one is silent and one lost."""
     is_cut = False
 
     def cut_once(peer: Peer, line: bytes, body: bytes) -> bytes:

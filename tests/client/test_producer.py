@@ -1,4 +1,4 @@
-"""A producer and a real nsqd."""
+"""Checks a producer with a real nsqd."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from nsquark.client.errors import (
 NSQD_FLAGS = ["--max-msg-size=100000", "--max-body-size=20000000"]
 WAIT_S = 15.0
 TOO_LONG_S = 7200
-"""A delay that nsqd refuses, and closes the connection for."""
+"""nsqd refuses a delay as long as this, and closes the connection for it."""
 
 
 def bodies_of(wire: Wire, topic: str, count: int) -> list[bytes]:
@@ -239,7 +239,7 @@ async def test_sizes_are_checked_before_sending(nsqd: Nsqd, topic: str) -> None:
 
 
 async def test_a_size_that_only_nsqd_can_refuse(nsqd: Nsqd, topic: str) -> None:
-    """With the first publish nothing is known of nsqd yet."""
+    """At the first publish nothing is known of nsqd yet."""
     async with Producer(address_of(nsqd)) as producer:
         with pytest.raises(ServerError, match="E_BAD_MESSAGE PUB message too big 100001 > 100000"):
             await producer.publish(topic, bytes(100_001))
@@ -322,7 +322,7 @@ async def test_those_that_wait_go_with_the_next_connection(nsqd: Nsqd, proxy: Fa
 
 
 async def test_a_cancelled_publish_keeps_its_place(nsqd: Nsqd, proxy: FaultProxy, topic: str) -> None:
-    """Otherwise its answer would be taken for that of the next, and the error would hit the wrong one."""
+    """If it lost its place, its answer would be taken for that of the next, and the error would hit the wrong one."""
     async with Producer(proxied(proxy)) as producer:
         await producer.ping()
         proxy.stall()

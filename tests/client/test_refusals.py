@@ -1,4 +1,4 @@
-"""nsqd closes a connection on which it refused a publish: the next publish goes with a new one."""
+"""Checks that after a refused publish, for which nsqd closes the connection, the next publish goes with a new one."""
 
 import asyncio
 
@@ -71,7 +71,9 @@ async def test_a_publish_between_the_refusal_and_the_close_arrives_before_the_pr
 
 
 async def test_an_nsqd_that_goes_on_after_a_refusal_gets_what_was_held_back(topic: str) -> None:
-    """NSQ's never does; one that does must not be sent anything twice, nor be taken for one that took a publish."""
+    """NSQ's own nsqd never does; one that does must not be sent anything twice, nor be taken for one that took a
+    publish.
+    """
 
     def answer(peer: Peer, line: bytes, body: bytes) -> bytes:
         return error_frame("E_BAD_MESSAGE no") if body == b"wrong" else b""

@@ -1,4 +1,4 @@
-"""What NSQ's users met: a consumer that is connected, while messages wait, and gets none."""
+"""Checks what NSQ's users met: a consumer that is connected, while messages wait, and gets none."""
 
 import asyncio
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ async def handled_all(consumer: Consumer, handler: Any, count: int) -> None:
 
 
 async def test_an_idle_connection_does_not_hold_the_rdy_of_others(nsqds: list[Nsqd], topic: str) -> None:
-    """One in flight over three connections, of which the last has all messages."""
+    """One message may be in flight over three connections, of which the last has all messages."""
     publish(nsqds[2], topic, *(b"%d" % number for number in range(50)))
     async with Consumer(topic, "ch", nsqd=map(address_of, nsqds), max_in_flight=1, **QUICK) as consumer:
         await handled_all(consumer, lambda _: None, 50)
@@ -47,7 +47,7 @@ async def test_an_idle_connection_does_not_hold_the_rdy_of_others(nsqds: list[Ns
 
 
 async def test_a_busy_connection_does_not_hold_the_rdy_of_others(nsqds: list[Nsqd], topic: str) -> None:
-    """The first has messages without end; those of the others must be handled too."""
+    """The first connection has hundreds of messages; the few of the others must be handled too."""
     for daemon in nsqds:
         publish(daemon, topic, *(b"%d" % number for number in range(3)))
     publish(nsqds[0], topic, *(b"%d" % number for number in range(500)))
@@ -101,7 +101,7 @@ async def test_backoff_with_many_connections_comes_to_an_end(nsqds: list[Nsqd], 
 async def test_a_consumer_does_not_stick_after_a_reconnect(
     nsqds: list[Nsqd], topic: str, max_in_flight: int, is_failing: bool
 ) -> None:
-    """Also when it was in backoff, and the connection lost was the one that was asked for a message to try."""
+    """The consumer may have been in backoff, and have lost the connection that was asked for a message to try."""
     with FaultProxy(nsqds[0].tcp) as proxy:
         address = "{}:{}".format(*proxy.address)
         async with Consumer(topic, "ch", nsqd=address, max_in_flight=max_in_flight, **QUICK) as consumer:

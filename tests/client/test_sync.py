@@ -1,4 +1,4 @@
-"""The blocking client: from any thread, beside a running event loop, and on both sides of a fork."""
+"""Checks the blocking client: from any thread, beside a running event loop, and on both sides of a fork."""
 
 import contextlib
 import multiprocessing
@@ -75,7 +75,7 @@ def test_one_producer_serves_many_threads(nsqd: Nsqd, producer: sync.Producer, t
 
 
 async def test_it_works_beside_a_running_event_loop(nsqd: Nsqd, producer: sync.Producer, topic: str) -> None:
-    """As in a notebook, whose cells run inside one."""
+    """The cells of a notebook run inside an event loop, too."""
     producer.publish(topic, b"x")
     assert messages_of(nsqd, topic) == [b"x"]
 
@@ -180,17 +180,17 @@ def test_waiting_for_a_message_ends(nsqd: Nsqd, topic: str) -> None:
 
 
 def test_an_interrupt_ends_the_wait_and_loses_no_message(nsqd: Nsqd, producer: sync.Producer, topic: str) -> None:
-    class Interrupt(Exception):
+    class WaitInterrupted(Exception):
         pass
 
     def interrupt(*_: object) -> None:
-        raise Interrupt
+        raise WaitInterrupted
 
     with sync.Consumer(topic, "ch", nsqd=address_of(nsqd)) as consumer:
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.1)
-            with pytest.raises(Interrupt):
+            with pytest.raises(WaitInterrupted):
                 next(consumer)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -337,7 +337,7 @@ def test_what_was_taken_without_waiting_is_sent_though_others_fill_the_room(nsqd
 
 @contextlib.contextmanager
 def _silent_exit() -> Iterator[None]:
-    """In a forked child: never back into the test run."""
+    """Ends a forked child, which must never come back into the test run."""
     code = 1
     try:
         yield
@@ -566,7 +566,7 @@ for _ in range(3): producer.publish_nowait(topic, b"x")
 
 
 def test_threads_of_a_forked_child_share_one_producer(nsqd: Nsqd, topic: str) -> None:
-    """Makes the constructor slow, so that threads without a lock would meet in it."""
+    """The constructor is made slow, so that threads without a lock would meet in it."""
     _run_script(
         """
 import os, threading, time
@@ -617,7 +617,7 @@ def test_an_exit_in_a_handler_ends_its_run_and_nothing_else(
 def test_a_hook_that_only_returns_what_is_to_be_done(
     nsqd: Nsqd, producer: sync.Producer, topic: str, returned: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A coroutine is run; a generator would not be, so the message is not given up."""
+    """A coroutine that a hook returns is run; a generator would not be, so the message is not given up."""
     producer.publish(topic, b"x")
     buried: list[bytes] = []
 

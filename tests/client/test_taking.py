@@ -1,4 +1,4 @@
-"""Ways to take messages and to end taking them: `get`, `stop`, and blocks that let exceptions out."""
+"""Checks the ways to take messages and to end taking them: `get`, `stop`, and blocks that let exceptions out."""
 
 import asyncio
 import os
@@ -168,7 +168,7 @@ def test_a_block_that_lets_exceptions_out_without_asyncio(nsqd: Nsqd, topic: str
 
 @pytest.mark.parametrize("kind", ["run", "iteration", "get", "batches"])
 async def test_no_message_is_taken_after_stop(nsqd: Nsqd, topic: str, kind: str) -> None:
-    """Though they are all here, and nothing has to be awaited to take them."""
+    """No more are taken though they are all here, and nothing has to be awaited to take them."""
     publish(nsqd, topic, *(b"%d" % number for number in range(10)))
     handled: list[bytes] = []
 
@@ -203,7 +203,7 @@ async def test_no_message_is_taken_after_stop(nsqd: Nsqd, topic: str, kind: str)
 def test_a_signal_that_interrupts_taking_gives_the_message_back(nsqd: Nsqd, topic: str, take: str) -> None:
     """The message is there already when the handler of the signal raises."""
 
-    class Interrupt(Exception):
+    class TakingInterrupted(Exception):
         pass
 
     def interrupt(*_: object) -> None:
@@ -211,7 +211,7 @@ def test_a_signal_that_interrupts_taking_gives_the_message_back(nsqd: Nsqd, topi
         eventually(lambda: nsqd.channel(topic)["in_flight_count"] == 1)
         eventually(lambda: consumer.stats().received == 1)
         consumer.stats()
-        raise Interrupt
+        raise TakingInterrupted
 
     with (
         sync.Producer(address_of(nsqd)) as producer,
@@ -227,7 +227,7 @@ def test_a_signal_that_interrupts_taking_gives_the_message_back(nsqd: Nsqd, topi
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.1)
-            with pytest.raises(Interrupt):
+            with pytest.raises(TakingInterrupted):
                 take_one()
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,4 +1,4 @@
-"""Values instead of bytes: what is published comes out, and what cannot be decoded is given up with its reason."""
+"""Checks values instead of bytes: what is published comes out; what cannot be decoded is given up with its reason."""
 
 import asyncio
 import contextlib

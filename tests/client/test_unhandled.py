@@ -1,4 +1,6 @@
-"""No message is finished that no handler saw: not one that waited too long, nor one that a consumer gave back."""
+"""Checks that no message is finished that no handler saw: not one that waited too long, nor one that a consumer gave
+back.
+"""
 
 import asyncio
 import time
@@ -20,7 +22,7 @@ BODIES = [b"%d" % number for number in range(COUNT)]
 @pytest.mark.parametrize("auto_touch", [False, True])
 @pytest.mark.parametrize("kind", ["async", "plain"])
 async def test_handlers_slower_than_the_window(nsqd: Nsqd, topic: str, kind: str, auto_touch: bool) -> None:
-    """All are sent at once, and the last is handled when its timeout is over several times."""
+    """All messages are sent at once, and the last is handled when its timeout is over several times."""
     publish(nsqd, topic, *BODIES)
     handled: list[tuple[bytes, int]] = []
 
@@ -90,7 +92,7 @@ async def test_the_window_shrinks_to_what_handlers_take_and_grows_again(nsqd: Ns
 
 
 async def test_many_restarts_give_nothing_up(nsqd: Nsqd, topic: str) -> None:
-    """Each takes all, handles a few, and is stopped in order."""
+    """Each consumer takes all messages, handles a few, and is stopped in order."""
     publish(nsqd, topic, *BODIES)
     handled: list[bytes] = []
 
@@ -200,7 +202,7 @@ async def test_two_consumers_of_a_slow_one_share_the_backlog(nsqd: Nsqd, topic: 
 
 
 class FailingHandler:
-    """Fails each time as a handler, and notes it; its consumer gives up at last."""
+    """Fails each time as a handler, and keeps the attempts; its consumer gives up at last."""
 
     def __init__(self) -> None:
         self.attempts: list[int] = []

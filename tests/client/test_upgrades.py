@@ -1,4 +1,4 @@
-"""TLS, compression and authentication, each alone and together, on a real nsqd."""
+"""Checks TLS, compression and authentication, each alone and together, on a real nsqd."""
 
 import ssl
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def auth_server() -> Iterator[AuthServer]:
 
 @pytest.fixture(scope="module")
 def nsqd(certificate: Certificate, auth_server: AuthServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
-    """Offers everything, and lets nobody in without the secret."""
+    """Runs an nsqd that offers everything, and lets nobody in without the secret."""
     flags = tls_flags(certificate)
     with Nsqd(
         tmp_path_factory.mktemp("nsqd"), *flags, f"--auth-http-address={auth_server.address}", "--max-msg-size=4000000"
@@ -49,7 +49,7 @@ def _grants(auth_server: AuthServer) -> None:
 
 
 async def round_trip(nsqd: Nsqd, topic: str, config: Config) -> dict[str, Any]:
-    """Small and big messages, both ways; what nsqd says of the consumer's connection."""
+    """Sends small and big messages both ways; returns what nsqd says of the consumer's connection."""
     bodies = [b"small", b"compressible " * 100_000, bytes(range(256)) * 4000, *(b"%d" % n for n in range(500))]
     async with Producer(address_of(nsqd), config) as producer:
         await producer.publish(topic, bodies[0])
@@ -137,7 +137,7 @@ async def test_tls_files_that_cannot_be_read(nsqd: Nsqd, tmp_path: Path, topic: 
 
 
 async def test_tls_that_nsqd_demands(tmp_path: Path, certificate: Certificate, topic: str) -> None:
-    """And a client certificate that it wants to see."""
+    """The nsqd wants to see a client certificate too."""
     flags = [*tls_flags(certificate), "--tls-required=tcp-https"]
     with Nsqd(
         tmp_path, *flags, f"--tls-root-ca-file={certificate[0]}", "--tls-client-auth-policy=require-verify"

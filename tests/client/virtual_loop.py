@@ -1,4 +1,4 @@
-"""An event loop whose clock stands still until a test moves it."""
+"""Has an event loop whose clock stands still until a test moves it."""
 
 import asyncio
 import contextvars
@@ -15,7 +15,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._now_s = 1000.0
         self._due: list[float] = []
         self.timers: list[asyncio.TimerHandle] = []
-        """All that were ever set and are not yet over."""
+        """Has all timers that were ever set and are not yet over."""
 
     def time(self) -> float:
         # Before the constructor of the base class is done, too.
@@ -30,7 +30,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return timer
 
     def inside(self, call: Callable[[], T]) -> T:
-        """Calls it in the running loop."""
+        """Calls a function in the running loop."""
 
         async def do() -> T:
             return call()
@@ -38,7 +38,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.run_until_complete(do())
 
     def advance(self, seconds: float) -> None:
-        """Every timer goes off at its time and in its order, without waiting for it."""
+        """Moves the clock: every timer goes off at its time and in its order, without waiting for it."""
         until_s = self._now_s + seconds
         while self._due and self._due[0] <= until_s:
             self._now_s = max(self._now_s, heapq.heappop(self._due))

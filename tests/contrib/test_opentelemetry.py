@@ -1,4 +1,4 @@
-"""Traces from publish to handler and the usual metrics, seen by the SDK's exporters in memory."""
+"""Checks traces from publish to handler and the usual metrics, as the SDK's exporters see them in memory."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from nsquark.errors import Closed, WrongHandler
 
 
 class Exported:
-    """What the telemetry of a test came to."""
+    """Collects the spans and metrics of a test."""
 
     def __init__(self) -> None:
         self._spans = InMemorySpanExporter()

@@ -1,4 +1,4 @@
-"""Taskiq's tasks through a real nsqd, in this process and in a worker that is killed."""
+"""Runs Taskiq's tasks through a real nsqd, in this process and in a worker that is killed."""
 
 import asyncio
 import os

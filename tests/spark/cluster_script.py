@@ -19,7 +19,7 @@ def main(master: str, nsqd: str, topic: str, result: str) -> None:
     running = f"{result}.running"
 
     def slowly(batches: Iterator[Any]) -> Iterator[Any]:
-        """So that there is a middle to kill a worker in."""
+        """Hands rows on with pauses, so that there is a middle to kill a worker in."""
         for batch in batches:
             Path(running).touch()
             for low in range(0, batch.num_rows, ROWS_BETWEEN_PAUSES):

@@ -1,4 +1,4 @@
-"""`nsquark compact-archive` in a process that kills itself before one of the steps that reach the disk:
+"""Runs `nsquark compact-archive` in a process that kills itself before one of the steps that reach the disk:
 
 python compact_killed.py <archive> <number of the step>
 """

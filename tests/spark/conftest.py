@@ -1,4 +1,4 @@
-"""One Spark session for all tests of Spark: starting a JVM costs more than most of them."""
+"""Has one Spark session for all tests of Spark: starting a JVM costs more than most of them."""
 
 import os
 from collections.abc import Iterator
@@ -24,7 +24,8 @@ SETTINGS = {
 
 
 TIMEOUT_S = 300
-"""Of a test, unless it says otherwise: the first one also waits for the JVM, and Spark is slow on a busy machine."""
+"""Limits a test, unless it says otherwise: the first one also waits for the JVM, and Spark is slow on a busy machine.
+"""
 
 
 WORKER_TOO_LATE = "Python worker failed to connect back"
@@ -42,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def java() -> None:
-    """The environment that Spark needs, for this process and those it starts."""
+    """Sets the environment that Spark needs, for this process and those it starts."""
     pytest.importorskip("pyspark", reason="Spark is not installed: pip install 'nsquark[spark]'")
     from nsquark.spark.java import spark_environment
 
@@ -51,7 +52,7 @@ def java() -> None:
 
 @pytest.fixture(scope="session")
 def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
-    """local[2], in UTC, with its warehouse in a directory of this run."""
+    """Starts Spark as local[2], in UTC, with its warehouse in a directory of this run."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2]").appName("tests")

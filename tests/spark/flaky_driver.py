@@ -1,4 +1,4 @@
-"""A Spark driver whose tasks fail after they have written, and which hangs before Spark knows that a batch is done.
+"""Is a Spark driver whose tasks fail after they have written, and which hangs before Spark knows that a batch is done.
 
     python flaky_driver.py <HTTP address of nsqd> <directory>
 
@@ -24,7 +24,7 @@ from nsquark.spark.sink.writer import NsqBatchWriter, NsqStreamWriter
 ROWS = 5000
 PARTITIONS = 4
 PART_BYTES = 2048
-"""So small that each partition is staged in many parts."""
+"""Is so small that each partition is staged in many parts."""
 WAIT_S = 300.0
 
 
@@ -49,7 +49,7 @@ class HangsBeforeCommit(NsqStreamWriter):
 
 
 class Flaky(DataSource):
-    """The sink of format nsq, with these failures."""
+    """Is the sink of format nsq, with these failures."""
 
     @classmethod
     def name(cls) -> str:
@@ -67,7 +67,9 @@ class Flaky(DataSource):
 
 
 def other_order(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows in another order in each attempt, as a shuffle may bring them, and a failure before half of them came."""
+    """Gives rows in another order in each attempt, as a shuffle may bring them, and fails once before half of them
+    came.
+    """
     context = TaskContext.get()
     assert context is not None
     table = pa.Table.from_batches(list(batches))

@@ -1,4 +1,4 @@
-"""A driver with three jobs at work, killed in the worst moment of each: jobs_driver.py <nsqd> <topic> <directory>.
+"""Is a driver with three jobs at work, killed in the worst moment of each: jobs_driver.py <nsqd> <topic> <directory>.
 
 The rollup and the archive into Delta hang when their second batch with rows is written and Spark has not noted it; they
 make `rollup.hangs` and `delta.hangs` in <directory> then. The replay is slow, and killed between two messages.
@@ -65,7 +65,7 @@ def replay_arguments(nsqd: str, topic: str, directory: Path, rate: int) -> argpa
 
 
 def hanging(writer: Any, mark: Path) -> Any:
-    """The writer of a job, which does not come back from its second batch that has rows."""
+    """Wraps the writer of a job so that it does not come back from its second batch that has rows."""
     written: list[int] = []
 
     def write(batch: DataFrame, batch_id: int) -> None:

@@ -1,4 +1,4 @@
-"""Spark's calls to a stream reader, in Spark's order, without Spark: for tests of what a batch takes.
+"""Makes Spark's calls to a stream reader, in Spark's order, without Spark: for tests of what a batch takes.
 
 Offsets go through JSON and partitions through pickle, as they do between Spark's processes.
 """
@@ -17,7 +17,7 @@ from spark.source_rig import addresses
 
 
 class MicroBatches:
-    """One query and its checkpoint; `restarted` is another process that goes on with the checkpoint."""
+    """Is one query and its checkpoint; `restarted` is another process that goes on with the checkpoint."""
 
     def __init__(self, options: dict[str, Any], committed: str | None = None):
         self._options = options
@@ -44,13 +44,13 @@ class MicroBatches:
         return fields
 
     def plan(self, limit: ReadLimit | None = None) -> bool:
-        """Whether there is a batch to run."""
+        """Plans a batch; tells whether there is one to run."""
         limit = limit or self.reader.getDefaultReadLimit()
         self.planned = json.dumps(self.reader.latestOffset(self.offset, limit))
         return self.planned != self.committed
 
     def run(self) -> list[bytes]:
-        """The planned batch; it is committed when all of it was read."""
+        """Reads the planned batch, which is committed when all of it was read."""
         found = [body for part in self.partitions() for body in self.read(part)]
         self.committed = self.planned
         return sorted(found)
@@ -64,11 +64,11 @@ class MicroBatches:
         return [body for batch in self.reader.read(partition) for body in batch.column("body").to_pylist()]
 
     def next(self, limit: ReadLimit | None = None) -> list[bytes]:
-        """What the next batch reads; nothing if there is none."""
+        """Returns what the next batch reads; that is nothing if there is none."""
         return self.run() if self.plan(limit) else []
 
     def state(self) -> list[bytes]:
-        """All batches until there is none."""
+        """Returns what all batches read, until there is none."""
         found: list[bytes] = []
         while self.plan():
             found += self.run()
@@ -85,11 +85,11 @@ class MicroBatches:
 
 
 def query(*daemons: Nsqd, **options: Any) -> MicroBatches:
-    """From the earliest message on, unless told otherwise."""
+    """Makes a query that reads from the earliest message on, unless told otherwise."""
     where = {} if "lookupd" in options else {"nsqd": addresses(*daemons)}
     where |= {} if "startingTimestamp" in options else {"startingOffsets": "earliest"}
     return MicroBatches({**where, **options})
 
 
 MakeQuery = Callable[..., MicroBatches]
-"""What the fixture `start` gives: `query`, whose threads end after the test."""
+"""The fixture `start` gives one: `query`, whose threads end after the test."""

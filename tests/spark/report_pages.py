@@ -42,7 +42,7 @@ class ReportPage(HTMLParser):
             self._rows[-1][-1] += data
 
     def column(self, caption: str, name: str) -> dict[str, str]:
-        """A column of a table, by the first cells of its rows."""
+        """Returns a column of a table, by the first cells of its rows."""
         header, *rows = self.tables[caption]
         place = header.index(name)
         return {row[0]: row[place] for row in rows}

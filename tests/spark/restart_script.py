@@ -1,4 +1,4 @@
-"""A query that archives a topic to Parquet, in a process of its own: `restart_script.py <nsqd> <directory>`."""
+"""Runs a query that archives a topic to Parquet, in a process of its own: `restart_script.py <nsqd> <directory>`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the sink's tests look at: the messages in an nsqd's log."""
+"""Reads what the sink's tests look at: the messages in an nsqd's log."""
 
 from collections import Counter
 from typing import Any
@@ -9,7 +9,7 @@ from nsquark.wire.batch_format import HEADER_BYTES, StoredBatch, scan
 
 
 def log_bodies(nsqd: Nsqd, topic: str) -> list[bytes]:
-    """All bodies of a topic in the order of its log; none if there is no such topic."""
+    """Returns all bodies of a topic in the order of its log; there are none if there is no such topic."""
     info = nsqd.get("/log/info", topic=topic)
     if info.status == 404:
         return []
@@ -27,7 +27,7 @@ def log_bodies(nsqd: Nsqd, topic: str) -> list[bytes]:
 
 
 def differences(nsqds: list[Nsqd], topic: str, wanted: list[bytes]) -> tuple[int, int]:
-    """How many of the wanted messages are missing, and how many are there that should not be, doubles included."""
+    """Counts the wanted messages that are missing, and those that are there and should not be, doubles included."""
     found = Counter(body for nsqd in nsqds for body in log_bodies(nsqd, topic))
     expected = Counter(wanted)
     return (expected - found).total(), (found - expected).total()

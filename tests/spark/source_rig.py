@@ -1,4 +1,4 @@
-"""What the tests of the source share: publishing, reading, and running a query to the end of what there is."""
+"""Has what the tests of the source share: publishing, reading, and running a query to the end of what there is."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ def addresses(*daemons: Nsqd) -> str:
 
 
 def on_fixed_port(daemon: Nsqd) -> Nsqd:
-    """Started again, it listens where it did, as the nsqds of a cluster do."""
+    """Lets it listen where it did when it is started again, as the nsqds of a cluster do."""
     daemon.keep_ports()
     return daemon
 
@@ -73,7 +73,7 @@ def read_bodies(frame: "DataFrame") -> list[bytes]:
 
 
 class Stream:
-    """A query into Parquet, on one checkpoint, run as often as the test likes."""
+    """Is a query into Parquet, on one checkpoint, which runs as often as the test likes."""
 
     def __init__(self, spark: "SparkSession", directory: Path):
         self.spark = spark
@@ -86,7 +86,7 @@ class Stream:
         return query
 
     def run(self, builder: Any) -> "StreamingQuery":
-        """All that is there now."""
+        """Reads all that is there now, and ends."""
         for start in range(1, STARTS_MAX + 1):
             query = self.start(builder, availableNow=True)
             try:
@@ -111,5 +111,5 @@ def rows_by_batch(query: "StreamingQuery") -> list[int]:
 
 
 def commit_position(daemon: Nsqd, topic: str, channel: str) -> int:
-    """The messages that the query's channel still holds."""
+    """Returns how many messages the query's channel still holds."""
     return int(daemon.channel(topic, channel)["depth"])

@@ -1,4 +1,4 @@
-"""Spark and an nsqd with AUTH: the secret goes along with every request, and nowhere else."""
+"""Checks Spark with an nsqd with AUTH: the secret goes along with every request, and nowhere else."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

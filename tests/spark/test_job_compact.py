@@ -1,4 +1,4 @@
-"""`nsquark compact-archive`: few files, and each message once for every reader, wherever it is killed."""
+"""Checks `nsquark compact-archive`: few files, and each message once for every reader, wherever it is killed."""
 
 import os
 import shutil
@@ -36,7 +36,7 @@ SCRIPT = Path(__file__).with_name("compact_killed.py")
 TOPIC = "compacted"
 BATCH = 20
 FIRST = 12 * BATCH
-"""Messages of the archive at first: nine batches and a whole list of ten, then two more."""
+"""The archive has so many messages at first: nine batches and a whole list of ten, then two more."""
 TARGET_BYTES = 1 << 27
 
 
@@ -47,7 +47,7 @@ def start(spark: "SparkSession", nsqd: Nsqd, output: Path) -> "StreamingQuery":
 
 @pytest.fixture(scope="module")
 def built(spark: "SparkSession", nsqd: Nsqd, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An archive of many small files."""
+    """Makes an archive of many small files."""
     output = tmp_path_factory.mktemp("archive") / "lake"
     publish(nsqd, TOPIC, bodies(0, FIRST))
     start(spark, nsqd, output).awaitTermination()
@@ -56,7 +56,7 @@ def built(spark: "SparkSession", nsqd: Nsqd, tmp_path_factory: pytest.TempPathFa
 
 
 def copied(built: Path, to: Path) -> Path:
-    """An archive of its own, although the list has whole paths."""
+    """Makes a copy that is an archive of its own, although the list has whole paths."""
     shutil.copytree(built, to)
     for path in (to / SPARK_LOG).iterdir():
         if path.name.startswith("."):
@@ -78,7 +78,7 @@ def read_files(paths: Iterator[Path] | set[Path]) -> Counter[bytes]:
 
 
 def read_without_list(directory: Path) -> Counter[bytes]:
-    """As readers do that know nothing of Spark."""
+    """Reads an archive as readers do that know nothing of Spark."""
     return read_files(path for path in directory.rglob("*.parquet") if not path.name.startswith((".", "_")))
 
 
@@ -104,7 +104,7 @@ def test_few_files_and_the_same_messages(
 
 
 class Killed(BaseException):
-    """Nothing in the job may catch it, as nothing catches a kill."""
+    """Stands for a kill: nothing in the job may catch it."""
 
 
 def test_killed_at_any_step_a_reader_sees_each_message_once(
@@ -156,7 +156,7 @@ def test_a_real_kill(spark: "SparkSession", built: Path, tmp_path: Path) -> None
 
 
 def test_beside_a_running_archive_job(spark: "SparkSession", nsqd: Nsqd, built: Path) -> None:
-    """Last of this module: the archive itself goes on, over its next whole list."""
+    """This test is the last of its module: the archive itself goes on, over its next whole list."""
     more = 14 * BATCH
     compaction(built).run()
     publish(nsqd, TOPIC, bodies(FIRST, FIRST + more))

@@ -1,4 +1,6 @@
-"""`nsquark archive --format delta`: each message once in the table, also for readers that know nothing of Spark."""
+"""Checks `nsquark archive --format delta`: each message is once in the table, also for readers that know nothing of
+Spark.
+"""
 
 from collections import Counter
 from pathlib import Path

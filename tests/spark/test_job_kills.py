@@ -44,7 +44,7 @@ START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
 def orders() -> list[bytes]:
-    """Ten a second, with amounts whose sum as floating point depends on the order of adding."""
+    """Makes ten orders a second, with amounts whose sum as floating point depends on the order of adding."""
     return [
         json.dumps(
             {
@@ -58,7 +58,7 @@ def orders() -> list[bytes]:
 
 
 def expected_windows() -> dict[tuple[datetime, str], tuple[int, float, float, float, float]]:
-    """All but the last window, which no younger message has closed."""
+    """Returns all but the last window, which no younger message has closed."""
     found: dict[tuple[datetime, str], list[int]] = {}
     for number in range(MESSAGES - 100):
         start = START + timedelta(seconds=number // 100 * 10)

@@ -43,10 +43,10 @@ def _needs_a_compiler() -> None:
 
 
 class Machine:
-    """A disk on which a program works, and what power cuts may leave of it."""
+    """Has a disk on which a program works, and does what power cuts may do to it."""
 
     def __init__(self, directory: Path) -> None:
-        """What is in `root` by now is on the disk."""
+        """Takes what is in `root` by now as being on the disk."""
         self.root = directory / "root"
         self.root.mkdir(exist_ok=True)
         self._disk = Disk(self.root)
@@ -86,7 +86,7 @@ def test_a_replay_goes_on_at_another_rate_after_a_power_cut(
 
 
 def make_archive(directory: Path, files: int) -> Counter[bytes]:
-    """An archive whose files have a message each, as one batch of Spark leaves it; returns its messages."""
+    """Makes an archive whose files have a message each, as one batch of Spark leaves it; returns its messages."""
     (directory / SPARK_LOG).mkdir(parents=True)
     (directory / "topic=t").mkdir()
     for number in range(files):

@@ -1,4 +1,4 @@
-"""`nsquark rollup`: what its TOML file may say, and what is counted of messages that are not as it says."""
+"""Checks `nsquark rollup`: what its TOML file may say, and what is counted of messages that are not as it says."""
 
 import json
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""The ready jobs on a real nsqd: what they write, what they publish and what they print."""
+"""Checks the ready jobs on a real nsqd: what they write, what they publish and what they print."""
 
 import argparse
 import json
@@ -50,7 +50,7 @@ def arguments(job: Any, *words: str) -> argparse.Namespace:
 
 
 def archived(directory: Path, topic: str) -> list[dict[str, Any]]:
-    """The Parquet files as a program without Spark reads them."""
+    """Reads the Parquet files as a program without Spark does."""
     files = pyarrow.dataset.dataset(directory, format="parquet", partitioning="hive")
     return [row for row in files.to_table().to_pylist() if row["topic"] == topic]
 
@@ -125,7 +125,7 @@ def test_replay_of_a_range_from_the_log_and_from_the_archive(
 
 
 def _after_now() -> datetime:
-    """A time that is later than what was published, and earlier than what will be."""
+    """Returns a time that is later than what was published, and earlier than what will be."""
     time.sleep(0.005)
     now = datetime.now(UTC)
     time.sleep(0.005)
@@ -233,7 +233,9 @@ def test_a_table_is_refused_with_what_to_write_and_a_view_works(
 def test_the_archive_command_goes_on_until_it_is_stopped(
     nsqd: Nsqd, connect: Callable[..., Any], topic: str, tmp_path: Path
 ) -> None:
-    """The one test that starts the real command: one line in a pipe, ended by Ctrl-C with everything written."""
+    """This test alone starts the real command, which is one line in a pipe, and ends it by Ctrl-C with everything
+    written.
+    """
     connect(nsqd).publish(topic, b"before")
     output = tmp_path / "lake"
     command = [COMMAND, "archive", str(output), "--topic", topic, "--nsqd-http-address", address(nsqd), "--continuous"]

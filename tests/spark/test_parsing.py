@@ -1,4 +1,4 @@
-"""`nsquark.spark.parse_json`: the fields of messages as columns, by an inferred schema."""
+"""Checks `nsquark.spark.parse_json`: the fields of messages become columns, by an inferred schema."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The example pipeline, run twice on a real nsqd with new messages in between, against the same sums done in Python."""
+"""Runs the example pipeline twice on a real nsqd with new messages in between, against the same sums done in Python."""
 
 import argparse
 import base64
@@ -72,7 +72,7 @@ def events(prefix: str, start: datetime, count: int, step_s: float) -> list[Even
 
 @dataclass
 class Expected:
-    """What the pipeline should have made of the rounds given to it so far."""
+    """Holds what the pipeline should have made of the rounds given to it so far."""
 
     events: list[Event] = field(default_factory=list)
     minutes: dict[tuple[datetime, str], tuple[int, Decimal | None]] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Expected:
     _open: dict[str, Event] = field(default_factory=dict)
 
     def add(self, round_events: list[Event]) -> None:
-        """One update: late events are judged by the watermark that the update before left."""
+        """Takes one update's events: late ones are judged by the watermark that the update before left."""
         self.events += round_events
         for event in round_events:
             if event.minute + MINUTE > self._watermark:
@@ -131,7 +131,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
 
 
 def table(server: ConnectServer, name: str) -> list[dict[str, Any]]:
-    """Read from its files, not through Spark."""
+    """Reads a table from its files, not through Spark."""
     rows = pyarrow.dataset.dataset(server.home.directory / "warehouse" / name, format="parquet").to_table().to_pylist()
     # Spark's files have times without a zone, which are in UTC.
     return [{key: _in_utc(value) for key, value in row.items()} for row in rows]
@@ -142,7 +142,7 @@ def _in_utc(value: Any) -> Any:
 
 
 def topic_bodies(nsqd: Nsqd, connect: Callable[..., Any], topic: str) -> list[dict[str, Any]]:
-    """All that is in a topic now, left there."""
+    """Returns all that is in a topic now, and leaves it there."""
     count = nsqd.get("/log/info", topic=topic).json()["count"]
     channel = f"test{count}#ephemeral"
     assert nsqd.post("/channel/create", topic=topic, channel=channel, start="oldest").status == 200
@@ -151,7 +151,7 @@ def topic_bodies(nsqd: Nsqd, connect: Callable[..., Any], topic: str) -> list[di
 
 
 def update(server: ConnectServer, nsqd: Nsqd, topic: str) -> str:
-    """One run of the real command, as on a terminal; what it showed."""
+    """Runs the real command once, as on a terminal; returns what it showed."""
     command = [COMMAND, "pipeline", "run", "--spec", str(EXAMPLE), "--remote", server.url]
     command += ["--dir", str(server.home.directory), "--server-log", str(server.log)]
     command += ["--conf", f"events.nsqd=127.0.0.1:{nsqd.http[1]}", "--conf", f"events.topic={topic}"]

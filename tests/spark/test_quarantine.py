@@ -1,4 +1,4 @@
-"""`nsquark.spark.quarantine`: every row is in one of two parts, and a bad one can be found again."""
+"""Checks `nsquark.spark.quarantine`: every row is in one of two parts, and a bad one can be found again."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""`nsquark report` on real nsqds: what it counts, and the page that shows it."""
+"""Checks `nsquark report` on real nsqds: what it counts, and the page that shows it."""
 
 import argparse
 import itertools

@@ -1,4 +1,6 @@
-"""`df.write.format("nsq")` and `df.writeStream.format("nsq")`: what arrives, and what is refused with which words."""
+"""Checks `df.write.format("nsq")` and `df.writeStream.format("nsq")`: what arrives, and what is refused with which
+words.
+"""
 
 import socket
 from collections.abc import Callable
@@ -51,7 +53,7 @@ def test_strings_and_binaries_arrive_byte_for_byte(spark: "SparkSession", nsqd: 
 
 
 def test_rows_of_a_partition_keep_their_order(spark: "SparkSession", nsqd: Nsqd, topic: str) -> None:
-    """Over several MPUBs: 30,000 rows are more than one may have."""
+    """The rows go in several MPUBs: 30,000 are more than one may have."""
     write(numbers(spark, 30_000, partitions=1), nsqd, topic=topic)
     assert log_bodies(nsqd, topic) == bodies(30_000)
 
@@ -129,7 +131,7 @@ def test_a_secret_is_sent_to_an_nsqd_that_asks(
 def test_an_nsqd_killed_and_restarted_in_the_middle_loses_nothing(
     spark: "SparkSession", make_nsqd: Callable[..., Nsqd], topic: str, tmp_path: Path
 ) -> None:
-    """At least once: what had no answer when nsqd died is sent again."""
+    """Messages arrive at least once: what had no answer when nsqd died is sent again."""
     ports = free_ports(2)
     nsqd = make_nsqd(f"--tcp-address=127.0.0.1:{ports[0]}", f"--http-address=127.0.0.1:{ports[1]}")
     go_on = tmp_path / "go on"
@@ -166,7 +168,7 @@ def test_an_nsqd_killed_and_restarted_in_the_middle_loses_nothing(
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago: a restarted nsqd must be found where it was."""
+    """Finds ports that were free a moment ago: a restarted nsqd must be found where it was."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports: list[int] = [entry.getsockname()[1] for entry in sockets]
     for entry in sockets:
@@ -207,7 +209,7 @@ def test_a_batch_write_without_a_name_cannot_be_repeated(spark: "SparkSession", 
 
 
 def stream_of_files(spark: "SparkSession", tmp_path: Path, *contents: list[str]) -> "DataFrame":
-    """A batch for each content."""
+    """Makes a stream that has a batch for each content."""
     directory = tmp_path / "in"
     directory.mkdir(exist_ok=True)
     for number, lines in enumerate(contents):

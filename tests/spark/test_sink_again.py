@@ -1,4 +1,6 @@
-"""Once means once: a batch that the sink has written and Spark has not noted is run again, the topic having grown."""
+"""Checks that once means once: a batch that the sink has written and Spark has not noted is run again, the topic having
+grown.
+"""
 
 import json
 from collections import Counter
@@ -18,7 +20,7 @@ pytestmark = pytest.mark.ours
 
 
 def copy(spark: "SparkSession", daemon: Nsqd, topic: str, checkpoint: Path) -> None:
-    """All that is in the topic now, to another, once."""
+    """Copies all that is in the topic now to another, once."""
     stream = stream_reader(spark, daemon, topic, startingOffsets="earliest", minPartitions=8).load()
     writer = stream.select("body").writeStream.format("nsq").option("checkpointLocation", str(checkpoint))
     options: dict[str, Any] = {"nsqd": address(daemon), "topic": f"{topic}_copy", "idempotent": "true"}
@@ -27,7 +29,7 @@ def copy(spark: "SparkSession", daemon: Nsqd, topic: str, checkpoint: Path) -> N
 
 
 def forget_last_commit(checkpoint: Path) -> None:
-    """As if the driver had died between the sink and Spark's own log."""
+    """Leaves the checkpoint as if the driver had died between the sink and Spark's own log."""
     numbers = [int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdecimal()]
     last = checkpoint / "commits" / str(max(numbers))
     last.unlink()

@@ -1,4 +1,4 @@
-"""Appending under tokens, without Spark around it: what a retry finds, and what it makes of it."""
+"""Appends under tokens, without Spark around it: checks what a retry finds, and what it makes of it."""
 
 import random
 import threading
@@ -48,7 +48,7 @@ def append_once(
 
 @pytest.fixture
 def rows() -> list[bytes]:
-    """About 300 KiB, some of them twice."""
+    """Makes rows of about 300 KiB together, some of them twice."""
     rows = [b"%06d" % number + b"x" * random.Random(number).randrange(200) for number in range(2500)]
     return rows + rows[:50]
 
@@ -107,7 +107,7 @@ def test_attempts_at_the_same_time_do_not_mix(nsqd: Nsqd, topic: str, rows: list
 
 
 def test_other_rows_under_the_same_name_are_not_lost(nsqd: Nsqd, topic: str) -> None:
-    """As when a restart finds another number of partitions."""
+    """A restart that finds another number of partitions gives a name other rows."""
     settings = options(http_address(nsqd))
     append_once(settings, "q/0/0", column([b"a", b"b"], topic))
     append_once(settings, "q/0/0", column([b"b", b"c"], topic))
@@ -122,7 +122,7 @@ def test_equal_rows_under_other_names_all_arrive(nsqd: Nsqd, topic: str) -> None
 
 
 def test_more_than_one_append_holds_is_split(nsqd: Nsqd, topic: str) -> None:
-    """With nsqd's real limit."""
+    """The limit is nsqd's real one."""
     rows = [random.Random(number).randbytes(1_000_000) for number in range(80)]
     settings = options(http_address(nsqd), part_bytes=4 << 20)
     append_once(settings, "q/0/0", column(rows, topic))

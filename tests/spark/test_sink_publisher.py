@@ -1,4 +1,4 @@
-"""Publishing as a task does it, without Spark around it: TLS, failover, what an error says."""
+"""Publishes as a task does it, without Spark around it: checks TLS, failover, and what an error says."""
 
 import gc
 import os
@@ -108,7 +108,7 @@ def test_what_nsqd_refuses_is_told_with_its_rows(make_nsqd: Callable[..., Nsqd])
 
 
 def is_inside(thread: threading.Thread, function: str) -> bool:
-    """Whether a function of this name is on the thread's stack."""
+    """Tells whether a function of this name is on the thread's stack."""
     frame = sys._current_frames().get(thread.ident or 0)
     while frame is not None and frame.f_code.co_name != function:
         frame = frame.f_back

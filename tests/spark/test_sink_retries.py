@@ -27,7 +27,7 @@ FILES, LINES = 3, 500
 
 
 def make_files(directory: Path) -> list[bytes]:
-    """A batch of the stream for each; Spark takes them in the order of their times."""
+    """Makes files, each a batch of the stream; Spark takes them in the order of their times."""
     (directory / "in").mkdir()
     for number in range(FILES):
         path = directory / "in" / f"{number}.txt"
@@ -63,7 +63,7 @@ def test_retried_tasks_and_a_killed_driver(
 
 
 def resume(spark: "SparkSession", nsqd: Nsqd, directory: Path) -> None:
-    """The same query from its checkpoint, in another driver, with the sink as it is."""
+    """Goes on with the same query from its checkpoint, in another driver, with the sink as it is."""
     files = spark.readStream.option("maxFilesPerTrigger", 1).text(str(directory / "in"))
     stream = files.withColumnRenamed("value", "body").repartition(flaky_driver.PARTITIONS, "body")
     writer = stream.writeStream.format("nsq").option("checkpointLocation", str(directory / "checkpoint"))

@@ -1,4 +1,4 @@
-"""What the sink makes of options, columns and rows, before Spark or an nsqd comes into it."""
+"""Checks what the sink makes of options, columns and rows, before Spark or an nsqd comes into it."""
 
 from typing import Any
 
@@ -77,7 +77,7 @@ def test_a_bad_row_is_named_by_its_number(topic: str, body: str, defer_ms: int, 
 @pytest.mark.parametrize("kind", [pa.string(), pa.binary(), pa.large_string(), pa.large_binary()])
 @pytest.mark.parametrize("bytes_max", [10, 1 << 20])
 def test_rows_become_messages_by_topic(kind: Any, bytes_max: int) -> None:
-    """Also from a slice of a batch, whose buffers have other rows too."""
+    """The rows come from a slice of a batch, whose buffers have other rows too."""
     bodies = [f"{number}-\u00e4" for number in range(50)]
     raw = bodies if "string" in str(kind) else [body.encode() for body in bodies]
     whole = batch(topic=["c", "a", "b", "a", "c"] * 10, body=pa.array(raw, kind))

@@ -1,4 +1,4 @@
-"""`spark.read.format("nsq")`: what a batch reads."""
+"""Checks `spark.read.format("nsq")`: what a batch reads."""
 
 import json
 import time
@@ -76,7 +76,7 @@ def test_an_empty_topic_has_no_rows(spark: "SparkSession", nsqd: Nsqd, topic: st
 
 
 def test_large_and_empty_looking_messages(spark: "SparkSession", nsqd: Nsqd, topic: str) -> None:
-    """One larger than an Arrow batch is meant to be, among small ones."""
+    """Some messages are larger than an Arrow batch is meant to be, among small ones."""
     publish(nsqd, topic, [b"a", bytes(1_000_000), b"b", *[b"x" * 1000] * 3000])
     publish(nsqd, topic, [bytes(1_000_000)] * 4)
     lengths = reader(spark, nsqd, topic).load().selectExpr("length(body) as n").collect()

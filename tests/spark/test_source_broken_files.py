@@ -1,4 +1,4 @@
-"""A file of the log that cannot be read for a while: no message is left out, and the error says what is wrong."""
+"""Checks a file of the log that cannot be read for a while: no message is left out, and the error tells why."""
 
 import threading
 from collections.abc import Callable

@@ -21,7 +21,7 @@ def cuts(one: MicroBatches) -> list[Cut]:
 
 
 def grow(daemon: Nsqd, low: int, count: int) -> None:
-    """Appends of 7 messages whose sizes differ, so that bytes and messages are not spread alike."""
+    """Publishes 7 messages at a time, whose sizes differ, so that bytes and messages are not spread alike."""
     for number, first in enumerate(range(low, low + count, 7)):
         publish(daemon, "t", [body + b"x" * (number % 50) * 20 for body in bodies(first, first + 7)])
 

@@ -1,4 +1,4 @@
-"""The option `headers`: envelopes are opened where they are asked for, and only there."""
+"""Checks the option `headers`: envelopes are opened where they are asked for, and only there."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

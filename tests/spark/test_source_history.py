@@ -1,18 +1,19 @@
-"""Never left out without a word: topics made again, data paths put back or copied, nsqds that nsqlookupd forgets."""
+"""Checks that nothing is left out without a word: topics made again, data paths put back or copied, nsqds that
+nsqlookupd forgets.
+"""
 
 import json
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness import Nsqd, eventually
+from harness.http_server import LocalServer, QuietHandler
 from harness.lookupd import Nsqlookupd
 from spark.source_rig import addresses, bodies, info, nsqd_id, on_fixed_port, publish
 
@@ -29,12 +30,12 @@ pytestmark = pytest.mark.ours
 
 @pytest.fixture
 def lookupd(make_lookupd: Callable[..., Nsqlookupd]) -> Nsqlookupd:
-    """Each test has its own."""
+    """Gives each test an nsqlookupd of its own."""
     return make_lookupd()
 
 
 def count_of_batch(**options: Any) -> int:
-    """How many messages a batch read would give."""
+    """Returns how many messages a batch read would give."""
     parts = plan_batch(SourceOptions.parse({name: str(value) for name, value in options.items()}))
     return sum(part.count for part in parts)
 
@@ -174,7 +175,9 @@ def test_an_nsqd_put_back_to_a_backup_is_an_error_and_what_is_new_is_read(
 def test_a_backup_is_noticed_also_when_its_numbers_go_on_behind_all_that_was_read(
     make_nsqd: Callable[..., Nsqd], tmp_path: Path, start: MakeQuery, published: int
 ) -> None:
-    """As hours later, since numbers begin above the clock; a damaged file of sequence numbers lets them jump too."""
+    """The numbers go on there hours later, since they begin above the clock, or, as here, after the file of sequence
+    numbers was damaged.
+    """
     daemon = on_fixed_port(make_nsqd(data_path=tmp_path / "data"))
     publish(daemon, "t", bodies(0, 100))
     daemon.stop()
@@ -297,24 +300,17 @@ def test_a_stream_goes_on_with_an_nsqd_that_nsqlookupd_has_forgotten(
 
 @pytest.fixture
 def foreign() -> Iterator[tuple[str, int]]:
-    """NSQ's own nsqd, as far as the source asks it: it has no /log/…"""
+    """Answers as NSQ's own nsqd does, as far as the source asks it: that has no /log/…"""
 
-    class Handler(BaseHTTPRequestHandler):
+    class WithoutLog(QuietHandler):
         def do_GET(self) -> None:
-            body = b'{"version":"1.3.0","tcp_port":4150,"http_port":4151}'
-            body, status = (body, 200) if self.path == "/info" else (b'{"message":"NOT_FOUND"}', 404)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            if self.path == "/info":
+                self.answer(200, b'{"version":"1.3.0","tcp_port":4150,"http_port":4151}')
+            else:
+                self.answer(404, b'{"message":"NOT_FOUND"}')
 
-        def log_message(self, *words: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with LocalServer(WithoutLog) as server:
         yield "127.0.0.1", server.server_port
-        server.shutdown()
 
 
 def test_a_cluster_half_moved_from_nsq_fails_or_is_read_without_the_rest(

@@ -1,4 +1,4 @@
-"""An nsqd that is none, or a bad one: whatever it answers, reading ends with an error of ours, and in time."""
+"""Reads from an nsqd that is none, or a bad one: whatever it answers, reading ends with an error of ours, in time."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ from nsquark.wire.batch_format import HEAD, HEADER_BYTES, MAGIC, TAIL, VERSION, 
 ID = "11111111-2222-3333-4444-555555555555"
 READ_TIMEOUT_S = 1.0
 ANSWER_TIMEOUT = "30s"
-"""For those that answer, on a busy machine too."""
+"""Holds for those that answer, on a busy machine too."""
 LOW, HIGH = 1000, 2000
 
 Script = Callable[[str], Iterable[bytes]]
@@ -114,13 +114,13 @@ def batch(first: int, records: Iterable[bytes], messages: int | None = None) -> 
 
 
 def stalled(seconds: float) -> bytes:
-    """Nothing, after a while."""
+    """Returns nothing, after a while."""
     time.sleep(seconds)
     return b""
 
 
 def announced(first: int, payload_bytes: int) -> bytes:
-    """The header of a batch of one message, whose payload is still to come."""
+    """Makes the header of a batch of one message, whose payload is still to come."""
     tail = TAIL.pack(1, payload_bytes, 0, first, 0, 1, 0, bytes(16))
     return HEAD.pack(MAGIC, VERSION, 0, HEADER_BYTES, xxh32_intdigest(tail, 0)) + tail
 
@@ -139,7 +139,7 @@ def read(address: str, count: int = HIGH - LOW, **more: str) -> int:
 
 
 def within(seconds: float, work: Callable[[], Any]) -> Exception:
-    """The error that ends the work; far less time than the server would go on for."""
+    """Returns the error that ends the work, in far less time than the server would go on for."""
     began = time.monotonic()
     with pytest.raises(NsqdError) as raised:
         work()
@@ -147,7 +147,7 @@ def within(seconds: float, work: Callable[[], Any]) -> Exception:
     return raised.value
 
 
-# -- single answers
+# -- single answers ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -272,11 +272,11 @@ def test_tcp_ports_that_are_none(hostile: Callable[[Script], Hostile], port: obj
     assert isinstance(within(5, lambda: tcp_addresses(SinkOptions.parse({"nsqd": server.address}))), WrongAddress)
 
 
-# -- ranges
+# -- ranges ------------------------------------------------------------------------------------------------
 
 
 def reading(*pieces: bytes, then: Callable[[], Iterable[bytes]] = lambda: ()) -> Script:
-    """Of an nsqd that is known by its id, and streams these pieces."""
+    """Makes the script of an nsqd that is known by its id, and streams these pieces."""
 
     def script(target: str) -> Iterable[bytes]:
         if target.startswith("/log/read"):
@@ -287,7 +287,7 @@ def reading(*pieces: bytes, then: Callable[[], Iterable[bytes]] = lambda: ()) ->
 
 
 def test_a_range_as_it_should_be(hostile: Callable[[Script], Hostile]) -> None:
-    """So that the tests below fail for what they change."""
+    """This range can be read, so that the tests below fail for what they change."""
     server = hostile(reading(messages(LOW - 5, LOW + 100), messages(LOW + 100, HIGH + 5)))
     assert read(server.address) == HIGH - LOW
 
@@ -371,7 +371,7 @@ def test_what_it_says_is_told_in_one_printable_line(hostile: Callable[[Script], 
 
 
 def test_a_secret_is_not_sent_before_it_is_asked_for(hostile: Callable[[Script], Hostile]) -> None:
-    """Such as to the plain port of an nsqd that requires TLS, to which nsqlookupd sends."""
+    """The server may be the plain port of an nsqd that requires TLS, to which nsqlookupd sends."""
     server = hostile(lambda target: [answer({"message": "TLS_REQUIRED", "https_port": 1}, 403)])
     finder = Finder(options(server.address, authSecret="hush-hush"))
     assert isinstance(within(5, finder.find), WrongAddress)

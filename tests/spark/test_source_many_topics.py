@@ -1,4 +1,4 @@
-"""Many small topics, NSQ's way: few requests and few tasks, whatever their number."""
+"""Checks many small topics, NSQ's way: they take few requests and few tasks, whatever their number."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.ours
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> "Counter[str]":
-    """Those that the source makes, by path."""
+    """Counts the requests that the source makes, by path."""
     made: Counter[str] = Counter()
     send: Callable[..., Any] = Endpoint._send
 

@@ -1,4 +1,4 @@
-"""Which messages each batch of a stream takes, on real nsqds, by the calls that Spark makes."""
+"""Checks which messages each batch of a stream takes, on real nsqds, by the calls that Spark makes."""
 
 import json
 import time
@@ -25,7 +25,7 @@ def pair(make_nsqd: Callable[..., Nsqd], tmp_path: Path) -> tuple[Nsqd, Nsqd]:
 
 
 def drained(daemon: Nsqd, topic: str) -> None:
-    """nsqd removes what no channel holds."""
+    """Lets nsqd remove what no channel holds."""
     daemon.post("/channel/create", topic=topic, channel="drain", start="oldest")
     daemon.post("/channel/empty", topic=topic, channel="drain")
     eventually(lambda: info(daemon, topic)["segments"] <= 1)

@@ -1,4 +1,4 @@
-"""Options that cannot be are refused before anything is read, with a sentence that says what to write instead."""
+"""Checks that impossible options are refused before anything is read, with a sentence that says what to write."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,6 @@
-"""Filters choose what is read at all, and columns what travels: with Spark's push-down on, and as ever with it off."""
+"""Checks that filters choose what is read at all, and columns what travels: with Spark's push-down on, and as ever with
+it off.
+"""
 
 import time
 from collections.abc import Iterator
@@ -34,13 +36,13 @@ def moment_us(time_ns: int) -> datetime:
 
 
 def planned(nsqd: Nsqd, filters: list[Filter], **options: Any) -> int:
-    """How many messages a batch with these filters reads."""
+    """Returns how many messages a batch with these filters reads."""
     parsed = SourceOptions.parse({"nsqd": address(nsqd), **options})
     return sum(part.count for part in plan_batch(parsed, Bounds().narrowed(filters).cut))
 
 
 def three_days(nsqd: Nsqd, topic: str) -> list[datetime]:
-    """Three times a thousand messages, and the times between them."""
+    """Publishes three times a thousand messages; returns the times around them."""
     between = []
     for day in range(3):
         between.append(moment_us(time.time_ns()))
@@ -138,7 +140,7 @@ def pushdown(spark: "SparkSession", request: pytest.FixtureRequest) -> Iterator[
 
 
 def scanned(frame: "DataFrame") -> int:
-    """How many rows the source gave, after an action."""
+    """Returns how many rows the source gave, after an action."""
     leaf = frame._jdf.queryExecution().executedPlan().collectLeaves().head()
     return int(leaf.metrics().apply("numOutputRows").value())
 

@@ -1,4 +1,6 @@
-"""Exactly once: a query whose driver is killed again and again, in the middle of a batch, on one checkpoint."""
+"""Checks that a query reads exactly once, whose driver is killed again and again, in the middle of a batch, on one
+checkpoint.
+"""
 
 import os
 import random
@@ -22,18 +24,18 @@ pytestmark = [pytest.mark.ours, pytest.mark.timeout(1800)]
 
 KILLS, KILLS_LONG = 2, 10
 MESSAGES_PER_ROUND = 4000
-"""More than a driver reads before it is killed, so that it never comes to the end."""
+"""Is more than a driver reads before it is killed, so that it never comes to the end."""
 SCRIPT = Path(__file__).with_name("restart_script.py")
 DRIVER_TIMEOUT_S = 300
 
 
 def batches(checkpoint: Path, kind: str) -> int:
-    """Of the kind `offsets` those that were begun, of `commits` those that ended."""
+    """Counts batches: those that were begun for the kind `offsets`, those that ended for `commits`."""
     return len([path for path in (checkpoint / kind).glob("*") if path.name.isdigit()])
 
 
 def kill_in_the_middle(driver: "subprocess.Popen[bytes]", checkpoint: Path, moment: random.Random) -> bool:
-    """Kills it in its second or third batch; whether that one had been begun and not yet committed."""
+    """Kills it in its second or third batch; tells whether that one had been begun and not yet committed."""
     wanted = batches(checkpoint, "commits") + 1 + moment.randrange(2)
 
     def is_in_a_batch() -> bool:

@@ -1,4 +1,4 @@
-"""`spark.readStream.format("nsq")` in real queries."""
+"""Checks `spark.readStream.format("nsq")` in real queries."""
 
 import logging
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def test_runs_of_available_now_go_on_where_the_last_ended(
 def test_a_running_query_sees_what_comes(
     spark: "SparkSession", make_nsqd: Callable[..., Nsqd], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two nsqds, one of which is killed and started again, and a third that appears; and what the listener says."""
+    """Of two nsqds one is killed and started again, and a third appears: all is read, and the listener says how far."""
     prometheus_client = pytest.importorskip("prometheus_client")
     from nsquark.spark.listener import NsqListener
 

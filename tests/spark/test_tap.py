@@ -1,4 +1,4 @@
-"""Spark on `nsquark tap`: each message that a tapped nsqd delivers is a row, once, whoever is killed meanwhile."""
+"""Checks Spark on `nsquark tap`: each message that a tapped nsqd delivers is one row, whoever is killed meanwhile."""
 
 import random
 import threading
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 TOPIC = "orders"
 TIMEOUT_S = 600
-"""They wait for several processes and for Spark, each of which is slow on a busy machine."""
+"""The tests wait for several processes and for Spark, each of which is slow on a busy machine."""
 
 pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
@@ -49,7 +49,7 @@ def source(whose: str, tmp_path: Path) -> Iterator[Nsqd]:
 
 @pytest.fixture
 def make_tap(tmp_path: Path) -> Iterator[Callable[..., Tap]]:
-    """Taps on one data path, one after another."""
+    """Starts taps on one data path, one after another."""
     taps: list[Tap] = []
 
     def make(source: Nsqd | str, *flags: str) -> Tap:
@@ -63,7 +63,7 @@ def make_tap(tmp_path: Path) -> Iterator[Callable[..., Tap]]:
 
 
 def rows(spark: "SparkSession", tap: Tap, **options: str) -> list[Row]:
-    """All rows of the topic, in the order of their ids, with what is compared to frames of NSQ."""
+    """Returns all rows of the topic, in the order of their ids, with what is compared to frames of NSQ."""
     frame = reader(spark, "", TOPIC, lookupd=tap.http_address, **options).load()
     found = frame.selectExpr("id", "unix_micros(timestamp) us", "body").collect()
     return sorted((row.id, row.us, bytes(row.body)) for row in found)
