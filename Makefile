@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STAMP := $(VENV)/.installed
 KERNEL := $(wildcard src/nsquark/kernel/*.py src/nsquark/kernel/*.pxd)
-WORKERS ?= 4
+WORKERS ?= 6
 TEST_PACKAGES := $(patsubst tests/%/__init__.py,%,$(wildcard tests/*/__init__.py))
 PACKAGED := build/packaged
 BROWSERS := chromium-headless-shell chromium chromium-browser google-chrome
@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(KERNEL)
 demo: build
 	$(BIN)/python -m examples.demo $(if $(KEEP),--keep) $(ARGS)
 
-# In four processes, since tests wait a lot; WORKERS=0 runs all in one, where a debugger works. STRICT=1 makes a failure
+# In six processes, since tests wait a lot; WORKERS=0 runs all in one, where a debugger works. STRICT=1 makes a failure
 # of a test that is skipped because something is missing on this machine.
 test: build packages
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(if $(STRICT),--strict-skips) $(ARGS)

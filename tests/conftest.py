@@ -1,6 +1,6 @@
 """Fixtures for every test: an nsqd and an nsqlookupd per module, more where a test needs its own, and connections.
 
-`make test` shares the test files among four workers; see harness/workers.py.
+`make test` shares the test files among six workers; see harness/workers.py.
 """
 
 import itertools

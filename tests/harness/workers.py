@@ -1,6 +1,6 @@
 """Shares the tests of `make test` among pytest-xdist's workers: whole files, the longest first.
 
-The tests of a file share daemons, and most of tests/spark shares one Spark session, so neither is taken apart. What
+The tests of a file share daemons, and those of tests/spark a few Spark sessions, so neither is taken apart. What
 takes longest is handed out first; handed out last, it would keep one worker busy while the others have nothing left.
 """
 
@@ -10,8 +10,10 @@ from xdist.scheduler import LoadFileScheduling
 
 ALONE = ("tests/spark/test_pipeline.py",)
 """This test spends its time in a Spark of its own."""
-ON_ONE_WORKER = ("tests/spark/test_s", "tests/spark/")
-"""Beginnings of test ids. All that have the first, source and sink, share a Spark session; so do the others."""
+ON_ONE_WORKER = ("tests/spark/test_s", "tests/spark/test_job", "tests/spark/")
+"""Beginnings of test ids. Tests that have the same first one of these share a Spark session: those of source and sink,
+those of jobs, and the others.
+"""
 LONGEST_FIRST = (
     *ON_ONE_WORKER,
     "tests/docs/test_blocks.py",
