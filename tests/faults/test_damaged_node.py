@@ -146,7 +146,7 @@ def test_without_sequence_numbers_publishes_are_refused_and_ping_says_so(
     """The file that reserves numbers cannot be written; consumers are served, and it ends by itself."""
     daemon = _stopped(make_nsqd, connect)
     shim = Shim(tmp_path, daemon.data_path)
-    shim.set_rules(Rule("write", "*/sequence", errno.EIO))
+    shim.set_rules(Rule("write", "*/sequence*", errno.EIO))
     daemon.environment = shim.environment
     daemon.start()
     daemon.post("/log/stage", mpub_messages([b"staged"]), topic="t", token="token", part=0)

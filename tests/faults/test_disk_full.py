@@ -242,7 +242,7 @@ def test_full_disk_and_consumers_at_once(disk: Path, make_nsqd: Make, connect: C
         assert answer.data.startswith(f"E_{command}_FAILED".encode())
         assert filler.drain() == filler.acknowledged
         eventually(lambda: _accepts(daemon))
-    assert not list(disk.rglob("*.tmp")), "half-written files are left behind"
+    eventually(lambda: not list(disk.rglob("*.tmp")))  # nsqd may be trying at this moment whether there is space
 
 
 def test_max_disk_bytes_with_reject(make_nsqd: Make, connect: Connect) -> None:
