@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from harness import Nsqd, eventually
-from spark.source_rig import SMALL_FILES, bodies, publish
+from spark.source_rig import SMALL_FILES, address, bodies, publish
 
 pytest.importorskip("pyspark", reason="Spark is not installed: pip install 'nsquark[spark]'")
 
-from nsquark.spark.endpoint import Unreachable
+from nsquark.spark.endpoint import Refused, Unreachable
+from nsquark.spark.options import SourceOptions
+from nsquark.spark.source.batch import plan_batch
 from spark.micro_batches import MakeQuery
 
 pytestmark = pytest.mark.ours
@@ -53,3 +55,27 @@ def test_a_file_that_cannot_be_read_leaves_no_message_out(
     assert found == sorted(
         b"%s %s" % (topic.encode(), body) for topic in topics.split(",") for body in bodies(0, MESSAGES)
     )
+
+
+def test_a_topic_that_cannot_be_opened_is_not_left_out(make_nsqd: Callable[..., Nsqd], start: MakeQuery) -> None:
+    daemon = make_nsqd()
+    for topic in ("orders.a", "orders.b", "other"):
+        publish(daemon, topic, bodies(0, 10))
+    obstacle = files_of(daemon, "orders.a")[0].with_name("removed")
+    daemon.stop()
+    obstacle.mkdir()
+    daemon.start()
+    reason = "503 DISK_ERROR: the files of topic orders.a could not be opened"
+    with pytest.raises(Refused, match=reason):
+        plan_batch(SourceOptions.parse({"nsqd": address(daemon), "topicPattern": r"orders\..*"}))
+    with pytest.raises(Refused, match=reason):
+        plan_batch(SourceOptions.parse({"nsqd": address(daemon), "topic": "orders.a,orders.b"}))
+    with pytest.raises(Refused, match=reason):
+        start(daemon, topicPattern=r"orders\..*", startingOffsets="earliest").plan()
+    assert plan_batch(SourceOptions.parse({"nsqd": address(daemon), "topic": "other"}))
+    obstacle.rmdir()
+    query = start(daemon, topicPattern=r"orders\..*", startingOffsets="earliest")
+    eventually(lambda: daemon.get("/log/info", topic="orders.a").status == 200)
+    assert "unopened" not in daemon.get("/log/info").json()
+    assert query.plan()
+    assert query.run() == sorted(2 * bodies(0, 10))

@@ -15,7 +15,7 @@ from nsquark.log.deferred_records import (
     LEFT,
     MESSAGE,
     READ_BYTES,
-    Damage,
+    DamagedBytes,
     Record,
     encode,
     read_record,
@@ -45,14 +45,14 @@ class _Found:
         self.highest = 0
         self.sound_to = 0
         """Is the highest number of a message before the first damage."""
-        self.damages: list[Damage] = []
+        self.damages: list[DamagedBytes] = []
         self.unreadable: list[int] = []
         self.doubtful: set[int] = set()
         """Has the numbers of appends whose notes do not count."""
         self._last_note = 0
 
-    def add(self, item: "Record | Damage") -> None:
-        if isinstance(item, Damage):
+    def add(self, item: "Record | DamagedBytes") -> None:
+        if isinstance(item, DamagedBytes):
             if not self.damages:
                 self.sound_to = self.highest
             self.damages.append(item)
@@ -105,7 +105,7 @@ class DeferredBucket:
         self._window = bytearray()
         self._window_at = 0
         self._undurable: dict[Callable[[Exception | None], None], None] = {}
-        self._loading: Iterator[Record | Damage] | None = None
+        self._loading: Iterator[Record | DamagedBytes] | None = None
         self._found = _Found()
         self._is_damaged = False
         """Tells whether the file is all that is left of messages that could not be read."""
@@ -317,7 +317,7 @@ class DeferredBucket:
                 )
             self._salvage(damages)
 
-    def _salvage(self, damages: list[Damage]) -> None:
+    def _salvage(self, damages: list[DamagedBytes]) -> None:
         """Writes what is intact to a new file, and uses that from the moment it has the name; the syncer makes the name
         durable. Doubtful notes are cancelled first: without the damage nothing would tell that they are doubtful.
         """
@@ -354,7 +354,7 @@ class DeferredBucket:
         for done in undurable:
             self.when_durable(done)
 
-    def _copy_intact(self, damages: list[Damage], target: int) -> int:
+    def _copy_intact(self, damages: list[DamagedBytes], target: int) -> int:
         """Copies all but the damages to another file; returns how many bytes these are."""
         ends = [0, *(damage.end for damage in damages)]
         starts = [*(damage.offset for damage in damages), self._size]
@@ -366,7 +366,7 @@ class DeferredBucket:
                 size += len(piece)
         return size
 
-    def _offsets_moved(self, damages: list[Damage]) -> None:
+    def _offsets_moved(self, damages: list[DamagedBytes]) -> None:
         def moved(offset: int) -> int:
             return offset - sum(damage.end - damage.offset for damage in damages if damage.offset < offset)
 

@@ -42,7 +42,7 @@ class Record(NamedTuple):
     body: bytes
 
 
-class Damage(NamedTuple):
+class DamagedBytes(NamedTuple):
     """Names bytes that are no intact record, with an intact one behind them or not."""
 
     offset: int
@@ -54,7 +54,7 @@ def encode(kind: int, due_ms: int, delay_ms: int, timestamp_ns: int, number: int
     return xxh3_64_intdigest(record[8:]).to_bytes(8, "little") + record[8:]
 
 
-def scan(fd: int, size: int, key: int, unreadable: list[int]) -> Iterator[Record | Damage]:
+def scan(fd: int, size: int, key: int, unreadable: list[int]) -> Iterator[Record | DamagedBytes]:
     """Yields the records of a file and the damage between and behind them, read piece by piece.
 
     `unreadable` gets how many bytes could not be read, which therefore are damaged.
@@ -77,12 +77,12 @@ def scan(fd: int, size: int, key: int, unreadable: list[int]) -> Iterator[Record
             pos = _next_candidate(data, pos + 1)
             continue
         if damaged_from >= 0:
-            yield Damage(damaged_from, record.offset)
+            yield DamagedBytes(damaged_from, record.offset)
             damaged_from = -1
         yield record
         pos = record.end - base
     if damaged_from >= 0:
-        yield Damage(damaged_from, size)
+        yield DamagedBytes(damaged_from, size)
 
 
 def wants_bytes(data: bytearray, pos: int, size: int) -> int:

@@ -1,7 +1,7 @@
 """Finds the nsqds that the options name, each by its id, and asks them about their logs."""
 
 import http.client
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -57,6 +57,7 @@ class _Runs(msgspec.Struct):
 
 class _LogInfo(msgspec.Struct):
     topics: list[TopicHead]
+    unopened: list[str] = []
 
 
 class _Place(msgspec.Struct):
@@ -126,10 +127,15 @@ class RangeNsqd(Endpoint):
             self.close()
             raise Unreachable(f"{self.address} was nsqd {self.id} and now answers as nsqd {answered}", self.address)
 
-    def topics(self) -> dict[str, TopicHead]:
-        """Returns where the logs of all topics begin and end, by topic."""
-        heads = self.read_as(self.ask("/log/info"), _LogInfo).topics
-        return {head.topic: head for head in heads if is_valid_name(head.topic)}
+    def topics(self, is_wanted: Callable[[str], bool]) -> list[TopicHead]:
+        """Returns where the logs of the wanted topics begin and end. Raises if the files of one could not be opened: it
+        would be missing without a word.
+        """
+        info = self.read_as(self.ask("/log/info"), _LogInfo)
+        if unopened := [topic for topic in info.unopened if is_wanted(topic)]:
+            reason = f"the files of topic {', '.join(unopened)} could not be opened; its nsqd logs why, and tries again"
+            raise Refused(self.address, "/log/info", 503, {"message": "DISK_ERROR", "reason": reason})
+        return [head for head in info.topics if is_valid_name(head.topic) and is_wanted(head.topic)]
 
     def first_at(self, topics: Sequence[str], **when: int | str) -> dict[str, int]:
         """Finds for each topic the first message published at a time or later, or the end of the log: `ts_ms`, or `ts`

@@ -153,7 +153,7 @@ class LogApi:
         return answer
 
     async def list(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
-        allowed = await self.auth.among(self.nsqd.topics, request, READ)
+        allowed = await self.auth.among([*self.nsqd.topics, *self.nsqd.unopened_topics], request, READ)
         pace = TurnPace()
         topics = []
         for topic in list(self.nsqd.topics.values()):
@@ -161,7 +161,9 @@ class LogApi:
                 owned = [_owned(channel) for channel in topic.channels.values() if channel.owner]
                 topics.append({**_heads(topic), **({"owned": owned} if owned else {})})
             await pace.step()
-        return {"topics": topics, "disk": await self.in_thread(self._disk)}
+        unopened = sorted(name for name in self.nsqd.unopened_topics if name in allowed)
+        missing = {"unopened": unopened} if unopened else {}
+        return {"topics": topics, **missing, "disk": await self.in_thread(self._disk)}
 
     def _disk(self) -> dict[str, int]:
         """Measures the disk below the data path, and how much of it is ours."""

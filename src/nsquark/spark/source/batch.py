@@ -1,5 +1,6 @@
 """Plans a batch read. Every nsqd must answer, since what it has would otherwise be missing without a word."""
 
+import functools
 from collections.abc import Callable, Mapping
 
 from nsquark.base.logs import library_log
@@ -22,10 +23,9 @@ def plan_batch(options: SourceOptions, narrow: Narrow = lambda ranges, _: ranges
     nsqds = _nsqds(options)
     try:
         heads = {
-            Key(topic, nsqd.id): Head(entry.first, entry.next, entry.id)
+            Key(head.topic, nsqd.id): Head(head.first, head.next, head.id)
             for nsqd in nsqds.values()
-            for topic, entry in nsqd.topics().items()
-            if is_wanted(options, topic)
+            for head in nsqd.topics(functools.partial(is_wanted, options))
         }
         _check_topics(options, heads, nsqds)
         starting = options.starting or EARLIEST

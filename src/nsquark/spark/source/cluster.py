@@ -1,5 +1,6 @@
 """Knows the nsqds of a streaming query: its driver finds them in the background, and asks for heads when needed."""
 
+import functools
 import re
 import threading
 import time
@@ -119,7 +120,7 @@ class Cluster:
         if options.topic_pattern is None and len(options.topics) <= SINGLE_TOPICS_MAX:
             found = [head for head in map(nsqd.head, options.topics) if head is not None]
         else:
-            found = [head for topic, head in nsqd.topics().items() if is_wanted(options, topic)]
+            found = nsqd.topics(functools.partial(is_wanted, options))
         return {Key(head.topic, nsqd.id): Head(head.first, head.next, head.id) for head in found}
 
     def wait_for(self, ids: Collection[str]) -> dict[str, RangeNsqd]:
