@@ -210,7 +210,8 @@ def test_junk_where_numbers_belong(hostile: Callable[[Script], Hostile], junk: o
     nsqd = RangeNsqd(server.address, Access(), ID)
     hold = SourceChannel(options(server.address, channel="c"))
     for work in (
-        nsqd.topics,
+        nsqd.topic_names,
+        lambda: nsqd.topics(lambda _: True),
         lambda: nsqd.head("t"),
         lambda: nsqd.first_at(["t"], ts_ms=0),
         lambda: hold.commit_keys(nsqd, "owner", {Key("t", ID): 0}),

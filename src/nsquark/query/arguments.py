@@ -46,7 +46,7 @@ def topic_names(options: SourceOptions) -> list[str]:
     names: set[str] = set()
     for nsqd in nsqds.values():
         try:
-            names |= {name for name in nsqd.topics() if not is_ephemeral(name)}
+            names |= {name for name in nsqd.topic_names() if not is_ephemeral(name)}
         finally:
             nsqd.close()
     return sorted(names)

@@ -137,6 +137,11 @@ class RangeNsqd(Endpoint):
             raise Refused(self.address, "/log/info", 503, {"message": "DISK_ERROR", "reason": reason})
         return [head for head in info.topics if is_valid_name(head.topic) and is_wanted(head.topic)]
 
+    def topic_names(self) -> set[str]:
+        """Returns the names of all topics, of those too whose files could not be opened."""
+        info = self.read_as(self.ask("/log/info"), _LogInfo)
+        return set(filter(is_valid_name, [*(head.topic for head in info.topics), *info.unopened]))
+
     def first_at(self, topics: Sequence[str], **when: int | str) -> dict[str, int]:
         """Finds for each topic the first message published at a time or later, or the end of the log: `ts_ms`, or `ts`
         in ns, since 1970, or `age_ms` ago by the clock of nsqd. With side="end", finds where the older messages end.
