@@ -173,6 +173,10 @@ class Message(AnswerBlock):
 
     def conclude(self, error: BaseException | None) -> bool:
         """Answers the message for how its handler ended. Returns True if the error is dealt with."""
+        if error is None:  # as is mostly so; a call to `answer_for` would be felt
+            if self.auto_response:
+                self.finish()
+            return True
         if isinstance(error, Exception) and not self._is_hopeless(error):
             self.fail(error)
             return True

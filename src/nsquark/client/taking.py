@@ -55,9 +55,10 @@ class Taking:
         inbox = self._inbox
         if self.is_stopped or self._copies is not None or not inbox.ready:
             return None
-        if time.monotonic() - inbox.loop_turn_at_s > LOOP_TURN_S:
+        now_s = time.monotonic()  # event loops count from the same moment, and asking them too would be slower
+        if now_s - inbox.loop_turn_at_s > LOOP_TURN_S:
             return None
-        message = inbox.hand_out(self._loop.time())  # type: ignore[union-attr]
+        message = inbox.hand_out(now_s)
         if message is not None and message.attempts >= self._giving_up.attempts_max:
             inbox.put_back(message)
             return None
