@@ -37,7 +37,6 @@ PLAIN_BYTES_MAX: Final = 64 << 10
 GATHER_BYTES_MAX: Final = 64 << 10
 """What is written within a turn is encoded together, up to this."""
 TLS_RECORD_BYTES_MAX: Final = 16 << 10
-"""TLS gets its input in portions of this size: many tiny records in one call would last long."""
 TLS_HANDSHAKE_RECORD: Final = 0x16
 
 _received = memoryview(bytearray(SOCKET_READ_BYTES))
@@ -65,8 +64,6 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
         self._loop = session.nsqd.loop
         self._socket = session.transport
         self._tls: ssl.SSLObject | None = None
-        self._encrypted = memoryview(b"")
-        """Has the bytes that were received, and not yet given to TLS."""
         self._tls_in = ssl.MemoryBIO()
         self._tls_out = ssl.MemoryBIO()
         self._encoder: Encoder | None = None
@@ -162,7 +159,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
             self._shake_hands(data)
             return
         if self._tls is not None:
-            self._encrypted = memoryview(bytes(data))
+            self._tls_in.write(data)
         else:
             assert self._decoder is not None
             self._decoder.feed(data)
@@ -236,6 +233,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
         return count > 0
 
     def _decrypt_into(self, view: memoryview, until_ns: int) -> int:
+        """Decrypts as `_decode_into` does. A read is of one record, and refuses many empty ones: so no read lasts."""
         assert self._tls is not None
         count = 0
         while count < len(view) and monotonic_ns() < until_ns:
@@ -243,11 +241,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
             try:
                 size = self._tls.read(len(view) - count, view[count:])
             except ssl.SSLWantReadError:
-                if not self._encrypted:
-                    break
-                self._tls_in.write(self._encrypted[:TLS_RECORD_BYTES_MAX])
-                self._encrypted = self._encrypted[TLS_RECORD_BYTES_MAX:]
-                continue
+                break
             except ssl.SSLZeroReturnError:
                 pass
             if size == 0:
