@@ -157,6 +157,7 @@ def test_without_sequence_numbers_publishes_are_refused_and_ping_says_so(
     fired = shim.fired()
     eventually(lambda: shim.fired() > fired + 1)  # it was tried again, by nsqd itself
     assert daemon.get("/ping").status == 500
+    daemon.wait_for_log("publishes are refused")
     assert daemon.log.count("publishes are refused") == 1
     shim.set_rules()
     eventually(lambda: daemon.get("/ping").status == 200)

@@ -422,6 +422,7 @@ def test_refusals_are_logged_once_with_their_reason_and_their_end(disk: Path, ma
         answer = daemon.post("/pub", filler.body(), topic="t")
         assert answer.status == 503
         assert "pace" in answer.json()["message"], "the error should name the reason"
+    daemon.wait_for_log("publishes are refused")
     assert daemon.log.count("publishes are refused") == 1
     filler.drain()
     eventually(lambda: _accepts(daemon))

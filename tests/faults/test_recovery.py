@@ -101,7 +101,7 @@ def test_flipped_byte_found_when_reading(make_nsqd: Make, connect: Connect, wher
     flip_byte(path, at + 500 if where == "body" else at - 70)
     daemon.start()
     assert _receive_all(daemon, connect, BATCHES - 1) == bodies[:150] + bodies[151:]
-    assert "damaged" in daemon.log and path.name in daemon.log
+    eventually(lambda: "damaged" in daemon.log and path.name in daemon.log)
 
 
 @pytest.mark.parametrize("number", [0, 149, 299], ids=["first", "middle", "last"])
@@ -117,7 +117,7 @@ def test_flipped_byte_while_running(make_nsqd: Make, connect: Connect, number: i
     for channel in ("ch", "other"):
         received = _receive_all(daemon, connect, BATCHES - 1 + 100, channel)
         assert received[: BATCHES - 1] == bodies[:number] + bodies[number + 1 :]
-    assert "damaged" in daemon.log
+    daemon.wait_for_log("damaged")
 
 
 @pytest.mark.parametrize("crash", [False, True], ids=["clean", "crash"])

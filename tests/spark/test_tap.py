@@ -183,7 +183,7 @@ def test_a_full_disk_stops_the_tap_and_a_query_that_reads_lets_it_go_on(
     eventually(lambda: tap.metric("paused") == 1, DRAIN_TIMEOUT_S)
     eventually(lambda: source.channel(TOPIC, CHANNEL)["in_flight_count"] == 0)
     assert all(client["ready_count"] == 0 for client in source.channel(TOPIC, CHANNEL)["clients"])
-    assert "RDY 0" in tap.log
+    eventually(lambda: "RDY 0" in tap.log)
     assert tap.get("/ping").status == 500
     stored = int(tap.metric("messages_total"))
     assert 0 < stored < len(bodies)
