@@ -210,7 +210,7 @@ def test_times_are_of_the_readers_zone_with_the_exact_value_on_hover(cluster: Cl
         started = page.locator("[data-block=facts] local-time")
         expect(started).to_contain_text("ago")
         exact = re.compile(rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{{3}} {offset} \({zone}\)")
-        expect(started).to_have_attribute("title", exact, timeout=50_000)
+        expect(started).to_have_attribute("title", exact)
 
 
 def test_figures_are_those_of_nsqd(cluster: Cluster, tabs: Tabs) -> None:

@@ -27,7 +27,7 @@ export function exactTime(unix) {
 }
 
 class LocalTime extends HTMLElement {
-  static observedAttributes = ["at", "as"];
+  static observedAttributes = ["at", "as", "title"]; // an update of the page takes the title away
 
   connectedCallback() {
     this.draw();
