@@ -27,7 +27,7 @@ def publish(daemon: Nsqd, topic: str, count: int) -> None:
         wire.publish(topic, *[b"%d" % number for number in range(count)])
 
 
-# -- in flight and requeued ----------------------------------------------------------------------------------
+# -- in flight and requeued ------------------------------------------------------------------------------
 
 
 def test_what_is_in_flight_and_with_whom(nsqd: Nsqd, connect: Callable[..., Wire], topic: str) -> None:
@@ -106,7 +106,7 @@ def test_what_is_refused(nsqd: Nsqd, topic: str, query: dict[str, Any], status: 
     assert (refused, fields["message"]) == (status, code)
 
 
-# -- what a seek would do --------------------------------------------------------------------------------------
+# -- what a seek would do --------------------------------------------------------------------------------
 
 
 def test_a_preview_says_what_the_seek_does(nsqd: Nsqd, connect: Callable[..., Wire], topic: str) -> None:

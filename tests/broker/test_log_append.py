@@ -223,7 +223,7 @@ def test_tiny_messages_in_many_parts(nsqd: Nsqd, topic: str) -> None:
     assert len(records) == 300_300 and records[-1].body == b"x"
 
 
-# -- crashes -----------------------------------------------------------------------------------------------
+# -- crashes ---------------------------------------------------------------------------------------------
 
 
 def test_tokens_survive_crashes_stages_do_not(make_nsqd: Callable[..., Nsqd]) -> None:

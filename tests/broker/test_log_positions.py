@@ -28,7 +28,7 @@ def _commit(daemon: Nsqd, topic: str, owner: str, seq: int, **query: object) -> 
     return answer(daemon, "POST", "/channel/commit", topic=topic, channel="spark", owner=owner, seq=seq, **query)
 
 
-# -- start -------------------------------------------------------------------------------------------------
+# -- start -----------------------------------------------------------------------------------------------
 
 
 def test_a_channel_starts_where_it_is_told(nsqd: Nsqd, connect: Callable[..., Wire], topic: str) -> None:
@@ -78,7 +78,7 @@ def test_a_start_that_says_nothing_is_refused(nsqd: Nsqd, topic: str) -> None:
     assert nsqd.topic(topic)["channels"] == []
 
 
-# -- seek --------------------------------------------------------------------------------------------------
+# -- seek ------------------------------------------------------------------------------------------------
 
 
 def test_seeking_back_delivers_again_and_forward_skips(nsqd: Nsqd, connect: Callable[..., Wire], topic: str) -> None:
@@ -143,7 +143,7 @@ def test_seek_needs_a_topic_and_a_channel_that_exist(nsqd: Nsqd, topic: str) -> 
     assert refusal(nsqd, "POST", "/channel/seek", **(query | {"to": "x"}))[1]["message"] == "INVALID_ARG_TO"
 
 
-# -- commit ------------------------------------------------------------------------------------------------
+# -- commit ----------------------------------------------------------------------------------------------
 
 
 def test_commits_go_forward_only_and_may_be_repeated(nsqd: Nsqd, topic: str) -> None:

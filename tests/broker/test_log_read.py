@@ -33,7 +33,7 @@ def _publish(daemon: Nsqd, topic: str, count: int, *, size: int = 100, together:
     return bodies
 
 
-# -- /log/info ---------------------------------------------------------------------------------------------
+# -- /log/info -------------------------------------------------------------------------------------------
 
 
 def test_info_tells_what_a_topic_holds(nsqd: Nsqd, topic: str) -> None:
@@ -266,7 +266,7 @@ def test_a_bad_document_is_refused(nsqd: Nsqd, target: str, document: str) -> No
     assert reply.json()["reason"]
 
 
-# -- /log/at -----------------------------------------------------------------------------------------------
+# -- /log/at ---------------------------------------------------------------------------------------------
 
 
 def test_a_time_is_found_to_the_message(make_nsqd: Callable[..., Nsqd]) -> None:
@@ -306,7 +306,7 @@ def test_a_time_is_found_among_deferred_messages_with_older_times(make_nsqd: Cal
     assert later["seq"] == info(daemon, "t")["next"]
 
 
-# -- /log/plan ---------------------------------------------------------------------------------------------
+# -- /log/plan -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -425,7 +425,7 @@ def test_an_empty_range_has_an_empty_plan(planned: Nsqd) -> None:
     assert read_raw(planned, "t", head, head) == b""
 
 
-# -- /log/read ---------------------------------------------------------------------------------------------
+# -- /log/read -------------------------------------------------------------------------------------------
 
 
 def test_a_read_gives_the_batches_that_overlap_the_range_and_no_more(planned: Nsqd) -> None:
@@ -524,7 +524,7 @@ def test_too_many_reads_at_once_are_refused(make_nsqd: Callable[..., Nsqd]) -> N
     eventually(lambda: daemon.get("/log/read", topic="t", **{"from": head, "to": head}).status == 200)
 
 
-# -- removal -----------------------------------------------------------------------------------------------
+# -- removal ---------------------------------------------------------------------------------------------
 
 
 def _drain(daemon: Nsqd, topic: str, count: int) -> None:

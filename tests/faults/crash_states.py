@@ -168,7 +168,7 @@ class Disk:
             self._step += 1
             getattr(self, "_" + call.kind.replace(" ", "_"))(call)
 
-    # -- what calls do -------------------------------------------------------------------------------------
+    # -- what calls do -----------------------------------------------------------------------------------
 
     def _create(self, call: Call) -> None:
         self._add(call, _File())
@@ -240,7 +240,7 @@ class Disk:
             directory = node
         return directory, name
 
-    # -- what is left of it --------------------------------------------------------------------------------
+    # -- what is left of it ------------------------------------------------------------------------------
 
     def rebuild(self, target: Path, model: str, rng: random.Random) -> None:
         """Writes one state that this disk may be in after the power was cut now."""

@@ -227,7 +227,7 @@ def rounds(seed: int) -> Iterator[Tally]:
             yield Run(Path(directory), case, rng.getrandbits(32)).run()
 
 
-# -- no descriptor left ------------------------------------------------------------------------------------
+# -- no descriptor left ----------------------------------------------------------------------------------
 
 DESCRIPTORS_MAX = 120
 CONNECTIONS_MAX = 400

@@ -136,7 +136,7 @@ class Book:
         self.channels: dict[tuple[str, str], Channel] = {}
         self.appends: list[Appended] = []
 
-    # -- what clients tell it ------------------------------------------------------------------------------
+    # -- what clients tell it ----------------------------------------------------------------------------
 
     def send(self, topic: str, bodies: Iterable[bytes], *, deferred: bool = False) -> None:
         now = time.time()
@@ -179,7 +179,7 @@ class Book:
     def delete_channel(self, topic: str, name: str) -> None:
         self.channels[topic, name].deleted_s = time.time()
 
-    # -- what it says --------------------------------------------------------------------------------------
+    # -- what it says ------------------------------------------------------------------------------------
 
     def acknowledged(self, at_s: float = AFTER_ALL_S) -> int:
         return sum(fate.acknowledged_s is not None and fate.acknowledged_s <= at_s for fate in self.fates.values())

@@ -155,7 +155,7 @@ FLOODS: dict[str, Flood] = {
 }
 
 
-# -- what needs more than the same bytes again and again -----------------------------------------------------
+# -- what needs more than the same bytes again and again -------------------------------------------------
 
 
 def _request(method: str, target: str, body: bytes = b"") -> bytes:

@@ -183,7 +183,7 @@ def xfs_rounds(seed: int) -> Iterator[Tally]:
     return _shutdown_rounds("xfs", seed)
 
 
-# -- a full disk -------------------------------------------------------------------------------------------
+# -- a full disk -----------------------------------------------------------------------------------------
 
 
 def check_full(kind: str, seed: int, *, kill: bool) -> Tally:

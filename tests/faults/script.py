@@ -62,7 +62,7 @@ class Script:
             (1, self.make_and_delete_topic),
         ]
 
-    # -- running -------------------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------------
 
     def set_up(self) -> None:
         """Makes the channels, before anything is published to them."""
@@ -101,7 +101,7 @@ class Script:
             self._carry_out(lambda topic=topic: self._pub_to(topic))
         return len(self.refusals) - before
 
-    # -- publishing ----------------------------------------------------------------------------------------
+    # -- publishing --------------------------------------------------------------------------------------
 
     def pub(self) -> None:
         self._pub_to(self._topic())
@@ -178,7 +178,7 @@ class Script:
             self._publisher.close()
             self._publisher = None
 
-    # -- consuming -----------------------------------------------------------------------------------------
+    # -- consuming ---------------------------------------------------------------------------------------
 
     def consume(self) -> None:
         key = self.random.choice([(self._orders, LIVELY), (self._held, HELD)])
@@ -218,7 +218,7 @@ class Script:
         elif luck < 0.9:
             wire.REQ(message.id, self.random.choice((0, 0, self.random.randint(1, SOON_MS))))
 
-    # -- what operators do ---------------------------------------------------------------------------------
+    # -- what operators do -------------------------------------------------------------------------------
 
     def new_topic(self, kind: str = "new") -> None:
         topic = f"{kind}.{self._name}.{len(self._new_topics)}"

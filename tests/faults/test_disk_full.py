@@ -294,7 +294,7 @@ def test_max_disk_bytes_with_drop_oldest(make_nsqd: Make, connect: Connect, rest
     assert _ping(daemon) == (200, "OK")
 
 
-# -- the newest file -----------------------------------------------------------------------------------------
+# -- the newest file -------------------------------------------------------------------------------------
 
 LIMIT = "--max-disk-bytes=2000000"
 
@@ -385,7 +385,7 @@ def test_retention_time_is_a_maximum_for_what_is_finished(make_nsqd: Make) -> No
     assert daemon.channel("t")["depth"] == 1
 
 
-# -- to the last byte ----------------------------------------------------------------------------------------
+# -- to the last byte ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("crash", [False, True], ids=["clean", "crash"])

@@ -12,6 +12,7 @@ from log.rig import Rig, fail_directory_syncs, make_shared, refuse_links
 from log.test_deferred import NOW_MS, add, opened, take_bodies
 from nsquark.log.deferred import DeferredMessages
 from nsquark.log.deferred_appends import Appends
+from nsquark.log.deferred_bucket import DeferredBucket, Entry
 from nsquark.log.deferred_records import BUCKET_MS
 
 DUE_MS = NOW_MS + 5 * BUCKET_MS
@@ -184,3 +185,48 @@ def test_messages_that_could_not_be_moved_durably_come_once(
     assert len(take_bodies(waiting, NOW_MS + BUCKET_MS)) == 3
     assert take_bodies(waiting, DUE_MS + 2 * BUCKET_MS) == []
     rig.crash()
+
+
+class _KilledError(Exception):
+    """Stands for the end of the process: nothing of it handles this."""
+
+
+@pytest.mark.parametrize("starts_killed", [1, 2])
+def test_messages_that_a_killed_start_had_moved_come_once(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, starts_killed: int
+) -> None:
+    """The start was killed when they were in the right minute's file, and the other file did not say so yet."""
+
+    def kill(bucket: DeferredBucket, entries: list[Entry]) -> None:
+        raise _KilledError
+
+    before = opened(directory, now_ms=DUE_MS)
+    for number in range(3):
+        before.add(b"body %d" % number, 1 + number, DUE_MS, BUCKET_MS)
+    before.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(DeferredBucket, "note_moved", kill)
+        for start in range(starts_killed):
+            with pytest.raises(_KilledError):
+                opened(directory, now_ms=NOW_MS + start * BUCKET_MS)
+    waiting = opened(directory)
+    assert waiting.found == [1, 2, 3]
+    assert waiting.count == 3
+    again = opened(directory)
+    assert len(take_bodies(again, NOW_MS + BUCKET_MS)) == 3
+    assert take_bodies(again, DUE_MS + 2 * BUCKET_MS) == []
+
+
+def test_two_messages_of_one_number_both_come(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file could not be read when nsqd started, so the number of its message was given again."""
+    before = opened(directory)
+    before.add(b"unreadable for a while", 1, NOW_MS, BUCKET_MS)
+    before.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(DeferredBucket, "load", _fail_to_read)
+        meanwhile = opened(directory)
+    meanwhile.add(b"another", 2, NOW_MS, 2 * BUCKET_MS)
+    meanwhile.close()
+    waiting = opened(directory)
+    assert waiting.found == [1, 1]
+    assert take_bodies(waiting, NOW_MS + 3 * BUCKET_MS) == [b"unreadable for a while", b"another"]

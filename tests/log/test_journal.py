@@ -301,7 +301,7 @@ def test_after_a_rewrite_whose_name_was_not_synced_the_new_file_is_written_to(
     assert loaded(path) == record(2) + record(3)
 
 
-# -- replaced while nsqd runs --------------------------------------------------------------------------------
+# -- replaced while nsqd runs ----------------------------------------------------------------------------
 
 
 class Syncs:

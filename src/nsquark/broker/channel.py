@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsquark.base.clock import now_ms
@@ -17,6 +18,7 @@ from nsquark.kernel.ledger import Ledger
 from nsquark.kernel.restart import note_finished, restore, snapshot
 from nsquark.log.cursors import ChannelState, Slot, encode_state
 from nsquark.log.journal import Journal
+from nsquark.log.services import LogShared
 from nsquark.wire.names import is_ephemeral
 
 if TYPE_CHECKING:
@@ -32,6 +34,11 @@ NOT_STORED = 0
 
 class RangeChannelError(Exception):
     """Says that push and range use of one channel exclude each other."""
+
+
+def journal_of(logs: LogShared, directory: Path, channel: str) -> Journal:
+    """Returns the journal of a channel, whose topic has this directory."""
+    return Journal(logs, directory / f"c.{channel}.journal")
 
 
 class Channel:
@@ -74,7 +81,7 @@ class Channel:
         self._is_parking = False
         self._note_timer = False
         if slot is not None and topic.directory is not None:
-            self._journal = Journal(nsqd.logs, topic.directory / f"c.{name}.journal")
+            self._journal = journal_of(nsqd.logs, topic.directory, name)
             self._journal.on_mended = self.wake
             try:
                 self._restore(self._journal)
@@ -102,7 +109,7 @@ class Channel:
         if self.is_trimmed:
             self.feed.trim(self.topic.nsqd.options.mem_queue_size)
 
-    # -- what /stats shows ---------------------------------------------------------------------------------
+    # -- what /stats shows -------------------------------------------------------------------------------
 
     @property
     def depth(self) -> int:
@@ -166,7 +173,10 @@ class Channel:
             self.ledger.hasten(session.consumer, now_ms() + delay.ms)
         self.ledger.leave(session.consumer)
         if self.ephemeral and not self.sessions and not self.is_deleted:
-            self.topic.delete_channel(self.name)
+            try:
+                self.topic.delete_channel(self.name)
+            except OSError as error:  # it is gone; that its topic has no channel any more is stored later
+                self.topic.nsqd.logs.disk.failed(error)
 
     # -- what survives -----------------------------------------------------------------------------------
 

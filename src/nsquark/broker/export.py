@@ -88,7 +88,7 @@ class NsqExport:
         self._queues[base] = queue.depth
         self._message_bytes_max = max(self._message_bytes_max, queue.message_bytes_max)
 
-    # -- what is to be written: timestamp, attempts so far, id, body --------------------------------------------
+    # -- what is to be written: timestamp, attempts so far, id, body -------------------------------------
 
     def _of_channel(self, topic: Topic, channel: Channel) -> Iterator[tuple[int, int, bytes, bytes | memoryview]]:
         attempts, finished = _known(channel)

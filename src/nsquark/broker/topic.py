@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nsquark.broker.channel import Channel
+from nsquark.broker.channel import Channel, journal_of
 from nsquark.broker.data_path import ListedChannel
 from nsquark.broker.deferrals import Deferrals
 from nsquark.broker.retention import Retention
@@ -76,6 +76,8 @@ class Topic:
         self._deleted_meanwhile: set[str] | None = None
         """Has the channels deleted since nsqlookupd was asked for this topic's, or None while no answer is awaited."""
         self._tokens: Tokens | None = None
+        self._is_stored = True
+        """Tells whether the cursor file has the topic as it is, or at least was not asked to store it in vain."""
         # A topic that cannot be opened keeps no file open, and none known to the syncer: it will be opened again.
         with contextlib.ExitStack() as undo:
             undo.callback(self.log.discard)
@@ -89,7 +91,7 @@ class Topic:
             if self.log.segments is not None:
                 self.log.segments.before_remove = self._segment_goes
             if self.directory is not None:
-                self.slots.when_mended(self._wake_channels)
+                self.slots.when_mended(self._cursors_mended)
                 undo.callback(self._abandon_channels)
                 self._restore()
             undo.pop_all()
@@ -171,7 +173,17 @@ class Topic:
             follows, removed = self.is_pump_following, deferrals.removed_append
             state = TopicState(self.name, self.paused, follows, voided, removed, count, self.id)
             slot.state, slot.brief = encode_state(state)
+            self._is_stored = False
             self.slots.store(slot)
+            self._is_stored = True
+
+    def _store_again(self) -> None:
+        """Stores what the disk refused: a topic that seems to have channels would lose its messages with a crash."""
+        if not self._is_stored:
+            try:
+                self._store()
+            except OSError as error:
+                self.nsqd.logs.disk.failed(error)
 
     @property
     def tokens(self) -> Tokens:
@@ -191,8 +203,9 @@ class Topic:
         if self.deferrals.segment_goes(segment):
             self._store()
 
-    def _wake_channels(self) -> None:
-        """Wakes the channels to store what they could not while the cursor file could not be written to."""
+    def _cursors_mended(self) -> None:
+        """Stores what could not be stored while the cursor file could not be written to."""
+        self._store_again()
         for channel in self.channels.values():
             channel.wake()
 
@@ -309,6 +322,8 @@ class Topic:
         position = self.pump if start is None else min(start, self.log.head)
         awaited = self.deferrals.own.copy()
         state = ChannelState(name)
+        if self.directory is not None:
+            journal_of(self.nsqd.logs, self.directory, name).delete_leftover()
         slot = self.slots.new(state, position, awaited.first)
         if slot is not None:
             self.slots.store_new(slot)
@@ -342,6 +357,7 @@ class Topic:
     def collect(self, *, newest_too: bool = False, keep_none: bool = False) -> None:
         """Removes what nobody needs, the newest file too if `newest_too`, and what retention keeps if `keep_none`."""
         self.slots.free_again()
+        self._store_again()
         self.retention.collect(newest_too=newest_too, keep_none=keep_none)
 
     def make_durable(self) -> None:

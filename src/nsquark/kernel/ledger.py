@@ -333,7 +333,7 @@ class Ledger:
         block.earliest = earliest
         return changed
 
-    # -- the floor and parking -----------------------------------------------------------------------------
+    # -- the floor and parking ---------------------------------------------------------------------------
 
     def raise_floor(self) -> None:
         """Moves the floor up to the first message that is not finished, and lets go of finished blocks."""

@@ -11,6 +11,7 @@ Pages 2k and 2k + 1 of the file hold the first and the second places of slots 4k
 of a slot lay side by side; such a file is read, and written anew as a whole.
 """
 
+import contextlib
 import errno
 import os
 import struct
@@ -288,7 +289,8 @@ class CursorFile:
         self.write(slot, used=False)
         self._free[slot.index] = slot.generation
         for place in (0, 1):
-            self._state_path(slot.index, place).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the slot is free: what is left is not read, and written over
+                self._state_path(slot.index, place).unlink()
 
     def repair(self) -> None:
         """Writes damaged places anew, once all that was in them is stored elsewhere."""

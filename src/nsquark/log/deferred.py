@@ -13,13 +13,14 @@ has its delay: none waits for longer than that from the start of nsqd on.
 import errno
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 from nsquark.log.deferred_appends import Appends
 from nsquark.log.deferred_bucket import SUFFIX, DeferredBucket, Entry
 from nsquark.log.deferred_records import BUCKET_MS
 from nsquark.log.durable import ANEW_SUFFIX
-from nsquark.log.files import DIRECTORY_MODE, names_like, patiently
+from nsquark.log.files import DIRECTORY_MODE, names_like, until_opened
 from nsquark.log.services import LogShared
 
 DUE_MESSAGES_MAX = 128
@@ -93,6 +94,7 @@ class DeferredMessages:
                 if path.stem.isdecimal() and path.stem.isascii():
                     self._open_bucket(path)
             self.found.sort()
+            self._drop_copies()
             for bucket in list(self._buckets.values()):
                 if self._bring_forward(bucket, now_ms):
                     bucket.unload()
@@ -102,7 +104,7 @@ class DeferredMessages:
 
     def _open_bucket(self, path: Path) -> None:
         try:
-            bucket = patiently(lambda: DeferredBucket(self._shared, int(path.stem), path))
+            bucket = until_opened(lambda: DeferredBucket(self._shared, int(path.stem), path))
             try:
                 self.number = max(self.number, bucket.load(self.appends) + 1)
             except BaseException:
@@ -134,16 +136,44 @@ class DeferredMessages:
                 if found is not None:
                     self._bucket_of(now_ms + delay_ms).add(now_ms + delay_ms, delay_ms, found[0], entry[1], found[1])
                     moved.append(entry)
-            self.make_durable()
-            bucket.note_moved([entry for entry, _ in late])
+            self._note_moved(bucket, [entry for entry, _ in late])
         except OSError as error:  # a full disk, or one that does not confirm: they are delivered in time all the same
             self._shared.report(f"DEFERRED({bucket.path}): not all could be moved, or not durably: {error}")
             self._note_when_safe(bucket, moved)
             return False
+        return True
+
+    def _drop_copies(self) -> None:
+        """Drops messages from the bucket in which a start found them and from which it moved them, if it was killed
+        before it could note that.
+
+        Two copies have one number and one publish time. The number alone may belong to two messages, if a bucket could
+        not be read for a while.
+        """
+        twice = {number for number, following in pairwise(self.found) if number == following}
+        first_ns: dict[int, int] = {}
+        for key in sorted(self._buckets) if twice else ():
+            bucket = self._buckets[key]
+            times = {entry: _timestamp_ns(bucket, entry) for entry in bucket.waiting or () if entry[1] in twice}
+            copies = [entry for entry, time_ns in times.items() if time_ns and time_ns == first_ns.get(entry[1])]
+            for entry, time_ns in times.items():
+                first_ns.setdefault(entry[1], time_ns)
+            if copies:
+                try:
+                    self._note_moved(bucket, copies)
+                except OSError as error:
+                    self._shared.report(f"DEFERRED({bucket.path}): not noted that messages were moved: {error}")
+                    self._note_when_safe(bucket, copies)
+        if twice:
+            self.found = sorted(entry[1] for bucket in self._buckets.values() for entry in bucket.waiting or ())
+
+    def _note_moved(self, bucket: DeferredBucket, entries: list[Entry]) -> None:
+        """Notes that messages are in another bucket, which is made durable before; a bucket that is empty then goes."""
+        self.make_durable()
+        bucket.note_moved(entries)
         if bucket.count == 0:
             del self._buckets[bucket.key]
             bucket.delete()
-        return True
 
     def _note_when_safe(self, bucket: DeferredBucket, moved: list[Entry]) -> None:
         """Lets messages wait where they were moved to, and notes that in their old bucket once they are durable."""
@@ -301,3 +331,12 @@ class DeferredMessages:
         """Lets go of files that are about to be deleted, or are not used after all."""
         for bucket in self._buckets.values():
             bucket.abandon()
+
+
+def _timestamp_ns(bucket: DeferredBucket, entry: Entry) -> int:
+    """Returns when a message was published, or 0 if it cannot be read."""
+    try:
+        found = bucket.read(entry)
+    except OSError:
+        return 0
+    return found[0] if found is not None else 0

@@ -20,6 +20,10 @@ READ_BYTES = 1 << 20
 READ_TRIES = 3
 READ_PAUSE_S = 0.02
 """A page or a file that the disk fails to read is tried READ_TRIES times, this long apart."""
+OPEN_ROUNDS = 100
+"""Files that the disk fails to open have so many more rounds of READ_TRIES, all files of a process together: a start
+with a disk that opens nothing comes to an end.
+"""
 BAD_SUFFIX = ".bad"
 """Ends the names of files, and of copies of bytes, that could not be used and are left for people to look at."""
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -84,7 +88,7 @@ def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int | None 
 
 
 def patiently(read: Callable[[], T]) -> T:
-    """Reads or opens something; a disk that fails to read is asked again, since what is left out may not come back."""
+    """Reads something; a disk that fails to read is asked again, since what is left out may not come back."""
     for _ in range(READ_TRIES - 1):
         try:
             return read()
@@ -95,6 +99,21 @@ def patiently(read: Callable[[], T]) -> T:
     return read()
 
 
+_open_rounds = iter(range(OPEN_ROUNDS))
+
+
+def until_opened(open_file: Callable[[], T]) -> T:
+    """Opens a file as `patiently` does, and tries longer than for a page: who goes on without a whole file passes over
+    all that is in it, and does not come back when the disk is well again.
+    """
+    while True:
+        try:
+            return patiently(open_file)
+        except OSError as error:
+            if error.errno != errno.EIO or next(_open_rounds, None) is None:
+                raise
+
+
 def read_surviving(path: Path, report: Callable[[str], None]) -> tuple[bytearray, bool]:
     """Returns what can be read of a file, with zeros for pages that cannot, and whether all of it could.
 
@@ -102,7 +121,7 @@ def read_surviving(path: Path, report: Callable[[str], None]) -> tuple[bytearray
     what it got by its checksums, and replaces the file. Any error but EIO is raised.
     """
     try:
-        fd = patiently(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        fd = until_opened(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
         if error.errno != errno.EIO:
             raise  # the file is well, or not there
@@ -153,7 +172,7 @@ def name_twice(path: Path) -> Path:
 
 def _copy_aside(path: Path) -> Path:
     """Copies what can be read of a file to a name that nothing reads, unless there is such a copy already."""
-    fd = patiently(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    fd = until_opened(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     try:
         aside = next(aside for aside in _names_aside(path) if not aside.exists() or _is_copy(aside, fd))
         if not aside.exists():

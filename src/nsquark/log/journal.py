@@ -210,8 +210,20 @@ class Journal:
         self._resize(0)
 
     def delete(self) -> None:
+        """Deletes the journal of a channel that is gone. One that cannot be deleted, or comes back after a loss of
+        power, is deleted before another channel gets its name.
+        """
         self.close()
-        self.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.delete_leftover()
+
+    def delete_leftover(self) -> None:
+        """Deletes a journal that an earlier channel of this name has left, or raises OSError."""
+        try:
+            self.path.unlink()
+        except FileNotFoundError:
+            return
+        self._shared.syncer.directory(self.path.parent).changed()
 
     def _close_file(self) -> None:
         if self._file is not None:
