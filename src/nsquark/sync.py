@@ -395,7 +395,7 @@ class Consumer(_Face[consumers.Consumer]):
             raise StopIteration
         return message
 
-    def get(self, timeout: float | None = None) -> Message | None:
+    def get(self, timeout: float | timedelta | None = None) -> Message | None:
         return self._call(self._own().get(timeout), _give_back)
 
     def batches(self, max_messages: int = 500, max_wait: float | timedelta = 0.2) -> Iterator[Batch]:

@@ -1,5 +1,6 @@
 """Wrong arguments fail at once, with a sentence that says what to give instead."""
 
+import asyncio
 import math
 from datetime import timedelta
 from typing import Any
@@ -41,6 +42,7 @@ def test_what_is_no_address_for_a_consumer(address: object) -> None:
         ({"outstanding_bytes_max": "16MB"}, "outstanding_bytes_max"),
         ({"logger": "x"}, "logger is a logging.Logger"),
         ({"dial_timeout": "-1s"}, "dial_timeout"),
+        ({"envelope": "no"}, "envelope.*True or False"),
     ],
 )
 def test_wrong_settings_of_a_producer(kind: Any, settings: dict[str, Any], text: str) -> None:
@@ -111,6 +113,31 @@ async def test_what_is_no_timeout_of_close(nsqd: Nsqd, topic: str, timeout: Any)
         await pool.publish(topic, b"it was not closed")
         async with await anext(consumer), await anext(consumer):
             pass
+
+
+@pytest.mark.parametrize("timeout", ["5", True, math.nan, [], timedelta(seconds=-1)])
+async def test_what_is_no_timeout_of_get(nsqd: Nsqd, topic: str, timeout: Any) -> None:
+    async with consumer_of(nsqd, topic) as consumer:
+        with pytest.raises(ConfigError, match=r"a timeout of .*: give 0 or more seconds"):
+            await asyncio.wait_for(consumer.get(timeout), 10)
+        for over in (-1, -0.1, 0, timedelta(milliseconds=1)):
+            assert await asyncio.wait_for(consumer.get(over), 10) is None
+
+
+@pytest.mark.parametrize("count", [-1, 2.5, math.nan, "5", True, None])
+async def test_what_is_no_max_in_flight(nsqd: Nsqd, topic: str, count: Any) -> None:
+    async with consumer_of(nsqd, topic) as consumer:
+        with pytest.raises(ConfigError, match="max_in_flight"):
+            consumer.change_max_in_flight(count)
+
+
+@pytest.mark.parametrize("address", [4150, None, b"127.0.0.1:4150", ["127.0.0.1:4150"], "localhost", ""])
+async def test_what_is_no_address_while_a_consumer_runs(nsqd: Nsqd, topic: str, address: Any) -> None:
+    async with consumer_of(nsqd, topic) as consumer:
+        with pytest.raises(ConfigError, match="host:port"):
+            await consumer.connect_to_nsqd(address)
+        with pytest.raises(ConfigError, match="host:port"):
+            consumer.connect_to_nsqlookupd(address)
 
 
 @pytest.mark.parametrize("timeout", NO_SECONDS)

@@ -8,7 +8,8 @@ import pytest
 
 from client.consumer_rig import AFTER_GIVING_BACK, consumer_of, handle_until, is_done, publish
 from harness import Nsqd, until
-from nsquark import Dedupe, Message
+from nsquark import Consumer, Dedupe, Message
+from nsquark.client.copies import WRITES_MAX
 from nsquark.errors import NotConnected
 
 WAIT_S = 20
@@ -33,7 +34,7 @@ def lose_connections(consumer: Any) -> None:
         subscription._connection.abort(NotConnected("cut by the test"))
 
 
-# -- what a store returns ------------------------------------------------------------------------------------
+# -- what a store returns --------------------------------------------------------------------------------
 
 
 async def test_what_a_store_returns_from_a_note_is_its_own_affair(nsqd: Nsqd, topic: str) -> None:
@@ -79,7 +80,7 @@ async def test_a_claim_that_is_no_word_of_the_interface_is_logged_and_tried_agai
     assert f"claim returned {answer!r}" in caplog.text
 
 
-# -- messages that nobody answers ----------------------------------------------------------------------------
+# -- messages that nobody answers ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["timeout", "connection lost"])
@@ -169,7 +170,60 @@ async def test_a_handler_that_works_on_keeps_its_claim(nsqd: Nsqd, topic: str, i
     assert attempts == [1]
 
 
-# -- while the store is asked --------------------------------------------------------------------------------
+# -- while the store is asked ----------------------------------------------------------------------------
+
+
+class Hanging(Dedupe):
+    """Notes nothing until it is let go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = asyncio.Event()
+        self.begun_count = 0
+
+    async def done(self, key: bytes) -> None:  # type: ignore[override]
+        self.begun_count += 1
+        await self.goes_on.wait()
+        super().done(key)
+
+
+async def test_a_store_that_hangs_gathers_no_more_notes_than_its_limit(
+    nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    count = WRITES_MAX + 200
+    publish(nsqd, topic, *(b"%d" % number for number in range(count)))
+    store, handled = Hanging(), set[bytes]()
+    async with consumer_of(nsqd, topic, dedupe=store, max_in_flight=100) as consumer:
+        running = asyncio.create_task(consumer.run(lambda message: handled.add(message.body)))
+        await until(lambda: "messages wait for it" in caplog.text or len(handled) == count)
+        assert store.begun_count == len(handled) == WRITES_MAX
+        store.goes_on.set()
+        await until(lambda: is_done(nsqd, topic))
+        assert len(handled) == count
+        consumer.stop()
+        await running
+
+
+@pytest.mark.parametrize("form", ["run", "get"])
+async def test_a_consumer_whose_store_hangs_can_be_stopped(
+    nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture, form: str
+) -> None:
+    publish(nsqd, topic, *(b"%d" % number for number in range(WRITES_MAX + 5)))
+    store = Hanging()
+
+    async def take(consumer: Consumer) -> None:
+        while message := await consumer.get():
+            message.finish()
+
+    async with consumer_of(nsqd, topic, dedupe=store, max_in_flight=100) as consumer:
+        running = asyncio.create_task(take(consumer) if form == "get" else consumer.run(lambda _: None))
+        await until(lambda: "messages wait for it" in caplog.text)
+        consumer.stop()
+        await asyncio.wait_for(running, 10)
+        await until(lambda: nsqd.channel(topic)["depth"] == 5)
+        await asyncio.wait_for(consumer.close(0.1), 10)
+    assert f"had {WRITES_MAX} writes to end 0.1 s after the stop" in caplog.text
+    store.goes_on.set()
 
 
 async def test_a_message_is_kept_alive_while_the_store_is_asked(nsqd: Nsqd, topic: str) -> None:

@@ -36,7 +36,7 @@ def proxied(proxy: FaultProxy) -> str:
     return "{}:{}".format(*proxy.address)
 
 
-# What the network does, a few times
+# -- what the network does, a few times ------------------------------------------------------------------
 
 
 async def cut(proxy: FaultProxy) -> None:

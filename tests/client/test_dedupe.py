@@ -68,6 +68,7 @@ def test_a_claim_that_nobody_settles_ends() -> None:
     ("options", "text"),
     [
         ({"keys_max": 0}, "invalid keys_max ! 0 < 1"),
+        ({"keys_max": "9"}, "keys_max.*expected a whole number"),
         ({"age": "0"}, "invalid age ! 0s <= 0s"),
         ({"age": 60}, r"failed to coerce option age \(60\) - a plain number has no unit"),
         ({"claim_age": "-1s"}, "invalid claim_age ! -1s <= 0s"),

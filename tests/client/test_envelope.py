@@ -75,7 +75,7 @@ def test_headers_are_texts_and_have_a_bound() -> None:
         wrap(new_key(), b"body", {"a": longest["a"] + "x"})
 
 
-# Who makes and who opens envelopes
+# -- who makes and who opens envelopes -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_pool", [False, True], ids=["producer", "pool"])

@@ -1,6 +1,7 @@
 """Checks handlers that cannot handle, are cancelled, or are stopped by a signal: no message is finished for them."""
 
 import asyncio
+import functools
 import signal
 import subprocess
 import sys
@@ -32,6 +33,22 @@ def _yields_too(_: Message) -> Any:
     yield 1
 
 
+async def _takes_two(_: Message, __: object) -> None: ...
+
+
+async def _takes_none() -> None: ...
+
+
+def _supplied(function: Callable[..., Any]) -> Callable[[Message], Any]:
+    """Adds an argument, as decorators do; the result seems to take what the function takes."""
+
+    @functools.wraps(function)
+    def call(message: Message) -> Any:
+        return function(message, "a database")
+
+    return call
+
+
 async def _forgets_to_await(message: Message) -> Any:
     return _handle(message)
 
@@ -46,6 +63,8 @@ async def _forgets_to_await(message: Message) -> Any:
         (lambda _: (x for x in "ab"), 2),
         (lambda _: Future(), 0),
         (lambda _: Future(), 2),
+        (lambda message: (_handle(message), _handle(message)), 0),
+        (lambda message: [_handle(message)], 2),
     ],
     ids=[
         "coroutine",
@@ -55,6 +74,8 @@ async def _forgets_to_await(message: Message) -> Any:
         "generator",
         "work of another thread",
         "that in a thread",
+        "several coroutines",
+        "several coroutines in a thread",
     ],
 )
 async def test_what_is_returned_and_never_run_finishes_nothing(
@@ -83,13 +104,20 @@ async def test_a_hook_that_forgets_to_await_gives_nothing_up(
 
 async def test_what_cannot_be_a_handler_is_refused_at_once(nsqd: Nsqd, topic: str) -> None:
     async with consumer_of(nsqd, topic) as consumer:
-        for wrong in (None, "handle", _yields, _yields_too):
+        for wrong in (None, "handle", _yields, _yields_too, _takes_two, _takes_none, functools.partial(_takes_two)):
             with pytest.raises(WrongHandler, match="handler"):
                 await consumer.run(wrong)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="concurrency is 1 or more"):
             await consumer.run(_handle, concurrency=0)
         with pytest.raises(ValueError, match="concurrency is 1 or more"):
             await consumer.run(_handle, concurrency="3")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("handler", [_supplied(_takes_two), functools.partial(_takes_two, __=None), print])
+async def test_what_takes_a_message_is_a_handler_however_it_is_made(nsqd: Nsqd, topic: str, handler: Any) -> None:
+    publish(nsqd, topic, b"1")
+    async with consumer_of(nsqd, topic) as consumer:
+        await handle_until(consumer, handler, lambda: consumer.stats().finished == 1)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +129,12 @@ async def test_what_cannot_be_a_handler_is_refused_at_once(nsqd: Nsqd, topic: st
         ({"nsqd": [4150]}, ConfigError, "give 'host:port'"),
         ({"lookupd": b"127.0.0.1:4161"}, ConfigError, "give 'host:port'"),
         ({"on_give_up": "bury"}, ConfigError, "on_give_up is a function"),
+        ({"on_give_up": _takes_two}, ConfigError, "on_give_up is a function that takes a message and needs nothing"),
+        ({"address_filter": 5}, ConfigError, "address_filter is a function that takes a list of addresses"),
+        ({"address_filter": _handle}, ConfigError, "address_filter is a plain function"),
+        ({"envelope": "no"}, ConfigError, "envelope.*True or False"),
+        ({"auto_touch": "no"}, ConfigError, "auto_touch.*True or False"),
+        ({"lookupd": "127.0.0.1"}, ConfigError, "nsqlookupd address 127.0.0.1: missing port"),
         ({"on_give_up": _yields}, ConfigError, "on_give_up with `yield` would never run"),
         ({"on_give_up": _yields_too}, ConfigError, "on_give_up with `yield` would never run"),
         ({"topic": b"t"}, InvalidName, "a topic name is a str"),
@@ -208,6 +242,37 @@ async def test_run_that_is_cancelled_raises_it(nsqd: Nsqd, topic: str) -> None:
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_the_end_of_the_event_loop_is_no_failure_of_what_is_handled(
+    nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture, threads: int
+) -> None:
+    """It cancels the tasks of handlers and that of `run` at once, in no certain order: so it is tried several times."""
+    publish(nsqd, topic, b"1", b"2", b"3")
+    started: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        started.append(message.body)
+        await asyncio.sleep(3600)
+
+    def block(message: Message) -> None:
+        started.append(message.body)
+        time.sleep(0.3)
+
+    async def main() -> None:
+        async def work() -> None:
+            async with consumer_of(nsqd, topic, max_attempts=100, default_requeue_delay="1h") as consumer:
+                await consumer.run(block if threads else handle, 1 if threads else 2, threads)
+
+        working = asyncio.create_task(work())
+        await until(lambda: len(started) >= 2 or working.done())
+
+    for _ in range(8):
+        asyncio.run(main())
+        started.clear()
+        eventually(lambda: nsqd.channel(topic)["depth"] == 3)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_more_handlers_than_messages_may_come(nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -66,7 +66,7 @@ def server(make_server: Callable[[], AnswerServer]) -> AnswerServer:
     return make_server()
 
 
-# Addresses
+# -- addresses -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_addresses_that_are_none(address: str, reason: str) -> None:
         lookup_url(address, "t")
 
 
-# Questions
+# -- questions -------------------------------------------------------------------------------------------
 
 
 async def test_a_real_nsqd_is_found(lookupd: Nsqlookupd, make_nsqd: Callable[..., Nsqd], topic: str) -> None:
@@ -182,7 +182,7 @@ async def test_the_secret_goes_along_as_go_nsq_sends_it(server: AnswerServer, co
     assert server.headers[0]["Accept"] == "application/vnd.nsq; version=1.0"
 
 
-# The loop
+# -- the loop --------------------------------------------------------------------------------------------
 
 
 class Rounds:

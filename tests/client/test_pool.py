@@ -63,7 +63,7 @@ def _states(pool: ProducerPool) -> list[str]:
     return [status.state for status in pool.nsqds()]
 
 
-# Balance
+# -- balance ---------------------------------------------------------------------------------------------
 
 
 async def test_those_who_await_each_publish_use_every_nsqd(trio: list[Nsqd], topic: str) -> None:
@@ -117,7 +117,7 @@ async def test_those_that_live_share_evenly_what_dead_ones_would_have_got() -> N
     assert min(counts) > 30  # on a busy machine one may be slower than the other, and gets less
 
 
-# Failures
+# -- failures --------------------------------------------------------------------------------------------
 
 
 async def test_a_dead_nsqd_is_left_out(trio: list[Nsqd], topic: str) -> None:
@@ -193,7 +193,7 @@ async def test_without_any_nsqd_a_publish_fails_at_its_deadline(topic: str) -> N
             await pool.ping()
 
 
-# Refusals
+# -- refusals --------------------------------------------------------------------------------------------
 
 
 async def test_a_refused_publish_is_not_tried_elsewhere_and_those_behind_it_are(trio: list[Nsqd], topic: str) -> None:
@@ -286,7 +286,7 @@ def test_wrong_arguments(arguments: dict[str, object], text: str) -> None:
         ProducerPool(**arguments)  # type: ignore[arg-type]
 
 
-# Copies
+# -- copies ----------------------------------------------------------------------------------------------
 
 
 async def test_copies_are_on_different_nsqds(trio: list[Nsqd], topic: str) -> None:
@@ -336,7 +336,7 @@ async def test_too_few_nsqds_for_the_copies_is_an_error(trio: list[Nsqd], topic:
             await pool.publish(topic, b"x")
 
 
-# Discovery
+# -- discovery -------------------------------------------------------------------------------------------
 
 
 async def test_nsqds_are_found_join_and_leave(tmp_path: Path, topic: str) -> None:
@@ -385,7 +385,7 @@ async def test_with_no_nsqd_found_the_error_says_so(topic: str) -> None:
                 await pool.publish(topic, b"x")
 
 
-# Bounds, cancelling and the end
+# -- bounds, cancelling and the end ----------------------------------------------------------------------
 
 
 async def test_what_is_outstanding_is_bounded(trio: list[Nsqd], proxies: list[FaultProxy], topic: str) -> None:

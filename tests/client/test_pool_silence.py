@@ -58,7 +58,7 @@ async def _be_refused(pool: ProducerPool, server: ScriptedNsqd, caplog: pytest.L
     await until(lambda: "connection lost" in caplog.text)
 
 
-# Life after silence
+# -- life after silence ----------------------------------------------------------------------------------
 
 
 async def test_an_nsqd_that_ends_its_silence_with_a_refusal_is_used_again(trio: list[ScriptedNsqd]) -> None:
@@ -123,7 +123,7 @@ async def test_a_refusal_excuses_the_loss_of_its_own_connection_only(
         assert "is down" in caplog.text
 
 
-# What a silent nsqd owes
+# -- what a silent nsqd owes -----------------------------------------------------------------------------
 
 
 def _answer_after(seconds: float) -> Callable[[Peer, bytes, bytes], bytes]:

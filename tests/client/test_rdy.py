@@ -163,7 +163,7 @@ def test_nothing_is_sent_while_nothing_changes(rig: Rig) -> None:
     assert [window.sent for window in windows] == [[10, 5], [5]]
 
 
-# -- what is in flight counts, wherever RDY goes ----------------------------------------------------------
+# -- what is in flight counts, wherever RDY goes ---------------------------------------------------------
 
 
 def test_a_new_connection_waits_until_there_is_room(rig: Rig) -> None:

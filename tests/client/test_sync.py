@@ -51,7 +51,7 @@ def _bodies(consumer: sync.Consumer, count: int) -> set[bytes]:
     return bodies
 
 
-# Publishing
+# -- publishing ------------------------------------------------------------------------------------------
 
 
 def test_every_way_of_publishing_arrives(nsqd: Nsqd, producer: sync.Producer, topic: str) -> None:
@@ -105,7 +105,7 @@ def test_a_pool_blocks_too(nsqd: Nsqd, topic: str) -> None:
     assert len(messages_of(nsqd, topic)) == 11
 
 
-# Consuming
+# -- consuming -------------------------------------------------------------------------------------------
 
 
 def test_messages_are_iterated_and_answered(nsqd: Nsqd, producer: sync.Producer, topic: str) -> None:
@@ -332,7 +332,7 @@ def test_what_was_taken_without_waiting_is_sent_though_others_fill_the_room(nsqd
     assert nsqd.topic(topic)["message_count"] == len(answers) + 400
 
 
-# Fork
+# -- fork ------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -470,7 +470,7 @@ def test_what_is_outstanding_is_bounded(nsqd: Nsqd, topic: str) -> None:
             future.result(WAIT_S)
 
 
-# The end of the interpreter
+# -- the end of the interpreter --------------------------------------------------------------------------
 
 UNCLOSED = {
     "closed in __del__": """

@@ -18,7 +18,7 @@ from client.pool_rig import address_of
 from harness import Nsqd, eventually, until
 from nsquark import Config
 from nsquark.contrib.taskiq import NsqBroker
-from nsquark.errors import ConfigError, NsqError
+from nsquark.errors import ConfigError, InvalidName, NsqError
 
 WORKER = """
 import asyncio, os, pathlib
@@ -144,3 +144,9 @@ async def test_tasks_in_flight_unless_the_user_says_otherwise(
 def test_what_is_no_address() -> None:
     with pytest.raises(ConfigError, match="host:port"):
         NsqBroker(4150)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("settings", [{"topic": "no name"}, {"channel": None}])
+def test_what_is_no_name(settings: dict[str, Any]) -> None:
+    with pytest.raises(InvalidName):
+        NsqBroker("127.0.0.1:1", **settings)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Self, overload
 
-from nsquark.client.errors import ConfigError
+from nsquark.client.checks import check_count, seconds_of
 from nsquark.client.message import AnswerBlock, Message, OrRaise
 from nsquark.client.taking import Taking
 
@@ -97,15 +97,11 @@ class Batches:
     """
 
     def __init__(self, taking: Taking, max_messages: int, max_wait: float | timedelta) -> None:
-        wait_s = max_wait.total_seconds() if isinstance(max_wait, timedelta) else max_wait
-        if max_messages < 1:
-            raise ConfigError(f"invalid max_messages ! {max_messages} < 1")
-        if not 0 <= wait_s < float("inf"):
-            raise ConfigError(f"invalid max_wait ! {wait_s} s: give 0 or more")
+        check_count("max_messages", max_messages, 1)
         self._taking = taking
         self._gathered = taking.gathered
         self._messages_max = max_messages
-        self._wait_s = wait_s
+        self._wait_s = seconds_of("max_wait", max_wait)
 
     def __aiter__(self) -> Self:
         return self

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from nsquark.base.addresses import split_address
 from nsquark.client.errors import ConfigError, InvalidName
-from nsquark.client.options import Whole, read
+from nsquark.client.options import Whole, YesNo, read
 from nsquark.wire.names import NAME_LENGTH_MAX, is_valid_name
 
 Body = bytes | bytearray | memoryview
@@ -50,6 +50,18 @@ def seconds_of(name: str, given: object) -> float:
     raise ConfigError(f"a {name} of {given!r:.60}: give 0 or more seconds, at most {SECONDS_MAX}, or a timedelta")
 
 
+def wait_seconds_of(timeout: object) -> float:
+    """Checks how long someone waits at most; returns the seconds. What is left of a deadline that is over is 0."""
+    if isinstance(timeout, int | float) and timeout < 0:
+        return 0.0
+    return seconds_of("timeout", timeout)
+
+
+def check_flag(name: str, given: object) -> None:
+    kind = YesNo()
+    read(name, given, kind.typed, kind)
+
+
 def check_count(name: str, given: object, least: int) -> None:
     kind = Whole(least, None)
     read(name, given, kind.typed, kind)
@@ -66,11 +78,11 @@ def check_addresses(kind: str, given: object) -> list[str]:
     return list(dict.fromkeys(listed))
 
 
-def check_address(given: object) -> str:
+def check_address(given: object, for_several: str = "a ProducerPool") -> str:
     """Checks one address: of an nsqd's TCP port, or the path of its unix socket."""
     if not isinstance(given, str):
         raise ConfigError(
-            f"nsqd {given!r}: give one 'host:port', for instance '127.0.0.1:4150'; several need a ProducerPool"
+            f"nsqd {given!r}: give one 'host:port', for instance '127.0.0.1:4150'; several need {for_several}"
         )
     if "://" in given:
         raise ConfigError(f"nsqd address {given}: give the host:port of nsqd's TCP protocol, without a scheme")

@@ -10,13 +10,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Iterable
 from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self, Unpack
 
 from nsquark.client.batches import Batches
-from nsquark.client.checks import check_addresses, check_dedupe, check_name, seconds_of
+from nsquark.client.checks import (
+    check_address,
+    check_addresses,
+    check_count,
+    check_dedupe,
+    check_flag,
+    check_name,
+    is_async,
+    seconds_of,
+    wait_seconds_of,
+)
 from nsquark.client.config import Config, Options
 from nsquark.client.copies import Copies
 from nsquark.client.dedupe import Dedupe, DedupeStore
@@ -26,7 +37,7 @@ from nsquark.client.handlers import Handler, Handlers, check_handler, stopped_by
 from nsquark.client.inbox import Inbox
 from nsquark.client.keepalive import KeepAlive, Pace, Rounds
 from nsquark.client.logs import NamedLog
-from nsquark.client.lookupd import AddressFilter
+from nsquark.client.lookupd import AddressFilter, lookup_url
 from nsquark.client.message import Message
 from nsquark.client.nsqds import Members
 from nsquark.client.rdy import Flow
@@ -75,12 +86,16 @@ class Consumer:
         check_name("topic", topic)
         check_name("channel", channel)
         check_dedupe(dedupe)
+        check_flag("envelope", envelope)
+        check_flag("auto_touch", auto_touch)
         self.topic = topic
         self.channel = channel
         self.config = Config.merge(config, options)
         self.log = NamedLog(logger, f"{topic}/{channel}")
         self._nsqds = check_addresses("nsqd", nsqd)
         self._lookupds = check_addresses("lookupd", lookupd)
+        for address in self._lookupds:
+            lookup_url(address, topic)
         store: DedupeStore | None = Dedupe() if dedupe is True else None if dedupe is False else dedupe
         self._copies = None if store is None else Copies(store, topic, channel, self.log)
         self.opens_envelopes = envelope or store is not None
@@ -90,6 +105,10 @@ class Consumer:
         self._auto_touch = auto_touch
         if on_give_up is not None:
             check_function(on_give_up, "on_give_up", ConfigError)
+        if address_filter is not None:
+            check_function(address_filter, "address_filter", ConfigError, "a list of addresses")
+            if is_async(address_filter):
+                raise ConfigError(f"address_filter is a plain function, which nobody awaits, not {address_filter!r}")
         self._giving_up = GivingUp(self.config.max_attempts, on_give_up, self._is_hook_off_loop, self.log)
         self.calls_hook_off_loop = False
         """The hook is called off the event loop, for `nsquark.sync`, whose hooks may block."""
@@ -169,6 +188,8 @@ class Consumer:
         self._flow.change_max_in_flight(0)
         self._inbox.give_back()
         self._inbox.wake_all()
+        if self._copies is not None:
+            self._copies.claim_no_more()
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Ends in order: handlers of `run` finish the message they have; what was prefetched, and what an iteration
@@ -230,13 +251,15 @@ class Consumer:
             raise StopAsyncIteration
         return message
 
-    async def get(self, timeout: float | None = None) -> Message | None:
+    async def get(self, timeout: float | timedelta | None = None) -> Message | None:
         """Returns the next message; None if there was none in time, or the consumer was stopped.
 
         timeout: seconds to wait; 0 takes what is here already, None waits for ever.
         """
         self._check_started()
-        return await self._taking.next_by(None if timeout is None else self._loop.time() + timeout)
+        if timeout is None or timeout == math.inf:
+            return await self._taking.next_by(None)
+        return await self._taking.next_by(self._loop.time() + wait_seconds_of(timeout))
 
     def batches(self, max_messages: int = 500, max_wait: float | timedelta = 0.2) -> Batches:
         """Iterates over batches, a `Batch` each time: `async for batch in consumer.batches():`.
@@ -267,6 +290,7 @@ class Consumer:
         """
         self._check_started()
         check_handler(handler, concurrency, threads)
+        check_flag("stop_on_signals", stop_on_signals)
         count = threads or concurrency
         if count > self.config.max_in_flight > 0:
             self.log.warning(
@@ -365,6 +389,7 @@ class Consumer:
         address: `host:port`.
         """
         self._check_started()
+        check_address(address, "a call for each")
         await self._members.connect_to_nsqd(address)
 
     async def disconnect_from_nsqd(self, address: str) -> None:
@@ -403,8 +428,7 @@ class Consumer:
         count: over all connections; 0 pauses.
         """
         self._check_started()
-        if count < 0:
-            raise ConfigError(f"invalid max_in_flight ! {count} < 0")
+        check_count("max_in_flight", count, 0)
         self._paused_at = None
         if not self._taking.is_stopped:
             self._flow.change_max_in_flight(count)

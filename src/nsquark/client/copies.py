@@ -20,6 +20,9 @@ CLAIMS: Final = get_args(Claim)
 CLAIM_AND_RELEASE: Final = 2
 """Counts the writes that a message may cost the store, one after the other."""
 
+WRITES_MAX: Final = 10_000
+"""While a store has so many writes to end, no more messages are claimed: one that hangs would gather them for ever."""
+
 
 class Copies:
     """Claims messages. Invariant: a message is in `_claimed` only while the store's claim is this message's: its copies
@@ -39,6 +42,10 @@ class Copies:
         """Has the messages with a claim; True for those that an iteration or `get` took."""
         self._writes: set[asyncio.Future[Any]] = set()
         """Has the writes that the store still has to end."""
+        self._has_room = asyncio.Event()
+        """Is set until these are WRITES_MAX, then again when half of them are left, and from the end on."""
+        self._has_room.set()
+        self._is_ending = False
         self.count = 0
         """Counts the copies that were found and not handled again."""
 
@@ -47,6 +54,8 @@ class Copies:
         message.key = message.key or f"{message.nsqd_address}/".encode() + message.id
         key = self._prefix + message.key
         try:
+            if not self._has_room.is_set() and not await self._is_room_made(message):
+                return False
             claim = await self._claim(key)
             if claim not in CLAIMS:
                 raise NsqError(f"the store's claim returned {claim!r}, not one of {CLAIMS}")
@@ -94,12 +103,31 @@ class Copies:
             if message.deadline_s <= now_s and (is_taken or not message.auto_response):
                 self._release(message)
 
+    def claim_no_more(self) -> None:
+        """Lets those who wait for the store give their messages back."""
+        self._is_ending = True
+        self._has_room.set()
+
     async def end(self, timeout_s: float) -> None:
         """Releases what may never be answered, and waits for what the store still writes."""
         self.end_claims(math.inf)
+        late: set[asyncio.Future[Any]] = set()
         for _ in range(CLAIM_AND_RELEASE):
-            if self._writes:
-                await asyncio.wait(self._writes, timeout=timeout_s)
+            if self._writes - late:
+                _, late = await asyncio.wait(self._writes, timeout=timeout_s)
+        if late:
+            self._log.warning(
+                "the store of keys had %d writes to end %g s after the stop: copies may be handled again",
+                len(late),
+                timeout_s,
+            )
+
+    async def _is_room_made(self, message: Message) -> bool:
+        """Waits until the store has ended writes; False if the message is answered by then."""
+        await self._has_room.wait()
+        if self._is_ending:
+            message.give_back()
+        return not message.is_answered
 
     async def _claim(self, key: bytes) -> Claim:
         """Claims a key. Who is cancelled while the store works on it leaves no claim behind."""
@@ -112,7 +140,7 @@ class Copies:
         except asyncio.CancelledError:
             if claiming.cancelled() and not is_cancelled():
                 raise NsqError("the store of keys was cancelled") from None
-            self._writes.add(claiming)
+            self._begin_write(claiming)
             claiming.add_done_callback(lambda _: self._claimed_for_nobody(key, claiming))
             raise
 
@@ -135,11 +163,19 @@ class Copies:
             return
         if inspect.isawaitable(outcome):
             write: asyncio.Future[Any] = asyncio.ensure_future(outcome)
-            self._writes.add(write)
+            self._begin_write(write)
             write.add_done_callback(self._is_written)
+
+    def _begin_write(self, write: asyncio.Future[Any]) -> None:
+        self._writes.add(write)
+        if len(self._writes) >= WRITES_MAX and self._has_room.is_set() and not self._is_ending:
+            self._has_room.clear()
+            self._log.warning("the store of keys has %d writes to end: messages wait for it", len(self._writes))
 
     def _is_written(self, write: asyncio.Future[Any]) -> None:
         self._writes.discard(write)
+        if len(self._writes) <= WRITES_MAX // 2:  # not earlier, or each message would wait, and be told of
+            self._has_room.set()
         if not write.cancelled() and (error := write.exception()) is not None:
             self._failed(error)
 

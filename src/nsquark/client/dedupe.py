@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Final, Literal, Protocol
 
 from nsquark.base.durations import Duration
+from nsquark.client.checks import check_count
 from nsquark.client.documented import documented_like
 from nsquark.client.errors import ConfigError
 from nsquark.client.options import Span
@@ -74,8 +75,7 @@ class Dedupe:
         age: str | timedelta | Duration = AGE_DEFAULT,
         claim_age: str | timedelta | Duration = CLAIM_AGE_DEFAULT,
     ) -> None:
-        if keys_max < 1:
-            raise ConfigError(f"invalid keys_max ! {keys_max} < 1")
+        check_count("keys_max", keys_max, 1)
         self._keys_max = keys_max
         self._age_ns = _positive("age", age)
         self._claim_age_ns = _positive("claim_age", claim_age)

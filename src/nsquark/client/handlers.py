@@ -75,8 +75,15 @@ class Handlers:
         if threads:
             pool = ThreadPoolExecutor(threads, f"nsquark {self._name}", self._add_thread)
         self.use_threads = threads > 0
+        runner = asyncio.current_task()
+        assert runner is not None
+        cancelled_before = runner.cancelling()
+
+        def is_over() -> bool:
+            return runner.cancelling() > cancelled_before
+
         tasks = [
-            loop.create_task(self._work(handler, pool), name=f"nsquark handler {self._name}")
+            loop.create_task(self._work(handler, pool, is_over), name=f"nsquark handler {self._name}")
             for _ in range(threads or concurrency)
         ]
         self._tasks.update(tasks)
@@ -96,7 +103,8 @@ class Handlers:
     def _add_thread(self) -> None:
         self._threads.add(threading.get_ident())
 
-    async def _work(self, handler: Handler, pool: Executor | None) -> None:
+    async def _work(self, handler: Handler, pool: Executor | None, is_over: Callable[[], bool]) -> None:
+        """Handles one message after another. `is_over` tells whether `run` itself was cancelled."""
         next_message, next_now = self._next_message, self._next_now
         task = asyncio.current_task()
         assert task is not None
@@ -105,7 +113,7 @@ class Handlers:
             try:
                 message = next_now() or await next_message(pool)
             except asyncio.CancelledError:
-                if self._is_ended(task):
+                if self._is_ended(task, is_over):
                     raise
                 continue  # the last handler cancelled its task as it returned
             if message is None:
@@ -118,30 +126,31 @@ class Handlers:
                             outcome = await outcome
                         if outcome is not None:
                             check_ended(outcome, "the handler")
-                        is_ending = task.cancelling() > 0 and self._is_ended(task)
+                        is_ending = task.cancelling() > 0 and self._is_ended(task, is_over)
                 else:
                     check_ended(await in_thread(pool, handler, message), "the handler")
             except WrongHandler:
                 message.give_back()
                 raise
             except asyncio.CancelledError as error:
-                if self._is_ended(task):
+                if self._is_ended(task, is_over):
                     message.conclude(error)
                     raise
                 message.fail(error)  # something inside the handler was cancelled, not the handler
             except BaseException as error:
                 if not message.conclude(error):
                     raise
-                is_ending = self._is_ended(task)
+                is_ending = self._is_ended(task, is_over)
             else:
                 if message.auto_response:
                     message.finish()
 
-    def _is_ended(self, task: asyncio.Task[None]) -> bool:
-        """Tells whether a task was told to end. Other cancellations are forgotten, since they are over with a message:
-        a timeout that does not take its own back would end all that follows.
+    def _is_ended(self, task: asyncio.Task[None], is_over: Callable[[], bool]) -> bool:
+        """Tells whether a task was told to end, also by who ends the event loop: that cancels all tasks at once, and
+        this one may hear of it before `run` does. Other cancellations are forgotten, since they are over with a
+        message: a timeout that does not take its own back would end all that follows.
         """
-        if task in self._ended:
+        if task in self._ended or is_over():
             return True
         while task.cancelling():
             task.uncancel()

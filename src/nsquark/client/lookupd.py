@@ -71,6 +71,8 @@ def _url(address: str, question: str) -> str:
 def _parts(address: str) -> tuple[str, str, str, str]:
     """Splits a URL into scheme, host and port, path ('' for none), query."""
     hint = "give nsqlookupd's HTTP address as host:port or http://host:port"
+    if not isinstance(address, str):
+        raise ConfigError(f"nsqlookupd address {address!r}: {hint}")
     try:
         parts = urlsplit(address if "://" in address else f"http://{address}")
         port = parts.port

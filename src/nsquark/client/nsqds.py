@@ -116,7 +116,7 @@ class Members:
         self._retry_later(address, is_refused=not subscription.is_accepted)
         self._discovery.poll_soon()
 
-    # -- by the user ---------------------------------------------------------------------------------------
+    # -- by the user -------------------------------------------------------------------------------------
 
     async def connect_to_nsqd(self, address: str) -> None:
         self._check_running()
@@ -164,7 +164,7 @@ class Members:
         if self._is_closing:
             raise Closed(f"{self._topic}/{self._channel}: stopped")
 
-    # -- connecting ----------------------------------------------------------------------------------------
+    # -- connecting --------------------------------------------------------------------------------------
 
     def _begin(self, address: str) -> asyncio.Task[None]:
         """Begins to connect; the outcome is the caller's to deal with."""

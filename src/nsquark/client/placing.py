@@ -250,7 +250,7 @@ class Placing:
                 self._admit(publish)
         self._is_letting_in = False
 
-    # -- deadlines -----------------------------------------------------------------------------------------
+    # -- deadlines ---------------------------------------------------------------------------------------
 
     def _look_later(self, loop: asyncio.AbstractEventLoop) -> None:
         self._look_due_s = time.monotonic() + LOOK_INTERVAL_S

@@ -19,6 +19,7 @@ from nsquark.client.checks import (
     check_address,
     check_addresses,
     check_count,
+    check_flag,
     check_name,
     checked_bodies,
     checked_body,
@@ -104,6 +105,7 @@ class ProducerPool:
         self.config = Config.merge(config, options)
         self._log = NamedLog(logger, "pool")
         check_count("copies", copies, 1)
+        check_flag("envelope", envelope)
         check_count("outstanding_bytes_max", outstanding_bytes_max, 0)
         check_count("outstanding_max", outstanding_max, 0)
         if lookupd_topic is not None:
@@ -234,7 +236,7 @@ class ProducerPool:
             body = packed(self.envelope, body, **packing)
         return checked_body(body)
 
-    # -- sending -------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------------
 
     def _send(self, what: tuple[Send, int]) -> asyncio.Future[None]:
         self._check_room(what[1])
@@ -268,7 +270,7 @@ class ProducerPool:
             raise NsqError(f"the pool: {ANOTHER_LOOP}")
         return loop
 
-    # -- nsqds come and go ---------------------------------------------------------------------------------
+    # -- nsqds come and go -------------------------------------------------------------------------------
 
     def _start(self) -> None:
         if not self._is_started:
@@ -318,7 +320,7 @@ class ProducerPool:
         if self._discovery is not None:
             self._discovery.poll_soon()
 
-    # -- the end -------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -15,6 +15,7 @@ from nsquark.client.checks import (
     Body,
     check_address,
     check_count,
+    check_flag,
     check_name,
     checked_bodies,
     checked_body,
@@ -73,6 +74,7 @@ class Producer:
         self.address = check_address(address)
         self.config = Config.merge(config, options)
         self._log = NamedLog(logger, "producer")
+        check_flag("envelope", envelope)
         self.envelope = envelope
         check_count("outstanding_bytes_max", outstanding_bytes_max, 0)
         check_count("outstanding_max", outstanding_max, 0)
@@ -187,7 +189,7 @@ class Producer:
             raise NotConnected(f"{self.address}: not connected")
         self._connection.send(commands.NOP)
 
-    # -- commands: what nsqd would refuse, and close the connection for, is refused here ---------------
+    # -- commands: what nsqd would refuse, and close the connection for, is refused here -----------------
 
     def _pub(self, topic: str, body: Any, packing: Packing) -> bytes:
         if packing or self.envelope:
@@ -238,7 +240,7 @@ class Producer:
             raise MessageTooBig(f"a body of {len(body)} bytes; {self.address} takes {self._message_bytes_max}")
         return body
 
-    # -- the order of sending and of answers ----------------------------------------------------------------
+    # -- the order of sending and of answers -------------------------------------------------------------
 
     def _send(self, command: bytes) -> asyncio.Future[None]:
         if self._is_closed or self._waiting or not self._has_room(len(command)):

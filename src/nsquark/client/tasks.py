@@ -51,26 +51,52 @@ def check_ended(outcome: object, of: str) -> None:
     """Raises WrongHandler if something of what a user's function returned is still to be run or awaited: then nothing
     was done yet, and its message must not be finished.
     """
+    parts = outcome if isinstance(outcome, list | tuple) else ()
     if (
         inspect.isawaitable(outcome)
         or inspect.isgenerator(outcome)
         or inspect.isasyncgen(outcome)
         or isinstance(outcome, concurrent.futures.Future)
+        or any(map(inspect.iscoroutine, parts))
     ):
-        if inspect.iscoroutine(outcome):
-            outcome.close()
+        for part in (outcome, *parts):
+            if inspect.iscoroutine(part):
+                part.close()
         raise WrongHandler(
             f"{of} returned {outcome!r}, which nobody waits for here: await it, give a plain "
             "function, or an async one with `concurrency` and without `threads`"
         )
 
 
-def check_function(function: object, name: str, wrong: type[Exception] = WrongHandler) -> None:
-    """Raises `wrong` for what cannot be called with a message, or would do nothing if it were."""
+def check_function(
+    function: object, name: str, wrong: type[Exception] = WrongHandler, argument: str = "a message"
+) -> None:
+    """Raises `wrong` for what cannot be called with one argument, or would do nothing if it were. Each message would
+    fail before the function has seen it, and be given up in the end.
+    """
     if not callable(function):
-        raise wrong(f"{name} is a function that takes a message, not {function!r}")
+        raise wrong(f"{name} is a function that takes {argument}, not {function!r}")
+    if (problem := _call_problem(function)) is not None:
+        raise wrong(f"{name} is a function that takes {argument} and needs nothing else; {function!r}: {problem}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise wrong(f"{name} with `yield` would never run: call what it yields to, and return")
+
+
+def _call_problem(function: Callable[..., Any]) -> TypeError | None:
+    """Returns why a function cannot be called with one argument. None also where nobody knows: functions that are
+    written in C need not tell what they take, and `__signature__` may be that of another function.
+    """
+    if getattr(function, "__signature__", None) is not None:
+        return None
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        return error
+    return None
 
 
 def cancel_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:

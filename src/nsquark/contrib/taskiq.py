@@ -1,8 +1,10 @@
 """Runs Taskiq on NSQ: `pip install nsquark[taskiq]`, then `broker = NsqBroker("127.0.0.1:4150")`.
 
 A task is a message of one topic, and the workers share one channel of it. A message is finished when Taskiq
-acknowledges its task, by default after the result was saved; until then it is touched, however long the task takes. If
-a worker dies, nsqd gives its tasks to another. The label `delay` (seconds) defers a task.
+acknowledges its task, by default after the result was saved; until then it is touched. A task that takes longer than
+nsqd's `--max-msg-timeout` (15 minutes by default) is begun again all the same, by this worker or another, while the
+first one still works on it. If a worker dies, nsqd gives its tasks to another. The label `delay` (seconds) defers a
+task.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any, Final, Unpack
 
 from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 
-from nsquark.client.checks import check_addresses
+from nsquark.client.checks import check_addresses, check_name
 from nsquark.client.config import Config, Options
 from nsquark.client.consumer import Consumer
 from nsquark.client.errors import NsqError
@@ -43,6 +45,8 @@ class NsqBroker(AsyncBroker):
         **options: Unpack[Options],
     ) -> None:
         super().__init__()
+        check_name("topic", topic)
+        check_name("channel", channel)
         self.topic = topic
         self.channel = channel
         self._config = Config.merge(config, options, {"max_in_flight": MAX_IN_FLIGHT})
