@@ -41,7 +41,7 @@ def bodies(count: int) -> list[bytes]:
     return [b"%d" % number for number in range(count)]
 
 
-# -- what arrives ------------------------------------------------------------------------------------------
+# -- what arrives ----------------------------------------------------------------------------------------
 
 
 def test_strings_and_binaries_arrive_byte_for_byte(spark: "SparkSession", nsqd: Nsqd, topic: str) -> None:
@@ -176,7 +176,7 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-# -- once --------------------------------------------------------------------------------------------------
+# -- once ------------------------------------------------------------------------------------------------
 
 
 def test_a_repeated_batch_write_with_its_token_adds_nothing(spark: "SparkSession", nsqd: Nsqd, topic: str) -> None:
@@ -205,7 +205,7 @@ def test_a_batch_write_without_a_name_cannot_be_repeated(spark: "SparkSession", 
     assert topic not in nsqd.topic_names()
 
 
-# -- streams -----------------------------------------------------------------------------------------------
+# -- streams ---------------------------------------------------------------------------------------------
 
 
 def stream_of_files(spark: "SparkSession", tmp_path: Path, *contents: list[str]) -> "DataFrame":
@@ -255,7 +255,7 @@ def test_foreach_batch_needs_no_token(spark: "SparkSession", nsqd: Nsqd, topic: 
     assert sorted(log_bodies(nsqd, topic)) == [b"a", b"a", b"b", b"c"]
 
 
-# -- what is refused ---------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------------
 
 
 def test_overwriting_is_refused(spark: "SparkSession", nsqd: Nsqd) -> None:

@@ -40,7 +40,7 @@ def count_of_batch(**options: Any) -> int:
     return sum(part.count for part in parts)
 
 
-# -- topics made again -------------------------------------------------------------------------------------
+# -- topics made again -----------------------------------------------------------------------------------
 
 
 def test_a_topic_that_was_made_again_is_an_error_with_what_was_lost(
@@ -137,7 +137,7 @@ def test_an_incarnation_outlives_restarts_and_what_was_deleted_too(make_nsqd: Ca
     assert (reply.status, fields["message"], fields["lost"]) == (410, "REPLACED", 7)
 
 
-# -- data paths put back and copied ------------------------------------------------------------------------
+# -- data paths put back and copied ----------------------------------------------------------------------
 
 
 def put_back(daemon: Nsqd, backup: Path) -> None:
@@ -229,7 +229,7 @@ def test_one_nsqd_under_two_names_is_read_once(nsqd: Nsqd, topic: str) -> None:
     assert count_of_batch(nsqd=names, topic=topic) == 10
 
 
-# -- found by nsqlookupd -----------------------------------------------------------------------------------
+# -- found by nsqlookupd ---------------------------------------------------------------------------------
 
 
 def test_a_batch_says_which_nsqds_it_reads_and_knows_how_many_to_expect(
@@ -369,7 +369,7 @@ def test_a_real_nsqd_of_nsq_in_the_cluster_fails_or_is_left_out(
             again.stop()
 
 
-# -- where it starts ---------------------------------------------------------------------------------------
+# -- where it starts -------------------------------------------------------------------------------------
 
 
 def test_offsets_that_name_what_is_not_there_are_refused(nsqd: Nsqd, topic: str, start: MakeQuery) -> None:

@@ -147,7 +147,7 @@ def within(seconds: float, work: Callable[[], Any]) -> Exception:
     return raised.value
 
 
-# -- single answers ----------------------------------------------------------------------------------------
+# -- single answers --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_tcp_ports_that_are_none(hostile: Callable[[Script], Hostile], port: obj
     assert isinstance(within(5, lambda: tcp_addresses(SinkOptions.parse({"nsqd": server.address}))), WrongAddress)
 
 
-# -- ranges ------------------------------------------------------------------------------------------------
+# -- ranges ----------------------------------------------------------------------------------------------
 
 
 def reading(*pieces: bytes, then: Callable[[], Iterable[bytes]] = lambda: ()) -> Script:

@@ -31,7 +31,7 @@ def drained(daemon: Nsqd, topic: str) -> None:
     eventually(lambda: info(daemon, topic)["segments"] <= 1)
 
 
-# -- where it starts ---------------------------------------------------------------------------------------
+# -- where it starts -------------------------------------------------------------------------------------
 
 
 def test_earliest_and_latest(nsqd: Nsqd, topic: str, start: MakeQuery) -> None:
@@ -114,7 +114,7 @@ def test_offsets_of_version_1_are_read_on(nsqd: Nsqd, topic: str, start: MakeQue
     again.stop()
 
 
-# -- how much it takes -------------------------------------------------------------------------------------
+# -- how much it takes -----------------------------------------------------------------------------------
 
 
 def test_max_messages_per_trigger(nsqd: Nsqd, topic: str, start: MakeQuery) -> None:
@@ -183,7 +183,7 @@ def test_partitions_are_at_least_as_many_as_asked_for(pair: tuple[Nsqd, Nsqd], s
     assert one.run() == sorted(bodies(0, 2000) * 2)
 
 
-# -- many topics and nsqds ---------------------------------------------------------------------------------
+# -- many topics and nsqds -------------------------------------------------------------------------------
 
 
 def test_topic_pattern_finds_topics_made_later(make_nsqd: Callable[..., Nsqd], start: MakeQuery) -> None:
@@ -244,7 +244,7 @@ def test_lookupd_tells_where(make_nsqd: Callable[..., Nsqd], tmp_path: Path, sta
         assert pattern.state() == bodies(0, 12)
 
 
-# -- unreachable, replaced, removed ------------------------------------------------------------------------
+# -- unreachable, replaced, removed ----------------------------------------------------------------------
 
 
 def test_an_nsqd_that_is_down_is_left_out_and_taken_up_again(pair: tuple[Nsqd, Nsqd], start: MakeQuery) -> None:
@@ -359,7 +359,7 @@ def test_damage_on_the_disk_is_found(make_nsqd: Callable[..., Nsqd], start: Make
     again.stop()
 
 
-# -- the query as a channel --------------------------------------------------------------------------------
+# -- the query as a channel ------------------------------------------------------------------------------
 
 
 def test_a_channel_holds_what_was_not_read_and_shows_the_lag(make_nsqd: Callable[..., Nsqd], start: MakeQuery) -> None:

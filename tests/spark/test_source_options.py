@@ -117,7 +117,7 @@ def test_names_count_without_regard_to_case_and_values_are_understood() -> None:
     assert options.lost_nsqds == {"x", "y"}
 
 
-# -- as a user of Spark sees it ----------------------------------------------------------------------------
+# -- as a user of Spark sees it --------------------------------------------------------------------------
 
 
 def failure(action: Any) -> str:

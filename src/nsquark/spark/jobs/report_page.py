@@ -118,7 +118,7 @@ def _count(count: int, what: str) -> str:
     return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
-# -- the figures at the top --------------------------------------------------------------------------------
+# -- the figures at the top ------------------------------------------------------------------------------
 
 
 def _headline(figures: Figures) -> str:
@@ -173,7 +173,7 @@ def _time_behind(figures: Figures, name: str, waiting: int) -> str:
     return duration_text(waiting / rate * SECOND_US) if rate and waiting else "-"
 
 
-# -- tables ------------------------------------------------------------------------------------------------
+# -- tables ----------------------------------------------------------------------------------------------
 
 
 def _table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -238,7 +238,7 @@ def _left_out(rows: Sequence[object]) -> str:
     return f" The table has the {ROWS_MAX} largest of {len(rows):,}." if len(rows) > ROWS_MAX else ""
 
 
-# -- plots over time ---------------------------------------------------------------------------------------
+# -- plots over time -------------------------------------------------------------------------------------
 
 
 def _styles(points: Sequence[Bucket]) -> dict[str, str]:
@@ -317,7 +317,7 @@ def _tick_times(low_us: int, high_us: int) -> list[str]:
     ]
 
 
-# -- distributions -----------------------------------------------------------------------------------------
+# -- distributions ---------------------------------------------------------------------------------------
 
 
 def _distributions(
@@ -355,7 +355,7 @@ def _distributions(
     )
 
 
-# -- backlog and nsqds -------------------------------------------------------------------------------------
+# -- backlog and nsqds -----------------------------------------------------------------------------------
 
 
 def _backlog(figures: Figures) -> str:

@@ -141,14 +141,16 @@ class Cluster:
 
     # -- what does not answer ----------------------------------------------------------------------------
 
-    def mark_silent(self, error: Unreachable) -> None:
-        """Leaves an nsqd out until the background thread finds that it answers again."""
+    def mark_silent(self, error: Unreachable) -> bool:
+        """Leaves an nsqd out until the background thread finds that it answers again; tells whether there was one."""
         with self._lock:
-            for nsqd in [nsqd for nsqd in self._nsqds.values() if nsqd.address == error.address]:
+            silent = [nsqd for nsqd in self._nsqds.values() if nsqd.address == error.address]
+            for nsqd in silent:
                 nsqd.close()
                 del self._nsqds[nsqd.id]
                 self._silent[nsqd.address] = str(error)
                 log.warning("nsqd %s is left out for now: %s", nsqd.id, error)
+            return bool(silent)
 
     def _find(self) -> None:
         finder = Finder(self._options)

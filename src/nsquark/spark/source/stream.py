@@ -7,7 +7,7 @@ not called when a query ends by an error.)
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -118,17 +118,30 @@ class Query:
         self._frozen = self._cluster.heads(fresh=True)
 
     def end_of_next_batch(self, start: Offset, *, limited: bool) -> Offset:
+        """Finds where the next batch ends. An nsqd that falls silent at any question is left out, and the rest asked
+        again.
+        """
+        while True:
+            try:
+                return self._end_of_next_batch(start, limited=limited)
+            except Unreachable as error:
+                if not self._cluster.mark_silent(error):
+                    raise
+
+    def _end_of_next_batch(self, start: Offset, *, limited: bool) -> Offset:
         self._cluster.remember({nsqd_id: known.address for nsqd_id, known in start.nsqds.items()})
-        heads = self._frozen if self._frozen is not None else self._cluster.heads()
+        # The nsqds are asked also when the end is fixed: their answers tell whether they are in another run by now.
+        heads = self._cluster.heads()
+        if self._frozen is not None:
+            heads = self._frozen
         self._check_missing(start, heads)
         base = start if start.query else self._begun
-        spans = {
-            **start.spans,
-            **self._history.begun_anew(start, heads, self._cluster.nsqds()),
-            **self._commit_channel(start),
-            **self._entering(start, heads),
-        }
-        self._end = self._with_nsqds(base.with_spans(spans), start, heads)
+        nsqds = self._cluster.nsqds()
+        checked = {nsqd_id: KnownNsqd(nsqd.address, nsqd.run) for nsqd_id, nsqd in nsqds.items()}
+        spans = {**start.spans, **self._history.begun_anew(start, heads, nsqds)}
+        spans |= self._commit_channel(start, spans)
+        spans |= self._entering(start, heads)
+        self._end = _with_nsqds(base.with_spans(spans), start, heads, checked)
         if self._channel and not start.query:
             return self._end
         wanted = {
@@ -140,26 +153,12 @@ class Query:
         if admitted is None:
             return start if start.query else self._end
         read_on = {key: spans[key]._replace(next=high) for key, high in admitted.items()}
-        self._end = self._with_nsqds(self._end.with_spans(read_on), start, heads)
+        self._end = _with_nsqds(self._end.with_spans(read_on), start, heads, checked)
         return self._end
 
-    def _with_nsqds(self, end: Offset, start: Offset, heads: Heads) -> Offset:
-        """Adds address and run of the nsqds whose spans changed, and of new nsqds. Others stay as they were: an offset
-        that differs only in them would be new data to Spark.
-        """
-        moved = {key.nsqd_id for key, span in end.spans.items() if start.spans.get(key) != span}
-        there = self._cluster.nsqds()
-        return end.with_nsqds(
-            {
-                nsqd_id: KnownNsqd(nsqd.address, nsqd.run)
-                for nsqd_id, nsqd in there.items()
-                if nsqd_id in moved or (nsqd_id in heads.nsqds and nsqd_id not in start.nsqds)
-            }
-        )
-
-    def _commit_channel(self, start: Offset) -> dict[Key, ReadSpan]:
+    def _commit_channel(self, start: Offset, spans: Mapping[Key, ReadSpan]) -> dict[Key, ReadSpan]:
         """Commits the channel. Messages that retention removed before the channel held them are no loss: with
-        `earliest`, the spans that are returned begin after them.
+        `earliest`, those of the `spans` that are returned begin after them.
         """
         if not self._channel or not start.query:
             return {}
@@ -167,7 +166,7 @@ class Query:
         if self._starting != EARLIEST:
             return {}
         return {
-            key: span._replace(start=removed[key], next=removed[key])
+            key: spans[key]._replace(start=removed[key], next=removed[key])
             for key, span in start.spans.items()
             if span.start == span.next < removed.get(key, 0)
         }
@@ -285,6 +284,23 @@ class Query:
             for nsqd_id, of_nsqd in asked.items()
             for (key, _, _), answer in zip(of_nsqd, ask_plans(nsqds[nsqd_id], of_nsqd), strict=True)
         }
+
+
+def _with_nsqds(end: Offset, start: Offset, heads: Heads, checked: Mapping[str, KnownNsqd]) -> Offset:
+    """Adds address and run of the nsqds whose spans changed, and of new nsqds. Others stay as they were: an offset that
+    differs only in them would be new data to Spark.
+
+    `checked` has the runs whose history was checked. One that began since is left to the next batch: if it were noted
+    here, nobody would ever find that its data path is an older one.
+    """
+    moved = {key.nsqd_id for key, span in end.spans.items() if start.spans.get(key) != span}
+    return end.with_nsqds(
+        {
+            nsqd_id: known
+            for nsqd_id, known in checked.items()
+            if nsqd_id in moved or (nsqd_id in heads.nsqds and nsqd_id not in start.nsqds)
+        }
+    )
 
 
 def _has_more(head: Head | None, span: ReadSpan | None) -> bool:
