@@ -18,13 +18,14 @@ class Request:
     target: str
     headers: list[tuple[str, str]]
     body: bytes
+    connection: socket.socket
 
     def header(self, name: str) -> str:
         return next((value for key, value in self.headers if key == name), "")
 
 
-Answer = Callable[[Request], int]
-"""Returns a status; it may take its time."""
+Answer = Callable[[Request], int | bytes]
+"""Returns a status, or the bytes of an answer, after which the connection is closed; it may take its time."""
 
 
 class HttpEndpoint(Closing):
@@ -43,9 +44,15 @@ class HttpEndpoint(Closing):
 
             def do_GET(self) -> None:
                 length = int(self.headers.get("Content-Length", 0))
-                request = Request(self.command, self.path, self.headers.items(), self.rfile.read(length))
+                request = Request(
+                    self.command, self.path, self.headers.items(), self.rfile.read(length), self.connection
+                )
                 endpoint.requests.append(request)
                 status = endpoint.answer(request)
+                if isinstance(status, bytes):
+                    self.wfile.write(status)
+                    self.close_connection = True
+                    return
                 if status == 200:
                     endpoint.taken.append(request)
                 body = b"" if status == 204 else b"OK"

@@ -61,6 +61,11 @@ def test_version_is_that_of_nsq(tool: str) -> None:
             [BOTH[0], "--topic=x", "--gzip", "--filename-format=<TOPIC>"],
             "missing <REV> in --filename-format when gzip, rotation, or work dir enabled",
         ),
+        (
+            "nsq_to_file",
+            [BOTH[0], "--topic=x", "--topic-pattern=(x"],
+            "invalid --topic-pattern (x: missing ): (x",
+        ),
         ("nsq_stat", ["--topic=x", "--channel=y", "--count=0"], "--count should be positive"),
         ("nsq_to_http", ["--topic=x", BOTH[0]], "--get or --post required"),
         ("nsq_to_nsq", ["--topic=x", BOTH[0]], "--destination-nsqd-tcp-address required"),

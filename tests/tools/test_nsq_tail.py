@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness import Nsqd, eventually
+from tools.http_endpoint import HttpEndpoint
 from tools.rig import Cluster, Tool, numbered_lines, run_tool
 
 
@@ -119,7 +120,7 @@ def test_no_nsqd_ends_it(topic: str) -> None:
     assert "127.0.0.1:1: Connection refused" in result.log.splitlines()[-1]
 
 
-# -- from the log ------------------------------------------------------------------------------------------
+# -- from the log ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.ours
@@ -167,6 +168,29 @@ def test_the_log_of_an_nsqd_that_goes_away(
     again.post("/pub", b"two", topic=topic)
     eventually(lambda: tail.lines == [b"one", b"two"])
     assert tail.stop() == 0
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize("status", [200, 404])
+def test_what_is_no_nsqd_has_no_log(status: int) -> None:
+    """Any HTTP server answers something at the path of the log."""
+    with HttpEndpoint(lambda _: status) as other:
+        result = run_tool("nsq_tail", "--topic=x", "--from=oldest", f"--nsqd-http-address=127.0.0.1:{other.port}")
+    assert result.code == 1
+    said = f"127.0.0.1:{other.port} has no log to read: --from needs an nsqd of nsquark"
+    assert result.log.rstrip().endswith(said)
+    assert result.log.count("\n") == 1
+
+
+@pytest.mark.ours
+def test_the_reason_of_an_nsqd_that_cannot_read_its_log_now(start: Callable[..., Tool]) -> None:
+    body = json.dumps({"message": "DISK_ERROR", "reason": "Input/output error"}).encode()
+    answer = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    with HttpEndpoint(lambda _: answer) as nsqd:
+        address = f"127.0.0.1:{nsqd.port}"
+        tail = start("nsq_tail", "--topic=x", "--from=oldest", f"--nsqd-http-address={address}")
+        tail.wait_for_log(f"{address}: DISK_ERROR (Input/output error); trying again")
+        assert tail.stop() == 0
 
 
 @pytest.mark.ours

@@ -194,6 +194,24 @@ def test_nothing_in_the_output_dir_is_overwritten(
     assert not names_of(work)
 
 
+@pytest.mark.parametrize("spelling", ["{out}/", "{out}/../out", "{link}"], ids=["slash", "dots", "link"])
+def test_a_work_dir_that_is_the_output_dir_by_another_name(
+    cluster: Cluster, topic: str, start: Callable[..., Tool], tmp_path: Path, spelling: str
+) -> None:
+    """What is finished stays where it is; moving a file to itself would remove it."""
+    out, link = tmp_path / "out", tmp_path / "link"
+    out.mkdir()
+    link.symlink_to(out)
+    cluster.create(topic, "archive")
+    flags = (f"--output-dir={out}", f"--work-dir={spelling.format(out=out, link=link)}", "--filename-format=log<REV>")
+    for body in (b"one", b"two"):
+        cluster.publish(topic, [body])
+        tool = start("nsq_to_file", f"--topic={topic}", *cluster.nsqd_flags, *flags, *QUICK)
+        cluster.wait_until_finished(topic, "archive")
+        assert tool.stop() == 0, tool.log
+    assert [(out / name).read_bytes() for name in names_of(out)] == [b"one\n", b"two\n"]
+
+
 def _limit_file_size() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 

@@ -103,6 +103,70 @@ def test_what_is_a_success(cluster: Cluster, start: Start, topic: str, kind: str
         assert tool.stop() == 0, tool.log
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nOK",
+        b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * 100_000 + b"\r\nConnection: close\r\n\r\nOK",
+    ],
+    ids=["a body that breaks off", "a long header"],
+)
+def test_a_good_status_counts_whatever_comes_with_it(cluster: Cluster, start: Start, topic: str, answer: bytes) -> None:
+    """The endpoint has taken the message: to send it again would double it, each time."""
+    cluster.create(topic, CHANNEL)
+    cluster.publish(topic, [b"one", b"two"])
+    with HttpEndpoint(lambda _: answer) as endpoint:
+        tool = start("nsq_to_http", f"--topic={topic}", *cluster.nsqd_flags, f"--post={endpoint.url}", *QUICK)
+        cluster.wait_until_finished(topic, CHANNEL)
+        assert tool.stop() == 0, tool.log
+        assert sorted(request.body for request in endpoint.requests) == [b"one", b"two"]
+
+
+def test_an_answer_that_does_not_end_is_not_waited_for(cluster: Cluster, start: Start, topic: str) -> None:
+    is_over = threading.Event()
+
+    def answer(request: Request) -> bytes:
+        request.connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n")
+        assert is_over.wait(60)
+        return b""
+
+    cluster.create(topic, CHANNEL)
+    cluster.publish(topic, [b"one", b"two"])
+    with HttpEndpoint(answer) as endpoint:
+        flags = (f"--post={endpoint.url}", "--http-client-request-timeout=200ms", *QUICK)
+        start("nsq_to_http", f"--topic={topic}", *cluster.nsqd_flags, *flags)
+        cluster.wait_until_finished(topic, CHANNEL)
+        is_over.set()
+        assert sorted(request.body for request in endpoint.requests) == [b"one", b"two"]
+
+
+def test_cookies_are_not_kept(cluster: Cluster, start: Start, topic: str) -> None:
+    """They would bind all messages to one server behind a balancer, and pile up until the requests are refused."""
+    cluster.create(topic, CHANNEL)
+    cluster.publish(topic, numbered_lines(6))
+    with HttpEndpoint(lambda _: b"HTTP/1.1 200 OK\r\nSet-Cookie: a=b\r\nConnection: close\r\n\r\n") as endpoint:
+        address = f"--post=http://localhost:{endpoint.port}"
+        start("nsq_to_http", f"--topic={topic}", *cluster.nsqd_flags, address, "-n=1")
+        cluster.wait_until_finished(topic, CHANNEL)
+        assert [request.header("Cookie") for request in endpoint.requests] == [""] * 6
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"HTTP/1.1 307 Go on\r\nLocation: /\r\nConnection: close\r\n\r\n", "more than 10 redirects"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "no HTTP answer: Bad status line"),
+    ],
+)
+def test_why_an_answer_was_none(cluster: Cluster, start: Start, topic: str, answer: bytes, reason: str) -> None:
+    cluster.create(topic, CHANNEL)
+    cluster.publish(topic, [b"one", b"two"])
+    with HttpEndpoint(lambda _: answer) as endpoint:
+        tool = start("nsq_to_http", f"--topic={topic}", *cluster.nsqd_flags, f"--post={endpoint.url}", *QUICK)
+        tool.wait_for_log(f"was not taken - {endpoint.url}: {reason}")
+        assert cluster.depth(topic, CHANNEL) == 2
+
+
 def shares(cluster: Cluster, start: Start, topic: str, mode: str, endpoints: list[HttpEndpoint]) -> list[int]:
     """Counts how many of 300 messages, and of a first one, each endpoint got."""
     lines = numbered_lines(300)

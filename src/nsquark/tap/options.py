@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import re2
-
 from nsquark.base.addresses import split_address
 from nsquark.base.durations import Duration
 from nsquark.base.flags import option, option_table
@@ -15,6 +13,7 @@ from nsquark.base.logs import Level
 from nsquark.broker.options import DISK_POLICY
 from nsquark.tools.program import Fatal
 from nsquark.tools.sources import ConsumeOptions, check_sources
+from nsquark.tools.topics import check_topic_pattern
 from nsquark.wire.names import is_ephemeral, is_valid_name
 
 PROGRAM: Final = "nsquark tap"
@@ -74,10 +73,7 @@ def check(options: TapOptions) -> None:
     for name in ("max_disk_bytes", "retention_time", "retention_bytes"):
         if getattr(options, name) < 0:
             raise Fatal(f"--{name.replace('_', '-')} must not be negative")
-    try:
-        re2.compile(options.topic_pattern)
-    except re2.error as error:
-        raise Fatal(f"invalid --topic-pattern {options.topic_pattern}: {error}") from None
+    check_topic_pattern(options.topic_pattern)
     try:
         split_address(options.http_address)
     except ValueError as error:

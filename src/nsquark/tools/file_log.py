@@ -89,7 +89,7 @@ class FileLog:
         """These lines become the gzip member that the next sync writes."""
         self._is_dirty = False
 
-    # -- what nsq_to_file asks for -------------------------------------------------------------------------
+    # -- what nsq_to_file asks for -----------------------------------------------------------------------
 
     def append(self, bodies: Sequence[bytes]) -> None:
         """Writes a line for each body, and begins new files as rotation demands."""
@@ -137,7 +137,7 @@ class FileLog:
             with _explained(f"{label} unable to move file {path}"):
                 self._hand_over(path, self._name, self._rev)
 
-    # -- names and rotation --------------------------------------------------------------------------------
+    # -- names and rotation ------------------------------------------------------------------------------
 
     def _name_now(self) -> str:
         settings = self._settings
@@ -226,7 +226,7 @@ class FileLog:
             self._write_all(b"\n")
             self._size += 1
 
-    # -- writing -------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------------
 
     def _write(self, lines: bytes) -> None:
         """Writes lines. A plain file has them at once, so that others can read them; a gzip file has them when their
@@ -257,7 +257,7 @@ class FileLog:
     def _member(self, data: bytes) -> bytes:
         return zlib.compress(data, self._settings.gzip_level, GZIP_WINDOW_BITS)
 
-    # -- the work-dir --------------------------------------------------------------------------------------
+    # -- the work-dir ------------------------------------------------------------------------------------
 
     def recover(self) -> None:
         """Moves the files that a killed process left in the work-dir, unless another process writes to them."""
@@ -292,6 +292,8 @@ class FileLog:
         while True:
             target = Path(output_dir, _with_rev(name, rev))
             _make_directory(target.parent)
+            if target.name == source.name and os.path.samefile(target.parent, source.parent):
+                return  # both options name one directory, and the unlink would remove the only name of the file
             try:
                 self._logger.info(f"{label} moving finished file {source} to {target}")
                 os.link(source, target)

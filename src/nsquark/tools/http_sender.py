@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -20,6 +21,9 @@ USER_AGENT: Final = f"nsq_to_http v{NSQ_VERSION}"
 REFUSED: Final = range(400, 500)
 NOT_THE_MESSAGE: Final = frozenset((401, 403, 404, 408, 421, 425, 429))
 """These statuses of REFUSED blame the endpoint or the moment, not the message."""
+REDIRECTS_MAX: Final = 10
+HEAD_LINE_BYTES_MAX: Final = 1 << 20
+"""A line in the head of an answer may be this long, as for Go's client; aiohttp alone would allow 8 KiB."""
 ASCII: Final = bytes(range(33, 127)).decode()
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -42,6 +46,10 @@ class HttpSender:
             skip_auto_headers=("Accept",),
             timeout=aiohttp.ClientTimeout(total=request_timeout.seconds, sock_connect=connect_timeout.seconds),
             auto_decompress=False,
+            # Cookies would bind all messages to one server behind a balancer; Go's client keeps none either.
+            cookie_jar=aiohttp.DummyCookieJar(),
+            max_line_size=HEAD_LINE_BYTES_MAX,
+            max_field_size=HEAD_LINE_BYTES_MAX,
         )
 
     async def __aenter__(self) -> Self:
@@ -60,19 +68,30 @@ class HttpSender:
             else:
                 status = await self._status("GET", filled_in(address, body), None)
                 is_taken = status == 200
-        except TimeoutError as error:
-            raise NotTaken(f"{address}: {str(error) or 'no answer in time'}") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise NotTaken(f"{address}: {str(error) or type(error).__name__}") from None
+            raise NotTaken(f"{address}: {_reason(error)}") from None
         if not is_taken:
             is_refused = status in REFUSED and status not in NOT_THE_MESSAGE
             raise NotTaken(f"{address}: got status code {status}", is_refused=is_refused)
 
     async def _status(self, method: str, url: str, body: bytes | None) -> int:
-        async with self._session.request(method, _url(url), data=body) as answer:
-            async for _ in answer.content.iter_any():
-                pass  # read to its end, so that the connection can be used again
+        request = self._session.request(method, _url(url), data=body, max_redirects=REDIRECTS_MAX)
+        async with request as answer:
+            # The status alone says whether the message was taken. The rest is read so that the connection can be used
+            # again, and sending the message again because that fails would only double it.
+            with contextlib.suppress(aiohttp.ClientError, OSError):
+                async for _ in answer.content.iter_any():
+                    pass
             return answer.status
+
+
+def _reason(error: Exception) -> str:
+    """Says why there was no answer."""
+    if isinstance(error, aiohttp.TooManyRedirects):
+        return f"more than {REDIRECTS_MAX} redirects"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"no HTTP answer: {error.message}"  # the status in its text is aiohttp's own
+    return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
 
 
 def filled_in(address: str, body: bytes) -> str:

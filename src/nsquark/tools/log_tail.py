@@ -29,6 +29,7 @@ CONNECT_S_MAX: Final = 5.0
 REQUEST_S_MAX: Final = 60.0
 RETRY_S: Final = 1.0
 OLDEST: Final = "oldest"
+NO_LOG: Final = "has no log to read: --from needs an nsqd of nsquark"
 
 T = TypeVar("T")
 Record = tuple[int, int, int, bytes, bytes]
@@ -146,7 +147,11 @@ class LogTail:
         return found
 
     async def _ask(self, path: str, kind: type[T], **question: Any) -> T:
-        return decode_json(await self._fetch(path, question), kind)
+        body = await self._fetch(path, question)
+        try:
+            return decode_json(body, kind)
+        except ValueError:
+            raise LogRefused(f"{self.address} {NO_LOG}") from None
 
     async def _fetch(self, path: str, question: dict[str, Any]) -> bytes:
         url = f"http://{self.address}{path}?{urlencode({'topic': self._topic, **question})}"
@@ -163,11 +168,11 @@ class LogTail:
             refusal = decode_json(body, _Refusal)
         except ValueError:
             refusal = _Refusal()
-        if status == 503 or refusal.message == "TOPIC_NOT_FOUND":
-            raise FetchError(f"{self.address}: {refusal.message}")
-        if status == 404:
-            raise LogRefused(f"{self.address} has no log to read: --from needs an nsqd of nsquark")
         reason = f" ({refusal.reason})" if refusal.reason else ""
+        if status == 503 or refusal.message == "TOPIC_NOT_FOUND":
+            raise FetchError(f"{self.address}: {refusal.message or status}{reason}")
+        if status == 404:
+            raise LogRefused(f"{self.address} {NO_LOG}")
         raise LogRefused(f"{self.address} refused {path} with {status} {refusal.message}{reason}")
 
 

@@ -111,7 +111,7 @@ class Printer:
         return msgspec.json.encode(fields)
 
 
-# -- channels ----------------------------------------------------------------------------------------------
+# -- channels --------------------------------------------------------------------------------------------
 
 
 async def _tail_channels(options: NsqTailOptions) -> None:
@@ -167,7 +167,7 @@ async def _until_one_is_done(works: Sequence[Coroutine[Any, Any, bool]]) -> None
             task.cancel()
 
 
-# -- logs --------------------------------------------------------------------------------------------------
+# -- logs ------------------------------------------------------------------------------------------------
 
 
 async def _tail_logs(options: NsqTailOptions) -> None:

@@ -23,7 +23,7 @@ from nsquark.client.message import Message
 from nsquark.tools.file_log import REV, FileFailed, FileLog, Settings
 from nsquark.tools.program import Fatal, on_stop, parse_options_and_rest, run, say
 from nsquark.tools.sources import CLIENT_OPTIONS, GATHER_S, ClientOption, ConsumeOptions, check_sources, make_consumer
-from nsquark.tools.topics import fetch_topics
+from nsquark.tools.topics import check_topic_pattern, fetch_topics
 
 EXAMPLE = "nsq_to_file --topic=orders --lookupd-http-address=127.0.0.1:4161 --output-dir=/var/log/orders --gzip"
 
@@ -118,10 +118,7 @@ def _check(options: NsqToFileOptions) -> Level:
         raise Fatal("--topic or --topic-pattern required")
     if not options.topic and not options.lookupd_http_address:
         raise Fatal("--lookupd-http-address must be specified when no --topic specified")
-    try:
-        re2.compile(options.topic_pattern)
-    except re2.error as error:
-        raise Fatal(f"invalid --topic-pattern {options.topic_pattern}: {error}") from None
+    check_topic_pattern(options.topic_pattern)
     options.work_dir = options.work_dir or options.output_dir
     _settings(options, "")
     return level

@@ -1,4 +1,4 @@
-"""Finds the topics that nsqlookupds know."""
+"""Finds the topics that nsqlookupds know, and checks the expressions that choose among them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+import re2
+
 from nsquark.client.errors import LookupFailed
 from nsquark.client.lookupd import topics_url
+from nsquark.tools.program import Fatal
 from nsquark.web.fetch import FetchError
 from nsquark.web.lookupd import ask_lookupd
 from nsquark.wire.lookup_answer import read_topics
@@ -36,3 +39,17 @@ async def fetch_topics(lookupds: Sequence[str], connect_timeout_s: float, reques
     if len(failures) == len(answers):
         raise LookupFailed(f"failed to query any nsqlookupd: {', '.join(failures)}")
     return sorted({name for answer in answers if isinstance(answer, list) for name in answer})
+
+
+def check_topic_pattern(pattern: str) -> None:
+    """Raises Fatal if RE2 cannot read the expression."""
+    options = re2.Options()
+    options.log_errors = False  # RE2 would write lines of its own to stderr
+    try:
+        re2.compile(pattern, options)
+    except re2.error as error:
+        reason = error.args[0]  # which RE2 gives as bytes
+        shown = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(error)
+        raise Fatal(f"invalid --topic-pattern {pattern}: {shown}") from None
+    except UnicodeEncodeError:
+        raise Fatal(f"invalid --topic-pattern {pattern}: it is not UTF-8") from None
