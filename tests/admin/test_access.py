@@ -81,7 +81,7 @@ def basic(user: str, password: str) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
 
 
-# -- logging in ----------------------------------------------------------------------------------------------
+# -- logging in ------------------------------------------------------------------------------------------
 
 
 def test_without_a_login_there_is_nothing_but_the_login(locked: Nsqadmin) -> None:
@@ -241,7 +241,7 @@ def test_nsqadmin_does_not_start_with_a_file_it_cannot_use(
     assert f"failed to instantiate nsqadmin - {reason.format(path=path)}" in caught.value.log
 
 
-# -- roles -----------------------------------------------------------------------------------------------------
+# -- roles -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("user", "statuses"), [("vera", (403, 403)), ("otto", (200, 403)), ("anna", (200, 200))])
@@ -283,7 +283,7 @@ def test_the_header_of_a_proxy_is_nothing_beside_a_file(locked: Nsqadmin) -> Non
     assert locked.request("GET", "/api/topics", headers={"X-Forwarded-User": "anna"}).status == 401
 
 
-# -- what another site's page cannot do -------------------------------------------------------------------------
+# -- what another site's page cannot do ------------------------------------------------------------------
 
 FOREIGN = {
     "a form of another site": {"Origin": "https://evil.example", "Content-Type": "application/x-www-form-urlencoded"},
@@ -375,7 +375,7 @@ def test_a_name_that_was_pointed_at_us_sees_nothing(open_to_all: Nsqadmin, locke
     assert locked.request("GET", "/api/topics", headers=headers).status == 200
 
 
-# -- what every answer says ---------------------------------------------------------------------------------------
+# -- what every answer says ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["/", "/login", "/api/topics", "/nowhere", "/static/main.js", "/ping", "/api/nodes/x"])
@@ -396,7 +396,7 @@ def test_only_pages_with_buttons_set_a_cookie(open_to_all: Nsqadmin) -> None:
         assert "Set-Cookie" not in open_to_all.get(path).headers
 
 
-# -- below a base path --------------------------------------------------------------------------------------------
+# -- below a base path -----------------------------------------------------------------------------------
 
 
 def test_below_a_base_path_nothing_else_is_open(nsqd: Nsqd, people: Path) -> None:
@@ -413,7 +413,7 @@ def test_below_a_base_path_nothing_else_is_open(nsqd: Nsqd, people: Path) -> Non
             assert admin.request("GET", path).status in (301, 401, 404), path
 
 
-# -- what is told --------------------------------------------------------------------------------------------------
+# -- what is told ----------------------------------------------------------------------------------------
 
 
 def test_a_change_is_told_also_when_its_client_left(make_nsqd: Callable[..., Nsqd]) -> None:

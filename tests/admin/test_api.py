@@ -396,3 +396,18 @@ def test_an_action_that_nobody_does_is_502(cluster: Cluster, admin: Nsqadmin) ->
 def _close(wires: list[Wire]) -> None:
     for wire in wires:
         wire.close()
+
+
+def test_a_channel_that_is_called_messages_has_a_page(cluster: Cluster, admin: Nsqadmin, topic: str) -> None:
+    """Its path is that of the message browser, so its links say more."""
+    cluster.make(topic, "messages", "other", count=1)
+    page = f"/topics/{topic}/messages"
+    for place in (f"/topics/{topic}", f"/nodes/{cluster.nsqds[0].http_address}"):
+        assert f'href="{page}?channel=messages"' in admin.get(place).text
+    entries = admin.get("/search.json").json()["entries"]
+    assert [each["path"] for each in entries if each["hint"] == f"of {topic}"] == [
+        f"{page}?channel=messages",
+        f"/topics/{topic}/other",
+    ]
+    assert "<h1>messages</h1>" in admin.get(page, channel="messages").text
+    assert "<h1>messages</h1>" not in admin.get(page).text

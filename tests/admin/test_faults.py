@@ -139,7 +139,7 @@ async def test_a_failure_has_a_beginning_and_an_end(cluster: Cluster, topic: str
     assert state.attention()[0].text.startswith(f"nsqd {stalled} does not answer")
 
 
-# -- /api ----------------------------------------------------------------------------------------------------
+# -- /api ------------------------------------------------------------------------------------------------
 
 
 def test_the_api_warns_of_what_is_missing(

@@ -77,7 +77,7 @@ def test_small_parts_are_read_together() -> None:
     assert all(part.size <= PIECE_BYTES for part in joined[:-1])
 
 
-# -- an nsqd that lies ---------------------------------------------------------------------------------------------
+# -- an nsqd that lies -----------------------------------------------------------------------------------
 
 LIES: dict[str, dict[str, Any]] = {
     "plans that never get smaller": {"parts": [{"from": 0, "to": 9, "count": 5, "bytes": 1 << 30}] * 64},

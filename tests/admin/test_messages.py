@@ -73,7 +73,7 @@ def numbers(messages: list[dict[str, Any]]) -> list[int]:
     return [json.loads(message["text"])["n"] for message in messages]
 
 
-# -- looking ---------------------------------------------------------------------------------------------------
+# -- looking ---------------------------------------------------------------------------------------------
 
 
 def test_pages_go_back_from_the_newest_over_all_nsqds(cluster: BrowsedCluster, topic: str) -> None:
@@ -221,7 +221,7 @@ class Stranger:
         self._listening.close()
 
 
-# -- filtering ---------------------------------------------------------------------------------------------------
+# -- filtering -------------------------------------------------------------------------------------------
 
 
 def test_a_filter_finds_what_it_names_and_says_what_was_searched(cluster: BrowsedCluster, topic: str) -> None:
@@ -258,7 +258,7 @@ def test_a_search_that_finds_nothing_ends_and_can_be_gone_on_with(cluster: Brows
     assert pages >= 2
 
 
-# -- following ---------------------------------------------------------------------------------------------------
+# -- following -------------------------------------------------------------------------------------------
 
 
 def test_a_live_tail_gets_what_comes(cluster: BrowsedCluster, topic: str) -> None:
@@ -287,7 +287,7 @@ def test_a_live_tail_shows_the_newest_and_counts_the_rest(cluster: BrowsedCluste
     assert cluster.page(topic, newer=page["newer"], wait=1)["messages"] == []
 
 
-# -- files -------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------------
 
 
 def test_a_download_has_every_message_of_both_nsqds(cluster: BrowsedCluster, topic: str) -> None:
@@ -303,7 +303,7 @@ def test_a_download_has_every_message_of_both_nsqds(cluster: BrowsedCluster, top
     ]  # fmt: skip
 
 
-# -- publishing --------------------------------------------------------------------------------------------------
+# -- publishing ------------------------------------------------------------------------------------------
 
 
 def test_a_message_is_published_as_it_is(cluster: BrowsedCluster, topic: str) -> None:
@@ -354,7 +354,7 @@ def test_a_message_is_published_again_byte_for_byte(cluster: BrowsedCluster, top
     assert opened.key != b"k" * 16, "who leaves out copies would leave it out"
 
 
-# -- a channel -----------------------------------------------------------------------------------------------------
+# -- a channel -------------------------------------------------------------------------------------------
 
 
 def test_what_a_channel_has_under_way(cluster: BrowsedCluster, topic: str) -> None:
@@ -406,7 +406,7 @@ def test_a_seek_does_what_its_preview_said(cluster: BrowsedCluster, topic: str, 
     assert cluster.admin.get(f"/topics/{topic}/nowhere/seek.json", to="oldest").status == 404
 
 
-# -- limits --------------------------------------------------------------------------------------------------------
+# -- limits ----------------------------------------------------------------------------------------------
 
 
 def test_without_the_browser_there_are_no_messages(cluster: BrowsedCluster, topic: str) -> None:

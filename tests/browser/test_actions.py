@@ -187,7 +187,7 @@ def test_seek_to_a_time(cluster: Cluster, tabs: Tabs, topic: str) -> None:
     expect(page.locator("#confirm")).to_contain_text("No message comes again and none is passed over")
 
 
-# Who may
+# -- who may ---------------------------------------------------------------------------------------------
 
 
 PEOPLE = {"vera": Role.VIEWER, "otto": Role.OPERATOR, "ada": Role.ADMIN}

@@ -107,6 +107,15 @@ def test_bodies_as_json_text_and_hex(cluster: Cluster, tabs: Tabs, topic: str) -
     expect(row.locator("pre.body")).to_contain_text("000000  7b 22 6e 22")
 
 
+def test_numbers_are_shown_as_they_were_written(cluster: Cluster, tabs: Tabs) -> None:
+    """JavaScript would round the first three, and write the others in another way."""
+    numbers = ["9007199254740993", "12345678901234567890", "0.12345678901234567890", "1.50", "1e3", "-0"]
+    cluster.nsqds[0].post("/pub", f"[{', '.join(numbers)}]".encode(), topic="numbers")
+    page = browse(cluster, tabs, "numbers")
+    page.locator("#messages > li summary").first.click()
+    expect(page.locator("#messages .json .number")).to_have_text(numbers)
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_bodies_are_text_whatever_they_hold(cluster: Cluster, tabs: Tabs, width: int) -> None:
     nsqd = cluster.nsqds[0]
@@ -167,7 +176,9 @@ def test_publish_text_a_file_and_later(cluster: Cluster, tabs: Tabs, topic: str)
     form = page.locator("#publish")
     form.get_by_label("Text").fill("typed by hand")
     form.get_by_role("button", name="Publish").click()
-    confirm(page, "Publish").get_by_role("button", name="Close").click()
+    dialog = confirm(page, "Publish")
+    expect(dialog.locator(".dialog-body")).to_have_text(f"Publish to {topic}Done.")
+    dialog.get_by_role("button", name="Close").click()
     expect(page.locator("#messages > li").first).to_contain_text("typed by hand")
     form.get_by_label("or a file").set_input_files({"name": "a.bin", "mimeType": "", "buffer": b"from a file"})
     form.get_by_role("button", name="Publish").click()

@@ -54,7 +54,7 @@ def find(state: AdminState, page: str) -> View | None:
             return views_topics.streams(state, dict(parse_qsl(query)))
         case ["topics", topic]:
             return views_topics.topic(state, topic)
-        case ["topics", topic, "messages"]:
+        case ["topics", topic, "messages"] if "channel" not in dict(parse_qsl(query)):
             return views_topics.messages(state, topic)
         case ["topics", topic, channel]:
             return views_topics.channel(state, topic, channel)

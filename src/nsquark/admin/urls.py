@@ -11,7 +11,9 @@ def topic_path(topic: str) -> str:
 
 
 def channel_path(topic: str, channel: str) -> str:
-    return f"{topic_path(topic)}/{quote(channel, safe='')}"
+    path = f"{topic_path(topic)}/{quote(channel, safe='')}"
+    # The path alone is that of the message browser.
+    return f"{path}?channel=messages" if channel == "messages" else path
 
 
 def messages_path(topic: str) -> str:

@@ -47,7 +47,7 @@ export function showResult({ title, answer, then, isStaying }) {
   else if (answer.ok) verdict = "Done.";
   const state = answer.ok ? (failed ? "warn" : "ok") : "bad";
   body.replaceChildren(make("h2", { id: "confirm-title" }, title),
-    make("p", { class: `notice ${state}`, role: "status" }, verdict), results.length ? resultList(results) : null);
+    make("p", { class: `notice ${state}`, role: "status" }, verdict), ...(results.length ? [resultList(results)] : []));
   const close = button("Close", "primary", () => dialog.close());
   foot.replaceChildren(close);
   const leave = () => (then ? location.assign(base + then) : location.reload());

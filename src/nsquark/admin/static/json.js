@@ -1,6 +1,17 @@
 // Draws a JSON value as a coloured tree that folds. Folded parts are made when they are opened.
 import { make } from "./dom.js";
 
+// A number as it was written, where JavaScript would round it or write it in another way.
+class Written {
+  constructor(text) {
+    this.text = text;
+  }
+}
+
+// Parses JSON for `tree`. An older browser does not tell how a number was written, and shows it as JavaScript does.
+export const parse = (text) => JSON.parse(text, (key, value, context) => (
+  typeof value === "number" && context?.source !== undefined && context.source !== String(value) ? new Written(context.source) : value));
+
 const OPEN_DEPTH = 2;
 const CHILDREN_MAX = 500;
 
@@ -12,6 +23,7 @@ export function tree(value) {
 function nodes(value, depth, comma) {
   if (value === null || typeof value === "boolean") return [make("span", { class: "word" }, String(value)), comma];
   if (typeof value === "number") return [make("span", { class: "number" }, String(value)), comma];
+  if (value instanceof Written) return [make("span", { class: "number" }, value.text), comma];
   if (typeof value === "string") return [make("span", { class: "string" }, JSON.stringify(value)), comma];
   return [branch(value, depth, comma)];
 }

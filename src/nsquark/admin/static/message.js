@@ -3,10 +3,9 @@ import { ask, showBusy, showResult } from "./confirm.js";
 import { make } from "./dom.js";
 import { exact, size } from "./format.js";
 import { base, post, request } from "./http.js";
-import { hexDump, tree } from "./json.js";
+import { hexDump, parse, tree } from "./json.js";
 
 const PREVIEW_CHARS = 200;
-const SAFE_INTEGER_DIGITS = 16;
 
 const bodyOf = (text) => make("pre", { class: "body", tabindex: "0" }, text);
 
@@ -63,11 +62,9 @@ function bytesOf(message) {
   return Uint8Array.from(atob(message.base64), (char) => char.charCodeAt(0));
 }
 
-// A number that JavaScript would round is shown as the text it was.
 function showJson(message) {
   try {
-    return tree(JSON.parse(message.text, (key, value, context) => (
-      typeof value === "number" && context?.source?.length > SAFE_INTEGER_DIGITS ? context.source : value)));
+    return tree(parse(message.text));
   } catch {
     return bodyOf(message.text);
   }
