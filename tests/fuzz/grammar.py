@@ -123,7 +123,7 @@ def mutated(random: Random, data: bytes) -> bytes:
     return bytes(changed)
 
 
-# -- nsqd over TCP ---------------------------------------------------------------------------------------------
+# -- nsqd over TCP ---------------------------------------------------------------------------------------
 
 IDENTIFY_FIELDS = (
     "client_id", "hostname", "user_agent", "feature_negotiation", "heartbeat_interval", "output_buffer_size",
@@ -172,7 +172,7 @@ def commands(random: Random, ids: Ids) -> tuple[bytes, int]:
     return b"".join(command(random, ids) for _ in range(count)), count
 
 
-# -- HTTP ------------------------------------------------------------------------------------------------------
+# -- HTTP ------------------------------------------------------------------------------------------------
 
 NSQD_PATHS = (
     ("POST", "/pub"), ("POST", "/pub"), ("POST", "/mpub"), ("POST", "/mpub"), ("GET", "/ping"), ("GET", "/info"),
@@ -249,7 +249,7 @@ def requests(random: Random, paths: tuple[tuple[str, str], ...]) -> tuple[bytes,
     return b"".join(request(random, paths) for _ in range(count)), count
 
 
-# -- nsqlookupd over TCP ---------------------------------------------------------------------------------------
+# -- nsqlookupd over TCP ---------------------------------------------------------------------------------
 
 PEER_FIELDS = ("broadcast_address", "tcp_port", "http_port", "version", "hostname", "remote_address")
 PEER = b'{"broadcast_address":"fuzz","tcp_port":1,"http_port":2,"version":"1","hostname":"h"}'
@@ -274,7 +274,7 @@ def lookup_commands(random: Random) -> tuple[bytes, int]:
     return first + b"".join(lookup_command(random) for _ in range(count)), count + bool(first)
 
 
-# -- on the way -----------------------------------------------------------------------------------------------
+# -- on the way ------------------------------------------------------------------------------------------
 
 
 def pieces(data: bytes, random: Random) -> Iterator[bytes]:

@@ -250,7 +250,7 @@ async def test_a_consumer_finds_a_new_nsqd(lookupds: Pair, start: Start) -> None
         reader.close()
 
 
-# A network that misbehaves
+# -- A network that misbehaves ---------------------------------------------------------------------------
 
 
 def test_a_cut_connection_is_opened_again(start: Start, lookupds: Pair) -> None:

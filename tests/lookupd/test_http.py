@@ -27,7 +27,7 @@ def peer_text(wire: LookupWire, broadcast: str = "10.0.0.1") -> str:
     )
 
 
-# Success
+# -- success ---------------------------------------------------------------------------------------------
 
 
 def test_bodies_of_an_empty_database(fresh: Nsqlookupd) -> None:
@@ -115,7 +115,7 @@ def test_headers(lookupd: Nsqlookupd, request_line: bytes) -> None:
     assert headers[b"Content-Length"] == str(len(body)).encode()
 
 
-# Errors
+# -- errors ----------------------------------------------------------------------------------------------
 
 REFUSED = {
     "GET /channels": (400, "MISSING_ARG_TOPIC"),
@@ -173,7 +173,7 @@ def test_a_misspelt_path_is_redirected(lookupd: Nsqlookupd) -> None:
     assert (answer.status, answer.headers["Location"]) == (301, "/lookup?topic=t")
 
 
-# What operators do
+# -- what operators do -----------------------------------------------------------------------------------
 
 
 def test_created_names_are_listed_and_deleted_ones_are_not(lookupd: Nsqlookupd) -> None:

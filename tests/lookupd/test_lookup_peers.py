@@ -232,7 +232,7 @@ async def test_stopping_leaves_and_waits_for_nobody(nsqd: Cluster, pair: tuple[N
         assert nsqd.peers.addresses == []
 
 
-# Which channels a topic has
+# -- which channels a topic has --------------------------------------------------------------------------
 
 
 async def test_channels_are_those_any_nsqlookupd_knows(nsqd: Cluster, pair: tuple[Nsqlookupd, Nsqlookupd]) -> None:
@@ -251,7 +251,7 @@ async def test_channels_are_those_any_nsqlookupd_knows(nsqd: Cluster, pair: tupl
     assert "failed to query nsqlookupd" in nsqd.lines.text
 
 
-# Servers that are no nsqlookupd
+# -- servers that are no nsqlookupd ----------------------------------------------------------------------
 
 
 def framed(data: bytes) -> bytes:

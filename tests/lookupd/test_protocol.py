@@ -29,7 +29,7 @@ def framed(data: bytes) -> bytes:
     return struct.pack(">i", len(data)) + data
 
 
-# Starting
+# -- starting --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("magic", [b"  V2", b"GET ", b"\x00\x00\x00\x00", b"\xff\xfe\xfd\xfc"])
@@ -65,7 +65,7 @@ def test_many_commands_in_one_write_are_answered_in_order(wire: LookupWire) -> N
     assert wire.state() == b""
 
 
-# What is accepted
+# -- what is accepted ------------------------------------------------------------------------------------
 
 ACCEPTED = [
     b"PING\n",
@@ -102,7 +102,7 @@ def test_a_double_space_means_no_channel(lookupd: Nsqlookupd, wire: LookupWire) 
     assert lookupd.channels("double_space") == set()
 
 
-# What is refused, always with the connection
+# -- what is refused, always with the connection ---------------------------------------------------------
 
 REFUSED_BEFORE_IDENTIFY = {
     b"\n": b"E_INVALID invalid command ",
@@ -273,7 +273,7 @@ def test_noise_never_kills(lookupd: Nsqlookupd) -> None:
     assert lookupd.get("/ping").body == b"OK"
 
 
-# Leaving
+# -- leaving ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["close", "reset", "error"])

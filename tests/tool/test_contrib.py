@@ -37,7 +37,7 @@ def check_command(command: Sequence[str]) -> None:
     OPTIONS[program].parse_options([flag for flag in command[1:] if not flag.startswith("--config=")])
 
 
-# Config files
+# -- config files ----------------------------------------------------------------------------------------
 
 
 def test_nsqd_starts_with_its_example(make_nsqd: Callable[..., Nsqd]) -> None:
@@ -82,7 +82,7 @@ def test_units_start_programs_with_flags_that_exist(unit: Path, tmp_path: Path) 
         assert unit.name not in result.stderr, result.stderr
 
 
-# Containers
+# -- containers ------------------------------------------------------------------------------------------
 
 
 def dockerfile() -> list[tuple[str, str]]:
@@ -123,7 +123,7 @@ def test_the_compose_file_names_only_what_exists() -> None:
     assert set(names) <= services.keys()
 
 
-# Who can reach it
+# -- who can reach it ------------------------------------------------------------------------------------
 
 
 def test_examples_are_open_to_this_machine_alone() -> None:
