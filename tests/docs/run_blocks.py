@@ -28,7 +28,7 @@ PINGS = {"nsqlookupd": "http://127.0.0.1:4161/ping", "nsqd": "http://127.0.0.1:4
 BIN = Path(sys.executable).parent
 
 START_TIMEOUT_S = 60
-BLOCK_TIMEOUT_S = 150
+BLOCK_TIMEOUT_S = 300
 STOP_TIMEOUT_S = 60
 POLL_S = 0.05
 
