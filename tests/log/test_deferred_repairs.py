@@ -142,12 +142,12 @@ def test_a_file_that_cannot_be_read_is_closed(path: Path, monkeypatch: pytest.Mo
     shared = make_shared()
     with monkeypatch.context() as patch:
         patch.setattr("nsquark.log.deferred_bucket.scan", _fail_to_read)
-        waiting = DeferredMessages(shared, path.parent, Appends(), 1, NOW_MS)
+        with pytest.raises(OSError, match="Input/output error"):
+            DeferredMessages(shared, path.parent, Appends(), 1, NOW_MS)
     links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
     assert str(path) not in [os.readlink(link) for link in links if os.path.lexists(link)]
     assert shared.disk_bytes == 0
     assert not shared.syncer._changed, "it would be synced, and copied if that fails"
-    waiting.close()
 
 
 def _fail_to_read(*_: object) -> None:
@@ -217,16 +217,17 @@ def test_messages_that_a_killed_start_had_moved_come_once(
     assert take_bodies(again, DUE_MS + 2 * BUCKET_MS) == []
 
 
-def test_two_messages_of_one_number_both_come(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file could not be read when nsqd started, so the number of its message was given again."""
+def test_two_messages_of_one_number_both_come(directory: Path, tmp_path: Path) -> None:
+    """A file was moved away, so the number of its message was given again, and is put back."""
     before = opened(directory)
-    before.add(b"unreadable for a while", 1, NOW_MS, BUCKET_MS)
+    before.add(b"away for a while", 1, NOW_MS, BUCKET_MS)
     before.close()
-    with monkeypatch.context() as patch:
-        patch.setattr(DeferredBucket, "load", _fail_to_read)
-        meanwhile = opened(directory)
+    (path,) = directory.glob("*.deferred")
+    away = path.rename(tmp_path / path.name)
+    meanwhile = opened(directory)
     meanwhile.add(b"another", 2, NOW_MS, 2 * BUCKET_MS)
     meanwhile.close()
+    away.rename(path)
     waiting = opened(directory)
     assert waiting.found == [1, 1]
-    assert take_bodies(waiting, NOW_MS + 3 * BUCKET_MS) == [b"unreadable for a while", b"another"]
+    assert take_bodies(waiting, NOW_MS + 3 * BUCKET_MS) == [b"away for a while", b"another"]

@@ -50,6 +50,20 @@ def test_pages_that_cannot_be_read_are_zeros_and_the_file_has_a_second_name(
     assert "Input/output error" in reports[0]
 
 
+def test_a_file_that_cannot_be_opened_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, reports = tmp_path / "file", list[str]()
+    path.write_bytes(b"content")
+
+    def fail(*_arguments: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            read_surviving(path, reports.append)
+    assert os.listdir(tmp_path) == ["file"] and not reports
+
+
 def test_an_older_file_that_was_set_aside_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     fail_pages(monkeypatch, {0})

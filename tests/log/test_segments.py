@@ -439,26 +439,7 @@ class TestUnreadable:
         bad_sector.clear()
         assert make_rig().bodies()[-1] == b"new"
 
-    def test_a_segment_that_cannot_be_opened_once_is_tried_again(
-        self, make_rig: MakeRig, directory: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        rig = make_rig()
-        rig.publish(b"a")
-        rig.crash()
-        failures = [OSError(5, "input/output error")]
-        real_open = os.open
-
-        def fail_once(path: object, flags: int, mode: int = 0o777) -> int:
-            if str(path).endswith(".log") and failures:
-                raise failures.pop()
-            return real_open(path, flags, mode)  # type: ignore[arg-type]
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "open", fail_once)
-            assert make_rig().bodies() == [b"a"]
-        assert not failures
-
-    def test_a_segment_that_cannot_be_opened_leaves_the_others(
+    def test_a_segment_that_cannot_be_opened_is_not_passed_over(
         self, make_rig: MakeRig, directory: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         rig = make_rig(max_bytes_per_file=SMALL_FILE_BYTES)
@@ -475,10 +456,8 @@ class TestUnreadable:
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "open", fail_one)
-            again = make_rig(max_bytes_per_file=SMALL_FILE_BYTES)
-            assert [body[:1] for body in again.bodies()] == [b"0", b"1", b"4", b"5"]
-            assert any("cannot be read" in report for report in again.reports)
-            again.crash()
+            with pytest.raises(OSError, match="input/output error"):
+                make_rig(max_bytes_per_file=SMALL_FILE_BYTES)
         assert [body[:1] for body in make_rig().bodies()] == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
 

@@ -103,7 +103,10 @@ class DataPath:
     def _load_node(self, report: Callable[[str], None]) -> NodeIdentity:
         """Reads the node from its file or the copy; both are written anew if one is damaged or of an older format."""
         paths = [self.own / NODE_FILE, self.own / NODE_COPY]
-        found = [_read_node(path, report) for path in paths]
+        try:
+            found = [_read_node(path, report) for path in paths]
+        except OSError as error:
+            raise DataPathError(f"{error}. If that lasts, move this file away: it is made anew from its copy") from None
         intact = [node for node in found if node is not None]
         self.was_ours = bool(intact)
         for node in intact:

@@ -30,7 +30,7 @@ from nsquark.broker.tcp.session import LINE_BYTES_MAX, Session
 from nsquark.broker.tcp.tls import TlsRequiredRouter, server_context, tls_warnings
 from nsquark.broker.topic import DIRECTORY_PREFIX, Topic
 from nsquark.broker.topology import is_shown
-from nsquark.broker.upkeep import Upkeep
+from nsquark.broker.upkeep import OPEN_AGAIN_S, Upkeep
 from nsquark.kernel.turn import Turn
 from nsquark.log.cache import ChunkCache
 from nsquark.log.deleted_topics import DeletedTopics
@@ -165,9 +165,9 @@ class Nsqd:
         highest = max((topic.highest_named for topic in self.topics.values()), default=0)
         try:
             self.logs.sequences = Sequences(self.data.own / "sequence", highest + 1, self.logs.report)
+            self.runs = begin_run(self.data.own / "runs", self.logs.sequences.next, self.logs.report)
         except OSError as error:
-            raise NsqdStartError(f"{self.data.own / 'sequence'} cannot be read - {error}") from None
-        self.runs = begin_run(self.data.own / "runs", self.logs.sequences.next, self.logs.report)
+            raise NsqdStartError(f"{error}. If that lasts, move this file away: it is made anew") from None
         self.listed_topics = self.unopened_topics
         take_over(self)
 
@@ -179,7 +179,11 @@ class Nsqd:
             raise NsqdStartError(str(error)) from None
         except Exception as error:  # whatever is wrong with one must not stop the others
             self.unopened_topics[name] = self.listed_topics.get(name) or ListedTopic(name)
-            self.logger.error(f"TOPIC({name}): cannot be opened, it is not served - {type(error).__name__}: {error}")
+            remedy = "; if that lasts, move this file away: what is in it is lost then, and the rest is served"
+            self.logger.error(
+                f"TOPIC({name}): cannot be opened, it is not served and tried again every {OPEN_AGAIN_S:.0f} s -"
+                f" {type(error).__name__}: {error}{remedy if isinstance(error, OSError) and error.filename else ''}"
+            )
             return
         self.deferring[topic] = None
         self.unopened_topics.pop(name, None)
@@ -277,6 +281,7 @@ class Nsqd:
         found = self.topics.get(name)
         if found is not None:
             return found
+        self.require_openable(name)
         try:
             topic = self.topics[name] = self._opened(name)
         except Exception as error:  # such as a file that a later version wrote
@@ -284,7 +289,6 @@ class Nsqd:
             if isinstance(error, OSError):
                 raise
             raise OSError(errno.EIO, f"its files cannot be used: {type(error).__name__}: {error}") from error
-        self.unopened_topics.pop(name, None)
         self.logger.info(f"TOPIC({name}): created")
         self.lookup.register(name, None)
         self.metadata_changed(topic.ephemeral)
@@ -292,6 +296,13 @@ class Nsqd:
             self.spawn(self._bring_channels(topic))  # before what may fail: it also ends the waiting
             topic.await_channels()
         return topic
+
+    def require_openable(self, name: str) -> None:
+        """Raises OSError if a topic is there, but its files could not be opened. They are not tried again for each who
+        asks: that may take long, and all others would wait.
+        """
+        if name in self.unopened_topics:
+            raise OSError("the topic is there, but its files could not be opened; its nsqd logs why, and tries again")
 
     async def _bring_channels(self, topic: Topic) -> None:
         """Brings the channels that the cluster knows to a new topic, so that none of them misses a message."""

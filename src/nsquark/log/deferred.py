@@ -10,7 +10,6 @@ Due times are of a clock that is not set while the machine runs. After a boot it
 has its delay: none waits for longer than that from the start of nsqd on.
 """
 
-import errno
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
@@ -20,7 +19,7 @@ from nsquark.log.deferred_appends import Appends
 from nsquark.log.deferred_bucket import SUFFIX, DeferredBucket, Entry
 from nsquark.log.deferred_records import BUCKET_MS
 from nsquark.log.durable import ANEW_SUFFIX
-from nsquark.log.files import DIRECTORY_MODE, names_like, until_opened
+from nsquark.log.files import DIRECTORY_MODE, names_like
 from nsquark.log.services import LogShared
 
 DUE_MESSAGES_MAX = 128
@@ -103,18 +102,12 @@ class DeferredMessages:
             raise
 
     def _open_bucket(self, path: Path) -> None:
+        bucket = DeferredBucket(self._shared, int(path.stem), path)
         try:
-            bucket = until_opened(lambda: DeferredBucket(self._shared, int(path.stem), path))
-            try:
-                self.number = max(self.number, bucket.load(self.appends) + 1)
-            except BaseException:
-                bucket.abandon()
-                raise
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            self._shared.report(f"DEFERRED({path}): cannot be read, its messages are not delivered: {error}")
-            return
+            self.number = max(self.number, bucket.load(self.appends) + 1)
+        except BaseException:
+            bucket.abandon()
+            raise
         self._buckets[bucket.key] = bucket
         self.found.extend(entry[1] for entry in bucket.waiting or ())
 
@@ -147,8 +140,8 @@ class DeferredMessages:
         """Drops messages from the bucket in which a start found them and from which it moved them, if it was killed
         before it could note that.
 
-        Two copies have one number and one publish time. The number alone may belong to two messages, if a bucket could
-        not be read for a while.
+        Two copies have one number and one publish time. The number alone may belong to two messages, if a bucket was
+        moved away for a while.
         """
         twice = {number for number, following in pairwise(self.found) if number == following}
         first_ns: dict[int, int] = {}

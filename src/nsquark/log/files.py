@@ -19,11 +19,7 @@ PAGE_BYTES = 4096
 READ_BYTES = 1 << 20
 READ_TRIES = 3
 READ_PAUSE_S = 0.02
-"""A page or a file that the disk fails to read is tried READ_TRIES times, this long apart."""
-OPEN_ROUNDS = 100
-"""Files that the disk fails to open have so many more rounds of READ_TRIES, all files of a process together: a start
-with a disk that opens nothing comes to an end.
-"""
+"""A page that the disk fails to read is tried READ_TRIES times, this long apart."""
 BAD_SUFFIX = ".bad"
 """Ends the names of files, and of copies of bytes, that could not be used and are left for people to look at."""
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -99,34 +95,14 @@ def patiently(read: Callable[[], T]) -> T:
     return read()
 
 
-_open_rounds = iter(range(OPEN_ROUNDS))
-
-
-def until_opened(open_file: Callable[[], T]) -> T:
-    """Opens a file as `patiently` does, and tries longer than for a page: who goes on without a whole file passes over
-    all that is in it, and does not come back when the disk is well again.
-    """
-    while True:
-        try:
-            return patiently(open_file)
-        except OSError as error:
-            if error.errno != errno.EIO or next(_open_rounds, None) is None:
-                raise
-
-
 def read_surviving(path: Path, report: Callable[[str], None]) -> tuple[bytearray, bool]:
     """Returns what can be read of a file, with zeros for pages that cannot, and whether all of it could.
 
     A file that cannot be read as a whole is reported, and gets a second name under which it stays: the caller checks
-    what it got by its checksums, and replaces the file. Any error but EIO is raised.
+    what it got by its checksums, and replaces the file. A file that cannot be opened may be whole: that is raised, as
+    is any error of a read but EIO.
     """
-    try:
-        fd = until_opened(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise  # the file is well, or not there
-        report(f"FILE({path}): cannot be read: {error}; {_name_twice_text(path)}")
-        return bytearray(), False
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         data, lost_bytes = bytearray(), 0
         for piece, missing in _readable_pieces(fd):
@@ -172,7 +148,7 @@ def name_twice(path: Path) -> Path:
 
 def _copy_aside(path: Path) -> Path:
     """Copies what can be read of a file to a name that nothing reads, unless there is such a copy already."""
-    fd = until_opened(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         aside = next(aside for aside in _names_aside(path) if not aside.exists() or _is_copy(aside, fd))
         if not aside.exists():

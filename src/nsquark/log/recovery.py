@@ -3,7 +3,6 @@
 A segment is never deleted here, whatever is wrong with it: what cannot be used is set aside under another name.
 """
 
-import errno
 import os
 import re
 from pathlib import Path
@@ -26,7 +25,7 @@ LEFTOVERS = (f"*{REMOVED_SUFFIX}", f"*{ANEW_SUFFIX}", "*.tmp")
 
 
 def open_segments(shared: LogShared, directory: Path) -> list[Segment]:
-    """Opens all segments that can be read, in order of sequence number and without overlap."""
+    """Opens all segments, in order of sequence number and without overlap, or raises OSError."""
     for leftover in names_like(directory, *LEFTOVERS):
         leftover.unlink(missing_ok=True)
     segments = _open_all(shared, directory)
@@ -69,14 +68,8 @@ def _open_all(shared: LogShared, directory: Path) -> list[Segment]:
     segments: list[Segment] = []
     for base in bases:
         segment = Segment(shared.syncer, directory, base, shared.settings.checkpoint_bytes)
-        try:
-            damages = segment.open_existing(last=base == bases[-1])
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise  # it can be read another time: going on without it would pass its messages over
-            shared.report(f"LOG({segment.path}): cannot be read, its messages are left out: {error}")
-            continue
-        for damage in damages:
+        # An error is not caught: the file may be whole, and going on without it would pass its messages over for ever.
+        for damage in segment.open_existing(last=base == bases[-1]):
             shared.report(f"LOG({segment.path}): bytes {damage.offset} to {damage.end} set aside: {damage.reason}")
         segments.append(segment)
     return segments

@@ -18,7 +18,7 @@ from xxhash import xxh3_64_intdigest
 from nsquark.kernel.batch import BatchFile
 from nsquark.log.deferred_appends import Appends
 from nsquark.log.durable import DurableFile
-from nsquark.log.files import read_readable, until_opened, write_atomically
+from nsquark.log.files import read_readable, write_atomically
 from nsquark.log.syncer import Syncer
 from nsquark.wire.batch_format import (
     APPEND_ONCE,
@@ -160,7 +160,7 @@ class Segment(BatchFile):
         file_bytes = os.stat(self.path).st_size
         if self.size > file_bytes:  # the file is shorter than it was: trust only what can be read
             self.forget()
-        fd = until_opened(lambda: os.open(self.path, os.O_RDWR | os.O_CLOEXEC))
+        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             require_known_version(read_readable(fd, HEADER_BYTES_EVER, 0)[0], self.path)
             damages, unreadable = self._read_on(fd, self.size if self.sealed else file_bytes)

@@ -62,9 +62,11 @@ def require_topic(nsqd: Nsqd, name: str) -> Topic:
 def find_topic(nsqd: Nsqd, name: str) -> Topic | None:
     """Finds a topic, or None if there is none; one whose files could not be opened is not missing, and is refused."""
     topic = nsqd.topics.get(name)
-    if topic is None and name in nsqd.unopened_topics:
-        reason = "the topic is there, but its files could not be opened; its nsqd logs why, and tries again"
-        raise Refusal(503, "DISK_ERROR", reason=reason)
+    if topic is None:
+        try:
+            nsqd.require_openable(name)
+        except OSError as error:
+            raise disk_error(error) from None
     return topic
 
 
