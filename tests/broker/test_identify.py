@@ -135,6 +135,10 @@ def test_refused(client: Wire, asked: dict[str, Any], reason: str, negotiation: 
         b'{"feature_negotiation":1}',
         b'{"tls_v1":null,"snappy":0}',
         b'{"sample_rate":99999999999999999999}',
+        b'{"sample_rate":2147483648}',
+        b'{"msg_timeout":9223372036854775808}',
+        b'{"msg_timeout":"5000","msg_timeout":5000}',
+        b'{"unknown":NaN}',
         b'{"client_id":"a",}',
         b"{'client_id':'a'}",
         b"{} {}",
@@ -148,11 +152,41 @@ def test_bad_document(client: Wire, document: bytes) -> None:
     client.expect_error("E_BAD_BODY IDENTIFY failed to decode JSON body")
 
 
-@pytest.mark.parametrize("document", [b"null", b"{}", b" {} \n", b"\t{\r\n}\n ", b'{"client_id":"\xff"}'], ids=repr)
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"null",
+        b"{}",
+        b" {} \n",
+        b"\t{\r\n}\n ",
+        b'{"client_id":"\xff"}',
+        b'{"client_id":"\\ud83d"}',
+        b'{"unknown":"\\ude00\\ud83d"}',
+        b'{"unknown":1e400}',
+        b'{"unknown":' + b"9" * 5_000 + b"}",
+        b'{"show_limits":"yes","requeue_uncounted":1}',
+    ],
+    ids=lambda document: repr(document[:32]),
+)
 def test_odd_but_good_document(client: Wire, document: bytes) -> None:
     client.command("IDENTIFY", document)
     client.expect_ok()
     client.assert_usable()
+
+
+@pytest.mark.parametrize(
+    ("document", "shown"),
+    [
+        (b'{"client_id":"cut \\ud83d","feature_negotiation":true}', "cut \ufffd"),
+        (b'{"client_id":"kept","client_id":null,"feature_negotiation":true}', "kept"),
+        (b'{"client_id":"first","CLIENT_ID":"last","feature_negotiation":true}', "last"),
+    ],
+)
+def test_a_document_is_read_as_go_reads_it(nsqd: Nsqd, client: Wire, topic: str, document: bytes, shown: str) -> None:
+    client.command("IDENTIFY", document)
+    assert client.read_frame() == Frame(RESPONSE, DEFAULTS)
+    client.subscribe(topic)
+    assert nsqd.channel(topic)["clients"][0]["client_id"] == shown
 
 
 def test_shown_in_stats(nsqd: Nsqd, client: Wire, topic: str) -> None:

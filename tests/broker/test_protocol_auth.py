@@ -1,5 +1,6 @@
 """Checks AUTH, and the commands it guards."""
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from harness import AuthServer, Nsqd, Wire
 from harness.auth import GRANT_ALL, granting
+from harness.wire import RESPONSE
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +127,8 @@ def test_second_auth(client: Wire) -> None:
         (200, b"not json"),
         (200, {**granting(GRANT_ALL), "ttl": 0}),
         (200, {**granting(GRANT_ALL), "ttl": -5}),
+        (200, {**granting(GRANT_ALL), "ttl": 60.0}),
+        (200, {**granting(GRANT_ALL), "ttl": True}),
         (200, granting({**GRANT_ALL, "permissions": ["own"]})),
         (200, granting({**GRANT_ALL, "topic": "("})),
         (200, granting({**GRANT_ALL, "channels": ["["]})),
@@ -135,6 +139,27 @@ def test_refused_by_the_server(client: Wire, server: AuthServer, status: int, an
     server.status, server.answer = status, answer
     client.AUTH("secret")
     client.expect_error("E_AUTH_FAILED AUTH failed")
+
+
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        (b'{"TTL":60,"Identity":"kay","Authorizations":[GRANT]}', "kay"),
+        (b'{"ttl":60,"identity":null,"identity_url":null,"authorizations":[GRANT]}', ""),
+        (b'{"ttl":60,"identity":"cut \\ud83d","authorizations":[GRANT]}', "cut \ufffd"),
+        (b'{"ttl":60,"identity":"cut \xc3","authorizations":[GRANT]}', "cut \ufffd"),
+        (b'{"ttl":60,"identity":"kay","score":1e400,"authorizations":[GRANT]}', "kay"),
+    ],
+)
+def test_an_answer_is_read_as_go_reads_it(
+    client: Wire, server: AuthServer, topic: str, answer: bytes, shown: str
+) -> None:
+    """Auth servers that NSQ understands write names in any letter case, null for what they do not know, and more."""
+    server.answer = answer.replace(b"GRANT", b'{"Topic":".*","CHANNELS":[".*"],"Permissions":["publish"]}')
+    client.AUTH("secret")
+    frame = client.read_frame()
+    assert (frame.kind, json.loads(frame.data)["identity"]) == (RESPONSE, shown)
+    client.publish(topic, b"x")
 
 
 def test_no_authorizations(client: Wire, server: AuthServer) -> None:

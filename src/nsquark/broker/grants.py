@@ -9,7 +9,7 @@ from typing import Final, Literal, Protocol
 import msgspec
 
 from nsquark.web.messages import encode_json
-from nsquark.wire.documents import decode_json
+from nsquark.wire.documents import decode_json_as_go
 
 EXPRESSIONS_MAX: Final = 10_000
 EXPRESSION_MEMORY_BYTES_MAX: Final = 1 << 20
@@ -62,7 +62,7 @@ class Grant:
 
     def __init__(self, body: bytes) -> None:
         try:
-            answer = decode_json(body, _Answer)
+            answer = decode_json_as_go(body, _Answer)
         except ValueError as error:
             raise AuthError(f"bad answer: {error}") from None
         if answer.ttl <= 0:

@@ -4,18 +4,14 @@ It is read as NSQ reads it: keys in any letter case, unknown ones ignored, null 
 parser stricter than that would lock out programs that register with NSQ's nsqlookupd today.
 """
 
-import json
-import re
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from nsquark.web.messages import encode_json
+from nsquark.wire.documents import read_fields_as_go
 
 STRING_CHARS_MAX = 1_024
 """A text that a peer says of itself has at most this many characters; more are cut off."""
-INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class BadJsonError(ValueError):
@@ -47,43 +43,22 @@ _INTEGERS = frozenset(("tcp_port", "http_port"))
 
 def read_peer_info(body: bytes) -> PeerInfo:
     """Reads the peer of an IDENTIFY body; raises BadJsonError where NSQ would not read it either."""
-    try:
-        # Objects become tuples of pairs: of a repeated key the last value counts, but each is checked.
-        document = json.loads(
-            body.decode("utf-8", "surrogateescape"), object_pairs_hook=tuple, parse_constant=_refuse_constant
-        )
-    except (ValueError, RecursionError) as error:
-        raise BadJsonError(str(error)) from error
-    if document is None:
-        return PeerInfo()
-    if not isinstance(document, tuple):
-        raise BadJsonError("not an object")
     info = PeerInfo()
-    for key, value in document:
-        name = key.casefold()
-        if value is None:
-            continue
-        if name in _STRINGS:
-            setattr(info, name, _string(name, value))
-        elif name in _INTEGERS:
-            setattr(info, name, _integer(name, value))
+    try:
+        for name, value in read_fields_as_go(body):
+            if name in _STRINGS:
+                setattr(info, name, _checked(name, value, str)[:STRING_CHARS_MAX])
+            elif name in _INTEGERS:
+                setattr(info, name, _checked(name, value, int))
+    except ValueError as error:
+        raise BadJsonError(str(error)) from error
     return info
 
 
-def _string(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise BadJsonError(f"{name} is not a string")
-    return _SURROGATE.sub("\ufffd", value[:STRING_CHARS_MAX])
-
-
-def _integer(name: str, value: Any) -> int:
-    if type(value) is not int or not INTEGER_MIN <= value <= INTEGER_MAX:  # not isinstance: true is no port
-        raise BadJsonError(f"{name} is not a 64-bit integer")
+def _checked(name: str, value: Any, kind: type) -> Any:
+    if type(value) is not kind:  # not isinstance: true is no port
+        raise ValueError(f"{name} is not {kind.__name__}")
     return value
-
-
-def _refuse_constant(word: str) -> NoReturn:
-    raise BadJsonError(f"{word} is not JSON")
 
 
 def peer_json(info: PeerInfo) -> bytes:

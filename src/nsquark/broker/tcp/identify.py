@@ -14,6 +14,7 @@ from nsquark.broker.tcp import upgrade
 from nsquark.broker.tcp.command import STATE_INIT, Command, text_of
 from nsquark.broker.tcp.waits import FOR_THREAD
 from nsquark.broker.topology import is_shown
+from nsquark.wire.documents import read_fields_as_go
 from nsquark.wire.errors import FatalClientError
 from nsquark.wire.frames import FrameType, frame
 
@@ -29,6 +30,7 @@ OUTPUT_BUFFER_BYTES_MIN = 64
 MSG_TIMEOUT_MS_MIN = 1_000
 SAMPLE_RATE_MAX = 99
 DEFLATE_LEVEL_DEFAULT = 6
+INT32_END = 1 << 31
 INT64_END = 1 << 63
 IDENTITY_CHARS_MAX = 1_024
 """A string that a client says of itself has at most this many characters; more are cut off."""
@@ -44,7 +46,8 @@ NAME_CHARS_MAX = 32 + SPACE_CHARS_MAX
 """A name with its quotes, space and colon has at most this many characters."""
 
 _STRINGS = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone")
-_BOOLEANS = ("feature_negotiation", "tls_v1", "snappy", "deflate", "show_limits", "requeue_uncounted")
+_OWN = ("show_limits", "requeue_uncounted")
+_BOOLEANS = ("feature_negotiation", "tls_v1", "snappy", "deflate", *_OWN)
 _INTEGERS = (
     "heartbeat_interval",
     "output_buffer_size",
@@ -195,29 +198,32 @@ def _answer(settings: ClientSettings, options: NsqdOptions, show_limits: bool) -
 
 def read_fields(body: bytes) -> dict[str, Any]:
     """Reads the known fields of an IDENTIFY body by their lower-case names, with zeros for what is absent."""
-    text = body.decode("utf-8", "replace")
-    try:
-        document = msgspec.json.decode(text) if len(text) <= SHORT_BYTES_MAX else _known_values(text)
-    except (msgspec.DecodeError, RecursionError):
-        raise _bad("failed to decode JSON body") from None
-    if document is None:
-        document = {}
-    if not isinstance(document, dict):
-        raise _bad("failed to decode JSON body")
     fields = dict(_ZEROS)
-    for key, value in document.items():
-        name = key.lower()
-        if name in fields and value is not None:
-            if type(value) is not type(_ZEROS[name]) or (name in _INTEGERS and not -INT64_END <= value < INT64_END):
+    try:
+        found = read_fields_as_go(body) if len(body) <= SHORT_BYTES_MAX else _known_values(body)
+    except (ValueError, msgspec.MsgspecError, RecursionError):
+        raise _bad("failed to decode JSON body") from None
+    for name, value in found:
+        if name in _OWN:  # NSQ ignores them, whatever they are
+            fields[name] = value is True
+        elif name in fields:
+            if type(value) is not type(_ZEROS[name]) or (name in _INTEGERS and not _fits(name, value)):
                 raise _bad("failed to decode JSON body")
             fields[name] = value[:IDENTITY_CHARS_MAX] if name in _STRINGS else value
     return fields
 
 
-def _known_values(text: str) -> dict[str, Any]:
+def _fits(name: str, value: int) -> bool:
+    """Tells whether NSQ's variable for this field can hold the number."""
+    end = INT32_END if name == "sample_rate" else INT64_END
+    return -end <= value < end
+
+
+def _known_values(body: bytes) -> list[tuple[str, Any]]:
     """Reads the known fields of a long body, with no objects for what is not asked for."""
-    values = msgspec.json.decode(_with_names_in_lower_case(text), type=_Values)
-    return {name: _scalar(memoryview(getattr(values, name))) for name in _ZEROS}
+    values = msgspec.json.decode(_with_names_in_lower_case(body.decode("utf-8", "replace")), type=_Values)
+    found = [(name, _scalar(memoryview(getattr(values, name)))) for name in _ZEROS]
+    return [(name, value) for name, value in found if value is not None]
 
 
 def _with_names_in_lower_case(text: str) -> str:
