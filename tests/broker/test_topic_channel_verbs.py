@@ -202,6 +202,28 @@ def test_channel_empty(nsqd: Nsqd, connect: Callable[..., Wire], topic: str) -> 
     assert consumer.read_message().body == b"new"
 
 
+@pytest.mark.parametrize("held", [0, 1, 3])
+@pytest.mark.parametrize("verb", ["topic", "channel"])
+def test_empty_leaves_an_ephemeral_channel_alone(
+    nsqd: Nsqd, connect: Callable[..., Wire], topic: str, verb: str, held: int
+) -> None:
+    """What waits there, is in flight or waits for its delay is still delivered, though no other channel needs it."""
+    lasting = connect().subscribe(topic, "c", rdy=3, output_buffer_size=-1)
+    fleeting = connect().subscribe(topic, "c#ephemeral", rdy=held, output_buffer_size=-1)
+    connect().publish(topic, b"1", b"2", b"3")
+    in_flight = fleeting.read_messages(held)
+    if verb == "topic":
+        lasting.read_messages(3, finish=True)
+        lasting.assert_usable()
+        assert_done(nsqd.post("/topic/empty", topic=topic))
+    else:
+        assert_done(nsqd.post("/channel/empty", topic=topic, channel="c"))
+    for message in in_flight:
+        fleeting.REQ(message.id, 0)
+    fleeting.RDY(3)
+    assert sorted(message.body for message in fleeting.read_messages(3)) == [b"1", b"2", b"3"]
+
+
 def test_channel_empty_leaves_other_channels_alone(nsqd: Nsqd, connect: Callable[..., Wire], topic: str) -> None:
     nsqd.post("/topic/create", topic=topic)
     for channel in ("one", "two"):

@@ -308,7 +308,7 @@ class Topic:
         for channel in self.channels.values():
             channel.skip_range(low, self.pump)
         self._store()
-        self.collect(newest_too=True, keep_none=self.retention.floor >= self.log.head)
+        self.collect_emptied(keep_none=self.retention.floor >= self.log.head)
 
     # -- channels ----------------------------------------------------------------------------------------
 
@@ -359,6 +359,12 @@ class Topic:
         self.slots.free_again()
         self._store_again()
         self.retention.collect(newest_too=newest_too, keep_none=keep_none)
+
+    def collect_emptied(self, *, keep_none: bool = False) -> None:
+        """Removes what was emptied, the newest file too, unless an ephemeral channel still has messages in it."""
+        fleeting = [channel for channel in self.channels.values() if channel.ephemeral]
+        is_read = any(channel.depth or channel.ledger.in_flight or channel.ledger.deferred for channel in fleeting)
+        self.collect(newest_too=not is_read, keep_none=keep_none and not is_read)
 
     def make_durable(self) -> None:
         """Makes the topic and its channels durable here and now, or raises; to be called when no

@@ -215,7 +215,7 @@ class NsqdApi:
     def empty_channel(self, arguments: NsqdArguments) -> None:
         channel = arguments.channel()
         channel.empty()
-        channel.topic.collect(newest_too=True)
+        channel.topic.collect_emptied()
 
     def pause_channel(self, arguments: NsqdArguments) -> None:
         self._set_channel_paused(arguments, True)
