@@ -89,7 +89,7 @@ def test_without_a_login_there_is_nothing_but_the_login(locked: Nsqadmin) -> Non
     answer = browser.get("/topics?x=1")
     path, _, query = answer.headers["Location"].partition("?")
     assert (answer.status, path, urllib.parse.parse_qs(query)) == (303, "/login", {"next": ["/topics?x=1"]})
-    for path in ("/api/topics", "/events", "/search.json", "/config/log_level", "/nowhere", "/topics/t/messages.json"):
+    for path in ("/api/topics", "/events", "/search.json", "/config/log_level", "/nowhere", "/messages/t/found.json"):
         answer = locked.get(path)
         assert (answer.status, answer.json()["message"]) == (401, "LOGIN_REQUIRED"), path
     assert locked.post("/api/topics/t", CHANGE).status == 401
@@ -264,13 +264,13 @@ def test_each_role_may_do_its_own(
 ) -> None:
     browser = logged_in(locked, user)
     token = browser.token()
-    eventually(lambda: browser.get(f"/topics/{orders}/messages.json").status == 200)
+    eventually(lambda: browser.get(f"/messages/{orders}/found.json").status == 200)
     eventually(lambda: browser.get(f"/topics/{orders}/ch/messages.json").status == 200)
     pause = browser.post("/action", json.dumps({"action": "pause", "topic": orders}).encode(), token)
     empty = browser.post("/action", json.dumps({"action": "empty", "topic": orders}).encode(), token)
     assert (pause.status, empty.status) == statuses
     assert is_paused(nsqd, orders) is (statuses[0] == 200)
-    published = browser.post(f"/topics/{orders}/messages", b"x", token)
+    published = browser.post(f"/messages/{orders}", b"x", token)
     assert published.status == statuses[0]
     sought = browser.post(f"/topics/{orders}/ch/seek?to=oldest", b"", token)
     assert sought.status == statuses[0]
@@ -379,7 +379,7 @@ def test_a_proxy_may_change_the_host(open_to_all: Nsqadmin, orders: str) -> None
 
 
 def test_a_name_that_was_pointed_at_us_sees_nothing(open_to_all: Nsqadmin, locked: Nsqadmin) -> None:
-    for path in ("/", "/api/topics", "/events", "/topics/x/messages.json"):
+    for path in ("/", "/api/topics", "/events", "/messages/x/found.json"):
         answer = open_to_all.request("GET", path, headers={"Host": "evil.example:4171"})
         assert (answer.status, answer.json()["message"]) == (403, "HOST_NOT_ALLOWED"), path
     for host in ("admin.example.org", "localhost:4171", "127.0.0.1", "[::1]:4171", "nsqadmin"):
@@ -479,7 +479,7 @@ def test_the_notification_endpoint_hears_of_it(nsqd: Nsqd, orders: str, people: 
         browser = logged_in(admin, "otto")
         token = browser.token()
         eventually(lambda: browser.get(f"/topics/{orders}/ch/messages.json").status == 200)
-        assert browser.post(f"/topics/{orders}/messages", b"x", token).status == 200
+        assert browser.post(f"/messages/{orders}", b"x", token).status == 200
         assert browser.post(f"/topics/{orders}/ch/seek?to=newest", b"", token).status == 200
         eventually(lambda: len(heard.notices) == 2)
         publish, seek = heard.notices
@@ -487,7 +487,7 @@ def test_the_notification_endpoint_hears_of_it(nsqd: Nsqd, orders: str, people: 
         assert told == ["publish", orders, "otto", "ok"]
         assert (seek["action"], seek["channel"], seek["node"]) == ("seek", "ch", nsqd.http_address)
         assert str(publish["remote_ip"]).startswith("127.0.0.1:")
-        assert publish["url"] == f"{admin.url}/topics/{orders}/messages"
+        assert publish["url"] == f"{admin.url}/messages/{orders}"
         assert "channel" not in publish
 
 

@@ -1,5 +1,6 @@
 """Checks NSQ's /api, field by field, on our daemons and, where they are given, on NSQ's own."""
 
+import itertools
 import json
 import socket
 import time
@@ -8,6 +9,7 @@ from typing import Any
 from admin.conftest import Cluster
 from harness import HttpReply, Wire, eventually
 from harness.nsqadmin import Nsqadmin
+from nsquark.admin.app import PARTS
 
 TOPIC_FIELDS = [
     "node",
@@ -398,16 +400,31 @@ def _close(wires: list[Wire]) -> None:
         wire.close()
 
 
-def test_a_channel_that_is_called_messages_has_a_page(cluster: Cluster, admin: Nsqadmin, topic: str) -> None:
-    """Its path is that of the message browser, so its links say more."""
-    cluster.make(topic, "messages", "other", count=1)
-    page = f"/topics/{topic}/messages"
-    for place in (f"/topics/{topic}", f"/nodes/{cluster.nsqds[0].http_address}"):
-        assert f'href="{page}?channel=messages"' in admin.get(place).text
-    entries = admin.get("/search.json").json()["entries"]
-    assert [each["path"] for each in entries if each["hint"] == f"of {topic}"] == [
-        f"{page}?channel=messages",
-        f"/topics/{topic}/other",
-    ]
-    assert "<h1>messages</h1>" in admin.get(page, channel="messages").text
-    assert "<h1>messages</h1>" not in admin.get(page).text
+NAMES_LIKE_PATHS = ("messages", "messages.json", "messages.jsonl", "found.json", "seek", "seek.json", "api", "login")
+
+
+def test_topics_and_channels_that_are_called_like_our_paths_have_pages(
+    cluster: Cluster, admin: Nsqadmin, topic: str
+) -> None:
+    cluster.make(topic, *NAMES_LIKE_PATHS, count=1)
+    overview, node = admin.get(f"/topics/{topic}").text, admin.get(f"/nodes/{cluster.nsqds[0].http_address}").text
+    for name in NAMES_LIKE_PATHS:
+        path = f"/topics/{topic}/{name}"
+        assert f'href="{path}"' in overview, name
+        assert f'href="{path}"' in node, name
+        assert f"<h1>{name}</h1>" in admin.get(path).text
+        cluster.make(name, name, count=1)
+        for path in (f"/topics/{name}", f"/topics/{name}/{name}", f"/messages/{name}"):
+            assert f"<h1>{name}</h1>" in admin.get(path).text, path
+
+
+def test_no_path_is_that_of_two_routes() -> None:
+    """Otherwise a topic, channel or nsqd whose name is a word of ours would be hidden by it."""
+    routes = [(route.method, route.path.split("/")) for part in PARTS for route in part.routes]
+    for (method, one), (other_method, other) in itertools.combinations(routes, 2):
+        could_meet = method == other_method and len(one) == len(other)
+        assert not (could_meet and all(map(_may_be_equal, one, other))), ("/".join(one), "/".join(other))
+
+
+def _may_be_equal(one: str, other: str) -> bool:
+    return one == other or "{" in one or "{" in other

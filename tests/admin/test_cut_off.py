@@ -98,13 +98,13 @@ def test_an_nsqd_fails_in_the_middle_of_a_download(
         assert nsqd.post("/pub", b"x" * 1_000_000, topic=topic).status == 200
     admin = make_admin(f"--nsqd-http-address={nsqd.http_address}")
     eventually(lambda: topic in admin.get("/api/topics").json()["topics"])
-    with RawAnswer.of(admin, f"/topics/{topic}/messages.jsonl", version) as answer:
+    with RawAnswer.of(admin, f"/messages/{topic}/found.jsonl", version) as answer:
         answer.read_until(b'"body"')
         nsqd.kill()
         answer.read_to_the_end()
         answer.assert_cut_off()
-    eventually(lambda: f"200 GET /topics/{topic}/messages.jsonl" in admin.log)
-    assert admin.log.count(f"GET /topics/{topic}/messages.jsonl was cut off") == 1
+    eventually(lambda: f"200 GET /messages/{topic}/found.jsonl" in admin.log)
+    assert admin.log.count(f"GET /messages/{topic}/found.jsonl was cut off") == 1
     assert "Traceback" not in admin.log
 
 

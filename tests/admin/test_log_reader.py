@@ -122,7 +122,7 @@ def liar(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_an_nsqd_that_lies_about_its_log_is_an_answer_all_the_same(liar: str) -> None:
     with Nsqadmin(f"--nsqd-http-address={liar}") as admin:
         began_s = time.monotonic()
-        reply = admin.get("/topics/t/messages.json")
+        reply = admin.get("/messages/t/found.json")
         assert reply.status == 200, reply.text
         page = reply.json()
         assert page["messages"] == []

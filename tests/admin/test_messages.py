@@ -41,12 +41,12 @@ class BrowsedCluster:
 
     def knows(self, topic: str) -> None:
         eventually(lambda: topic in self.admin.get("/api/topics").json()["topics"])
-        eventually(lambda: self.admin.get(f"/topics/{topic}/messages.json").status == 200)
+        eventually(lambda: self.admin.get(f"/messages/{topic}/found.json").status == 200)
         having = sum(topic in nsqd.topic_names() for nsqd in self.nsqds)
         eventually(lambda: len((self.page(topic)["newer"] or "").split(",")) == having)
 
     def page(self, topic: str, **query: Any) -> dict[str, Any]:
-        reply = self.admin.get(f"/topics/{topic}/messages.json", **query)
+        reply = self.admin.get(f"/messages/{topic}/found.json", **query)
         assert reply.status == 200, reply.text
         answer: dict[str, Any] = reply.json()
         return answer
@@ -117,7 +117,7 @@ def test_a_time_and_a_sequence_number_are_places(cluster: BrowsedCluster, topic:
     assert numbers(messages) == [18, 16, 14, 12, 10, 8, 6, 4, 2, 0]
     at = cluster.page(topic, node=node, at=f"seq:{messages[3]['seq']}")
     assert numbers(at["messages"]) == [12, 10, 8, 6, 4, 2, 0]
-    refused = cluster.admin.get(f"/topics/{topic}/messages.json", at="seq:1")
+    refused = cluster.admin.get(f"/messages/{topic}/found.json", at="seq:1")
     assert (refused.status, refused.json()["message"]) == (400, "INVALID_ARG_AT")
 
 
@@ -145,7 +145,7 @@ def test_whatever_is_in_a_body_comes_as_it_is_and_never_as_a_page(
 ) -> None:
     body = NASTY[kind]
     cluster.publish(topic, body)
-    reply = cluster.admin.get(f"/topics/{topic}/messages.json")
+    reply = cluster.admin.get(f"/messages/{topic}/found.json")
     assert reply.headers["Content-Type"] == "application/json"
     assert reply.headers["X-Content-Type-Options"] == "nosniff"
     (message,) = reply.json()["messages"]
@@ -153,7 +153,7 @@ def test_whatever_is_in_a_body_comes_as_it_is_and_never_as_a_page(
     assert body.startswith(shown)
     assert message["is_cut"] is (len(body) > len(shown))
     assert len(reply.body) < 20_000
-    path = f"/topics/{topic}/messages/{message['node']}/{message['seq']}"
+    path = f"/messages/{topic}/{message['node']}/{message['seq']}"
     one = cluster.admin.get(path).json()
     whole = one["text"].encode() if one["is_text"] else base64.b64decode(one["base64"])
     assert body.startswith(whole)
@@ -163,7 +163,7 @@ def test_whatever_is_in_a_body_comes_as_it_is_and_never_as_a_page(
     assert raw.headers["Content-Type"] == "application/octet-stream"
     assert raw.headers["Content-Disposition"] == f'attachment; filename="{topic}-{message["seq"]}.bin"'
     assert raw.headers["Content-Security-Policy"] == "sandbox"
-    line = cluster.admin.get(f"/topics/{topic}/messages.jsonl").body
+    line = cluster.admin.get(f"/messages/{topic}/found.jsonl").body
     assert line.isascii()
     assert not any(byte < 32 or byte == 127 for byte in line[:-1])
     fields = json.loads(line)
@@ -182,21 +182,20 @@ def test_a_message_that_is_not_there(cluster: BrowsedCluster, topic: str) -> Non
     node = cluster.nsqds[0].http_address
     seq = cluster.page(topic)["messages"][0]["seq"]
     for place in (f"{node}/{seq + 1}", f"{node}/{seq - 1}", f"{node}/0", f"{node}/{2**63}", f"{node}/x", f"{node}/-1"):
-        reply = cluster.admin.get(f"/topics/{topic}/messages/{place}")
+        reply = cluster.admin.get(f"/messages/{topic}/{place}")
         assert (reply.status, reply.json()["message"]) == (404, "MESSAGE_NOT_FOUND"), place
-    reply = cluster.admin.get(f"/topics/nowhere/messages/{node}/{seq}")
+    reply = cluster.admin.get(f"/messages/nowhere/{node}/{seq}")
     assert reply.status == 404
 
 
 def test_nobody_makes_nsqadmin_ask_another_host(cluster: BrowsedCluster, topic: str) -> None:
     cluster.publish(topic, b"x")
     with Stranger() as stranger:
-        for path in (f"messages.json?node={stranger.address}", f"messages/{stranger.address}/1"):
-            path = f"/topics/{topic}/{path}"
-            assert cluster.admin.get(path).json()["message"] == "NODE_NOT_FOUND"
-        cluster.admin.get(f"/topics/{topic}/messages.json?older={stranger.address}~5")
-        cluster.admin.post(f"/topics/{topic}/messages?node={stranger.address}", b"x")
-        cluster.admin.post(f"/topics/{topic}/messages/{stranger.address}/1/republish")
+        for path in (f"found.json?node={stranger.address}", f"{stranger.address}/1"):
+            assert cluster.admin.get(f"/messages/{topic}/{path}").json()["message"] == "NODE_NOT_FOUND"
+        cluster.admin.get(f"/messages/{topic}/found.json?older={stranger.address}~5")
+        cluster.admin.post(f"/messages/{topic}?node={stranger.address}", b"x")
+        cluster.admin.post(f"/messages/{topic}/{stranger.address}/1/republish")
         assert not stranger.was_asked
 
 
@@ -233,7 +232,7 @@ def test_a_filter_finds_what_it_names_and_says_what_was_searched(cluster: Browse
     assert searched["bytes"] > 102 * 30
     assert [message["is_text"] for message in cluster.page(topic, filter="7", limit=1)["messages"]] == [False]
     assert cluster.page(topic, filter=".nothing")["messages"] == []
-    refused = cluster.admin.get(f"/topics/{topic}/messages.json", filter=".user.id ==")
+    refused = cluster.admin.get(f"/messages/{topic}/found.json", filter=".user.id ==")
     assert (refused.status, refused.json()["message"], refused.json()["at"]) == (400, "INVALID_ARG_FILTER", 11)
 
 
@@ -292,12 +291,12 @@ def test_a_live_tail_shows_the_newest_and_counts_the_rest(cluster: BrowsedCluste
 
 def test_a_download_has_every_message_of_both_nsqds(cluster: BrowsedCluster, topic: str) -> None:
     cluster.publish(topic, *numbered(1500))
-    reply = cluster.admin.get(f"/topics/{topic}/messages.jsonl")
+    reply = cluster.admin.get(f"/messages/{topic}/found.jsonl")
     lines = [json.loads(line) for line in reply.text.splitlines()]
     assert [json.loads(line["body"])["n"] for line in lines] == list(range(1499, -1, -1))
     assert {line["topic"] for line in lines} == {topic}
     assert reply.headers["Content-Disposition"] == f'attachment; filename="{topic}.jsonl"'
-    some = cluster.admin.get(f"/topics/{topic}/messages.jsonl", filter=".user.id == 3", limit=7).text
+    some = cluster.admin.get(f"/messages/{topic}/found.jsonl", filter=".user.id == 3", limit=7).text
     assert [json.loads(json.loads(line)["body"])["n"] for line in some.splitlines()] == [
         1493, 1483, 1473, 1463, 1453, 1443, 1433,
     ]  # fmt: skip
@@ -310,9 +309,9 @@ def test_a_message_is_published_as_it_is(cluster: BrowsedCluster, topic: str) ->
     cluster.publish(topic, b"first")
     node = cluster.nsqds[1].http_address
     browser = Browser(cluster.admin)
-    answer = browser.post(f"/topics/{topic}/messages?node={node}", b"\x00\xff binary", browser.token())
+    answer = browser.post(f"/messages/{topic}?node={node}", b"\x00\xff binary", browser.token())
     assert (answer.status, answer.json()) == (200, {"message": "", "node": node, "bytes": 9})
-    assert browser.post(f"/topics/{topic}/messages", b"", browser.token()).json()["message"] == "MSG_EMPTY"
+    assert browser.post(f"/messages/{topic}", b"", browser.token()).json()["message"] == "MSG_EMPTY"
     cluster.knows(topic)
     newest = cluster.page(topic)["messages"][0]
     assert (newest["node"], base64.b64decode(newest["base64"])) == (node, b"\x00\xff binary")
@@ -323,19 +322,19 @@ def test_a_publish_may_be_deferred(cluster: BrowsedCluster, topic: str) -> None:
     cluster.publish(topic, b"first")
     node = cluster.nsqds[0].http_address
     cluster.nsqds[0].post("/channel/create", topic=topic, channel="ch")
-    assert cluster.admin.post(f"/topics/{topic}/messages?node={node}&defer=3600000", b"later").status == 200
+    assert cluster.admin.post(f"/messages/{topic}?node={node}&defer=3600000", b"later").status == 200
     assert cluster.nsqds[0].channel(topic)["deferred_count"] == 1
-    assert cluster.admin.post(f"/topics/{topic}/messages?defer=-1", b"x").json()["message"] == "INVALID_ARG_DEFER"
+    assert cluster.admin.post(f"/messages/{topic}?defer=-1", b"x").json()["message"] == "INVALID_ARG_DEFER"
 
 
 def test_what_nsqd_refuses_is_told(cluster: BrowsedCluster, topic: str) -> None:
     cluster.publish(topic, b"first")
-    answer = cluster.admin.post(f"/topics/{topic}/messages", b"x" * 2_000_000)
+    answer = cluster.admin.post(f"/messages/{topic}", b"x" * 2_000_000)
     assert answer.status == 502
     assert "MSG_TOO_BIG" in answer.json()["message"]
     eventually(lambda: f"action=publish topic={topic}" in cluster.admin.log and "MSG_TOO_BIG" in cluster.admin.log)
     for name in ("x" * 65, "a%20b", "%00", "..%2f..%2fping"):
-        assert cluster.admin.post(f"/topics/{name}/messages", b"x").status in (400, 404), name
+        assert cluster.admin.post(f"/messages/{name}", b"x").status in (400, 404), name
 
 
 def test_a_message_is_published_again_byte_for_byte(cluster: BrowsedCluster, topic: str) -> None:
@@ -344,10 +343,10 @@ def test_a_message_is_published_again_byte_for_byte(cluster: BrowsedCluster, top
     cluster.nsqds[0].post("/pub", bodies[1], topic=topic)
     messages = cluster.page(topic)["messages"]
     for message in messages:
-        path = f"/topics/{topic}/messages/{message['node']}/{message['seq']}"
+        path = f"/messages/{topic}/{message['node']}/{message['seq']}"
         assert cluster.admin.post(f"{path}/republish").status == 200
     newest = cluster.page(topic, limit=2)["messages"]
-    raw = [cluster.admin.get(f"/topics/{topic}/messages/{one['node']}/{one['seq']}", download=1).body for one in newest]
+    raw = [cluster.admin.get(f"/messages/{topic}/{one['node']}/{one['seq']}", download=1).body for one in newest]
     assert raw[0] == bodies[0]
     opened = unwrap(raw[1])
     assert (opened.body, opened.headers) == (b"content", {"a": "b"})
@@ -413,21 +412,21 @@ def test_without_the_browser_there_are_no_messages(cluster: BrowsedCluster, topi
     cluster.publish(topic, b"secret")
     node = cluster.nsqds[0].http_address
     with Nsqadmin(f"--nsqd-http-address={node}", "--no-message-browser") as admin:
-        for path in ("messages.json", "messages.jsonl", f"messages/{node}/1"):
-            reply = admin.get(f"/topics/{topic}/{path}")
+        for path in ("found.json", "found.jsonl", f"{node}/1"):
+            reply = admin.get(f"/messages/{topic}/{path}")
             assert (reply.status, reply.json()["message"]) == (404, "NO_MESSAGE_BROWSER")
-        for path in ("messages", f"messages/{node}/1/republish"):
-            assert admin.post(f"/topics/{topic}/{path}", b"x").status == 404
+        for path in (topic, f"{topic}/{node}/1/republish"):
+            assert admin.post(f"/messages/{path}", b"x").status == 404
 
 
 def test_bodies_are_shown_up_to_the_limit(cluster: BrowsedCluster, topic: str) -> None:
     cluster.publish(topic, b"abcdefghij")
     node = cluster.nsqds[0].http_address
     with Nsqadmin(f"--nsqd-http-address={node}", "--message-browser-max-bytes=4") as admin:
-        eventually(lambda: admin.get(f"/topics/{topic}/messages.json").status == 200)
-        (message,) = admin.get(f"/topics/{topic}/messages.json").json()["messages"]
+        eventually(lambda: admin.get(f"/messages/{topic}/found.json").status == 200)
+        (message,) = admin.get(f"/messages/{topic}/found.json").json()["messages"]
         assert (message["text"], message["is_cut"], message["bytes"]) == ("abcd", True, 10)
-        one = admin.get(f"/topics/{topic}/messages/{node}/{message['seq']}").json()
+        one = admin.get(f"/messages/{topic}/{node}/{message['seq']}").json()
         assert (one["text"], one["is_cut"]) == ("abcd", True)
 
 
@@ -439,9 +438,9 @@ def test_an_nsqd_that_is_down_does_not_hide_the_others(
     other.post("/pub", b"there", topic=topic)
     flags = [f"--nsqd-http-address={nsqd.http_address}" for nsqd in (cluster.nsqds[0], other)]
     with Nsqadmin(*flags, "--poll-interval=60s") as admin:
-        eventually(lambda: len(admin.get(f"/topics/{topic}/messages.json").json().get("messages", [])) == 2)
+        eventually(lambda: len(admin.get(f"/messages/{topic}/found.json").json().get("messages", [])) == 2)
         other.kill()
-        page = admin.get(f"/topics/{topic}/messages.json").json()
+        page = admin.get(f"/messages/{topic}/found.json").json()
         assert [message["text"] for message in page["messages"]] == ["here"]
         assert [failure["node"] for failure in page["failures"]] == [other.http_address]
 
@@ -454,25 +453,25 @@ def test_an_nsqd_that_was_down_at_the_last_poll_is_named_too(
     here, other = cluster.nsqds[0].http_address, make_nsqd()
     other.kill()
     with Nsqadmin(f"--nsqd-http-address={here}", f"--nsqd-http-address={other.http_address}") as admin:
-        page = admin.get(f"/topics/{topic}/messages.json").json()
+        page = admin.get(f"/messages/{topic}/found.json").json()
         assert [message["text"] for message in page["messages"]] == ["here"]
         assert [failure["node"] for failure in page["failures"]] == [other.http_address]
-        refused = admin.get(f"/topics/{topic}/messages.jsonl")
+        refused = admin.get(f"/messages/{topic}/found.jsonl")
         assert (refused.status, other.http_address in refused.text) == (502, True)
-        assert '"here"' in admin.get(f"/topics/{topic}/messages.jsonl", node=here).text
+        assert '"here"' in admin.get(f"/messages/{topic}/found.jsonl", node=here).text
 
 
 def test_unknown_topics_and_bad_arguments(cluster: BrowsedCluster, topic: str) -> None:
     cluster.publish(topic, b"x")
     for path, query, status in (
-        ("/topics/nowhere/messages.json", {}, 404),
-        (f"/topics/{topic}/messages.json", {"limit": 501}, 400),
-        (f"/topics/{topic}/messages.json", {"limit": "x"}, 400),
-        (f"/topics/{topic}/messages.json", {"older": "x"}, 400),
-        (f"/topics/{topic}/messages.json", {"newer": "~~"}, 400),
-        (f"/topics/{topic}/messages.json", {"at": "time:-5"}, 400),
-        (f"/topics/{topic}/messages.json", {"filter": "x" * 1001}, 400),
-        ("/topics/a%20b/messages.json", {}, 400),
-        ("/topics/%3Cscript%3E/messages.json", {}, 400),
+        ("/messages/nowhere/found.json", {}, 404),
+        (f"/messages/{topic}/found.json", {"limit": 501}, 400),
+        (f"/messages/{topic}/found.json", {"limit": "x"}, 400),
+        (f"/messages/{topic}/found.json", {"older": "x"}, 400),
+        (f"/messages/{topic}/found.json", {"newer": "~~"}, 400),
+        (f"/messages/{topic}/found.json", {"at": "time:-5"}, 400),
+        (f"/messages/{topic}/found.json", {"filter": "x" * 1001}, 400),
+        ("/messages/a%20b/found.json", {}, 400),
+        ("/messages/%3Cscript%3E/found.json", {}, 400),
     ):
         assert cluster.admin.get(path, **query).status == status, (path, query)

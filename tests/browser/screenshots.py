@@ -36,7 +36,7 @@ PAGES = {
     "topics": "/topics",
     "topic": "/topics/orders",
     "channel": "/topics/emails/sender",
-    "messages": "/topics/orders/messages?filter=.status+%3D%3D+%22failed%22",
+    "messages": "/messages/orders?filter=.status+%3D%3D+%22failed%22",
 }
 
 

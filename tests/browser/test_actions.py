@@ -244,7 +244,7 @@ def test_each_role_sees_what_it_may_do(
     page = sign_in(tabs, guarded, name, f"/topics/{topic}")
     assert page.locator(".head .actions [data-action]:visible").all_inner_texts() == buttons
     expect(page.get_by_role("button", name="Tombstone")).to_have_count(3 if name == "ada" else 0)
-    page.goto(f"{guarded.url}/topics/{topic}/messages")
+    page.goto(f"{guarded.url}/messages/{topic}")
     expect(page.locator("#messages li").first).to_be_visible()
     expect(page.locator("#publish")).to_have_count(0 if name == "vera" else 1)
 

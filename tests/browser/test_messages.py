@@ -29,7 +29,7 @@ def topic(cluster: Cluster, request: pytest.FixtureRequest) -> str:
 
 
 def browse(cluster: Cluster, tabs: Tabs, topic: str, query: str = "", **settings: Any) -> Any:
-    page = settled(tabs.open(f"{cluster.url}/topics/{topic}/messages{query}", **settings))
+    page = settled(tabs.open(f"{cluster.url}/messages/{topic}{query}", **settings))
     expect(page.locator("#searched")).not_to_have_text("Reading …")
     return page
 

@@ -16,7 +16,7 @@ PAGES = {
     "overview": "/",
     "topics": "/topics",
     "topic": "/topics/orders",
-    "messages": "/topics/orders/messages",
+    "messages": "/messages/orders",
     "channel": "/topics/emails/sender",
     "nodes": "/nodes",
     "node": "/nodes/{node}",

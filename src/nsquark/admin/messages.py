@@ -1,10 +1,10 @@
 """This is the message browser, which looks through a topic's log without consuming it, and publishes by hand.
 
-GET  /topics/{t}/messages.json                       a page, newest first: at, older or newer, filter, node, limit, wait
-GET  /topics/{t}/messages.jsonl                      a file of such messages, with a line for each
-GET  /topics/{t}/messages/{node}/{seq}               one message; with download=1 its bytes
-POST /topics/{t}/messages                            publishes the request's body: node, defer (milliseconds)
-POST /topics/{t}/messages/{node}/{seq}/republish     publishes a message of the log again
+GET  /messages/{t}/found.json                a page, newest first: at, older or newer, filter, node, limit, wait
+GET  /messages/{t}/found.jsonl               a file of such messages, with a line for each
+GET  /messages/{t}/{node}/{seq}              one message; with download=1 its bytes
+POST /messages/{t}                           publishes the request's body: node, defer (milliseconds)
+POST /messages/{t}/{node}/{seq}/republish    publishes a message of the log again
 
 A page ends when its search runs out of time or bytes, and tells what was searched; the `older` of its answer goes on
 from there, and `newer` steps forward. A live tail asks for `newer` with `wait`: it gets the newest of the messages that
@@ -232,9 +232,9 @@ def _file_name(topic: str) -> str:
 
 routes: Final = [
     *channel_view.routes,
-    web.get("/topics/{topic}/messages.json", page),
-    web.get("/topics/{topic}/messages.jsonl", download),
-    web.get("/topics/{topic}/messages/{node}/{seq}", one),
-    web.post("/topics/{topic}/messages", publish),
-    web.post("/topics/{topic}/messages/{node}/{seq}/republish", republish),
+    web.get("/messages/{topic}/found.json", page),
+    web.get("/messages/{topic}/found.jsonl", download),
+    web.get("/messages/{topic}/{node}/{seq}", one),
+    web.post("/messages/{topic}", publish),
+    web.post("/messages/{topic}/{node}/{seq}/republish", republish),
 ]

@@ -54,10 +54,10 @@ def find(state: AdminState, page: str) -> View | None:
             return views_topics.streams(state, dict(parse_qsl(query)))
         case ["topics", topic]:
             return views_topics.topic(state, topic)
-        case ["topics", topic, "messages"] if "channel" not in dict(parse_qsl(query)):
-            return views_topics.messages(state, topic)
         case ["topics", topic, channel]:
             return views_topics.channel(state, topic, channel)
+        case ["messages", topic]:
+            return views_topics.messages(state, topic)
         case ["nodes"]:
             return views_cluster.nodes(state)
         case ["nodes", address]:
@@ -136,7 +136,7 @@ def _missing(path: str) -> View:
         case ["topics", topic]:
             heading, back = f"No topic is called {topic}", Crumb("All topics", "/topics")
             text = "It was deleted, or no nsqd that answers has it."
-        case ["topics", topic, "messages"]:
+        case ["messages", topic]:
             heading, back = "No messages to look into", Crumb("All topics", "/topics")
             text = f"There is no topic {topic}, or this nsqadmin was started with --no-message-browser."
         case ["topics", topic, channel]:
@@ -223,8 +223,8 @@ routes: Final = [
     web.get("/", page),
     web.get("/topics", page),
     web.get("/topics/{topic}", page),
-    web.get("/topics/{topic}/messages", page),
     web.get("/topics/{topic}/{channel}", page),
+    web.get("/messages/{topic}", page),
     web.get("/nodes", page),
     web.get("/nodes/{node}", page),
     web.get("/counter", page),

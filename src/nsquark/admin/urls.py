@@ -11,13 +11,11 @@ def topic_path(topic: str) -> str:
 
 
 def channel_path(topic: str, channel: str) -> str:
-    path = f"{topic_path(topic)}/{quote(channel, safe='')}"
-    # The path alone is that of the message browser.
-    return f"{path}?channel=messages" if channel == "messages" else path
+    return f"{topic_path(topic)}/{quote(channel, safe='')}"
 
 
 def messages_path(topic: str) -> str:
-    return f"{topic_path(topic)}/messages"
+    return f"/messages/{quote(topic, safe='')}"
 
 
 def node_path(address: str) -> str:

@@ -10,7 +10,7 @@ const PREVIEW_CHARS = 200;
 const bodyOf = (text) => make("pre", { class: "body", tabindex: "0" }, text);
 
 export const onePath = (topic, message) => (
-  `/topics/${encodeURIComponent(topic)}/messages/${encodeURIComponent(message.node)}/${message.seq}`);
+  `/messages/${encodeURIComponent(topic)}/${encodeURIComponent(message.node)}/${message.seq}`);
 
 export function messageRow(topic, message, mayRepublish) {
   const preview = message.is_text ? message.text.slice(0, PREVIEW_CHARS).replace(/\s+/g, " ") : "not text";

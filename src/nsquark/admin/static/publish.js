@@ -23,7 +23,7 @@ async function publish() {
   if (!await ask({ title, text, verb: "Publish" })) return;
   showBusy("Publishing …");
   const query = new URLSearchParams({ node, ...(delay ? { defer: Math.round(delay * 1000) } : {}) });
-  const answer = await send(`/topics/${encodeURIComponent(topic)}/messages?${query}`, body, "application/octet-stream");
+  const answer = await send(`/messages/${encodeURIComponent(topic)}?${query}`, body, "application/octet-stream");
   showResult({ title, answer, isStaying: true });
   if (answer.ok) {
     form.reset();
