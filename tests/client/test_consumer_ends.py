@@ -72,6 +72,7 @@ async def test_what_is_on_its_way_goes_back_however_hurried_the_end_is(
                 await asyncio.sleep(0)
                 ending.cancel()
             await asyncio.wait(ends, timeout=WAIT_S)
+            assert all(ending.done() for ending in ends)
             if disconnects:
                 message.finish()
         await until(lambda: nsqd.channel(topic)["in_flight_count"] == 0, 5)
@@ -174,6 +175,7 @@ async def test_a_cancelled_close_leaves_no_connection(nsqd: Nsqd, topic: str) ->
         async with asyncio.timeout(0.1):
             await consumer.close()
     await asyncio.wait([running], timeout=WAIT_S)
+    assert running.done()
     await until(lambda: not nsqd.channel(topic)["clients"])
 
 

@@ -132,7 +132,7 @@ async def _stand(
     consumer = Consumer("t", "c", nsqd=server.address, max_in_flight=max_in_flight, **options)
     async with HeldLoopWatch() as watch:
         await consumer.start()
-        await asyncio.to_thread(server.flooded.wait, 30)
+        assert await asyncio.to_thread(server.flooded.wait, 30)
         before = watch.looks
         deadline_s = time.monotonic() + FLOOD_S
         while time.monotonic() < deadline_s or watch.looks - before < 10:

@@ -236,6 +236,7 @@ def test_a_give_up_hook_may_publish(nsqd: Nsqd, producer: sync.Producer, topic: 
             eventually(lambda: given_up)
             consumer.stop()
             running.join(WAIT_S)
+            assert not running.is_alive()
             assert "nsquark loop" not in given_up[0][1] and topic in given_up[0][1]
         else:
             message = consumer.get(WAIT_S)
@@ -400,6 +401,7 @@ def test_a_fork_under_load_harms_neither_side(nsqd: Nsqd, producer: sync.Produce
     finally:
         stop.set()
         loading.join(WAIT_S)
+    assert not loading.is_alive()
     assert codes == [0] * 10
     bodies = messages_of(nsqd, topic)
     assert (bodies.count(b"child"), bodies.count(b"parent")) == (10, published)
@@ -641,6 +643,7 @@ def test_a_hook_that_only_returns_what_is_to_be_done(
             assert consumer.stats().given_up == 0
         consumer.stop()
         running.join(WAIT_S)
+        assert not running.is_alive()
 
 
 def test_a_handler_that_closes_its_consumer_ends_it(nsqd: Nsqd, producer: sync.Producer, topic: str) -> None:

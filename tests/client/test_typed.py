@@ -201,6 +201,7 @@ async def test_a_cancelled_close_leaves_no_hook(nsqd: Nsqd, topic: str) -> None:
         async with asyncio.timeout(0.1):
             await consumer.close()
     await asyncio.wait([running], timeout=20)
+    assert running.done()
     assert hooks[0] is not None
     await until(hooks[0].cancelled)
 

@@ -138,7 +138,7 @@ def test_cancelling_ends_the_connection() -> None:
     async def cancelled(port: int) -> None:
         url = f"http://127.0.0.1:{port}/"
         task = asyncio.create_task(fetch(url, connect_timeout=5.0, request_timeout=60.0))
-        await asyncio.to_thread(asked.wait, 10)
+        assert await asyncio.to_thread(asked.wait, 10)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
