@@ -17,8 +17,8 @@ KEEP_TRYING: Final = "0"
 """This is the default for max_attempts of a consumer whose failures `Failures` answers."""
 
 
-class NotTaken(Exception):
-    """Says that the destination did not take a message. `is_refused` says that it answered, and blamed the message."""
+class NotAccepted(Exception):
+    """Says that a destination did not accept a message. `is_refused` says that it answered, and blamed the message."""
 
     def __init__(self, text: str, *, is_refused: bool = False) -> None:
         super().__init__(text)
@@ -26,7 +26,7 @@ class NotTaken(Exception):
 
 
 class Failures:
-    """Requeues messages that were not taken, and gives up those that are refused again and again.
+    """Requeues messages that were not accepted, and gives up those that are refused again and again.
 
     go-nsq gives up after five attempts whatever went wrong, so that an outage of the destination loses messages. Here
     only refused messages are given up, unless `--consumer-opt=max_attempts,N` asks for go-nsq's rule.
@@ -36,7 +36,7 @@ class Failures:
         is_asked_for = any(name.replace("-", "_") == "max_attempts" for name, _ in options.consumer_opt)
         self._refusals_max = 0 if is_asked_for else REFUSALS_MAX
 
-    def conclude(self, messages: Sequence[Message], error: NotTaken) -> None:
+    def conclude(self, messages: Sequence[Message], error: NotAccepted) -> None:
         """Answers messages that failed together; for the consumer's backoff they are one failure."""
         first = messages[0]
         others = f" and {len(messages) - 1} others" if len(messages) > 1 else ""

@@ -14,7 +14,7 @@ from yarl import URL
 
 from nsquark.base.durations import Duration
 from nsquark.base.version import NSQ_VERSION
-from nsquark.tools.forwarding import NotTaken
+from nsquark.tools.forwarding import NotAccepted
 from nsquark.tools.program import Fatal
 
 USER_AGENT: Final = f"nsq_to_http v{NSQ_VERSION}"
@@ -30,7 +30,7 @@ _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class HttpSender:
-    """Sends bodies by POST, or by GET as part of the URL. It raises NotTaken, which says why one was not taken."""
+    """Sends bodies by POST, or by GET as part of the URL. It raises NotAccepted, which says why one was not."""
 
     def __init__(
         self, *, headers: Mapping[str, str], content_type: str, connect_timeout: Duration, request_timeout: Duration
@@ -64,15 +64,15 @@ class HttpSender:
         try:
             if self._is_post:
                 status = await self._status("POST", address, body)
-                is_taken = 200 <= status < 300
+                is_accepted = 200 <= status < 300
             else:
                 status = await self._status("GET", filled_in(address, body), None)
-                is_taken = status == 200
+                is_accepted = status == 200
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise NotTaken(f"{address}: {_reason(error)}") from None
-        if not is_taken:
+            raise NotAccepted(f"{address}: {_reason(error)}") from None
+        if not is_accepted:
             is_refused = status in REFUSED and status not in NOT_THE_MESSAGE
-            raise NotTaken(f"{address}: got status code {status}", is_refused=is_refused)
+            raise NotAccepted(f"{address}: got status code {status}", is_refused=is_refused)
 
     async def _status(self, method: str, url: str, body: bytes | None) -> int:
         request = self._session.request(method, _url(url), data=body, max_redirects=REDIRECTS_MAX)

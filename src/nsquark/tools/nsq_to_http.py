@@ -11,7 +11,7 @@ from nsquark.base.durations import Duration
 from nsquark.base.flags import option, option_table
 from nsquark.base.kinds import DURATION, FLOAT, INTEGER, STRING, STRINGS
 from nsquark.client.message import Message
-from nsquark.tools.forwarding import KEEP_TRYING, Failures, NotTaken, StatusLines
+from nsquark.tools.forwarding import KEEP_TRYING, Failures, NotAccepted, StatusLines
 from nsquark.tools.hostpool import make_pool
 from nsquark.tools.program import Fatal, parse_options, run
 from nsquark.tools.sources import ConsumeOptions, check_sources, make_consumer, stop_on_signals
@@ -109,7 +109,7 @@ class HttpForwarder:
         try:
             for address in self._addresses if self._sends_to_all else (self._pool.choose(),):
                 await self._send(address, message.body)
-        except NotTaken as error:
+        except NotAccepted as error:
             self._failures.conclude([message], error)
         else:
             self._status.took_in_all(time.monotonic() - began_s)
@@ -118,7 +118,7 @@ class HttpForwarder:
         began_s = time.monotonic()
         try:
             await self._sender.send(address, body)
-        except NotTaken:
+        except NotAccepted:
             self._pool.mark(address, False)
             raise
         took_s = time.monotonic() - began_s

@@ -15,7 +15,7 @@ from nsquark.client.consumer import CLOSE_TIMEOUT_S, Consumer
 from nsquark.client.errors import MessageTooBig, NotConnected, NsqError, ServerError
 from nsquark.client.message import Message
 from nsquark.client.producer import Producer
-from nsquark.tools.forwarding import KEEP_TRYING, Failures, NotTaken, StatusLines
+from nsquark.tools.forwarding import KEEP_TRYING, Failures, NotAccepted, StatusLines
 from nsquark.tools.hostpool import make_pool
 from nsquark.tools.json_filter import FieldMissing, JsonFilter, NotJson
 from nsquark.tools.program import Fatal, parse_options, run, say
@@ -147,7 +147,7 @@ class NsqForwarder:
                 say(f"ERROR: Unable to decode json: {message.body[:SHOWN_BODY_BYTES_MAX].decode(errors='replace')}")
                 message.finish()
             except FieldMissing as error:
-                self._failures.conclude([message], NotTaken(str(error), is_refused=True))
+                self._failures.conclude([message], NotAccepted(str(error), is_refused=True))
             else:
                 if body is None:
                     message.finish()
@@ -178,7 +178,7 @@ class NsqForwarder:
             for message, _ in part:
                 message.finish()
         else:
-            reason = NotTaken(f"{address}: {str(error).removeprefix(f'{address}: ')}", is_refused=is_refused)
+            reason = NotAccepted(f"{address}: {str(error).removeprefix(f'{address}: ')}", is_refused=is_refused)
             self._failures.conclude([message for message, _ in part], reason)
         self._status.took(address, took_s, len(part))
         self._status.took_in_all(took_s, len(part))
