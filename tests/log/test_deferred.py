@@ -33,12 +33,12 @@ def directory(tmp_path: Path) -> Path:
 def opened(
     directory: Path | None,
     last_append: int = 0,
-    number_floor: int = 1,
+    number_min: int = 1,
     now_ms: int = NOW_MS,
     reports: list[str] | None = None,
 ) -> DeferredMessages:
     shared = make_shared(reports.append if reports is not None else lambda text: None)
-    return DeferredMessages(shared, directory, Appends(last_append), number_floor, now_ms)
+    return DeferredMessages(shared, directory, Appends(last_append), number_min, now_ms)
 
 
 def add(waiting: DeferredMessages, body: bytes, timestamp_ns: int, due_ms: int) -> None:

@@ -46,7 +46,7 @@ def test_its_bytes_count_as_used_disk(directory: Path) -> None:
 
 def test_what_proves_to_be_missing_is_told_with_the_lowest_number_it_can_have(directory: Path) -> None:
     due_ms = NOW_MS + 5 * BUCKET_MS
-    before = opened(directory, number_floor=7)
+    before = opened(directory, number_min=7)
     for number in range(5):
         add(before, b"body %d" % number, 1, due_ms)
     before.close()

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
-class _Run(Generic[T]):
+class _Round(Generic[T]):
     task: asyncio.Task[T]
     askers: int = 0
 
@@ -24,30 +24,30 @@ class Together(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._running: dict[Hashable, _Run[T]] = {}
-        self._next: dict[Hashable, _Run[T]] = {}
+        self._under_way: dict[Hashable, _Round[T]] = {}
+        self._next: dict[Hashable, _Round[T]] = {}
 
     async def get(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        run = self._next.get(key)
-        if run is None:
-            run = self._next[key] = _Run(asyncio.ensure_future(self._run(key, work)))
-        run.askers += 1
+        coming = self._next.get(key)
+        if coming is None:
+            coming = self._next[key] = _Round(asyncio.ensure_future(self._do(key, work)))
+        coming.askers += 1
         try:
-            return await asyncio.shield(run.task)
+            return await asyncio.shield(coming.task)
         finally:
-            run.askers -= 1
-            if not run.askers and not run.task.done():
-                run.task.cancel()
-                if self._next.get(key) is run:
+            coming.askers -= 1
+            if not coming.askers and not coming.task.done():
+                coming.task.cancel()
+                if self._next.get(key) is coming:
                     del self._next[key]
 
-    async def _run(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def _do(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         own = self._next[key]
-        while (before := self._running.get(key)) is not None:
+        while (before := self._under_way.get(key)) is not None:
             await asyncio.wait([before.task])
         del self._next[key]
-        self._running[key] = own
+        self._under_way[key] = own
         try:
             return await work()
         finally:
-            del self._running[key]
+            del self._under_way[key]

@@ -64,12 +64,12 @@ class DeferredMessages:
         shared: LogShared,
         directory: Path | None,
         appends: Appends,
-        number_floor: int,
+        number_min: int,
         now_ms: int,
         due_messages_max: int = DUE_MESSAGES_MAX,
     ) -> None:
         self._due_messages_max = due_messages_max
-        self.number = number_floor
+        self.number = number_min
         self._shared = shared
         self._directory = directory
         self.appends = appends

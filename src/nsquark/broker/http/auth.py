@@ -134,16 +134,16 @@ class HttpAuth:
         self._grants.pop(asker, None)
         self._refused_until_s.pop(asker, None)
         if grant is not None:
-            _keep(self._grants, asker, grant)
+            _remember(self._grants, asker, grant)
         else:
-            _keep(self._refused_until_s, asker, time.monotonic() + REFUSED_S)
+            _remember(self._refused_until_s, asker, time.monotonic() + REFUSED_S)
         return grant
 
 
-def _keep(kept: dict[Asker, Any], asker: Asker, value: Any) -> None:
-    if len(kept) >= GRANTS_MAX:
-        del kept[next(iter(kept))]  # the oldest goes; about its asker the servers are asked again
-    kept[asker] = value
+def _remember(answers: dict[Asker, Any], asker: Asker, value: Any) -> None:
+    if len(answers) >= GRANTS_MAX:
+        del answers[next(iter(answers))]  # the oldest goes; about its asker the servers are asked again
+    answers[asker] = value
 
 
 def _failed() -> Refusal:
