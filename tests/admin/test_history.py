@@ -27,7 +27,7 @@ def record(history: History, count: int, *topics: ClusterTopic, start: float = 1
     at = start
     for number in range(count):
         at = start + number * STEP_S_MIN
-        history.record(snapshot(at, *topics, rate=float(number)))
+        history.add(snapshot(at, *topics, rate=float(number)))
     return at
 
 
@@ -49,7 +49,7 @@ def test_points_since_a_moment_are_those_after_it() -> None:
 
 def test_what_is_not_known_is_none() -> None:
     history = History()
-    history.record(snapshot(1000.0, rate=None))
+    history.add(snapshot(1000.0, rate=None))
     assert history.points(("cluster", "in")) == ([1000.0], [None])
     assert history.points(("topic", "missing", "in")) == ([], [])
 
@@ -63,7 +63,7 @@ def test_the_ring_forgets_the_oldest() -> None:
 def test_moments_closer_than_a_step_are_not_recorded() -> None:
     history = History()
     for number in range(10):
-        history.record(snapshot(1000.0 + number * STEP_S_MIN / 5))
+        history.add(snapshot(1000.0 + number * STEP_S_MIN / 5))
     assert len(history.points(("cluster", "in"))[0]) == 2
 
 
@@ -72,7 +72,7 @@ def test_a_sparkline_keeps_the_peak() -> None:
     history = History()
     start = time.time() - 100 * STEP_S_MIN
     for number in range(100):
-        history.record(snapshot(start + number * STEP_S_MIN, rate=99.0 if number == 50 else 1.0))
+        history.add(snapshot(start + number * STEP_S_MIN, rate=99.0 if number == 50 else 1.0))
     values = [float(value) for value in spark_values(history, ("cluster", "in")).split(",") if value]
     assert sorted(set(values)) == [1.0, 99.0]
     assert len(values) < 40
@@ -80,9 +80,9 @@ def test_a_sparkline_keeps_the_peak() -> None:
 
 def test_a_topic_that_is_gone_for_a_moment_has_a_gap() -> None:
     history = History()
-    history.record(snapshot(1000.0, topic("t", depth=5)))
-    history.record(snapshot(1002.0))
-    history.record(snapshot(1004.0, topic("t", depth=7)))
+    history.add(snapshot(1000.0, topic("t", depth=5)))
+    history.add(snapshot(1002.0))
+    history.add(snapshot(1004.0, topic("t", depth=7)))
     assert history.points(("topic", "t", "depth"))[1] == [5.0, None, 7.0]
 
 
@@ -114,7 +114,7 @@ def test_what_is_looked_at_is_kept_however_idle() -> None:
     assert history.points(key) == ([], [])
     for number in range(40):
         history.watch([key])
-        history.record(snapshot(at + (number + 1) * STEP_S_MIN, *busy, idle))
+        history.add(snapshot(at + (number + 1) * STEP_S_MIN, *busy, idle))
     assert [value for value in history.points(key)[1] if value is not None] == [0.0] * 40
     assert history.series_count <= CLUSTER_SERIES + 2 * TOPIC_SERIES
 
@@ -124,7 +124,7 @@ def test_all_watched_and_no_room_is_no_harm() -> None:
     topics = [topic(f"t{number}") for number in range(5)]
     at = record(history, 1, *topics)
     history.watch([("cluster", "in"), *(("topic", f"t{number}", "in") for number in range(5))])
-    history.record(snapshot(at + STEP_S_MIN, *topics))
+    history.add(snapshot(at + STEP_S_MIN, *topics))
     assert history.series_count <= CLUSTER_SERIES + TOPIC_SERIES
 
 

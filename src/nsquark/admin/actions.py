@@ -102,7 +102,7 @@ class Actions:
             raise ActionRefused("INVALID_TOPIC")
         outcome = Outcome()
         target = f"/topic/tombstone?topic={quote_plus(topic)}&node={quote_plus(node)}"
-        _record(outcome, self._lookupds, await self._survey.post_each(self._lookupds, target))
+        _add_results(outcome, self._lookupds, await self._survey.post_each(self._lookupds, target))
         described = await self._survey.describe(node)
         await self._post(outcome, [described.http_address], "topic/delete", topic)
         return outcome
@@ -110,7 +110,7 @@ class Actions:
     async def _post(self, outcome: Outcome, addresses: Iterable[str], verb: str, topic: str, channel: str = "") -> None:
         told = list(addresses)
         target = f"/{verb}?topic={quote_plus(topic)}" + (f"&channel={quote_plus(channel)}" if channel else "")
-        _record(outcome, told, await self._survey.post_each(told, target))
+        _add_results(outcome, told, await self._survey.post_each(told, target))
 
 
 def _without_errors(outcome: Outcome, answers: Answers[list[ApiNode]]) -> list[ApiNode]:
@@ -122,7 +122,7 @@ def _addresses(nodes: Iterable[ApiNode]) -> list[str]:
     return [node.http_address for node in nodes]
 
 
-def _record(outcome: Outcome, told: list[str], answers: Answers[list[tuple[str, bytes]]]) -> None:
+def _add_results(outcome: Outcome, told: list[str], answers: Answers[list[tuple[str, bytes]]]) -> None:
     outcome.errors += answers.errors
     failed = {error.address: str(error) for error in answers.errors}
     outcome.results += [Result(address, address not in failed, failed.get(address, "")) for address in told]

@@ -48,7 +48,7 @@ class Track:
 
 
 class History:
-    """Records the figures of a snapshot; `record` is called after each poll. All tracks together never have more than
+    """Keeps the figures of snapshots; `add` is called after each poll. All tracks together never have more than
     `series_max` rings.
     """
 
@@ -66,7 +66,7 @@ class History:
     def series_count(self) -> int:
         return self._series
 
-    def record(self, snapshot: Snapshot) -> None:
+    def add(self, snapshot: Snapshot) -> None:
         self._latest = snapshot
         if self._recorded and 0 <= snapshot.at - self._last_time < STEP_S_MIN * 0.9:
             return

@@ -225,7 +225,7 @@ class Poller:
         ]
         self.snapshot = build(at, answers, lookupds, self._failures(), self._previous, self.snapshot)
         self._previous = {answer.producer.address: answer for answer in answers if answer.stats is not None}
-        self._history.record(self.snapshot)
+        self._history.add(self.snapshot)
         self.attention = self._watch.update(self.snapshot)
 
     def _failures(self) -> list[Failure]:
@@ -248,7 +248,7 @@ class Poller:
     # Asking nsqlookupds and nsqds
 
     async def _producers(self) -> dict[str, DescribedNsqd]:
-        _keep(self._lookupds, self._cluster.lookupds, self._lookupd_source)
+        _match_sources(self._lookupds, self._cluster.lookupds, self._lookupd_source)
         await self._refresh_all(list(self._lookupds.values()), LOOKUPD_WAIT_S)
         found: dict[str, DescribedNsqd] = {}
         for source in self._lookupds.values():
@@ -265,7 +265,7 @@ class Poller:
 
     async def _answers(self, producers: dict[str, DescribedNsqd]) -> list[NodeAnswer]:
         addresses = list(producers) or self._cluster.nsqds
-        _keep(self._nsqds, addresses, self._nsqd_source)
+        _match_sources(self._nsqds, addresses, self._nsqd_source)
         await self._refresh_all(list(self._nsqds.values()), NSQD_WAIT_S)
         answers = []
         for address, source in self._nsqds.items():
@@ -308,7 +308,7 @@ class Poller:
             return None
 
 
-def _keep(sources: dict[str, Source[T]], addresses: list[str], make: Callable[[str], Source[T]]) -> None:
+def _match_sources(sources: dict[str, Source[T]], addresses: list[str], make: Callable[[str], Source[T]]) -> None:
     """Adds and removes sources until there is one for each of these addresses."""
     for address in [each for each in sources if each not in addresses]:
         sources.pop(address).cancel()

@@ -98,9 +98,9 @@ class Trends:
         if seconds <= 0:
             return
         fast, slow = 1 - math.exp(-seconds / FAST_S), 1 - math.exp(-seconds / SLOW_S)
-        kept: dict[Place, Trend] = {}
+        followed: dict[Place, Trend] = {}
         for channel in _worth(snapshot):
-            if len(kept) >= TRENDS_MAX:
+            if len(followed) >= TRENDS_MAX:
                 break
             place = channel.topic, channel.name
             trend = self._trends.get(place)
@@ -109,8 +109,8 @@ class Trends:
                 trend = Trend.of(snapshot.at, channel)
             else:
                 trend.move(snapshot.at, channel, fast, slow)
-            kept[place] = trend
-        self._trends = kept
+            followed[place] = trend
+        self._trends = followed
 
 
 def _worth(snapshot: Snapshot) -> Iterable[ClusterChannel]:
