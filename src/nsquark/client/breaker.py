@@ -143,12 +143,12 @@ class Member:
         elif (is_silent or may_go_elsewhere(error)) and self.state is not State.DOWN and not self._is_closed:
             self._go_down(error)
 
-    def falls_silent(self, now_s: float, held_up_s: float) -> bool:
+    def falls_silent(self, now_s: float, blocked_s: float) -> bool:
         """Returns True once, when what it owes should go elsewhere too. After longer silence it is taken for dead.
 
-        held_up_s: time in which this program could read no answer, which does not count.
+        blocked_s: time in which this program could read no answer, which does not count.
         """
-        self._progress_s = min(now_s, self._progress_s + held_up_s)
+        self._progress_s = min(now_s, self._progress_s + blocked_s)
         if not self.producer.outstanding:
             return False
         silence_s = now_s - self._progress_s

@@ -57,7 +57,7 @@ _TLS_VERSIONS: Final = {
 
 
 class Options(TypedDict, total=False):
-    """Config's fields as a user gives them, by keyword to `Config`, `Producer`, `ProducerPool` or `Consumer`."""
+    """Types Config's fields as a user gives them, by keyword to `Config`, `Producer`, `ProducerPool` or `Consumer`."""
 
     dial_timeout: DurationLike
     read_timeout: DurationLike

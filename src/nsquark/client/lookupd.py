@@ -190,7 +190,7 @@ class Discovery:
         self._log = log
         self._wrong: WrongPort | None = None
         self._addresses: list[str] = []
-        self._turn = 0
+        self._next_index = 0
         self._topic = topic
         self._config = config
         self._on_found = on_found
@@ -222,8 +222,8 @@ class Discovery:
         lookup_url(address, self._topic)
         if address in self._addresses:
             return
-        self._turn = min(self._turn, len(self._addresses))
-        self._addresses.insert(self._turn, address)
+        self._next_index = min(self._next_index, len(self._addresses))
+        self._addresses.insert(self._next_index, address)
         self._loop.poll_soon()
 
     def remove(self, address: str) -> None:
@@ -261,9 +261,9 @@ class Discovery:
         self._wrong = wrong[0] if wrong and len(wrong) == len(self._addresses) else None
 
     def _next(self) -> str:
-        self._turn %= len(self._addresses)
-        address = self._addresses[self._turn]
-        self._turn += 1
+        self._next_index %= len(self._addresses)
+        address = self._addresses[self._next_index]
+        self._next_index += 1
         return address
 
 

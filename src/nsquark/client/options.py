@@ -238,8 +238,8 @@ def duration_of(span: timedelta) -> Duration:
 def read(name: str, value: Any, reader: Callable[[Any], T], kind: OptionKind[T]) -> T:
     """Reads `value` of option `name` as its kind keeps it."""
     try:
-        kept = reader(value)
+        checked = reader(value)
     except ValueError as error:
         raise ConfigError(f"failed to coerce option {name} ({kind.shown(value)}) - {error}") from None
-    kind.check(name, kept)
-    return kept
+    kind.check(name, checked)
+    return checked

@@ -68,7 +68,7 @@ class Placing:
         self._bytes_max = bytes_max
         self._count_max = count_max
         self._refusal = refusal
-        self._in_turn: deque[Member] = deque()
+        self._rotation: deque[Member] = deque()
         self._fastest_s = 0.0
         self._waiting: OrderedDict[Publish, None] = OrderedDict()
         self._homeless: dict[Publish, None] = {}
@@ -82,7 +82,7 @@ class Placing:
 
     def use(self, members: Iterable[Member]) -> None:
         """Uses these nsqds from now on; what others still owe is theirs to answer."""
-        self._in_turn = deque(members)
+        self._rotation = deque(members)
 
     def check_room(self, size: int, count: int) -> None:
         """Raises TooMuchOutstanding if so many publishes of this size together would be too much."""
@@ -117,8 +117,8 @@ class Placing:
 
     def missing(self) -> str:
         """Tells how many nsqds there should be, and are."""
-        usable = sum(member.is_usable for member in self._in_turn)
-        return f"{self._copies} nsqds needed, {len(self._in_turn)} known, {usable} of them usable"
+        usable = sum(member.is_usable for member in self._rotation)
+        return f"{self._copies} nsqds needed, {len(self._rotation)} known, {usable} of them usable"
 
     async def close(self, timeout_s: float) -> None:
         """Waits for what is on its way, retries included; then every publish has its outcome."""
@@ -189,7 +189,7 @@ class Placing:
         best_bytes = 0
         owing, holders = publish.owing, publish.holders
         slow_s = SLOW_S_MIN + SLOW_TIMES * self._fastest_s if self._fastest_s else 0.0
-        for member in self._in_turn:
+        for member in self._rotation:
             if not member.is_usable or member in owing or member in holders:
                 continue
             waiting_bytes = member.producer.outstanding_bytes
@@ -198,8 +198,8 @@ class Placing:
             if best is None or waiting_bytes < best_bytes:
                 best, best_bytes = member, waiting_bytes
         if best is not None:
-            self._in_turn.remove(best)
-            self._in_turn.append(best)
+            self._rotation.remove(best)
+            self._rotation.append(best)
         return best
 
     def _answered(self, publish: Publish, member: Member, sent_s: float | None, error: BaseException | None) -> None:
@@ -259,11 +259,11 @@ class Placing:
     def _look(self) -> None:
         self._look_timer = None
         now_s = time.monotonic()
-        held_up_s = max(0.0, now_s - self._look_due_s)
-        silent = [member for member in self._in_turn if member.falls_silent(now_s, held_up_s)]
+        blocked_s = max(0.0, now_s - self._look_due_s)
+        silent = [member for member in self._rotation if member.falls_silent(now_s, blocked_s)]
         if silent:
             self._send_elsewhere(silent)
-        measured = [member.latency_s for member in self._in_turn if member.is_usable and member.latency_s]
+        measured = [member.latency_s for member in self._rotation if member.is_usable and member.latency_s]
         self._fastest_s = min(measured, default=0.0)
         while self._undecided:
             oldest = next(iter(self._undecided))
@@ -271,7 +271,7 @@ class Placing:
                 break
             del self._undecided[oldest]
             self._fail(oldest, self._too_late(oldest))
-        if self._homeless and any(member.is_usable for member in self._in_turn):
+        if self._homeless and any(member.is_usable for member in self._rotation):
             self.place_homeless()  # the one publish that was to try an nsqd was refused, which says nothing of it
         if self._undecided or self.count:
             self._look_later(asyncio.get_running_loop())

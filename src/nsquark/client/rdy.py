@@ -240,9 +240,9 @@ class Flow:
         Those that wait longest come first, so that every connection has its turn; chance alone could pass one over.
         """
         now_s = self._loop.time()
-        idle_s, turn_s = self._config.low_rdy_idle_timeout.seconds, self._config.low_rdy_timeout.seconds
+        idle_s, enough_s = self._config.low_rdy_idle_timeout.seconds, self._config.low_rdy_timeout.seconds
         for window in self.windows:
-            if window.rdy and (now_s - window.last_message_at_s > idle_s or now_s - window.rdy_at_s > turn_s):
+            if window.rdy and (now_s - window.last_message_at_s > idle_s or now_s - window.rdy_at_s > enough_s):
                 self._set(window, 0)
         self._share()
 
