@@ -72,7 +72,7 @@ def test_the_defaults_for_reading_are_those_of_the_code() -> None:
         "headers": str(options.headers).lower(),
         "failOnDataLoss": str(options.fail_on_data_loss).lower(),
         "onForeignNsqd": "skip" if options.skips_foreign_nsqds else "fail",
-        "pushFilters": str(options.takes_filters).lower(),
+        "pushFilters": str(options.pushes_filters).lower(),
         "readTimeout": f"{options.read_timeout_s:.0f}s",
         "tlsRootCaFile": "the system's",
         "tlsInsecureSkipVerify": str(options.access.tls.skip_verify).lower(),

@@ -34,7 +34,7 @@ def options(*nsqds: str, **others: str) -> SinkOptions:
 
 
 def publish(publisher: Publisher, bodies: list[bytes], topic: str = "t") -> None:
-    for messages in Bodies(topic, pa.array(bodies, pa.binary())).chunks(1 << 20, 100):
+    for messages in Bodies(topic, pa.array(bodies, pa.binary())).mpub_bodies(1 << 20, 100):
         publisher.publish(topic, messages, "rows 0 to 9")
 
 

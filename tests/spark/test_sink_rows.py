@@ -85,7 +85,7 @@ def test_rows_become_messages_by_topic(kind: Any, bytes_max: int) -> None:
     reader = RowReader(0, None, MESSAGE_BYTES_MAX)
     groups, deferred = reader.read(whole.slice(5, 40))
     for group in groups:
-        for messages in group.chunks(bytes_max, 7):
+        for messages in group.mpub_bodies(bytes_max, 7):
             assert messages.count <= 7
             found.setdefault(group.topic, []).extend(unpacked(messages.data))
     wanted: dict[str, list[bytes]] = {}

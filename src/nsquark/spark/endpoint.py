@@ -151,14 +151,16 @@ class Endpoint:
             self._connection = None
 
     def ask(self, path: str, method: str = "GET", body: Body | None = None, /, **query: Any) -> dict[str, Any]:
-        """Returns the JSON of an answer. If a kept connection fails, which may be stale, the request is sent again."""
-        was_kept = self._connection is not None
+        """Returns the JSON of an answer. A request that fails on a connection which was open before is sent again on
+        another: the first may be stale.
+        """
+        was_open = self._connection is not None
         try:
             response = self._send(method, path, query, body)
             answer = self._read(response)
         except _FAILURES as error:
             self.close()
-            if was_kept and not isinstance(error, TimeoutError):
+            if was_open and not isinstance(error, TimeoutError):
                 return self.ask(path, method, body, **query)
             raise self._explained(error) from None
         if response.status == 200:

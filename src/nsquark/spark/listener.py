@@ -72,9 +72,9 @@ class NsqListener(StreamingQueryListener):
                 behind,
                 {str(standing.key): standing.next for standing in found},
             )
-            self._record(name, source.numInputRows, source.inputRowsPerSecond, found)
+            self._set_metrics(name, source.numInputRows, source.inputRowsPerSecond, found)
 
-    def _record(self, query: str, rows: int, rate: float, found: list[Standing]) -> None:
+    def _set_metrics(self, query: str, rows: int, rate: float, found: list[Standing]) -> None:
         if self._metrics is None:
             return
         self._metrics["rows"].labels(query).inc(rows)

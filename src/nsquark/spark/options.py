@@ -148,7 +148,7 @@ class SourceOptions:
     fail_on_data_loss: bool
     lost_nsqds: frozenset[str]
     expected_nsqds: ExpectedNsqds | None
-    takes_filters: bool
+    pushes_filters: bool
     """If it is set, filters choose what is read, provided that Spark's setting for pushing them down is on."""
     skips_foreign_nsqds: bool
     """If it is set, nsqds without a log API are left out, while a cluster moves from NSQ."""
@@ -181,7 +181,7 @@ class SourceOptions:
             fail_on_data_loss=read_flag(given, "failOnDataLoss", True),
             lost_nsqds=frozenset(_listed(given, "lostNsqds")),
             expected_nsqds=_expected_nsqds(given),
-            takes_filters=read_flag(given, "pushFilters", False),
+            pushes_filters=read_flag(given, "pushFilters", False),
             skips_foreign_nsqds=_skips_foreign(given),
             read_timeout_s=read_seconds(given, "readTimeout", READ_TIMEOUT_S_DEFAULT),
             access=Access(read_tls(given), read_auth_secret(given)),

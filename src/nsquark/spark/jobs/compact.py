@@ -183,17 +183,17 @@ class Compaction:
         # The order matters: a list that is finished between the two calls is then among those that are read.
         is_listing = may_be_listing(self._archive, self._checkpoint)
         named = live_files(self._archive)
-        kept = []
+        postponed = []
         for merge in waiting:
             merged, originals = self._archive / merge.merged, self._paths(merge.originals)
             if merged not in named:
                 _remove([_temporary(merged), merged])
             elif is_listing:
-                kept.append(merge)
+                postponed.append(merge)
             else:
                 _remove([path for path in originals if path not in named])
-        self._store(kept)
-        return sum(len(merge.originals) for merge in kept)
+        self._store(postponed)
+        return sum(len(merge.originals) for merge in postponed)
 
     def _waiting(self) -> list[Merge]:
         try:

@@ -53,14 +53,14 @@ class DeltaWriter:
             self._check_not_older(table, start)
             self._is_checked = True
         read = ranges(start, offset_of(batch.sparkSession, self._checkpoint, batch_id))
-        held = {key: _held(table, key) for key in read}
+        reached = {key: _reached(table, key) for key in read}
         # A table may have messages of a log without a position: those that another program wrote.
-        if any(not held[key] or part.low < held[key] for key, part in read.items()):
+        if any(not reached[key] or part.low < reached[key] for key, part in read.items()):
             batch = self._missing(batch, table, read)
         written = batch.mapInArrow(_files_writer(self._output, self._partitions), WRITTEN).collect()
-        if written or any(part.high > held[key] for key, part in read.items()):
+        if written or any(part.high > reached[key] for key, part in read.items()):
             # Of two runs at the same time only one can commit: both have these transactions.
-            positions = [Transaction(_application(key), max(part.high, held[key])) for key, part in read.items()]
+            positions = [Transaction(_application(key), max(part.high, reached[key])) for key, part in read.items()]
             table.create_write_transaction(
                 [_added(file) for file in written],
                 "append",
@@ -72,11 +72,11 @@ class DeltaWriter:
     def _check_not_older(self, table: DeltaTable, start: Offset) -> None:
         """Raises if the checkpoint takes messages for written that the table does not have."""
         for key, span in start.spans.items():
-            held = _held(table, key) if span.start < span.next else span.next
-            if held < span.next:
+            reached = _reached(table, key) if span.start < span.next else span.next
+            if reached < span.next:
                 raise UserError(
                     f"{self._output} is older than its checkpoint {self._checkpoint}, or another: it has topic "
-                    f"{key.topic} of nsqd {key.nsqd_id} up to {held}, and those up to {span.next} count as written. "
+                    f"{key.topic} of nsqd {key.nsqd_id} up to {reached}, and those up to {span.next} count as written. "
                     "Put back the table that belongs to it, or use a new checkpoint and channel: that adds what the "
                     "nsqd still has, and nothing twice"
                 )
@@ -99,7 +99,7 @@ def _application(key: Key) -> str:
     return f"nsquark-archive-{key}"
 
 
-def _held(table: DeltaTable, key: Key) -> int:
+def _reached(table: DeltaTable, key: Key) -> int:
     """Returns the number up to which the table has the log of a topic on an nsqd, 0 if it has nothing of it."""
     return table.transaction_version(_application(key)) or 0
 

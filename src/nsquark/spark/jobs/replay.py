@@ -237,7 +237,7 @@ class _Publishing:
     def write(self, piece: list[Row]) -> None:
         self._messages += len(piece)
         bodies = _bodies(self._options, piece)
-        for messages in bodies.chunks(self._options.request_bytes_max, REQUEST_MESSAGES_MAX):
+        for messages in bodies.mpub_bodies(self._options.request_bytes_max, REQUEST_MESSAGES_MAX):
             self._publisher.publish(bodies.topic, messages, f"up to message {self._messages} of the range")
         self._publisher.flush()
 

@@ -132,7 +132,7 @@ def _has_begun(checkpoint: Path, batch: int) -> bool:
 def with_merged(entries: list[Listed], merged: Mapping[Path, list[Path]], sizes: Mapping[Path, int]) -> list[Listed]:
     """Returns a list in which merged files take the place of those that they were made from."""
     into = {original: path for path, originals in merged.items() for original in originals}
-    kept = [entry for entry in entries if entry.path not in into]
+    listed = [entry for entry in entries if entry.path not in into]
     gone: dict[Path, list[Listed]] = {}
     for entry in entries:
         if entry.path in into:
@@ -141,5 +141,5 @@ def with_merged(entries: list[Listed], merged: Mapping[Path, list[Path]], sizes:
         url = parts[0].fields["path"].rpartition("/")[0] + f"/{path.name}"
         newest = max(part.fields["modificationTime"] for part in parts)
         fields = {**parts[0].fields, "path": url, "size": sizes[path], "modificationTime": newest}
-        kept.append(Listed(fields))
-    return kept
+        listed.append(Listed(fields))
+    return listed

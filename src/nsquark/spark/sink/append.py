@@ -199,7 +199,7 @@ class Appender:
     def _try(self, token: str, piece: Bodies) -> None:
         where = {"topic": piece.topic, "token": token}
         count = 0
-        for count, part in enumerate(piece.chunks(self._part_bytes, PART_MESSAGES_MAX), 1):
+        for count, part in enumerate(piece.mpub_bodies(self._part_bytes, PART_MESSAGES_MAX), 1):
             answer = self._nsqd.ask("/log/stage", "POST", part.data, **where, part=count - 1)
             if self._nsqd.read_as(answer, _Staged).duplicate:
                 return

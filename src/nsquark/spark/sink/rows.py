@@ -66,7 +66,7 @@ class Bodies:
         rows = memoryview(offsets).cast("B").cast("i")[first : first + len(self.column) + 1]
         return memoryview(data if data is not None else b"").cast("B"), rows
 
-    def chunks(self, bytes_max: int, count_max: int) -> Iterator[MpubBody]:
+    def mpub_bodies(self, bytes_max: int, count_max: int) -> Iterator[MpubBody]:
         """Yields all messages as MPUB bodies within both limits; a message above `bytes_max` is alone in its own."""
         data, offsets = self.buffers()
         row, rows = 0, len(self)

@@ -124,7 +124,7 @@ def _publish(options: SinkOptions, reader: RowReader, batches: Iterator[pa.Recor
             groups, deferred = reader.read(batch)
             rows = f"among rows {first} to {reader.row - 1} of partition {reader.partition}"
             for bodies in groups:
-                for messages in bodies.chunks(options.request_bytes_max, REQUEST_MESSAGES_MAX):
+                for messages in bodies.mpub_bodies(options.request_bytes_max, REQUEST_MESSAGES_MAX):
                     publisher.publish(bodies.topic, messages, rows)
             publisher.defer(deferred, rows)
         publisher.flush()

@@ -72,8 +72,8 @@ class NsqDataSource(DataSource):
         from nsquark.spark.source.pushdown import is_pushdown_worker
 
         options = self._reading()
-        takes_filters = options.takes_filters and is_pushdown_worker()
-        return (FilteringReader if takes_filters else NsqReader)(options, schema)
+        pushes_filters = options.pushes_filters and is_pushdown_worker()
+        return (FilteringReader if pushes_filters else NsqReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from nsquark.spark.source.stream import NsqStreamReader
@@ -113,7 +113,7 @@ def _source_options(options: Mapping[str, str]) -> SourceOptions:
     return SourceOptions.parse(options)
 
 
-FILTERS_TAKEN = (
+FILTERS_PUSHED = (
     "filters choose what is read. Spark remembers that for the DataFrame of this load(): load() again for a query, or "
     "a side of a union or join, that filters otherwise or not at all; or leave pushFilters out"
 )
@@ -153,7 +153,7 @@ class FilteringReader(NsqReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         whole, self._bounds = self._bounds, self._bounds.narrowed(filters)
         if self._bounds != whole:
-            log.warning(FILTERS_TAKEN)
+            log.warning(FILTERS_PUSHED)
         return filters
 
 

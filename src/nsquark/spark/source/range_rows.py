@@ -67,11 +67,11 @@ class ArrowColumns:
 
     def batch(
         self,
-        taken: tuple[int, bytearray, bytearray, bytearray, bytearray, bytearray],
+        columns: tuple[int, bytearray, bytearray, bytearray, bytearray, bytearray],
         topics: Sequence[str] | None = None,
     ) -> pa.RecordBatch:
         """Makes an Arrow batch; `topics` has the topic of each row, if the rows are not all of one topic."""
-        rows, seqs, times, ids, offsets, bodies = taken
+        rows, seqs, times, ids, offsets, bodies = columns
         made: dict[str, Callable[[], pa.Array]] = {
             "topic": lambda: self._topics(rows, topics),
             "nsqd": lambda: self._constants["nsqd"].slice(0, rows),
@@ -153,7 +153,7 @@ class RangeRowReader:
                     break
                 filled += received
                 used = yield from self._decode(filled)
-                filled = self._keep(used, filled)
+                filled = self._make_room(used, filled)
             if filled:
                 self._add_damage(f"{filled} bytes at the end of the range")
         finally:
@@ -209,7 +209,7 @@ class RangeRowReader:
         self._rows += self._builder.rows
         return self._columns.batch(self._builder.hand_over())
 
-    def _keep(self, used: int, filled: int) -> int:
+    def _make_room(self, used: int, filled: int) -> int:
         """Moves the bytes that are not used up to the front, and returns how many there are. The buffer grows for a
         batch that does not fit; bytes that are no batch are dropped.
         """
