@@ -269,6 +269,32 @@ async def test_deliveries_that_were_lost_with_a_connection_are_no_failures(nsqd:
     assert failing.reasons == ["attempted 2 times"]
 
 
+async def test_a_message_that_was_handled_while_its_connection_was_lost_did_not_fail(nsqd: Nsqd, topic: str) -> None:
+    """Its FIN cannot be sent, so it comes again, with an attempt more."""
+    publish(nsqd, topic, b"x")
+    handled: list[int] = []
+    failing = FailingHandler()
+    options = {"max_attempts": 2, "msg_timeout": "1s", "lookupd_poll_interval": "50ms", "default_requeue_delay": "0ms"}
+    with FaultProxy(nsqd.tcp) as proxy:
+        address = "{}:{}".format(*proxy.address)
+        consumer = Consumer(topic, "ch", nsqd=address, on_give_up=failing.give_up, backoff_multiplier="1ms", **options)  # type: ignore[arg-type]
+        async with consumer:
+
+            async def handle(message: Message) -> None:
+                if len(handled) == 4:
+                    await failing.handle(message)
+                handled.append(message.attempts)
+                proxy.refusing = True
+                proxy.cut()
+                await until(lambda: not consumer.connections)
+                proxy.refusing = False
+
+            await handle_until(consumer, handle, lambda: consumer.stats().given_up)
+    assert handled == [1, 2, 3, 4]
+    assert failing.attempts == [5, 6]
+    assert failing.reasons == ["attempted 2 times"]
+
+
 async def test_a_store_of_keys_that_fails_is_no_failure_of_the_handler(nsqd: Nsqd, topic: str) -> None:
     class FailingDedupe(Dedupe):
         left = 4

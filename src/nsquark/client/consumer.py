@@ -323,6 +323,8 @@ class Consumer:
             self._copies.finished(message)
         if is_sent:
             self._finished += 1
+        else:
+            self._giving_up.did_not_fail(message, is_counted=True)
         flow = self._flow
         if flow.is_owing:
             flow.answered()
@@ -353,7 +355,7 @@ class Consumer:
 
     def message_not_handled(self, message: Message, is_counted: bool) -> None:
         """Is told that a message goes back, or was taken back, without having been handled."""
-        self._giving_up.was_not_handled(message, is_counted)
+        self._giving_up.did_not_fail(message, is_counted)
 
     def requeue_delay_s(self, attempts: int) -> float:
         config = self.config
@@ -377,7 +379,7 @@ class Consumer:
 
     def subscription_lost(self, subscription: Subscription, reason: NsqError) -> None:
         for message in self._inbox.forget(subscription):
-            self._giving_up.was_not_handled(message, is_counted=True)
+            self._giving_up.did_not_fail(message, is_counted=True)
         self._flow.leave(subscription)
         self._members.lost(subscription, reason)
 

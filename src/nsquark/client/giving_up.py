@@ -28,8 +28,10 @@ Hook = Callable[[Message], Any]
 class Past:
     """Holds what a consumer knows of a message's earlier deliveries."""
 
-    unhandled_count: int = 0
-    """Is the number of deliveries that count as attempts, and whose message no handler here had, or not to the end."""
+    unfailed_count: int = 0
+    """Is the number of deliveries that count as attempts and did not fail: no handler here had the message, or not to
+    the end, or the connection was lost before it could be finished.
+    """
     last_attempt: int | None = None
     """Is the attempt at which the message was handed out when it had no more left."""
 
@@ -66,10 +68,10 @@ class GivingUp:
         past.last_attempt = message.attempts
         return False
 
-    def was_not_handled(self, message: Message, is_counted: bool) -> None:
-        """Is told that a message was not handled, or not to the end; nsqd counts this delivery all the same, or not."""
+    def did_not_fail(self, message: Message, is_counted: bool) -> None:
+        """Is told that a message comes again without having failed; nsqd counts this delivery all the same, or not."""
         if is_counted:
-            self._past(message).unhandled_count += 1
+            self._past(message).unfailed_count += 1
         past = self._pasts.get(_key(message))
         if past is not None and past.last_attempt == message.attempts:
             past.last_attempt = None
@@ -77,7 +79,7 @@ class GivingUp:
     def _failures(self, message: Message) -> int:
         """Returns how often a message failed before this delivery: at most so often, as far as is known here."""
         past = self._pasts.get(_key(message))
-        return message.attempts - 1 - (0 if past is None else past.unhandled_count)
+        return message.attempts - 1 - (0 if past is None else past.unfailed_count)
 
     def _past(self, message: Message) -> Past:
         key = _key(message)
