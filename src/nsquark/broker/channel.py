@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from nsquark.base.clock import now_ms
 from nsquark.broker.deferrals import Awaited
 from nsquark.broker.feed import Feed
@@ -276,10 +278,12 @@ class Channel:
         )
 
     def _write_state(self) -> None:
+        self._write_slot(self.state(), self.deferred.first, self.ledger.floor)
+
+    def _write_slot(self, state: ChannelState, deferred_first: int, position: int) -> None:
         if self._slot is not None:
-            self._slot.state, self._slot.brief = encode_state(self.state())
-            self._slot.deferred = self.deferred.first
-            self._slot.position = self.ledger.floor
+            self._slot.state, self._slot.brief = encode_state(state)
+            self._slot.deferred, self._slot.position = deferred_first, position
             self.topic.slots.store(self._slot)
 
     def _store_state(self) -> None:
@@ -301,11 +305,14 @@ class Channel:
         self.wake()
 
     def empty(self) -> None:
-        self.restart_at(self.topic.pump)
-        self.deferred.first = self.topic.deferrals.number
+        self.seek(self.topic.pump)
+
+    def seek(self, seq: int) -> None:
+        """Drops all state, deferred messages too, and goes on from `seq`."""
+        awaited = Awaited(self.topic.deferrals.number)
+        self.restart_at(seq, awaited.first)
         self._joined_at -= self.deferred.count  # they stay counted
-        self.deferred.count = 0
-        self._write_state()
+        self.deferred = awaited
 
     def seek_counts(self, seq: int) -> tuple[int, int]:
         """Counts the finished messages that would come again after a seek to `seq`, and the others that never would."""
@@ -324,15 +331,25 @@ class Channel:
         skipped = sum(extents.between(max(low, start), min(high, seq)) for low, high in self.feed.skips)
         return max(0, extents.between(start, seq) - known - skipped)
 
-    def restart_at(self, seq: int) -> None:
-        """Drops all state and goes on from `seq`."""
+    def restart_at(self, seq: int, deferred_first: int | None = None) -> None:
+        """Drops all state but for the deferred messages from `deferred_first` on, and goes on from `seq`. If the disk
+        refuses that, the channel stays as it is.
+        """
+        if deferred_first is None:
+            deferred_first = self.deferred.first
+        try:
+            # In one step, and before the journal goes: only that knows the parked messages below the old position.
+            self._write_slot(msgspec.structs.replace(self.state(), skips=()), deferred_first, seq)
+            if self._journal is not None:
+                self._journal.rewrite(b"")
+        except OSError:
+            self._store_state()
+            self.wake()
+            raise
+        self._is_parking = False
         self.ledger.empty(seq)
         self.ledger.journal.clear()
         self.feed.skips = []
-        if self._journal is not None:
-            self._journal.rewrite(b"")
-            self._is_parking = False
-        self._write_state()
         self.wake()
 
     def skip_range(self, low: int, high: int) -> None:

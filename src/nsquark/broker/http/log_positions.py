@@ -70,8 +70,7 @@ class ChannelPositions:
         require_existing(channel)
         if channel.owner and channel.owner != owner:
             raise _owned_by_another(channel)
-        channel.empty()
-        channel.restart_at(position)
+        channel.seek(position)
         return _standing(channel)
 
     async def preview(self, arguments: NsqdArguments, request: Request) -> dict[str, Any]:
