@@ -111,7 +111,7 @@ def test_names_count_without_regard_to_case_and_values_are_understood() -> None:
     assert options.topics == ("one", "two")
     assert options.partitions_min == 7
     assert options.starting is not None
-    assert options.starting.time_ms == 1769857200000
+    assert options.starting.time_ns == 1769857200000_000_000
     assert options.ending.places == (("one@x", 9), ("two@x", "latest"))
     assert options.read_timeout_s == 90
     assert options.lost_nsqds == {"x", "y"}

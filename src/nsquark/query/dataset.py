@@ -17,7 +17,7 @@ import pyarrow.dataset as ds
 
 from nsquark.query.bounds import INT64_MAX, RowFilter
 from nsquark.spark.nsqd_http import RangeNsqd
-from nsquark.spark.options import SourceOptions
+from nsquark.spark.options import NS_PER_US, SourceOptions
 from nsquark.spark.source.batch import plan_batch
 from nsquark.spark.source.packed_rows import read_partition
 from nsquark.spark.source.plan import Partition, Ranges
@@ -27,7 +27,6 @@ READERS_MAX: Final = 2
 """At most this many ranges are read at once."""
 BATCHES_WAITING_MAX: Final = 16
 """At most this many batches of each range are read before the caller asks for them."""
-NS_PER_US: Final = 1000
 
 
 class TopicDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
@@ -140,17 +139,13 @@ def _narrowed(wanted: RowFilter | None, ranges: Ranges, nsqds: Mapping[str, Rang
         low, high = max(stored.low, bounds.seq_low), min(stored.high, bounds.seq_high)
         nsqd = nsqds[key.nsqd_id]
         if bounds.time_low_us:
-            low = max(low, nsqd.first_at([key.topic], ts=_ns(bounds.time_low_us)).get(key.topic, low))
+            low = max(low, nsqd.first_at([key.topic], ts=bounds.time_low_us * NS_PER_US).get(key.topic, low))
         if bounds.time_high_us < INT64_MAX:
-            at = nsqd.first_at([key.topic], ts=_ns(bounds.time_high_us), side="end")
+            at = nsqd.first_at([key.topic], ts=bounds.time_high_us * NS_PER_US, side="end")
             high = min(high, at.get(key.topic, high))
         if low < high:
             found[key] = stored._replace(low=low, high=high)
     return found
-
-
-def _ns(time_us: int) -> int:
-    return min(time_us * NS_PER_US, INT64_MAX)
 
 
 class _Ahead:

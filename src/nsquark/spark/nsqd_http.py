@@ -28,6 +28,9 @@ ITEMS_MAX = 4096
 NSQDS_MAX = 4096
 """At most this many nsqds are found through nsqlookupds: each is asked for its id."""
 
+TIME_NS_MAX = (1 << 63) - 1
+"""An nsqd counts no later time, which is in the year 2262."""
+
 Seq = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Port = Annotated[int, msgspec.Meta(gt=0, le=PORT_MAX)]
 
@@ -143,10 +146,12 @@ class RangeNsqd(Endpoint):
         return set(filter(is_valid_name, [*(head.topic for head in info.topics), *info.unopened]))
 
     def first_at(self, topics: Sequence[str], **when: int | str) -> dict[str, int]:
-        """Finds for each topic the first message published at a time or later, or the end of the log: `ts_ms`, or `ts`
-        in ns, since 1970, or `age_ms` ago by the clock of nsqd. With side="end", finds where the older messages end.
-        Topics that nsqd does not have are left out.
+        """Finds for each topic the first message published at a time or later, or the end of the log: `ts` in ns since
+        1970, or `age_ms` ago by the clock of nsqd. With side="end", finds where the older messages end. Topics that
+        nsqd does not have are left out.
         """
+        if isinstance(ts := when.get("ts"), int):
+            when["ts"] = min(max(ts, 0), TIME_NS_MAX)
         places: dict[str, int] = {}
         for fields in self.ask_many("/log/at", "topics", topics, "places", **when):
             if "message" not in fields:

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from nsquark.base.durations import Duration
@@ -58,6 +58,10 @@ CHANNEL_TTL_S_MIN = 10.0
 """channelTtl is at least this: the query shows at a third of it that it is alive, and the driver may pause."""
 PARTITIONS_MAX = 4096
 COUNT_MAX = 2**63 - 1
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+NS_PER_US = 1000
+NS_PER_MS = 1_000_000
 
 _KAFKA = {
     "subscribe": "topic",
@@ -107,7 +111,7 @@ class Position:
     """Says where reading starts or ends: at an end of the log, at a time, or at a place for each key of `places`."""
 
     kind: Literal["earliest", "latest", "time", "places"]
-    time_ms: int = 0
+    time_ns: int = 0
     places: tuple[tuple[str, int | str], ...] = ()
 
 
@@ -332,7 +336,7 @@ def _expected_nsqds(given: Mapping[str, str]) -> ExpectedNsqds | None:
 
 def _position(given: Mapping[str, str], side: str) -> Position | None:
     if text := given.get(f"{side}Timestamp"):
-        return Position("time", time_ms=_time_ms(f"{side}Timestamp", text))
+        return Position("time", time_ns=_time_ns(f"{side}Timestamp", text))
     name = f"{side}Offsets"
     if name not in given:
         return None
@@ -372,9 +376,9 @@ def _places(name: str, text: str) -> tuple[tuple[str, int | str], ...]:
     return tuple(sorted(places.items()))
 
 
-def _time_ms(name: str, text: str) -> int:
+def _time_ns(name: str, text: str) -> int:
     if re.fullmatch(r"[0-9]{1,16}", text.strip()):
-        return int(text)
+        return int(text) * NS_PER_MS
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -383,10 +387,10 @@ def _time_ms(name: str, text: str) -> int:
         raise OptionError(
             f"{name}={text!r}: write milliseconds since 1970, or a time with its zone like 2026-01-31T12:00:00Z"
         )
-    time_ms = int(moment.timestamp() * 1000)
-    if time_ms < 0:
+    time_us = (moment - EPOCH) // MICROSECOND
+    if time_us < 0:
         raise OptionError(f"{name}={text!r} is before 1970: write startingOffsets=earliest")
-    return time_ms
+    return time_us * NS_PER_US
 
 
 def read_count(given: Mapping[str, str], name: str) -> int | None:

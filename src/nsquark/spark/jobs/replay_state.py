@@ -8,7 +8,7 @@ import contextlib
 import fcntl
 import uuid
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -16,10 +16,9 @@ import msgspec
 
 from nsquark.base.errors import UserError
 from nsquark.log.files import sync_directory, write_atomically
+from nsquark.spark.options import EPOCH, MICROSECOND
 from nsquark.spark.sink.append import digest
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-MICROSECOND = timedelta(microseconds=1)
 STATE = "replay.json"
 LOCK = "lock"
 

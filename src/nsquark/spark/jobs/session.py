@@ -231,7 +231,7 @@ def read_messages(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
     else:
         options: dict[str, Any] = dict(source_options(args))
         if args.since:
-            options["startingTimestamp"] = int(args.since.timestamp() * 1000)
+            options["startingTimestamp"] = args.since.isoformat()
         messages = spark.read.format("nsq").options(**options).load()
     # The log is in the order of arrival, and a deferred message keeps the time at which it was published: so each
     # message is checked.

@@ -14,7 +14,7 @@ def resolve(
 ) -> dict[Key, int]:
     """Finds the sequence number for each key; `unnamed`, earliest or latest, is for keys that JSON does not name."""
     if position.kind == "time":
-        return at_times(heads, nsqds, {"ts_ms": position.time_ms})
+        return at_times(heads, nsqds, {"ts": position.time_ns})
     places = dict(position.places)
     found: dict[Key, int] = {}
     for key, head in heads.items():

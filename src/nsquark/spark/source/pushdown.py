@@ -1,10 +1,9 @@
 """Turns filters that Spark pushes down into bounds of what is read. Spark applies the filters to the rows again."""
 
-import calendar
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from pyspark.sql.datasource import (
@@ -19,13 +18,12 @@ from pyspark.sql.datasource import (
 )
 
 from nsquark.spark.nsqd_http import RangeNsqd
+from nsquark.spark.options import EPOCH, MICROSECOND, NS_PER_US
 from nsquark.spark.source.offsets import Key, Range
 from nsquark.spark.source.positions import at_times
 
 PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 SEQ_END = 1 << 63
-NS_PER_US = 1000
-US_PER_S = 1_000_000
 
 
 def is_pushdown_worker() -> bool:
@@ -90,12 +88,10 @@ class Bounds:
         ranges = {key: wanted for key, wanted in ranges.items() if self._has(key)}
         lows, highs = dict.fromkeys(ranges, self.seq_low), dict.fromkeys(ranges, self.seq_high)
         if self.time_low_us is not None:
-            first_ns = max(self.time_low_us, 0) * NS_PER_US
-            at = at_times(ranges, nsqds, {"ts": first_ns})
+            at = at_times(ranges, nsqds, {"ts": self.time_low_us * NS_PER_US})
             lows = {key: max(low, at.get(key, low)) for key, low in lows.items()}
         if self.time_high_us is not None:
-            end_ns = max(self.time_high_us, 0) * NS_PER_US
-            at = at_times(ranges, nsqds, {"ts": end_ns, "side": "end"})
+            at = at_times(ranges, nsqds, {"ts": self.time_high_us * NS_PER_US, "side": "end"})
             highs = {key: min(high, at.get(key, high)) for key, high in highs.items()}
         found = {
             key: wanted._replace(low=max(wanted.low, lows[key]), high=min(wanted.high, highs[key]))
@@ -124,5 +120,4 @@ def _microseconds(value: Any) -> int | None:
     """Returns a point in time as microseconds since 1970, or None if the value is no time with a zone."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         return None
-    moment = value.astimezone(UTC)
-    return calendar.timegm(moment.timetuple()) * US_PER_S + moment.microsecond
+    return (value - EPOCH) // MICROSECOND
