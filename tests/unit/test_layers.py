@@ -1,6 +1,7 @@
 """Checks the layers: a module imports only what lies below its own package, so that each is read by itself."""
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -28,11 +29,15 @@ LAYERS: Final = (
 
 BESIDE: Final = {("contrib", "sync"), ("contrib", "errors"), ("sync", "errors"), ("testing", "errors")}
 
+MODULE_NAME: Final = re.compile(r"nsquark(\.[a-z_0-9]+)+")
+
 LEVELS: Final = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 
 
 def imports_of(source: str, package: tuple[str, ...]) -> Iterator[str]:
-    """Yields the full names that a module imports, wherever in it: also those in functions and for type checkers."""
+    """Yields the full names that a module imports, wherever in it: also those in functions and for type checkers, and
+    those of modules that it names in a text, to load them later.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -41,6 +46,8 @@ def imports_of(source: str, package: tuple[str, ...]) -> Iterator[str]:
             module = ".".join(part for part in (above, node.module or "") if part)
             yield module
             yield from (f"{module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and MODULE_NAME.fullmatch(node.value):
+            yield node.value
 
 
 def package_of(name: str) -> str | None:
@@ -69,23 +76,32 @@ def upward_imports(source: str, module: tuple[str, ...]) -> list[str]:
     return found
 
 
+def source_of(path: Path) -> str:
+    """Returns a module's source; of declarations for C just the imports, as Python writes them."""
+    source = path.read_text()
+    if path.suffix != ".pxd":
+        return source
+    return "\n".join(line.replace("cimport", "import") for line in source.splitlines() if "import" in line)
+
+
 def modules() -> Iterator[tuple[Path, tuple[str, ...]]]:
-    for path in sorted(ROOT.rglob("*.py")):
+    """Yields the modules and, beside those that are compiled, their types for Python and for C."""
+    for path in sorted(each for each in ROOT.rglob("*.p*") if each.suffix in (".py", ".pyi", ".pxd")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         if parts != ("__init__",):
             yield path, ("nsquark", *parts)
 
 
-@pytest.mark.parametrize(("path", "module"), [pytest.param(p, m, id=".".join(m[1:])) for p, m in modules()])
+@pytest.mark.parametrize(("path", "module"), [pytest.param(p, m, id=str(p.relative_to(ROOT))) for p, m in modules()])
 def test_a_module_imports_only_from_below(path: Path, module: tuple[str, ...]) -> None:
     assert module[1] in LEVELS, f"{module[1]} has no place in LAYERS"
-    assert not upward_imports(path.read_text(), module)
+    assert not upward_imports(source_of(path), module)
 
 
 def test_no_packages_import_each_other() -> None:
     below: dict[str, set[str]] = {package: set() for package in LEVELS}
     for path, module in modules():
-        used = {package_of(name) for name in imports_of(path.read_text(), module[:-1])}
+        used = {package_of(name) for name in imports_of(source_of(path), module[:-1])}
         below[module[1]] |= {package for package in used if package is not None and package != module[1]}
     order = list(TopologicalSorter(below).static_order())  # raises CycleError, which names them
     assert set(order) == set(LEVELS)
@@ -102,6 +118,7 @@ def test_no_packages_import_each_other() -> None:
         ("from nsquark.web.fetch import fetch", ("nsquark", "log", "files")),
         ("from ... import broker", ("nsquark", "log", "nsq_import", "diskqueue")),
         ("from nsquark import Consumer", ("nsquark", "broker", "topic")),
+        ("importlib.import_module('nsquark.client.consumer')", ("nsquark", "base", "clock")),
         (
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from nsquark.broker.topic import Topic",
             ("nsquark", "kernel", "turn"),
