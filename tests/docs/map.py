@@ -27,6 +27,7 @@ PACKAGES: Final = (
     "admin",
     "tools",
     "query",
+    "tap",
     "tool",
 )
 """Lists the packages from the lowest layer to the highest."""
