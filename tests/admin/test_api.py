@@ -428,3 +428,12 @@ def test_no_path_is_that_of_two_routes() -> None:
 
 def _may_be_equal(one: str, other: str) -> bool:
     return one == other or "{" in one or "{" in other
+
+
+def test_no_path_is_redirected_to_itself(admin: Nsqadmin) -> None:
+    """Whatever characters a name has, the routes and the rules for what fits none of them agree on it."""
+    for name in ("%7Bx%7D", "%7B", "a%2Fb%7D", "%25", "%3F", "%23", "%20", "%C3%A9", "%FF"):
+        for path in ("/topics/{}", "/topics/{}/c", "/messages/{}", "/nodes/{}", "/api/topics/{}", "/api/nodes/{}"):
+            reply = admin.request("GET", path.format(name))
+            assert (path, name, reply.headers["Location"]) == (path, name, None)
+            assert (path, name, reply.status < 500 or "UPSTREAM_ERROR" in reply.text) == (path, name, True)

@@ -20,9 +20,19 @@ from nsquark.base.durations import Duration
 from nsquark.base.logs import Level, Logger
 
 NO_HTTP = b"\x00\x01garbage\r\n\r\n"
-NO_JSON = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 7\r\n\r\ngarbage"
-OTHER_JSON = b'HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 15\r\n\r\n{"topics":"abc"}'[:-1]
-WRONG_TYPES = b'HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 34\r\n\r\n{"topics":[{"topic_name":["x",1]}]}'
+
+
+def _answer(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+NO_JSON = _answer(b"garbage")
+OTHER_JSON = _answer(b'{"topics":"abc"}'[:-1])
+WRONG_TYPES = _answer(b'{"topics":[{"topic_name":["x",1]}],"producers":1}')
+NO_UTF8 = _answer(b'{"topics":["\xff"],"producers":[{"hostname":"\xff"}],"health":"\xff"}')
+NO_UTF8_IN_A_TOPIC = _answer(b'{"topics":[{"topic_name":"\xff","depth":1}],"producers":1}')
+NO_INT64 = _answer(b'{"start_time":%d,"producers":[{"http_port":%d}]}' % (10**400, 1 << 63))
+TOO_DEEP = _answer(b'{"x":' + b"[" * 100_000)
 CUT_OFF = b'HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5000\r\n\r\n{"topics":['
 ENDLESS_HEADER = b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000
 REFUSED = b'HTTP/1.1 500 Internal Server Error\r\nConnection: close\r\nContent-Length: 4\r\n\r\nbo"\n'
@@ -30,8 +40,20 @@ STALLED = b""
 PATIENCE = "60s"
 """None of these tests takes nearly as long: who waits for a stalled one fails them."""
 
-FAULTS = [NO_HTTP, NO_JSON, OTHER_JSON, WRONG_TYPES, CUT_OFF, ENDLESS_HEADER, REFUSED, STALLED]
-NAMES = ["no HTTP", "no JSON", "other JSON", "wrong types", "cut off", "endless header", "500", "stalled"]
+FAULTS = {
+    "no HTTP": NO_HTTP,
+    "no JSON": NO_JSON,
+    "other JSON": OTHER_JSON,
+    "wrong types": WRONG_TYPES,
+    "no UTF-8": NO_UTF8,
+    "no UTF-8 in a topic": NO_UTF8_IN_A_TOPIC,
+    "no int64": NO_INT64,
+    "too deep": TOO_DEEP,
+    "cut off": CUT_OFF,
+    "endless header": ENDLESS_HEADER,
+    "500": REFUSED,
+    "stalled": STALLED,
+}
 
 
 @pytest.fixture
@@ -71,7 +93,7 @@ async def first_snapshot(**options: Any) -> Snapshot:
         return await state.fresh_snapshot()
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=NAMES)
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 async def test_the_rest_is_shown_beside_a_bad_nsqd(
     cluster: Cluster, topic: str, impostor: Callable[[bytes], str], fault: bytes
 ) -> None:
@@ -94,7 +116,7 @@ async def test_the_rest_is_shown_beside_an_nsqd_that_is_down(cluster: Cluster, t
     assert "connection refused" in snapshot.nodes[closed_address].failure
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=NAMES)
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 async def test_the_rest_is_shown_beside_a_bad_nsqlookupd(
     cluster: Cluster, topic: str, impostor: Callable[[bytes], str], fault: bytes
 ) -> None:
@@ -140,6 +162,23 @@ async def test_a_failure_has_a_beginning_and_an_end(cluster: Cluster, topic: str
 
 
 # -- /api ------------------------------------------------------------------------------------------------
+
+
+def test_the_api_and_the_pages_show_the_rest_beside_all_that_is_bad(
+    cluster: Cluster, topic: str, impostor: Callable[[bytes], str], make_admin: Callable[..., Nsqadmin]
+) -> None:
+    cluster.make(topic, "ch", count=1)
+    good = cluster.nsqds[0].http_address
+    bad = {impostor(fault): name for name, fault in FAULTS.items() if fault != STALLED}
+    admin = make_admin(*(f"--nsqd-http-address={address}" for address in (good, *bad)))
+    about_topic = [f"{start}/{topic}{end}" for start in ("/topics", "/api/topics") for end in ("", "/ch")]
+    for path in ("/", "/topics", "/nodes", "/search.json", "/api/topics", "/api/counter", *about_topic):
+        reply = admin.get(path)
+        assert (path, reply.status, topic in reply.text or path in ("/", "/nodes")) == (path, 200, True)
+    for address, name in bad.items():
+        assert (name, admin.get(f"/nodes/{address}").status) == (name, 200)
+        assert (name, admin.get(f"/api/nodes/{address}").status) == (name, 404)
+    assert "Traceback" not in admin.log
 
 
 def test_the_api_warns_of_what_is_missing(

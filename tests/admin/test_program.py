@@ -149,6 +149,7 @@ def test_config_can_be_read_and_set(admin: Nsqadmin) -> None:
         ("PUT", "log_level", b"x" * (1 << 20), 400, "INVALID_VALUE"),
         ("PUT", "log_level", b"x" * ((1 << 20) + 1), 413, "INVALID_VALUE"),
         ("PUT", "nsqlookupd_http_addresses", b"x", 400, "INVALID_VALUE"),
+        ("PUT", "nsqlookupd_http_addresses", b"[" * 100_000, 400, "INVALID_VALUE"),
     ):
         answer = admin.request(method, f"/config/{name}", body)
         assert (name, answer.status, answer.json()) == (name, status, {"message": code})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from nsquark.base.addresses import join_address
+from nsquark.wire.documents import Int64
 
 
 class AnnouncedNsqd(msgspec.Struct, kw_only=True):
@@ -13,8 +14,8 @@ class AnnouncedNsqd(msgspec.Struct, kw_only=True):
     remote_address: str = ""
     hostname: str = ""
     broadcast_address: str = ""
-    tcp_port: int = 0
-    http_port: int = 0
+    tcp_port: Int64 = 0
+    http_port: Int64 = 0
     version: str = ""
     topics: list[str] | None = None
     tombstones: list[bool] | None = None

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from nsquark.base.addresses import join_address
+from nsquark.wire.documents import Int64
 
 ALL_NODES: Final = "*"
 NS_PER_S: Final = 1_000_000_000
@@ -19,7 +20,7 @@ NS_PER_S: Final = 1_000_000_000
 class ApiLatency(msgspec.Struct, kw_only=True):
     """Holds the latency of one nsqd, or of several if `host` is `*`."""
 
-    count: int = 0
+    count: Int64 = 0
     percentiles: list[dict[str, float]] | None = None
     topic: str = ""
     channel: str = ""
@@ -33,15 +34,15 @@ class ApiClient(msgspec.Struct, kw_only=True):
     client_id: str = ""
     hostname: str = ""
     user_agent: str = ""
-    connect_ts: int = 0
-    connected: int = 0
+    connect_ts: Int64 = 0
+    connected: Int64 = 0
     """Counts the nanoseconds since `connect_ts`."""
-    in_flight_count: int = 0
-    ready_count: int = 0
-    finish_count: int = 0
-    requeue_count: int = 0
-    message_count: int = 0
-    sample_rate: int = 0
+    in_flight_count: Int64 = 0
+    ready_count: Int64 = 0
+    finish_count: Int64 = 0
+    requeue_count: Int64 = 0
+    message_count: Int64 = 0
+    sample_rate: Int64 = 0
     deflate: bool = False
     snappy: bool = False
     authed: bool = False
@@ -59,15 +60,15 @@ class ApiChannel(msgspec.Struct, kw_only=True):
     hostname: str = ""
     topic_name: str = ""
     channel_name: str = ""
-    depth: int = 0
-    memory_depth: int = 0
-    backend_depth: int = 0
-    in_flight_count: int = 0
-    deferred_count: int = 0
-    requeue_count: int = 0
-    timeout_count: int = 0
-    message_count: int = 0
-    client_count: int = 0
+    depth: Int64 = 0
+    memory_depth: Int64 = 0
+    backend_depth: Int64 = 0
+    in_flight_count: Int64 = 0
+    deferred_count: Int64 = 0
+    requeue_count: Int64 = 0
+    timeout_count: Int64 = 0
+    message_count: Int64 = 0
+    client_count: Int64 = 0
     nodes: list[ApiChannel] | None = None
     clients: list[ApiClient] | None = None
     paused: bool = False
@@ -78,10 +79,10 @@ class ApiTopic(msgspec.Struct, kw_only=True):
     node: str = ""
     hostname: str = ""
     topic_name: str = ""
-    depth: int = 0
-    memory_depth: int = 0
-    backend_depth: int = 0
-    message_count: int = 0
+    depth: Int64 = 0
+    memory_depth: Int64 = 0
+    backend_depth: Int64 = 0
+    message_count: Int64 = 0
     nodes: list[ApiTopic] | None = None
     channels: list[ApiChannel] | None = None
     paused: bool = False

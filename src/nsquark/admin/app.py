@@ -18,7 +18,7 @@ from nsquark.admin.history import History
 from nsquark.admin.middlewares import MIDDLEWARES, remember_beginning
 from nsquark.admin.options import NsqadminOptions, normal_base_path
 from nsquark.admin.poller import Poller
-from nsquark.admin.routing import NotFoundRules
+from nsquark.admin.routing import NotFoundRules, for_aiohttp
 from nsquark.admin.state import STATE, AdminState
 from nsquark.admin.survey import Survey
 from nsquark.base.logs import Logger
@@ -61,7 +61,7 @@ def make_app(state: AdminState) -> web.Application:
     )
     app[STATE] = state
     for method, path, handler in routes:
-        app.router.add_route(method, path, handler)
+        app.router.add_route(method, for_aiohttp(path), handler)
     app.on_response_prepare.append(access.add_headers)
     app.on_response_prepare.append(remember_beginning)
     app.cleanup_ctx.append(_running)

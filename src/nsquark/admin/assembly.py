@@ -6,7 +6,6 @@ import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-import msgspec
 from msgspec.structs import replace
 
 from nsquark.admin.snapshot import (
@@ -27,6 +26,7 @@ from nsquark.admin.snapshot import (
     StatsRows,
     TopicOnNode,
 )
+from nsquark.wire.documents import decode_json
 
 
 def build(
@@ -79,12 +79,10 @@ def version_key(version: str) -> tuple[int, ...]:
 
 def read_rows(rows: StatsRows, last: StatsAnswer | None) -> StatsAnswer:
     """Reads the topics of an answer; a topic whose text is the same as in the last answer is taken from there. It
-    raises DecodeError if a topic cannot be read.
+    raises ValueError if a topic cannot be read.
     """
     known = dict(zip(last.texts, last.topics or (), strict=False)) if last is not None else {}
-    found = {
-        text: known.get(text) or msgspec.json.decode(text, type=TopicOnNode) for text in map(bytes, rows.topics or ())
-    }
+    found = {text: known.get(text) or decode_json(text, TopicOnNode) for text in map(bytes, rows.topics or ())}
     return StatsAnswer(
         version=rows.version,
         health=rows.health,

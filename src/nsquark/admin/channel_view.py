@@ -24,6 +24,7 @@ from nsquark.admin.cluster import decode
 from nsquark.admin.errors import UpstreamError
 from nsquark.admin.snapshot import Snapshot
 from nsquark.admin.state import STATE, AdminState
+from nsquark.wire.documents import Int64
 
 T = TypeVar("T")
 
@@ -37,38 +38,38 @@ class Held(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Describes a message in flight or requeued, as nsqd lists it."""
 
     node: str = ""
-    seq: int
+    seq: Int64
     id: str
-    attempts: int
-    for_ms: int | None = None
-    timeout_ms: int | None = None
-    due_ms: int | None = None
+    attempts: Int64
+    for_ms: Int64 | None = None
+    timeout_ms: Int64 | None = None
+    due_ms: Int64 | None = None
     client: str | None = None
     client_id: str | None = None
 
 
 class Listing(msgspec.Struct, kw_only=True):
-    count: int
+    count: Int64
     messages: list[Held]
 
 
 class Preview(msgspec.Struct, kw_only=True, rename={"again": "come_again", "passed": "passed_over"}):
     """Describes the effect that a seek would have, as nsqd reports it."""
 
-    position: int
-    target: int
-    depth: int
-    next: int
-    again: int
-    passed: int
-    in_flight: int
-    requeued: int
+    position: Int64
+    target: Int64
+    depth: Int64
+    next: Int64
+    again: Int64
+    passed: Int64
+    in_flight: Int64
+    requeued: Int64
     owner: str = ""
 
 
 class ChannelStanding(msgspec.Struct, kw_only=True):
-    position: int
-    depth: int
+    position: Int64
+    depth: Int64
 
 
 async def held(request: web.Request) -> web.StreamResponse:

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Final, TypeVar
 
 import aiohttp
-import msgspec
 from yarl import URL
 
 from nsquark.admin.errors import UpstreamError
@@ -22,6 +21,7 @@ from nsquark.admin.options import NsqadminOptions, OptionsError
 from nsquark.base.printable import escaped
 from nsquark.base.secrets import read_secret
 from nsquark.web.fetch import named_https_port
+from nsquark.wire.documents import decode_json
 
 T = TypeVar("T")
 
@@ -168,8 +168,8 @@ async def _read(answer: aiohttp.ClientResponse) -> bytes:
 
 def decode(body: bytes, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
+        return decode_json(body, kind)
+    except ValueError as error:
         raise UpstreamError(_json_trouble(body, str(error))) from None
 
 

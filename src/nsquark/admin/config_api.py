@@ -43,7 +43,7 @@ async def write(request: web.Request, state: AdminState) -> web.Response:
             state.options.log_level = state.logger.level = Level.parse(body.decode("ascii"))
         else:
             raise ApiError(400, "INVALID_OPTION")
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ApiError(400, "INVALID_VALUE") from None
     await audit.changed(request, "config", result=f"{name}: {body.decode('utf-8', 'backslashreplace')}")
     return _shown(state.options, name)

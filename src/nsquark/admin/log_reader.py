@@ -17,6 +17,7 @@ from nsquark.admin.errors import UpstreamError
 from nsquark.admin.filters import NOT_JSON, Body, MessageFilter
 from nsquark.client.envelope import NO_HEADERS, Headers, Opened, unwrap
 from nsquark.wire.batch_format import HEADER_BYTES, Damage, scan
+from nsquark.wire.documents import Int64
 from nsquark.wire.record import BODY_AT, ID_AT, record_bytes, timestamp_of
 
 T = TypeVar("T")
@@ -52,17 +53,17 @@ class LogMessage(NamedTuple):
 class LogInfo(msgspec.Struct, kw_only=True):
     """Holds what is used of the answer of /log/info about a topic."""
 
-    first: int
-    next: int
-    removed_to: int = 0
+    first: Int64
+    next: Int64
+    removed_to: Int64 = 0
     is_stored: bool = True
 
 
 class LogPart(msgspec.Struct, rename={"low": "from", "high": "to", "size": "bytes"}):
-    low: int
-    high: int
-    count: int
-    size: int
+    low: Int64
+    high: Int64
+    count: Int64
+    size: Int64
 
 
 class LogPlan(LogPart):
@@ -70,7 +71,7 @@ class LogPlan(LogPart):
 
 
 class Seq(msgspec.Struct):
-    seq: int
+    seq: Int64
 
 
 class Wanted(NamedTuple):

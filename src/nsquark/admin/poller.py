@@ -290,7 +290,7 @@ class Poller:
         rows = await self._cluster.get(address, STATS_TARGET, StatsRows)
         try:
             stats = read_rows(rows, last.stats if last is not None else None)
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             raise UpstreamError(str(error)) from None
         heads = await self._heads(address, stats.start_time)
         info = None if self._cluster.lookupds else await self._cluster.get(address, "/info", AnnouncedNsqd)

@@ -14,6 +14,7 @@ from nsquark.web.messages import JSON_TYPE, NSQ_HEADER, TEXT_TYPE, encode_json
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _VARIABLE = re.compile(r"\{(\w+)\}")
+_ANYTHING = "[^/]+"
 
 
 def v1_error(status: int, code: str, headers: dict[str, str] | None = None) -> web.Response:
@@ -38,6 +39,11 @@ def v1_text(text: str) -> web.Response:
         # Otherwise aiohttp would send application/octet-stream, where NSQ sends no type.
         response.headers.popall("Content-Type", None)
     return response
+
+
+def for_aiohttp(path: str) -> str:
+    """Makes a path whose variables take any text, as NotFoundRules do: without this, aiohttp refuses braces."""
+    return _VARIABLE.sub(rf"{{\1:{_ANYTHING}}}", path)
 
 
 class NotFoundRules:
@@ -82,6 +88,6 @@ def _pattern(path: str) -> re.Pattern[str]:
     pieces = _VARIABLE.split(path)
     # Every second piece is the name of a variable.
     return re.compile(
-        "".join(f"(?P<{piece}>[^/]+)" if place % 2 else re.escape(piece) for place, piece in enumerate(pieces)),
+        "".join(f"(?P<{piece}>{_ANYTHING})" if place % 2 else re.escape(piece) for place, piece in enumerate(pieces)),
         re.IGNORECASE,
     )

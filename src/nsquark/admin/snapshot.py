@@ -12,6 +12,8 @@ from typing import Final
 
 import msgspec
 
+from nsquark.wire.documents import Int64
+
 
 class Percentile(msgspec.Struct, frozen=True, gc=False):
     quantile: float
@@ -27,7 +29,7 @@ class Percentile(msgspec.Struct, frozen=True, gc=False):
 class Latency(msgspec.Struct, frozen=True, gc=False):
     """Holds the latency from publish to FIN; it has no percentiles where nsqd does not measure it."""
 
-    count: int = 0
+    count: Int64 = 0
     percentiles: tuple[Percentile, ...] | None = None
 
 
@@ -44,14 +46,14 @@ class ClientInfo(msgspec.Struct, kw_only=True, gc=False, rename={"in_flight": "i
     hostname: str = ""
     version: str = ""
     remote_address: str = ""
-    state: int = 0
-    ready_count: int = 0
-    in_flight: int = 0
-    message_count: int = 0
-    finish_count: int = 0
-    requeue_count: int = 0
-    connect_ts: int = 0
-    sample_rate: int = 0
+    state: Int64 = 0
+    ready_count: Int64 = 0
+    in_flight: Int64 = 0
+    message_count: Int64 = 0
+    finish_count: Int64 = 0
+    requeue_count: Int64 = 0
+    connect_ts: Int64 = 0
+    sample_rate: Int64 = 0
     deflate: bool = False
     snappy: bool = False
     user_agent: str = ""
@@ -85,15 +87,15 @@ class ChannelOnNode(
     """Describes a channel on one nsqd."""
 
     name: str
-    depth: int
-    backend_depth: int = 0
-    in_flight: int = 0
-    deferred: int = 0
-    messages: int = 0
+    depth: Int64
+    backend_depth: Int64 = 0
+    in_flight: Int64 = 0
+    deferred: Int64 = 0
+    messages: Int64 = 0
     """Counts messages since the start of nsqd, as `requeued` and `timed_out` do."""
-    requeued: int = 0
-    timed_out: int = 0
-    client_count: int = 0
+    requeued: Int64 = 0
+    timed_out: Int64 = 0
+    client_count: Int64 = 0
     clients: tuple[ClientInfo, ...] | None = None
     """This is None unless the clients were asked for."""
     paused: bool = False
@@ -126,10 +128,10 @@ class TopicOnNode(
 
     name: str
     channels: tuple[ChannelOnNode, ...] = ()
-    depth: int
-    backend_depth: int = 0
-    messages: int = 0
-    bytes: int = 0
+    depth: Int64
+    backend_depth: Int64 = 0
+    messages: Int64 = 0
+    bytes: Int64 = 0
     paused: bool = False
     latency: Latency = NO_LATENCY
 
@@ -141,10 +143,10 @@ class TopicOnNode(
     """This is the topic's log, which only our nsqds have."""
 
     # These sum up its channels.
-    channel_depth: int = 0
-    in_flight: int = 0
-    deferred: int = 0
-    client_count: int = 0
+    channel_depth: Int64 = 0
+    in_flight: Int64 = 0
+    deferred: Int64 = 0
+    client_count: Int64 = 0
     rate_out: float | None = None
     rate_requeued: float | None = None
     rate_timed_out: float | None = None
@@ -153,10 +155,10 @@ class TopicOnNode(
 
 
 class Memory(msgspec.Struct, kw_only=True, gc=False):
-    heap_objects: int = 0
-    heap_in_use_bytes: int = 0
-    gc_pause_usec_99: int = 0
-    gc_total_runs: int = 0
+    heap_objects: Int64 = 0
+    heap_in_use_bytes: Int64 = 0
+    gc_pause_usec_99: Int64 = 0
+    gc_total_runs: Int64 = 0
 
 
 class StatsAnswer(msgspec.Struct, kw_only=True, gc=False):
@@ -164,7 +166,7 @@ class StatsAnswer(msgspec.Struct, kw_only=True, gc=False):
 
     version: str = ""
     health: str = "OK"
-    start_time: int = 0
+    start_time: Int64 = 0
     topics: tuple[TopicOnNode, ...] | None = None
     texts: tuple[bytes, ...] = ()
     """This is the JSON of each topic, if they were decoded one by one."""
@@ -179,7 +181,7 @@ class StatsRows(msgspec.Struct, kw_only=True, gc=False):
 
     version: str = ""
     health: str = "OK"
-    start_time: int = 0
+    start_time: Int64 = 0
     topics: tuple[msgspec.Raw, ...] | None = None
     memory: Memory | None = None
 
@@ -189,7 +191,7 @@ class RangeChannel(msgspec.Struct, kw_only=True, frozen=True, gc=False):
 
     channel: str
     owner: str
-    position: int = 0
+    position: Int64 = 0
     ttl_s: float = 0.0
     idle_s: float = 0.0
     """Counts the seconds since its owner last committed or said that it is alive."""
@@ -199,9 +201,9 @@ class LogHead(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     """Describes a topic's log on one of our nsqds: its first message, the number after the last, and their count."""
 
     topic: str
-    first: int = 0
-    next: int = 0
-    count: int = 0
+    first: Int64 = 0
+    next: Int64 = 0
+    count: Int64 = 0
     owned: tuple[RangeChannel, ...] = ()
 
 
@@ -210,10 +212,10 @@ class Disk(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     if there is no limit.
     """
 
-    free_bytes: int
-    total_bytes: int
-    used_bytes: int = 0
-    limit_bytes: int = 0
+    free_bytes: Int64
+    total_bytes: Int64
+    used_bytes: Int64 = 0
+    limit_bytes: Int64 = 0
 
     @property
     def fullness(self) -> float:

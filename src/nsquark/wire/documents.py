@@ -3,15 +3,18 @@
 import json
 import re
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
 
-INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
+INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
 INTEGER_CHARS_MAX = len(str(INTEGER_MIN))
 _SURROGATE = re.compile("[\ud800-\udfff]")
+
+Int64 = Annotated[int, msgspec.Meta(ge=INTEGER_MIN, le=INTEGER_MAX)]
+"""Is a whole number as Go reads it. A plain int may have thousands of digits, and then it cannot become a float."""
 
 
 def decode_json(data: bytes, kind: type[T]) -> T:
