@@ -13,6 +13,7 @@ import msgspec
 
 from nsquark.kernel.extents import Extents
 from nsquark.log.files import DIRECTORY_MODE, write_atomically
+from nsquark.wire.documents import decode_json
 
 DELETED_MAX = 1000
 INCARNATIONS_MAX = 16
@@ -64,8 +65,8 @@ class DeletedTopics:
     def _remembered(self, name: str) -> list[_Incarnation]:
         """Reads the incarnations of a name that are remembered, the oldest first."""
         try:
-            found = msgspec.json.decode(self._path(name).read_bytes(), type=_Deleted)
-        except (OSError, msgspec.MsgspecError):
+            found = decode_json(self._path(name).read_bytes(), _Deleted)
+        except (OSError, ValueError):
             return []
         return [*found.before, _Incarnation(found.id, found.ranges)]
 
