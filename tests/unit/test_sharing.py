@@ -2,7 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from harness import until
+from nsquark.broker.channel import Channel
+from nsquark.broker.feed import Feed
+from nsquark.broker.tcp.session import Session
 from unit.nsqd_parts import command, consumer, in_flight, opened, publish
 
 
@@ -33,6 +38,45 @@ async def test_nobody_gets_more_than_its_rdy_or_its_socket_takes(tmp_path: Path)
         publish(topic, *[b"m"] * 10)
         await until(lambda: not topic.channels["ch"].depth)
         assert [len(client.bodies()) for client in (small, unread, large)] == [1, 0, 9]
+
+
+async def test_few_messages_are_offered_to_few_of_many_who_are_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A publish must not cost more the more consumers wait for it."""
+    offered: list[Session] = []
+
+    def fill(feed: Feed, session: Session, want: int, now: int) -> None:
+        offered.append(session)
+        send(feed, session, want, now)
+
+    send = Feed.fill
+    async with opened(tmp_path) as nsqd:
+        topic = nsqd.topic("t")
+        clients = [consumer(nsqd, "t", "ch", rdy=100)[1] for _ in range(50)]
+        monkeypatch.setattr(Feed, "fill", fill)
+        publish(topic, b"1", b"2")
+        assert sorted(body for client in clients for body in client.bodies()) == [b"1", b"2"]
+        assert len(offered) == 2
+
+
+async def test_a_new_channel_disturbs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SUB to a new channel must not cost more the more channels there are."""
+    delivering: list[str] = []
+
+    def deliver(channel: Channel) -> None:
+        delivering.append(channel.name)
+        send(channel)
+
+    send = Channel.deliver
+    async with opened(tmp_path) as nsqd:
+        topic = nsqd.topic("t")
+        publish(topic, b"first")
+        clients = [consumer(nsqd, "t", f"ch{number}", rdy=1)[1] for number in range(5)]
+        assert [client.bodies() for client in clients] == [[b"first"], [], [], [], []]
+        monkeypatch.setattr(Channel, "deliver", deliver)
+        consumer(nsqd, "t", "new", rdy=1)
+        assert set(delivering) == {"new"}
 
 
 async def test_a_window_that_is_nearly_full_is_refilled_in_one_portion_a_little_later(tmp_path: Path) -> None:

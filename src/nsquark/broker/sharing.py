@@ -43,13 +43,15 @@ class Sharing:
         """Sends what is available to those of the sessions that are ready."""
         feed = self._feed
         eager, self._refill_due = self._refill_due, False
+        if not feed.may_have_more():
+            return
         ready = [session for session in sessions if session.is_ready]
         if not eager and self._topology is None:  # waiting for a nearby consumer would send to a distant one
             for session in ready:
                 if session.is_nearly_full:
                     ready = self._without_nearly_full(ready)
                     break
-        if not ready or not feed.may_have_more():
+        if not ready:
             return
         now = now_ms()
         if self._topology is not None:
@@ -69,6 +71,8 @@ class Sharing:
         self._rotation = (self._rotation + 1) % len(ready)
         for session in ready[self._rotation :] + ready[: self._rotation]:
             self._feed.fill(session, min(session.free, share), now)
+            if not self._feed.may_have_more():  # thousands may be ready for a few messages
+                break
 
     def _share_by_closeness(self, topology: TopologyCounts, ready: list[Session], now: int) -> None:
         """Serves consumers in this nsqd's zone first, then those in its region; the others get what is left."""

@@ -261,7 +261,7 @@ class Topic:
     def _follow(self) -> None:
         """Lets the pump follow the head or stand still, as the topic's state asks."""
         follows = bool(self.channels) and not self.paused and self._deleted_meanwhile is None
-        if follows:
+        if follows and not self.is_pump_following:  # else it is at the head, and thousands would be woken for nothing
             self.pumped += self.log.extents.between(self.pump, self.log.head)
             self.pump = self.log.head
             for channel in self.channels.values():
