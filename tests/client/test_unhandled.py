@@ -91,6 +91,40 @@ async def test_the_window_shrinks_to_what_handlers_take_and_grows_again(nsqd: Ns
         await running
 
 
+@pytest.mark.parametrize("kind", ["async", "plain", "batch"])
+async def test_a_message_that_waited_has_its_whole_timeout_when_it_is_handed_out(
+    nsqd: Nsqd, topic: str, kind: str
+) -> None:
+    """A handler takes nearly msg_timeout, for a message that waited for a part of it."""
+    wait_s, handle_s = 1.2, 4.3
+    publish(nsqd, topic, b"first", b"second")
+    handled: list[tuple[bytes, int]] = []
+
+    def begin(message: Message) -> float:
+        handled.append((message.body, message.attempts))
+        return wait_s if message.body == b"first" else handle_s
+
+    async def handle(message: Message) -> None:
+        await asyncio.sleep(begin(message))
+
+    def block(message: Message) -> None:
+        time.sleep(begin(message))
+
+    async with consumer_of(nsqd, topic, max_in_flight=3, msg_timeout="5s", max_attempts=1) as consumer:
+        await until(lambda: consumer.stats().in_flight == 2)
+        if kind == "batch":
+            async for batch in consumer.batches(max_messages=3, max_wait=wait_s):
+                async with batch:
+                    await asyncio.sleep(max(map(begin, batch)))
+                consumer.stop()
+        else:
+            await handle_until(consumer, handle if kind == "async" else block, lambda: is_done(nsqd, topic))
+        stats = consumer.stats()
+    assert sorted(handled) == [(b"first", 1), (b"second", 1)]
+    assert (stats.finished, stats.given_up) == (2, 0)
+    assert is_done(nsqd, topic) and nsqd.channel(topic)["timeout_count"] == 0
+
+
 async def test_many_restarts_give_nothing_up(nsqd: Nsqd, topic: str) -> None:
     """Each consumer takes all messages, handles a few, and is stopped in order."""
     publish(nsqd, topic, *BODIES)

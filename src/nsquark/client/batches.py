@@ -109,7 +109,7 @@ class Batches:
     async def __anext__(self) -> Batch:
         while (first := await self._taking.next_by(None)) is not None:
             messages = await self._gather(first)
-            if there := [message for message in messages if not message.is_answered]:
+            if there := [message for message in messages if not message.is_answered and self._taking.refresh(message)]:
                 return Batch(there)
         raise StopAsyncIteration
 

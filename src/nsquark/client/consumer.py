@@ -34,7 +34,7 @@ from nsquark.client.dedupe import Dedupe, DedupeStore
 from nsquark.client.errors import NOT_STARTED, Closed, ConfigError, NsqError
 from nsquark.client.giving_up import GivingUp, Hook
 from nsquark.client.handlers import Handler, Handlers, check_handler, stopped_by_signals
-from nsquark.client.inbox import Inbox
+from nsquark.client.inbox import FRESH_FRACTION, Inbox
 from nsquark.client.keepalive import KeepAlive, Pace, Rounds
 from nsquark.client.logs import NamedLog
 from nsquark.client.lookupd import AddressFilter, lookup_url
@@ -364,6 +364,7 @@ class Consumer:
     def _joined(self, subscription: Subscription) -> None:
         self._flow.join(subscription)
         self._rounds.every(self._timeout_s())
+        self._inbox.fresh_s = FRESH_FRACTION * max(joined.timeout_s for joined in self._subscriptions())
 
     def _round(self) -> None:
         subscriptions = self._subscriptions()

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 LOOP_TURN_S: Final = 0.02
 """Messages are handled for so long without the event loop having its turn, in which heartbeats are answered."""
+FRESH_FRACTION: Final = 0.9
+"""A message with less than this fraction of its timeout left is touched before it is handed out."""
+HAND_OUT_FRACTION: Final = 0.75
+"""A message that has less than this fraction left, and cannot be touched any further, is not handed out."""
 
 
 class Inbox:
@@ -31,6 +35,8 @@ class Inbox:
         """Has the messages of batches that are still being gathered, and those about which a store of keys is being
         asked: they wait as well.
         """
+        self.fresh_s = 0.0
+        """Messages that have so much time left are handed out as they are."""
         self.loop_turn_at_s = 0.0
         self.handed_out_count = self.expired_count = 0
 
@@ -44,11 +50,26 @@ class Inbox:
         ready = self.ready
         while ready:
             message = ready.popleft()
-            if message.deadline_s >= now_s:
+            if message.deadline_s - now_s >= self.fresh_s or self.refresh(message, now_s):
                 self.handed_out_count += 1
                 return message
-            self.expire(message)
         return None
+
+    def refresh(self, message: Message, now_s: float) -> bool:
+        """Lets who gets a message now have the time of its timeout, or nearly, however long it waited. Returns False if
+        it is answered instead: nsqd has taken it back, or would too soon.
+        """
+        subscription = message.subscription
+        if message.deadline_s < now_s:
+            self.expire(message)
+            return False
+        if message.deadline_s - now_s < FRESH_FRACTION * subscription.timeout_s:
+            message.touch()
+            subscription.flush()  # at once: who gets it may block the loop
+        if message.deadline_s - now_s < HAND_OUT_FRACTION * subscription.timeout_s:
+            message.give_back()
+            return False
+        return True
 
     def put_back(self, message: Message) -> None:
         """Puts back a message that was only looked at."""

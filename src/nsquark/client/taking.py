@@ -18,8 +18,8 @@ from nsquark.client.subscription import Subscription
 class Taking:
     """Takes messages out of the inbox. Invariants:
 
-    * A message that is returned is in flight, not answered and not past its deadline. If there is a store of keys, the
-      message is the first of its copies, and has its claim.
+    * A message that is returned is in flight, not answered, and has most of its timeout before it. If there is a store
+      of keys, the message is the first of its copies, and has its claim.
     * One that is not returned after it left the inbox is answered: given up, finished as a copy, or on its way back.
     * Nothing is returned once `is_stopped`: what waits goes back.
     * The event loop has its turn every LOOP_TURN_S, however many messages are here.
@@ -84,7 +84,7 @@ class Taking:
                 if asyncio.get_running_loop() is not loop:
                     raise NsqError(f"{self._name}: {ANOTHER_LOOP}")
                 await self._inbox.wait(deadline_s)
-            elif self._copies is not None and not await self._is_first(message, self._copies, loop):
+            elif self._copies is not None and not await self._is_first(message, self._copies):
                 pass  # it is answered
             elif message.attempts < self._giving_up.attempts_max or not self._giving_up.is_due(message):
                 return message
@@ -98,11 +98,16 @@ class Taking:
             self._copies.taken(message)
         return message
 
+    def refresh(self, message: Message) -> bool:
+        """Lets who gets a message that was taken earlier have time for it; False if it is answered instead."""
+        assert self._loop is not None
+        return self._inbox.refresh(message, self._loop.time())
+
     def has_all(self) -> bool:
         """Tells whether no more can come before something is answered."""
         return not self._inbox.ready and all(len(nsqd.in_flight) >= nsqd.rdy for nsqd in self._subscriptions())
 
-    async def _is_first(self, message: Message, copies: Copies, loop: asyncio.AbstractEventLoop) -> bool:
+    async def _is_first(self, message: Message, copies: Copies) -> bool:
         """Tells whether a message is to be handled, and keeps it alive while the store is asked; if not, it is
         answered.
         """
@@ -111,8 +116,6 @@ class Taking:
             is_first = await copies.is_first(message)
         finally:
             self._inbox.gathered.discard(message)
-        if is_first and message.deadline_s < loop.time():
-            self._inbox.expire(message)
-        elif is_first and self.is_stopped:
+        if is_first and self.refresh(message) and self.is_stopped:
             message.give_back()
         return not message.is_answered
