@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import hypothesis_profiles
 from client.virtual_loop import VirtualLoop
 from nsquark.client.config import Config
-from nsquark.client.rdy import LOWERED_S_MIN, RAISE_STEPS, Flow
+from nsquark.client.rdy import LOWERED_S_MAX, LOWERED_S_MIN, RAISE_STEPS, Flow
 
 hypothesis_profiles.load()
 
@@ -192,6 +192,16 @@ def test_what_may_be_on_its_way_counts(rig: Rig) -> None:
     rig.flow.answered()
     rig.loop.advance(0)
     assert rig.counts == [5, 5]
+
+
+def test_an_nsqd_that_was_slow_to_greet_does_not_hold_up_the_others(rig: Rig) -> None:
+    """It was stopped while the connection was made: that says nothing of how long its messages are on their way."""
+    rig.flow.change_max_in_flight(1)
+    first, second = rig.join(2)
+    first.round_trip_s = 30.0
+    assert (first.turn_count, second.turn_count) == (1, 0)
+    rig.loop.advance(TURN_S + LOWERED_S_MAX)
+    assert second.turn_count >= 1
 
 
 def test_one_message_at_a_time_over_several_connections(rig: Rig) -> None:

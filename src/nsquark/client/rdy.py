@@ -18,7 +18,10 @@ from nsquark.client.logs import Log, client_log
 
 LOWERED_S_MIN: Final = 0.25
 LOWERED_ROUND_TRIPS: Final = 2
-"""So long after its RDY was lowered a connection may still bring what nsqd had sent before it knew."""
+LOWERED_S_MAX: Final = 2.0
+"""So long after its RDY was lowered a connection may still bring what nsqd had sent before it knew. The round trip was
+measured when the connection was made: one that took longer says that nsqd was busy then, not how far away it is.
+"""
 CLOCK_S: Final = 0.001
 """Timers may go off so much early."""
 RAISE_STEPS: Final = 8
@@ -212,7 +215,7 @@ class Flow:
             window.set_rdy(count)
 
     def _lower(self, window: Window) -> None:
-        lowered_s = max(LOWERED_S_MIN, LOWERED_ROUND_TRIPS * window.round_trip_s)
+        lowered_s = min(max(LOWERED_S_MIN, LOWERED_ROUND_TRIPS * window.round_trip_s), LOWERED_S_MAX)
         self._lowered[window] = (self._may_hold(window), self._loop.time() + lowered_s)
         if self._forgetting is None:
             self._forgetting = self._loop.call_later(lowered_s, self._forget_lowered)
