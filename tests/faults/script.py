@@ -58,6 +58,7 @@ class Script:
             (4, self.new_topic),
             (2, self.pause),
             (1, self.empty),
+            (1, self.seek),
             (1, self.make_and_delete),
             (1, self.make_and_delete_topic),
         ]
@@ -245,6 +246,14 @@ class Script:
     def empty(self) -> None:
         self.book.empty(self._scratch, SCRATCH)
         self._post("/channel/empty", topic=self._scratch, channel=SCRATCH)
+
+    def seek(self) -> None:
+        """Sends a channel to the oldest message: it gets all again, but for deferred ones that are not due."""
+        channel = self.random.choice((LIVELY, SECOND))
+        for body, fate in self.book.fates.items():
+            if fate.topic == self._orders and fate.is_deferred:
+                self.book.release(channel, body)
+        self._post("/channel/seek", topic=self._orders, channel=channel, to="oldest")
 
     def make_and_delete(self) -> None:
         self._post("/channel/create", topic=self._orders, channel="passing")

@@ -37,7 +37,8 @@ def daemon(shim: Shim) -> Iterator[Nsqd]:
 def unfinished(daemon: Nsqd, connect: Callable[..., Wire]) -> set[bytes]:
     """Has a channel with messages that are finished, requeued and new, and others that wait for their time."""
     bodies = [b"%02d" % number for number in range(COUNT)]
-    daemon.post("/channel/create", topic="t", channel="c")
+    assert daemon.post("/topic/create", topic="t").status == 200
+    assert daemon.post("/channel/create", topic="t", channel="c").status == 200
     connect(daemon).publish("t", *bodies)
     consumer = connect(daemon).subscribe("t", "c", rdy=2 * HELD)
     messages = consumer.read_messages(2 * HELD)

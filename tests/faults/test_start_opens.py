@@ -37,7 +37,8 @@ def daemon(shim: Shim) -> Iterator[Nsqd]:
 def bodies(daemon: Nsqd, connect: Callable[..., Wire]) -> set[bytes]:
     """Publishes to the topic `t`, in several files: new messages, requeued ones and a deferred one. nsqd is killed."""
     bodies = {b"%02d " % number + b"x" * 1000 for number in range(COUNT)}
-    daemon.post("/channel/create", topic="t", channel="c")
+    assert daemon.post("/topic/create", topic="t").status == 200
+    assert daemon.post("/channel/create", topic="t", channel="c").status == 200
     for body in sorted(bodies):
         connect(daemon).publish("t", body)
     consumer = connect(daemon).subscribe("t", "c", rdy=HELD)
