@@ -9,6 +9,7 @@ import pytest
 from faults.data_files import topic_directory
 from faults.shim import Rule, Shim
 from harness import Nsqd, StartError, Wire, eventually
+from nsquark.log.files import PAGE_BYTES
 
 pytestmark = pytest.mark.ours
 
@@ -16,6 +17,9 @@ COUNT = 20
 HELD = 5
 LATER_MS = 1000
 FLAGS = ("--max-bytes-per-file=4096", "--sync-timeout=100ms")
+LARGE = b"x" * 900_000
+PAGES_MANY = 1500
+"""So many pages, tried for as long as one, would take longer than a start may."""
 FILES = ["*", "*.log", "cursors", "*.journal", "*.deferred"]
 
 
@@ -111,6 +115,29 @@ def test_publishes_to_the_topic_do_not_try_it_again_and_again(daemon: Nsqd, shim
     for _ in range(200):
         assert daemon.post("/pub", b"refused", topic="t").status == 503
     assert shim.fired() - tried < 100
+
+
+@pytest.mark.parametrize("files", FILES)
+def test_files_that_cannot_be_read_for_a_moment_cost_nothing(
+    daemon: Nsqd, shim: Shim, bodies: set[bytes], connect: Callable[..., Wire], files: str
+) -> None:
+    shim.set_rules(Rule("read", f"*/t.t/{files}", errno.EIO, times=20))
+    daemon.start()
+    assert shim.fired() == 20
+    assert _drained(daemon, connect, len(bodies)) == bodies
+
+
+def test_many_pages_that_cannot_be_read_do_not_hold_the_start(
+    daemon: Nsqd, shim: Shim, connect: Callable[..., Wire]
+) -> None:
+    """Each page is waited for, but not all of them one after another."""
+    for _ in range(PAGES_MANY * PAGE_BYTES // len(LARGE)):
+        connect(daemon).publish("t", LARGE)
+    daemon.kill()
+    shim.set_rules(Rule("read", "*/t.t/*.log", errno.EIO))
+    daemon.start()
+    assert shim.fired() > PAGES_MANY // 2
+    assert daemon.post("/pub", b"taken", topic="t").status == 200
 
 
 @pytest.mark.parametrize("name", ["node.json", "sequence", "runs"])

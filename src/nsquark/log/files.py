@@ -8,18 +8,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TypeVar
-
-T = TypeVar("T")
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 PAGE_BYTES = 4096
 """What a disk fails to read is left out in pieces of this size."""
 READ_BYTES = 1 << 20
-READ_TRIES = 3
 READ_PAUSE_S = 0.02
-"""A page that the disk fails to read is tried READ_TRIES times, this long apart."""
+READ_TRIES = 50
+"""A page that the disk fails to read is tried so many times, READ_PAUSE_S apart: for a second."""
+READ_PAUSES_MAX = 150
+"""Pages are waited for so many times in all in one process: a start on a disk with many bad sectors comes to its end."""
 BAD_SUFFIX = ".bad"
 """Ends the names of files, and of copies of bytes, that could not be used and are left for people to look at."""
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -83,13 +82,16 @@ def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int | None 
                 written += os.write(fd, rest) if offset is None else os.pwrite(fd, rest, offset + written)
 
 
-def patiently(read: Callable[[], T]) -> T:
-    """Reads something; a disk that fails to read is asked again, since what is left out may not come back."""
+_pauses = iter(range(READ_PAUSES_MAX))
+
+
+def _patiently(read: Callable[[], bytes]) -> bytes:
+    """Reads something; a disk that fails to read is asked again, since what is left out does not come back."""
     for _ in range(READ_TRIES - 1):
         try:
             return read()
         except OSError as error:
-            if error.errno != errno.EIO:
+            if error.errno != errno.EIO or next(_pauses, None) is None:
                 raise
         time.sleep(READ_PAUSE_S)
     return read()
@@ -211,7 +213,7 @@ def read_readable(fd: int, size: int, offset: int) -> tuple[bytes, int]:
     while offset < end:
         wanted = min(PAGE_BYTES - offset % PAGE_BYTES, end - offset)
         try:
-            piece = patiently(lambda: os.pread(fd, wanted, offset))  # noqa: B023  (called at once)
+            piece = _patiently(lambda: os.pread(fd, wanted, offset))  # noqa: B023  (called at once)
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
