@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -150,11 +151,15 @@ def topic_bodies(nsqd: Nsqd, connect: Callable[..., Any], topic: str) -> list[di
     return [json.loads(message.body) for message in messages]
 
 
-def update(server: ConnectServer, nsqd: Nsqd, topic: str) -> str:
-    """Runs the real command once, as on a terminal; returns what it showed."""
+def update_command(server: ConnectServer, nsqd: Nsqd, topic: str) -> list[str]:
     command = [COMMAND, "pipeline", "run", "--spec", str(EXAMPLE), "--remote", server.url]
     command += ["--dir", str(server.home.directory), "--server-log", str(server.log)]
-    command += ["--conf", f"events.nsqd=127.0.0.1:{nsqd.http[1]}", "--conf", f"events.topic={topic}"]
+    return [*command, "--conf", f"events.nsqd=127.0.0.1:{nsqd.http[1]}", "--conf", f"events.topic={topic}"]
+
+
+def update(server: ConnectServer, nsqd: Nsqd, topic: str) -> str:
+    """Runs the real command once, as on a terminal; returns what it showed."""
+    command = update_command(server, nsqd, topic)
     outside, inside = pty.openpty()
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=inside, stderr=inside) as process:
         os.close(inside)
@@ -226,6 +231,8 @@ def test_two_updates_with_new_messages_in_between(
     assert "Run is COMPLETED." in shown
     assert f"{len(round_1) + len(bad):,} rows" in shown
     assert "lag 0" in shown
+    checkpoints = server.home.checkpoints
+    backup = shutil.copytree(checkpoints, checkpoints.with_name("backup"))
 
     # A minute that the first update left open goes on; a closed one stays as it was published.
     late = Event("late", start + timedelta(seconds=30), "user1", "click")
@@ -239,6 +246,57 @@ def test_two_updates_with_new_messages_in_between(
 
     channel = nsqd.channel(topic, "pipeline")
     assert channel["depth"] == 0, "the channel is committed at the end of an update"
+
+    shutil.rmtree(checkpoints)
+    backup.rename(checkpoints)
+    refused = subprocess.run(update_command(server, nsqd, topic), capture_output=True, text=True, timeout=300)
+    assert refused.returncode == 1
+    assert "0 is older than" in refused.stderr
+    assert "Put back the checkpoint that belongs to it" in refused.stderr
+
+
+TWO_FLOWS = """
+from pyspark import pipelines as dp
+from pyspark.sql import SparkSession
+
+spark = SparkSession.active()
+dp.create_streaming_table("both")
+
+
+def messages():
+    reader = spark.readStream.format("nsq").option("nsqd", spark.conf.get("two.nsqd"))
+    return reader.option("topic", spark.conf.get("two.topic")).option("startingOffsets", "earliest").load()
+
+
+@dp.append_flow(target="both")
+def one():
+    return messages()
+
+
+@dp.append_flow(target="both")
+def two():
+    return messages()
+"""
+
+
+def test_a_table_with_two_flows_is_not_half_written_without_a_word(
+    nsqd: Nsqd, connect: Callable[..., Any], topic: str, tmp_path: Path
+) -> None:
+    """Runs on a server of the command's own, with a setting of Spark's that is for its start alone."""
+    connect(nsqd).publish(topic, b"one", b"two")
+    spec = tmp_path / "spec"
+    (spec / "definitions").mkdir(parents=True)
+    (spec / "spark-pipeline.yml").write_text(
+        "name: two\nstorage: file:///nowhere\nlibraries: [{glob: {include: definitions/**}}]\n"
+    )
+    (spec / "definitions" / "both.py").write_text(TWO_FLOWS)
+    command = [COMMAND, "pipeline", "run", "--spec", str(spec), "--dir", str(tmp_path / "home"), "--master", "local[2]"]
+    settings = {**SETTINGS, "two.nsqd": f"127.0.0.1:{nsqd.http[1]}", "two.topic": topic}
+    command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 1
+    assert "table both is written by two flows" in result.stderr, result.stderr
+    assert "UNION ALL" in result.stderr
 
 
 def test_a_mistake_in_the_definitions_is_shown_without_the_rest_of_sparks_words(

@@ -58,26 +58,43 @@ def offset_of(spark: SparkSession, checkpoint: str, batch: int) -> Offset:
 
 def check_not_older(spark: SparkSession, checkpoint: str, output: str, written: int) -> None:
     """Raises if the output has a batch, `written` being its last, that its checkpoint does not know."""
-    begun = last_number(spark, f"{checkpoint}/offsets", NUMBERED)
-    if written > begun:
-        raise UserError(
-            f"{checkpoint} is older than {output}, or new: it knows {_batches(begun)}, and {output} has them up to "
-            f"{written}, with other messages. Put back the checkpoint that belongs to it, or write to another directory"
-        )
+    check_ages(checkpoint, output, begun=last_number(spark, f"{checkpoint}/offsets", NUMBERED), written=written)
 
 
 def check_listed(spark: SparkSession, checkpoint: str, output: str) -> None:
     """Raises if what Spark's own sink wrote and its checkpoint are not of the same age. Spark Connect cannot tell."""
     if is_remote():
         return
-    listed = _last_listed(spark, f"{output}/{SPARK_LOG}")
-    check_not_older(spark, checkpoint, output, listed)
-    done = last_number(spark, f"{checkpoint}/commits", NUMBERED)
-    if listed < done:
+    check_ages(
+        checkpoint,
+        output,
+        begun=last_number(spark, f"{checkpoint}/offsets", NUMBERED),
+        done=last_number(spark, f"{checkpoint}/commits", NUMBERED),
+        written=_last_listed(spark, f"{output}/{SPARK_LOG}"),
+    )
+
+
+def check_ages(
+    checkpoint: str,
+    output: str,
+    *,
+    begun: int,
+    written: int,
+    done: int = -1,
+    instead: str = "write to another directory with another checkpoint",
+) -> None:
+    """Raises if the last batch that is `written` to the output is not one that its checkpoint has begun, or is before
+    one that its checkpoint takes for done. `instead` is what a user can do who has no backup that fits.
+    """
+    if written > begun:
         raise UserError(
-            f"{output} is older than its checkpoint {checkpoint}, or another: it has {_batches(listed)}, and those up "
-            f"to {done} count as written. Put back the output that belongs to it, or write to another directory with "
-            "another checkpoint"
+            f"{checkpoint} is older than {output}, or new: it knows {_batches(begun)}, and {output} has them up to "
+            f"{written}, with other messages. Put back the checkpoint that belongs to it, or {instead}"
+        )
+    if written < done:
+        raise UserError(
+            f"{output} is older than its checkpoint {checkpoint}, or another: it has {_batches(written)}, and those up "
+            f"to {done} count as written. Put back the output that belongs to it, or {instead}"
         )
 
 

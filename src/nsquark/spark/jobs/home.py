@@ -11,6 +11,7 @@ import pyspark
 from nsquark.base.errors import UserError
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+WAREHOUSE = "spark.sql.warehouse.dir"
 
 LOG_SETTINGS = """\
 rootLogger.level = warn
@@ -38,6 +39,7 @@ class PipelineHome:
     def __init__(self, directory: Path) -> None:
         self.directory = directory.resolve()
         self.checkpoints = self.directory / "checkpoints"
+        self.warehouse = self.directory / "warehouse"
 
     def prepare(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -53,7 +55,7 @@ class PipelineHome:
         )
         return {
             "spark.sql.catalogImplementation": "hive",
-            "spark.sql.warehouse.dir": str(self.directory / "warehouse"),
+            WAREHOUSE: str(self.warehouse),
             "spark.hadoop.javax.jdo.option.ConnectionURL": (
                 f"jdbc:derby:;databaseName={self.directory / 'metastore'};create=true"
             ),

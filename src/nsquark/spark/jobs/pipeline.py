@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ import msgspec
 
 from nsquark.base.errors import UserError
 from nsquark.base.printable import printable_lines
-from nsquark.spark.jobs.home import PipelineHome
+from nsquark.spark.jobs.home import WAREHOUSE, PipelineHome
+from nsquark.spark.jobs.home_check import check_home
 from nsquark.spark.jobs.progress import Progress, Terminal, reports_in
 from nsquark.spark.jobs.server import ConnectServer
 from nsquark.spark.nsq_arguments import settings_of
@@ -65,19 +66,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     spec_path = _find_spec(args.spec)
     settings = settings_of(args.conf, "--conf")
+    of_spark: dict[str, str] = {}
     terminal = Terminal()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_terminated_as_interrupted())
         if args.remote:
-            url, log = args.remote, args.server_log
-            storage = None if args.dir is None else PipelineHome(args.dir).checkpoints.as_uri()
+            url, log, storage = args.remote, args.server_log, None
+            if args.dir is not None:
+                home = PipelineHome(args.dir)
+                stack.enter_context(_checked(args, home, has_all_tables=False))
+                storage = home.checkpoints.as_uri()
         else:
             # Spark's own local mode takes only the last few settings of a command line, runs on one core, and listens
             # on one port for everyone on this machine. A server of our own does none of this.
             terminal.say("starting Spark")
-            server = stack.enter_context(_own_server(args, settings))
+            of_spark = {name: value for name, value in settings.items() if name.startswith("spark.")}
+            server = stack.enter_context(_own_server(args, of_spark))
             url, log, storage = server.url, server.log, server.home.checkpoints.as_uri()
-        spec = stack.enter_context(_effective_spec(spec_path, storage, settings))
+        spec = stack.enter_context(_effective_spec(spec_path, storage, settings, of_spark))
         return _Update(_command(args, spec), url, log, terminal, args.verbose).run()
 
 
@@ -94,10 +100,24 @@ def _terminated_as_interrupted() -> Iterator[None]:
 @contextlib.contextmanager
 def _own_server(args: argparse.Namespace, settings: Mapping[str, str]) -> Iterator[ConnectServer]:
     home = PipelineHome(args.dir or Path(DEFAULT_DIRECTORY))
-    with home.locked():
-        of_spark = {name: value for name, value in settings.items() if name.startswith("spark.")}
-        with ConnectServer(home.directory, master=args.master or "local[*]", settings=of_spark) as server:
-            yield server
+    with (
+        home.locked(),
+        _checked(args, home, has_all_tables=WAREHOUSE not in settings),
+        ConnectServer(home.directory, master=args.master or "local[*]", settings=settings) as server,
+    ):
+        yield server
+
+
+@contextlib.contextmanager
+def _checked(args: argparse.Namespace, home: PipelineHome, *, has_all_tables: bool) -> Iterator[None]:
+    """Refuses a directory whose parts do not fit together, before an update and, if the update made it so, after."""
+    if args.action != "run":
+        yield
+        return
+    anew = None if args.full_refresh_all else (args.full_refresh or "").split(",")
+    check_home(home.warehouse, home.checkpoints, anew=anew, has_all_tables=has_all_tables)
+    yield
+    check_home(home.warehouse, home.checkpoints, has_all_tables=has_all_tables)
 
 
 def _find_spec(place: Path) -> Path:
@@ -110,15 +130,19 @@ def _find_spec(place: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _effective_spec(path: Path, storage: str | None, settings: Mapping[str, str]) -> Iterator[Path]:
+def _effective_spec(
+    path: Path, storage: str | None, settings: Mapping[str, str], of_server: Collection[str]
+) -> Iterator[Path]:
     """Writes the user's spec with our storage and their --conf, in a directory that otherwise looks like theirs.
 
-    Spark takes neither from its command line, and looks for definitions beside the spec it is given.
+    Spark takes neither from its command line, and looks for definitions beside the spec it is given. Settings that the
+    server was started with are left out: many of Spark's cannot be changed later, and it would refuse them.
     """
     spec = _load(path)
     if storage is not None:
         spec["storage"] = storage
-    spec["configuration"] = {**(spec.get("configuration") or {}), **settings}
+    configuration = {**(spec.get("configuration") or {}), **settings}
+    spec["configuration"] = {name: value for name, value in configuration.items() if name not in of_server}
     with tempfile.TemporaryDirectory(prefix="nsquark-pipeline-") as name:
         directory = Path(name)
         for entry in path.parent.iterdir():

@@ -51,10 +51,7 @@ class ListFile:
     """It names all files of the archive up to its batch."""
 
     def read(self) -> list[Listed]:
-        version, *lines = self.path.read_text(encoding="utf-8").splitlines()
-        if version != VERSION:
-            raise UserError(f"{self.path} has the version {version!r}, not {VERSION}: use a newer nsquark")
-        return [Listed(json.loads(line)) for line in lines if line]
+        return entries_in(self.path)
 
     def write(self, entries: list[Listed]) -> None:
         """Replaces the file as a whole: a reader, also after a crash, finds the old list or the new one."""
@@ -73,6 +70,14 @@ class ListFile:
         sync_directory(self.path.parent)
 
 
+def entries_in(path: Path) -> list[Listed]:
+    """Returns the entries of one file of a list: of what a sink has written, or a source has read."""
+    version, *lines = path.read_text(encoding="utf-8").splitlines()
+    if version != VERSION:
+        raise UserError(f"{path} has the version {version!r}, not {VERSION}: use a newer nsquark")
+    return [Listed(json.loads(line)) for line in lines if line]
+
+
 def remove_unfinished(archive: Path) -> None:
     """Removes what a run that was killed has left of the file of the list that it was writing."""
     for path in names_like(archive / SPARK_LOG, f".*{UNFINISHED}"):
@@ -89,6 +94,12 @@ def live_lists(archive: Path) -> list[ListFile]:
     found = _lists(archive)
     first = max((file.number for file in found if file.is_whole), default=-1)
     return sorted((file for file in found if file.number >= first), key=lambda file: file.number)
+
+
+def last_batch(archive: Path) -> int:
+    """Returns the last batch in the list, or -1."""
+    found = _lists(archive) if (archive / SPARK_LOG).is_dir() else []
+    return max((file.number for file in found), default=-1)
 
 
 def _lists(archive: Path) -> list[ListFile]:
