@@ -18,7 +18,6 @@ from faults.histories import History, Plan
 from faults.load import Answer, Consumer, Delivery, Sent
 from faults.rebuilt_disks import check_cuts, record
 from faults.script import Script
-from faults.shim import NoCompiler, library
 from faults.verdict import ChannelJudge
 from harness import Nsqd, eventually
 
@@ -124,10 +123,6 @@ def test_grace_is_for_what_was_acknowledged_last_and_not_synced() -> None:
 def test_a_sync_that_is_left_out_is_found_by_power_cuts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    try:
-        library()
-    except NoCompiler as reason:
-        pytest.skip(str(reason))
     monkeypatch.setenv("NSQD", _worse(tmp_path, change))
     recording = record(tmp_path / "run", "sync-every=1", seed=3, steps=40)
     monkeypatch.delenv("NSQD")

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from faults.damage import KINDS, DamageCase, Sample, check
-from faults.shim import NoCompiler, library
 
 pytestmark = pytest.mark.ours
 
@@ -17,10 +16,6 @@ CASES += [(kind, "page") for kind in LONGER_THAN_A_PAGE]
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    try:
-        library()
-    except NoCompiler as reason:
-        pytest.skip(str(reason))
     return Sample(Path(tmp_path_factory.mktemp("sample")), seed=1, parked=False)
 
 

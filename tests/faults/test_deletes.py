@@ -4,8 +4,7 @@ channels that come after it.
 
 import errno
 import http.client
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -19,20 +18,6 @@ Connect = Callable[..., Wire]
 
 MUCH_LATER_MS = 600_000
 RECORD_BYTES = 32
-
-
-@pytest.fixture
-def shim(tmp_path: Path) -> Shim:
-    data_path = tmp_path / "data"
-    data_path.mkdir()
-    return Shim(tmp_path, data_path)
-
-
-@pytest.fixture
-def daemon(shim: Shim) -> Iterator[Nsqd]:
-    daemon = Nsqd(shim.root, environment=shim.environment).start()
-    yield daemon
-    daemon.kill()
 
 
 def _journal_two_messages(daemon: Nsqd, connect: Connect) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.shim import NoCompiler, Rule, Shim
+from faults.shim import Rule, Shim
 from harness import Nsqd, Wire, eventually, nsqd_program
 
 pytestmark = pytest.mark.ours
@@ -70,15 +70,9 @@ def _drain(daemon: Nsqd, topic: str) -> int:
         return len(wire.read_messages(20, finish=True))
 
 
-def test_a_topic_that_cannot_be_opened_at_the_start_is_opened_later(tmp_path: Path) -> None:
+def test_a_topic_that_cannot_be_opened_at_the_start_is_opened_later(shim: Shim) -> None:
     """Its messages are passed over neither now nor later."""
-    data_path = tmp_path / "data"
-    data_path.mkdir()
-    try:
-        shim = Shim(tmp_path, data_path)
-    except NoCompiler as error:
-        pytest.skip(str(error))
-    with Nsqd(data_path, environment=shim.environment) as daemon:
+    with Nsqd(shim.root, environment=shim.environment) as daemon:
         with daemon.connect() as publisher:
             for topic in ("bad", "good"):
                 daemon.post("/topic/create", topic=topic)

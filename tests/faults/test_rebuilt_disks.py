@@ -8,7 +8,6 @@ import pytest
 from faults.crash_states import MODELS
 from faults.fates import Tally
 from faults.rebuilt_disks import MODES, check_cuts, record
-from faults.shim import NoCompiler, library
 
 pytestmark = pytest.mark.ours
 
@@ -18,10 +17,6 @@ CUTS = 1
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_power_cut_costs_no_more_than_is_promised(tmp_path: Path, mode: str) -> None:
-    try:
-        library()
-    except NoCompiler as reason:
-        pytest.skip(str(reason))
     recording = record(tmp_path, mode, seed=5, takeover=mode == "default", steps=STEPS)
     cuts = recording.cuts(random.Random(5), CUTS)
     total = Tally()

@@ -12,18 +12,10 @@ from pathlib import Path
 import pytest
 
 from faults.crash_states import Disk
-from faults.shim import DELAY, KILL, SHORT_WRITE, NoCompiler, Rule, Shim, library
+from faults.shim import DELAY, KILL, SHORT_WRITE, Rule, Shim
 from harness import Nsqd
 
 pytestmark = pytest.mark.ours
-
-
-@pytest.fixture(autouse=True)
-def _needs_a_compiler() -> None:
-    try:
-        library()
-    except NoCompiler as reason:
-        pytest.skip(str(reason))
 
 
 class Rig:

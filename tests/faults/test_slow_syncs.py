@@ -1,11 +1,8 @@
 """Checks a disk whose syncs are slow: what was acknowledged is on it in time all the same, or publishers are slowed."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from faults.shim import DELAY, NoCompiler, Rule, Shim
+from faults.shim import DELAY, Rule, Shim
 from harness import Nsqd, eventually
 
 pytestmark = pytest.mark.ours
@@ -13,16 +10,6 @@ pytestmark = pytest.mark.ours
 TOPICS = 100
 SYNC_S = 0.1
 """A busy hard disk syncs as slowly as this."""
-
-
-@pytest.fixture
-def shim(tmp_path: Path) -> Iterator[Shim]:
-    data_path = tmp_path / "data"
-    data_path.mkdir()
-    try:
-        yield Shim(tmp_path, data_path, record=True)
-    except NoCompiler as error:
-        pytest.skip(str(error))
 
 
 def test_many_topics_are_synced_together(shim: Shim) -> None:

@@ -24,13 +24,6 @@ FILES = ["*", "*.log", "cursors", "*.journal", "*.deferred"]
 
 
 @pytest.fixture
-def shim(tmp_path: Path) -> Shim:
-    data_path = tmp_path / "data"
-    data_path.mkdir()
-    return Shim(tmp_path, data_path)
-
-
-@pytest.fixture
 def daemon(shim: Shim) -> Iterator[Nsqd]:
     daemon = Nsqd(shim.root, *FLAGS, environment=shim.environment).start()
     yield daemon

@@ -14,7 +14,7 @@ import pytest
 
 from broker.logs import read_all
 from faults.crash_states import MODELS, Disk
-from faults.shim import NoCompiler, Shim, library
+from faults.shim import Shim
 from harness import Nsqd
 
 pytest.importorskip("pyspark", reason="Spark is not installed: pip install 'nsquark[spark]'")
@@ -32,14 +32,6 @@ pytestmark = pytest.mark.ours
 REPLAY = Path(__file__).with_name("replay_pieces.py")
 COMPACT = Path(__file__).with_name("compact_killed.py")
 NEVER_KILLED = 0
-
-
-@pytest.fixture(autouse=True)
-def _needs_a_compiler() -> None:
-    try:
-        library()
-    except NoCompiler as reason:
-        pytest.skip(str(reason))
 
 
 class Machine:
