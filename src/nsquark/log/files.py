@@ -18,7 +18,7 @@ READ_PAUSE_S = 0.02
 READ_TRIES = 50
 """A page that the disk fails to read is tried so many times, READ_PAUSE_S apart: for a second."""
 READ_PAUSES_MAX = 150
-"""Pages are waited for so many times in all in one process: a start on a disk with many bad sectors comes to its end."""
+"""Pages are waited for so many times in all in one process, so that a disk with many bad sectors holds no start."""
 BAD_SUFFIX = ".bad"
 """Ends the names of files, and of copies of bytes, that could not be used and are left for people to look at."""
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
