@@ -223,6 +223,7 @@ async def test_disconnecting_what_is_being_connected(nsqd: Nsqd, topic: str) -> 
             await consumer.disconnect_from_nsqd(address)
             with pytest.raises(Closed, match="disconnected"):
                 await connecting
+            proxy.resume()
             await asyncio.sleep(0.15)
             assert consumer.connections == [address_of(nsqd)]
 
