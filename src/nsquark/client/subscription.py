@@ -187,13 +187,13 @@ class Subscription:
             self._connection.send(commands.rdy(count))
 
     def response_received(self, data: bytes) -> None:
-        """Takes SUB's OK, or CLOSE_WAIT: no more messages come."""
+        """Is told of SUB's OK, or of CLOSE_WAIT, after which no more messages come."""
         self.is_accepted = True
         if data == CLOSE_WAIT and not self._quiet.done():
             self._quiet.set_result(None)
 
     def error_received(self, text: str) -> None:
-        """Takes an error, mostly of an answer that came too late; what is worse ends the connection."""
+        """Is told of an error, mostly that an answer came too late; what is worse ends the connection."""
         now_s = self._loop.time()
         if len(self._errors) < ERRORS_LOGGED_MAX or now_s - self._errors[0] > 1:
             self._errors.append(now_s)
