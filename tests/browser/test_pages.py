@@ -10,7 +10,9 @@ from playwright.sync_api import expect
 from browser.cluster import Cluster
 from browser.conftest import Tabs
 from browser.steps import complaints, settled
+from harness import Wire
 from harness.nsqadmin import Nsqadmin
+from nsquark.admin.format import UNKNOWN
 
 PAGES = {
     "overview": "/",
@@ -25,6 +27,10 @@ PAGES = {
     "spark": "/spark",
     "missing": "/topics/nobody_has_this",
 }
+
+WIDE = """[...document.querySelectorAll('.bar *, main *')].filter(each => each.getBoundingClientRect().right > 391)
+.map(each => `${each.tagName}.${each.className}: ${each.textContent.slice(0, 100)}`)"""
+"""Finds what does not fit a phone."""
 
 
 def path_of(cluster: Cluster, name: str) -> str:
@@ -53,9 +59,34 @@ def test_everybody_can_read_and_use_it(cluster: Cluster, tabs: Tabs, name: str) 
 def test_a_phone_does_not_scroll_sideways(cluster: Cluster, tabs: Tabs, name: str) -> None:
     page = settled(tabs.open(cluster.url + path_of(cluster, name), viewport={"width": 390, "height": 844}))
     assert page.evaluate("document.documentElement.scrollWidth") == 390
-    wide = "[...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > 391).length"
-    assert page.evaluate(wide) == 0
+    assert page.evaluate(WIDE) == []
     forget_missing(tabs, name)
+
+
+def test_names_of_any_length_fit_a_phone(cluster: Cluster, tabs: Tabs) -> None:
+    long = "l" * 64
+    nsqd = cluster.nsqds[0]
+    nsqd.post("/topic/create", topic=long)
+    nsqd.post("/channel/create", topic=long, channel=long)
+    with Wire(nsqd.tcp) as wire:
+        wire.subscribe(long, long, client_id="c" * 200, hostname="h" * 200, user_agent="u" * 200)
+        page = tabs.open("about:blank", viewport={"width": 390, "height": 844})
+        node = f"/nodes/{nsqd.http_address}"
+        for path in (
+            f"/topics?q={long}",
+            f"/topics/{long}",
+            f"/topics/{long}/{long}",
+            f"/messages/{long}",
+            "/nodes",
+            node,
+            f"/topics/{long}x",
+        ):
+            page.goto(cluster.url + path)
+            expect(page.locator("main")).to_contain_text(long)
+            assert (path, page.evaluate(WIDE)) == (path, [])
+            assert (path, page.evaluate("document.documentElement.scrollWidth")) == (path, 390)
+    nsqd.post("/topic/delete", topic=long)
+    forget_missing(tabs, "missing")
 
 
 def test_the_navigation_opens_on_a_phone(cluster: Cluster, tabs: Tabs) -> None:
@@ -282,9 +313,21 @@ def test_what_does_not_answer_is_named_and_the_rest_shown(cluster: Cluster, tabs
         expect(page.locator("[data-rows=busiest] tr").first).to_be_visible()
         expect(page.locator("[data-block=attention]")).to_contain_text("127.0.0.1:1")
         page.goto(f"{admin.url}/nodes")
-        expect(page.locator("[data-rows=nodes] tr", has_text="127.0.0.1:1").first).to_contain_text("no answer")
+        silent = page.locator("[data-rows=nodes] tr", has=page.get_by_text("127.0.0.1:1", exact=True))
+        expect(silent).to_contain_text("no answer")
+        for figure in ("in/s", "out/s", "depth", "consumers"):
+            expect(silent.locator(f"[data-label='{figure}']")).to_have_text(UNKNOWN)
+        page.goto(f"{admin.url}/nodes/127.0.0.1:1")
+        expect(page.locator("[data-block=tiles]")).not_to_contain_text("0")
+        expect(page.locator("div.empty")).to_contain_text("What is on this nsqd is not known")
         page.goto(f"{admin.url}/lookup")
         expect(page.locator(".empty")).to_contain_text("No nsqlookupd is configured")
+        tabs.close()
+    lookupds = [f"--lookupd-http-address={address}" for address in (cluster.lookupds[0].http_address, "127.0.0.1:1")]
+    with Nsqadmin(*lookupds, "--poll-interval=500ms") as admin:
+        page = settled(tabs.open(f"{admin.url}/lookup"))
+        silent = page.locator("[data-block=servers] tr", has=page.get_by_text("127.0.0.1:1", exact=True))
+        expect(silent.locator("[data-label='nsqds it knows']")).to_have_text(UNKNOWN)
         tabs.close()
 
 

@@ -95,8 +95,8 @@ def percent(share: float) -> str:
     return f"{share * 100:.0f} %"
 
 
-def plural(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+def plural(number: int | None, one: str, many: str = "") -> str:
+    return f"{count(number)} {one if number == 1 else many or one + 's'}"
 
 
 FILTERS: Final[dict[str, Callable[..., str]]] = {

@@ -219,7 +219,7 @@ class Poller:
             Lookupd(
                 address=source.address,
                 failure=source.failure,
-                node_count=len(source.value.producers or ()) if source.value is not None else 0,
+                node_count=len(source.value.producers or ()) if source.value is not None else None,
             )
             for source in self._lookupds.values()
         ]

@@ -255,7 +255,7 @@ class Node(msgspec.Struct, kw_only=True, frozen=True):
     failure: str = ""
     """This is why its figures are missing or old; it is empty if they are neither."""
     answered: bool = False
-    """Tells whether the figures below are there."""
+    """Tells whether the figures below are there; without an answer none of them is known."""
     health: str = ""
     start_time: int = 0
     version: str = ""
@@ -265,11 +265,11 @@ class Node(msgspec.Struct, kw_only=True, frozen=True):
     disk: Disk | None = None
     memory: Memory | None = None
     topics: tuple[TopicOnNode, ...] = ()
-    depth: int = 0
-    in_flight: int = 0
-    messages: int = 0
-    client_count: int = 0
-    channel_count: int = 0
+    depth: int | None = None
+    in_flight: int | None = None
+    messages: int | None = None
+    client_count: int | None = None
+    channel_count: int | None = None
     rate_in: float | None = None
     rate_out: float | None = None
 
@@ -380,7 +380,8 @@ class Failure(msgspec.Struct, kw_only=True, frozen=True, gc=False):
 class Lookupd(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     address: str
     failure: str = ""
-    node_count: int = 0
+    node_count: int | None = None
+    """This is None if it did not answer."""
 
 
 class ClusterTotals(msgspec.Struct, kw_only=True, frozen=True, gc=False):
