@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import socket
 import time
 from typing import Any
@@ -398,6 +399,15 @@ def test_an_action_that_nobody_does_is_502(cluster: Cluster, admin: Nsqadmin) ->
 def _close(wires: list[Wire]) -> None:
     for wire in wires:
         wire.close()
+
+
+def test_depths_of_a_topics_page_add_up(cluster: Cluster, admin: Nsqadmin, topic: str) -> None:
+    """Depth is that of the topic and its channels, in the tile, on each nsqd and in their total."""
+    cluster.make(topic, "ch", count=3)
+    eventually(lambda: 'data-label="depth">6</td>' in admin.get(f"/topics/{topic}").text)
+    page = admin.get(f"/topics/{topic}").text
+    assert re.findall(r'<dd title="(\d+)">', page)[0] == "6"
+    assert re.findall(r'<td data-label="depth">(\d+)</td>', page) == ["3", "3", "6"]
 
 
 NAMES_LIKE_PATHS = ("messages", "messages.json", "messages.jsonl", "found.json", "seek", "seek.json", "api", "login")

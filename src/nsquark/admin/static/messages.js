@@ -33,8 +33,10 @@ function query(extra = {}) {
   return new URLSearchParams(Object.entries(wanted).filter(([, value]) => value !== ""));
 }
 
+const counted = (count) => `${exact(count)} ${count === 1 ? "message" : "messages"}`;
+
 function describe({ searched, failures, without_log: without }) {
-  const parts = [`Searched ${exact(searched.messages)} messages, ${size(searched.bytes)}, in ${seconds(searched.seconds)}`];
+  const parts = [`Searched ${counted(searched.messages)}, ${size(searched.bytes)}, in ${seconds(searched.seconds)}`];
   if (searched.oldest_ns) parts[0] += `, back to ${clockTime(searched.oldest_ns / 1e9)}`;
   if (ENDED[searched.ended]) parts.push(ENDED[searched.ended]);
   if (searched.damaged) parts.push(`${exact(searched.damaged)} damaged`);
@@ -72,7 +74,7 @@ async function load(isOlder) {
   if (!list.childElementCount && !older) byId("searched").textContent += " Nothing fits; the log may be empty, or publish a message below.";
 }
 
-const notShown = (count) => (count ? ` · ${exact(count)} ${count === 1 ? "message" : "messages"} not shown` : "");
+const notShown = (count) => (count ? ` · ${counted(count)} not shown` : "");
 
 function describeTail(skipped) {
   byId("searched").textContent = `Live · ${exact(list.childElementCount)} shown${notShown(skipped)}`;
