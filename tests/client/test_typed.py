@@ -5,7 +5,7 @@ import contextlib
 import json
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
@@ -41,6 +41,19 @@ async def test_values_come_out_as_they_went_in(nsqd: Nsqd, topic: str, form: Any
         for _ in range(5):
             async with (await anext(consumer)).or_raise() as message:
                 assert message.decode(kind, form) == value
+
+
+async def test_a_type_that_cannot_be_hashed(nsqd: Nsqd, topic: str) -> None:
+    kind = Annotated[int, {"unit": "EUR"}]
+    publish(nsqd, topic, b"1", b"one")
+    async with consumer_of(nsqd, topic) as consumer:
+        async with (await anext(consumer)).or_raise() as message:
+            assert message.decode(kind) == 1
+        async with await anext(consumer) as message:
+            with pytest.raises(DecodeFailed, match="JSON is malformed"):
+                message.decode(kind)
+            with pytest.raises(TypeError, match="is not supported"):
+                message.decode({"unit": "EUR"})
 
 
 async def test_functions_of_the_user(nsqd: Nsqd, topic: str) -> None:

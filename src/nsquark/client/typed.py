@@ -36,20 +36,29 @@ def decoded(body: bytes, kind: Any, decode: Decode) -> Any:
     if callable(decode):
         decoder, name = decode, getattr(decode, "__qualname__", repr(decode))
     else:
-        decoder, name = _decoder(kind, decode), f"{decode} of type {getattr(kind, '__qualname__', kind)}"
+        decoder, name = _kept_decoder(kind, decode), f"{decode} of type {getattr(kind, '__qualname__', kind)}"
     try:
         return decoder(body)
     except Exception as error:
         raise DecodeFailed(f"not {name}: {error}") from error
 
 
-@functools.lru_cache(DECODERS_MAX)
+def _kept_decoder(kind: Any, decode: str) -> Callable[[bytes], Any]:
+    try:
+        return _keep_decoder(kind, decode)
+    except TypeError:  # a type that cannot be hashed, such as one annotated with a dict, is none to look up by
+        return _decoder(kind, decode)
+
+
 def _decoder(kind: Any, decode: str) -> Callable[[bytes], Any]:
     if decode == "json":
         return msgspec.json.Decoder(kind).decode
     if decode == "msgpack":
         return msgspec.msgpack.Decoder(kind).decode
     raise _unknown("decode", decode)
+
+
+_keep_decoder: Final = functools.lru_cache(DECODERS_MAX)(_decoder)
 
 
 def _unknown(option: str, value: object) -> ConfigError:
