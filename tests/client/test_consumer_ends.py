@@ -7,7 +7,7 @@ import pytest
 from client.consumer_rig import AFTER_GIVING_BACK, consumer_of, is_done, publish
 from client.pool_rig import address_of
 from harness import FaultProxy, Nsqd, until
-from nsquark import Consumer, Message
+from nsquark import Consumer, Message, sync
 from nsquark.client.errors import Closed, ConfigError, InvalidName, NotConnected, NsqError
 from nsquark.client.stats import Stats
 
@@ -273,6 +273,11 @@ async def test_not_started_yet(nsqd: Nsqd, topic: str) -> None:
     with pytest.raises(NsqError, match="not started"):
         await consumer.connect_to_nsqd(address_of(nsqd))
     await consumer.close()
+
+
+def test_not_started_yet_without_asyncio(nsqd: Nsqd, topic: str) -> None:
+    with pytest.raises(NsqError, match=r"in nsquark\.sync use `with`"):
+        next(sync.Consumer(topic, "ch", nsqd=address_of(nsqd)))
 
 
 async def test_the_same_nsqd_twice_is_one_connection(nsqd: Nsqd, topic: str) -> None:

@@ -396,6 +396,20 @@ async def test_with_no_nsqd_found_the_error_says_so(topic: str) -> None:
                 await pool.publish(topic, b"x")
 
 
+@pytest.mark.parametrize("lookupd_topic", [None, "nobody_has_it"])
+async def test_with_no_nsqd_found_the_error_says_what_nsqlookupd_said(topic: str, lookupd_topic: str | None) -> None:
+    with Nsqlookupd() as lookupd:
+        if lookupd_topic is None:
+            lookupd.kill()
+        options = {"lookupd_topic": lookupd_topic, "retry_deadline": 1}
+        async with ProducerPool(lookupd=lookupd.http_address, **options) as pool:  # type: ignore[arg-type]
+            reason = "refused" if lookupd_topic is None else "TOPIC_NOT_FOUND"
+            with pytest.raises(NotConnected, match=f"1 nsqds needed, 0 known, 0 of them usable - .*{reason}"):
+                await pool.publish(topic, b"x")
+            with pytest.raises(NotConnected, match=f"0 known, 0 of them usable - .*{reason}"):
+                await pool.ping()
+
+
 # -- bounds, cancelling and the end ----------------------------------------------------------------------
 
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 ANOTHER_LOOP: Final = "this belongs to another event loop: make one in each asyncio.run"
-NOT_STARTED: Final = "the consumer is not started: use `async with`, or await its `start` first"
+NOT_STARTED: Final = "the consumer is not started: use `async with`, await its `start`, or in nsquark.sync use `with`"
 
 
 class NsqError(Exception):

@@ -49,7 +49,8 @@ class Publish:
 
 
 class Placing:
-    """Finds an nsqd for every copy of every publish. `refusal` says why none will ever take one, or None.
+    """Finds an nsqd for every copy of every publish. `refusal` says why none will ever take one, or None;
+    `lookup_problem` says why none may be known, or None.
 
     Invariants: every publish in `_undecided` is either in `_waiting`, or admitted and, if it lacks copies, in
     `_homeless`; outstanding are the admitted ones that are undecided or have an nsqd that owes an answer.
@@ -62,12 +63,14 @@ class Placing:
         bytes_max: int,
         count_max: int,
         refusal: Callable[[], BaseException | None],
+        lookup_problem: Callable[[], BaseException | None],
     ) -> None:
         self._copies = copies
         self._retry_s = retry_s
         self._bytes_max = bytes_max
         self._count_max = count_max
         self._refusal = refusal
+        self._lookup_problem = lookup_problem
         self._rotation: deque[Member] = deque()
         self._fastest_s = 0.0
         self._waiting: OrderedDict[Publish, None] = OrderedDict()
@@ -118,7 +121,9 @@ class Placing:
     def missing(self) -> str:
         """Tells how many nsqds there should be, and are."""
         usable = sum(member.is_usable for member in self._rotation)
-        return f"{self._copies} nsqds needed, {len(self._rotation)} known, {usable} of them usable"
+        problem = self._lookup_problem()
+        reason = f" - {problem}" if problem is not None else ""
+        return f"{self._copies} nsqds needed, {len(self._rotation)} known, {usable} of them usable{reason}"
 
     async def close(self, timeout_s: float) -> None:
         """Waits for what is on its way, retries included; then every publish has its outcome."""

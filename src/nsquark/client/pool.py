@@ -114,7 +114,9 @@ class ProducerPool:
         self.envelope = envelope or copies > 1
         self._retry_s = seconds_of("retry_deadline", retry_deadline)
         self._members: dict[str, Member] = {}
-        self._placing = Placing(copies, self._retry_s, outstanding_bytes_max, outstanding_max, self._refusal)
+        self._placing = Placing(
+            copies, self._retry_s, outstanding_bytes_max, outstanding_max, self._refusal, self._lookup_problem
+        )
         self._leaving: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_started = self._is_closed = False
@@ -313,6 +315,10 @@ class ProducerPool:
         errors = [member.error for member in self._members.values()]
         is_refused = bool(errors) and all(isinstance(error, IdentifyFailed | AuthFailed) for error in errors)
         return errors[0] if is_refused else None
+
+    def _lookup_problem(self) -> BaseException | None:
+        """Finds what the nsqlookupds failed with that know fewer nsqds than are needed."""
+        return self._discovery.error if self._discovery is not None and len(self._members) < self.copies else None
 
     def _lost_one(self) -> None:
         if self._refusal() is not None:

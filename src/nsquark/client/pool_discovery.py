@@ -39,7 +39,8 @@ class PoolDiscovery:
         self._topic = topic
         self._config = config
         self._on_change = on_change
-        self._wrong: dict[str, WrongPort] = {}
+        self._errors: dict[str, LookupFailed] = {}
+        """Has what each nsqlookupd failed with that had no answer the last time."""
         self._known: set[str] = set()
         self._rounds_absent: Counter[str] = Counter()
         self._loop = PollLoop(self._round, config, log)
@@ -55,11 +56,16 @@ class PoolDiscovery:
 
     @property
     def wrong(self) -> WrongPort | None:
-        """Returns the error that all nsqlookupds gave in the last round."""
-        return next(iter(self._wrong.values())) if len(self._wrong) == len(self._addresses) else None
+        """Returns an error if no address is that of an nsqlookupd's HTTP port."""
+        wrong = [error for error in self._errors.values() if isinstance(error, WrongPort)]
+        return wrong[0] if len(wrong) == len(self._addresses) else None
+
+    @property
+    def error(self) -> LookupFailed | None:
+        """Returns what one of them failed with."""
+        return next(iter(self._errors.values()), None)
 
     async def _round(self) -> None:
-        self._wrong.clear()
         answers = await asyncio.gather(*map(self._ask, self._addresses))
         present = unique_addresses(nsqd for answer in answers for nsqd in answer or ())
         absent: list[str] = []
@@ -72,16 +78,19 @@ class PoolDiscovery:
     async def _ask(self, address: str) -> list[Found] | None:
         try:
             if self._topic is None:
-                return await nodes(address, self._config)
-            return await lookup(address, self._topic, self._config)
-        except TopicNotFound:
+                found = await nodes(address, self._config)
+            else:
+                found = await lookup(address, self._topic, self._config)
+        except TopicNotFound as error:
+            self._errors[address] = error
             self._log.debug("nsqlookupd %s knows no nsqd with topic %s yet", address, self._topic)
             return None
         except LookupFailed as error:
-            if isinstance(error, WrongPort):
-                self._wrong[address] = error
+            self._errors[address] = error
             self._log.error("error querying nsqlookupd (%s) - %s", address, error)
             return None
+        self._errors.pop(address, None)
+        return found
 
     def _absent(self, present: list[str]) -> list[str]:
         missing = self._known.difference(present)
