@@ -228,3 +228,15 @@ async def test_a_hook_may_close_its_consumer(nsqd: Nsqd, topic: str) -> None:
     consumer = consumer_of(nsqd, topic, on_give_up=close)
     async with asyncio.timeout(20), consumer:
         await consumer.run(lambda message: message.decode(int))
+
+
+async def test_what_goes_back_because_its_hook_closes_the_consumer_is_not_given_up(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"[]")
+    closing = consumer_of(nsqd, topic, on_give_up=lambda _: closing.close())
+    async with asyncio.timeout(20), closing:
+        await closing.run(lambda message: message.decode(int))
+    assert (closing.stats().given_up, closing.stats().finished) == (0, 0)
+    reasons: list[str] = []
+    async with consumer_of(nsqd, topic, on_give_up=lambda message: reasons.append(message.give_up_reason)) as consumer:
+        await handle_until(consumer, lambda message: message.decode(int), lambda: is_done(nsqd, topic))
+    assert len(reasons) == consumer.stats().given_up == 1

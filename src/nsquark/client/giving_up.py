@@ -70,6 +70,7 @@ class GivingUp:
 
     def did_not_fail(self, message: Message, is_counted: bool) -> None:
         """Is told that a message comes again without having failed; nsqd counts this delivery all the same, or not."""
+        message.give_up_reason = ""
         if is_counted:
             self._past(message).unfailed_count += 1
         past = self._pasts.get(_key(message))
@@ -106,6 +107,13 @@ class GivingUp:
                 exc_info=error,
             )
             message.requeue()
+            return
+        if not message.give_up_reason:  # the hook, or another meanwhile, closed the consumer
+            self._log.warning(
+                "message %s of %s went back before on_give_up ended: it comes again",
+                shown_id(message.id),
+                message.nsqd_address,
+            )
             return
         self._log.warning(
             "message %s of %s %s, giving up", shown_id(message.id), message.nsqd_address, message.give_up_reason
