@@ -123,13 +123,20 @@ class DeferredMessages:
             return True
         self._shared.report(f"DEFERRED({bucket.path}): {len(late)} messages are due too late for their delays: moved")
         moved: list[Entry] = []
+        lost: list[Entry] = []
         try:
             for entry, delay_ms in late:
                 found = bucket.read(entry)
-                if found is not None:
-                    self._bucket_of(now_ms + delay_ms).add(now_ms + delay_ms, delay_ms, found[0], entry[1], found[1])
+                due_ms = now_ms + delay_ms
+                if found is None:
+                    lost.append(entry)
+                elif due_ms // BUCKET_MS == bucket.key:
+                    bucket.note_due(entry, due_ms, delay_ms, *found)
+                else:
+                    self._bucket_of(due_ms).add(due_ms, delay_ms, found[0], entry[1], found[1])
                     moved.append(entry)
-            self._note_moved(bucket, [entry for entry, _ in late])
+            if moved or lost:
+                self._note_moved(bucket, moved + lost)
         except OSError as error:  # a full disk, or one that does not confirm: they are delivered in time all the same
             self._shared.report(f"DEFERRED({bucket.path}): not all could be moved, or not durably: {error}")
             self._note_when_safe(bucket, moved)

@@ -167,6 +167,12 @@ class DeferredBucket:
             numbers = b"".join(entry[1].to_bytes(8, "little") for entry in entries)
             self._write(LEFT, 0, 0, 0, append_number, numbers)
 
+    def note_due(self, entry: Entry, due_ms: int, delay_ms: int, timestamp_ns: int, body: bytes) -> None:
+        """Stores another due time, within the same minute, of a message that is known to be due then: of two records
+        with one number the later counts.
+        """
+        self._write(MESSAGE, due_ms, delay_ms, timestamp_ns, entry[1], body)
+
     def note_moved(self, entries: list[Entry]) -> None:
         """Notes that messages are durable in another bucket."""
         self.note_append(_MOVED, entries)
