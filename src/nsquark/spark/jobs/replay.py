@@ -5,8 +5,9 @@ position that says how far the replay has come.
 """
 
 import argparse
+import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as f
 
 from nsquark.base.errors import UserError
+from nsquark.base.logs import library_log
 from nsquark.spark.endpoint import NsqdError
 from nsquark.spark.jobs.progress import Terminal
 from nsquark.spark.jobs.replay_state import PendingReplay, ReplayKey, ReplayState
@@ -34,12 +36,15 @@ from nsquark.spark.jobs.session import (
     stop_requested,
     target_options,
 )
-from nsquark.spark.options import OptionError
+from nsquark.spark.nsq_arguments import settings_of
+from nsquark.spark.options import OptionError, read_flag
 from nsquark.spark.sink.append import Appenders, AppendFailed, choose_nsqd
 from nsquark.spark.sink.options import SinkOptions
 from nsquark.spark.sink.publisher import Publisher, PublishFailed
 from nsquark.spark.sink.rows import Bodies
 from nsquark.spark.sink.writer import REQUEST_MESSAGES_MAX
+
+log = library_log("nsquark.spark")
 
 T = TypeVar("T")
 
@@ -90,12 +95,18 @@ def run(args: argparse.Namespace) -> int:
         spark = stack.enter_context(spark_session(args, "replay"))
         stop = stack.enter_context(stop_requested())
         try:
-            done = publish(read_messages(spark, args), options, args.rate, state, stop.is_set)
+            messages = read_messages(spark, args)
+            done = publish(messages, options, args.rate, state, stop.is_set, fails_on_loss=_fails_on_loss(args))
         except (NsqdError, AppendFailed, PublishFailed, OptionError) as error:
             raise UserError(str(error)) from None
     before = f" (after {done.before:,} before)" if done.before else ""
     print(f"{done.messages:,} messages published to {args.to_topic}{before} in {done.seconds:,.1f} s")
     return EXIT_STOPPED if done.is_stopped else 0
+
+
+def _fails_on_loss(args: argparse.Namespace) -> bool:
+    given = {name.lower(): value for name, value in settings_of(args.option, "--option").items()}
+    return read_flag({"failOnDataLoss": given.get("failondataloss", "true")}, "failOnDataLoss", True)
 
 
 def _target(args: argparse.Namespace) -> dict[str, str]:
@@ -125,7 +136,9 @@ def identity(args: argparse.Namespace, options: SinkOptions) -> dict[str, str]:
         "--to-nsqd-http-address": ",".join(sorted(options.nsqd)),
     }
     if not args.archive:
-        words["--option"] = ",".join(sorted(args.option))
+        # It says how to go on, not what is published.
+        options_given = [option for option in args.option if not option.lower().startswith("failondataloss=")]
+        words["--option"] = ",".join(sorted(options_given))
         where = nsq_options(args)
         words["where NSQ is"] = ",".join(sorted((where.get("nsqd") or where["lookupd"]).split(",")))
     return words
@@ -153,13 +166,21 @@ def publish(
     rate: int,
     state: ReplayState | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
+    fails_on_loss: bool = True,
 ) -> ReplayDone:
-    """Publishes messages, the oldest first; with a state, those after its position."""
+    """Publishes messages, the oldest first; with a state, those after its position. If some of these are gone since it
+    was last counted how many they are, raises UserError, or warns if it is not to fail on that.
+    """
     terminal, began = Terminal(), time.monotonic()
     done = ReplayDone()
     with _Publishing(options) if state is None else _Appending(options, state) as writer:
-        rows, total = ordered(messages, state.position if state is not None else None)
-        done.before = state.messages if state is not None else 0
+        keyed = after(messages, state.position if state is not None else None)
+        counted = count_left(keyed, state.ends if state is not None else {})
+        total = counted.messages
+        if state is not None:
+            _check_left(state, counted, fails=fails_on_loss)
+            done.before = state.messages
+        rows = ordered(keyed, counted)
         terminal.say(f"{total:,} messages at {rate:,} per second: about {total / rate:,.0f} s")
         shown_at = time.monotonic()
         for piece in pace(cut(rows, max(1, int(rate * BURST_S)), options.request_bytes_max), rate):
@@ -177,16 +198,67 @@ def publish(
     return done
 
 
-def ordered(messages: DataFrame, position: ReplayKey | None) -> tuple[Iterator[Row], int]:
-    """Returns the messages after a position, the oldest first, and how many there are."""
+def after(messages: DataFrame, position: ReplayKey | None) -> DataFrame:
+    """Returns the messages after a position, with the columns of ORDER."""
     keyed = messages.withColumn("at_us", f.unix_micros("timestamp"))
-    if position is not None:
-        keyed = keyed.where(f.struct(*ORDER) > f.struct(*(f.lit(value) for value in position)))
-    sizes = keyed.agg(f.count("*").alias("messages"), f.sum(f.length("body")).alias("bytes")).first()
-    assert sizes is not None
-    partitions = 1 + ((sizes.bytes or 0) + ROW_BYTES * sizes.messages) // PARTITION_BYTES
+    if position is None:
+        return keyed
+    return keyed.where(f.struct(*ORDER) > f.struct(*(f.lit(value) for value in position)))
+
+
+@dataclass(frozen=True)
+class Left:
+    """Says what is left to publish."""
+
+    messages: int
+    body_bytes: int
+    known: int
+    """So many of the messages were there when an earlier run counted them."""
+    ends: dict[str, int]
+    """By topic and nsqd, this has the highest sequence number."""
+
+
+def count_left(keyed: DataFrame, ends: Mapping[str, int]) -> Left:
+    """Counts messages. `ends` tells those that an earlier run counted from deferred ones that came into the log since,
+    with the times at which they were published.
+    """
+    key = f.concat("topic", f.lit("@"), "nsqd")
+    known_ends = f.from_json(f.lit(json.dumps(ends)), "map<string, bigint>")
+    counted = (
+        keyed.groupBy(key.alias("key"))
+        .agg(
+            f.count("*").alias("messages"),
+            f.sum(f.length("body")).alias("bytes"),
+            f.count_if(f.col("seq") <= known_ends[key]).alias("known"),
+            f.max("seq").alias("end"),
+        )
+        .collect()
+    )
+    return Left(
+        sum(row.messages for row in counted),
+        sum(row.bytes for row in counted),
+        sum(row.known for row in counted),
+        {row.key: row.end for row in counted},
+    )
+
+
+def _check_left(state: ReplayState, left: Left, *, fails: bool) -> None:
+    if gone := state.gone(left.known):
+        text = f"{gone:,} messages that were left to publish when this replay was stopped are gone"
+        if fails:
+            raise UserError(
+                f"{text}: retention removed them, or their topic or archive was changed; nothing was published now. "
+                "To publish the others, write --option failOnDataLoss=false"
+            )
+        log.warning("%s; going on without them (failOnDataLoss=false)", text)
+    state.expect(left.messages, left.ends)
+
+
+def ordered(keyed: DataFrame, left: Left) -> Iterator[Row]:
+    """Returns the messages, the oldest first."""
+    partitions = 1 + (left.body_bytes + ROW_BYTES * left.messages) // PARTITION_BYTES
     cut_up = keyed.select(*ORDER, "body").repartitionByRange(partitions, *ORDER).sortWithinPartitions(*ORDER)
-    return cut_up.toLocalIterator(), sizes.messages
+    return cut_up.toLocalIterator()
 
 
 def cut(rows: Iterable[Row], messages_max: int, bytes_max: int) -> Iterator[list[Row]]:

@@ -53,6 +53,10 @@ class _Stored(msgspec.Struct):
     position: ReplayKey | None = None
     pending: PendingReplay | None = None
     is_done: bool = False
+    total: int | None = None
+    """So many messages were published, or left to publish, when a run last counted them."""
+    ends: dict[str, int] = {}
+    """By topic and nsqd, this has the highest sequence number that was counted."""
 
 
 class ReplayState:
@@ -133,6 +137,19 @@ class ReplayState:
         self._stored.position = piece.last
         self._stored.messages += piece.messages
         self._stored.pending = None
+
+    @property
+    def ends(self) -> Mapping[str, int]:
+        return self._stored.ends
+
+    def gone(self, left: int) -> int:
+        """Returns how many messages are gone that were left to publish, if `left` of those up to `ends` are there."""
+        return 0 if self._stored.total is None else max(self._stored.total - self._stored.messages - left, 0)
+
+    def expect(self, left: int, ends: Mapping[str, int]) -> None:
+        """Remembers how many messages are left to publish. The next write stores that; without it none is published."""
+        self._stored.total = self._stored.messages + left
+        self._stored.ends = dict(ends)
 
     def finish(self) -> None:
         self._stored.is_done = True
