@@ -97,9 +97,18 @@ def test_a_topic_that_was_deleted_with_unread_messages_is_an_error(
     with pytest.raises(DataLost, match="deleted, with 50 messages"):
         one.plan()
     again = one.restarted(failOnDataLoss="false")
-    assert not again.plan()
+    assert again.state() == []
     assert "deleted, with 50 messages" in caplog.text
-    again.stop()
+    again = again.restarted(failOnDataLoss="true")
+    assert not again.plan(), "it was said once, and the checkpoint knows of it"
+    publish(nsqd, topic, bodies(200, 230))
+    nsqd.post("/topic/delete", topic=topic)
+    with pytest.raises(DataLost, match="deleted, with 30 messages"):
+        again.restarted().plan()
+    publish(nsqd, topic, bodies(300, 310))
+    with pytest.raises(DataLost, match=r"made again.*with 30 messages"):
+        again.plan()
+    assert again.restarted(failOnDataLoss="false").state() == bodies(300, 310)
 
 
 def test_all_that_was_lost_counts_when_a_topic_was_made_again_more_than_once(

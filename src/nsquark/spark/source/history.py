@@ -16,6 +16,7 @@ from nsquark.spark.source.plan import Planner, ask_plans
 
 log = library_log("nsquark.spark")
 
+SEQ_MAX = (1 << 63) - 1
 RUNS_MAX = 1000
 """An nsqd remembers this many runs: one that tells as many may have forgotten earlier ones."""
 
@@ -74,18 +75,24 @@ class LogHistory:
             return span.next
         return None
 
-    def replaced(self, key: Key, span: ReadSpan, nsqd: RangeNsqd, how: str) -> None:
-        """Reports that a topic which was read is gone. That is a loss only if it had messages that were not read."""
-        [answer] = ask_plans(nsqd, [(key, Range(span.next, span.next, span.topic_id), {})])
-        count = answer.fields.get("lost") if isinstance(answer, Refused) else None
+    def replaced(self, key: Key, span: ReadSpan, nsqd: RangeNsqd, how: str) -> int:
+        """Reports that a topic which was read is gone. That is a loss only if it had messages that were not read.
+        Returns where those end, as far as nsqd knows it.
+        """
+        count = _lost(key, span, span.next, nsqd)
         if count == 0:
             log.warning("topic %s on nsqd %s was %s; the query had read all of it", key.topic, key.nsqd_id, how)
-            return
+            return span.next
         unread = f"{count} messages" if count is not None else "an unknown number of messages"
         self._planner.give_up(
             f"topic {key.topic} on nsqd {key.nsqd_id} was {how}, with {unread} from {span.next} on that this query "
             "had not read"
         )
+        low, high = span.next, SEQ_MAX
+        while count and high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if _lost(key, span, middle, nsqd) else (low, middle)
+        return high if count else span.next
 
     def _fork(self, start: Offset, nsqd: RangeNsqd) -> NsqdRun | None:
         """Finds the first run after the data path was put back to before the run that the query knows, or None."""
@@ -96,6 +103,15 @@ class LogHistory:
         if nsqd.id not in self._forks or self._forks[nsqd.id][0] != asked:
             self._forks[nsqd.id] = (asked, _fork_of(known.run, nsqd.runs()))
         return self._forks[nsqd.id][1]
+
+
+def _lost(key: Key, span: ReadSpan, seq: int, nsqd: RangeNsqd) -> int | None:
+    """Asks how many messages from `seq` on went with deleted incarnations of a topic, from the span's on, if that is
+    known.
+    """
+    [answer] = ask_plans(nsqd, [(key, Range(seq, seq, span.topic_id), {})])
+    count = answer.fields.get("lost") if isinstance(answer, Refused) else None
+    return count if isinstance(count, int) else None
 
 
 def _fork_of(known: str, runs: list[NsqdRun]) -> NsqdRun | None:

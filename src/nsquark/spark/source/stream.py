@@ -134,11 +134,11 @@ class Query:
         heads = self._cluster.heads()
         if self._frozen is not None:
             heads = self._frozen
-        self._check_missing(start, heads)
+        deleted = self._check_missing(start, heads)
         base = start if start.query else self._begun
         nsqds = self._cluster.nsqds()
         checked = {nsqd_id: KnownNsqd(nsqd.address, nsqd.run) for nsqd_id, nsqd in nsqds.items()}
-        spans = {**start.spans, **self._history.begun_anew(start, heads, nsqds)}
+        spans = {**start.spans, **deleted, **self._history.begun_anew(start, heads, nsqds)}
         spans |= self._commit_channel(start, spans)
         spans |= self._entering(start, heads)
         self._end = _with_nsqds(base.with_spans(spans), start, heads, checked)
@@ -207,30 +207,36 @@ class Query:
 
     # -- what is not there -------------------------------------------------------------------------------
 
-    def _check_missing(self, start: Offset, heads: dict[Key, Head]) -> None:
-        """Looks for keys that are missing. An unreachable nsqd is not lost: the query goes on with the others. But if
-        all addresses answer and none is the nsqd that was read before, its data is gone.
+    def _check_missing(self, start: Offset, heads: dict[Key, Head]) -> dict[Key, ReadSpan]:
+        """Looks for keys that are missing; returns those of deleted topics, as `_deleted` does. An unreachable nsqd is
+        not lost: the query goes on with the others. But if all addresses answer and none is the nsqd that was read
+        before, its data is gone.
         """
+        deleted: dict[Key, ReadSpan] = {}
         missing = [key for key in start.spans if key not in heads and key.nsqd_id not in self._options.lost_nsqds]
         if not missing:
-            return
+            return deleted
         there, silent = self._cluster.nsqds(), self._cluster.silent
         for key in missing:
             if key.nsqd_id in there:
-                self._deleted(key, start.spans[key], there[key.nsqd_id])
+                deleted |= self._deleted(key, start.spans[key], there[key.nsqd_id])
             elif other := self._cluster.replaced_by(key.nsqd_id):
                 self._replaced(key, {other.id: other})
             elif silent or self._options.lookupd:
                 self._warn_once(f"nsqd {key.nsqd_id} is not there now; topic {key.topic} goes on without it")
             else:
                 self._replaced(key, there)
+        return deleted
 
-    def _deleted(self, key: Key, span: ReadSpan, nsqd: RangeNsqd) -> None:
-        """Reports a deleted topic once: what was lost with it does not change any more."""
+    def _deleted(self, key: Key, span: ReadSpan, nsqd: RangeNsqd) -> dict[Key, ReadSpan]:
+        """Reports a deleted topic once, as what was lost with it does not change any more. The span that is returned
+        lies behind what was lost, so that the checkpoint knows of it.
+        """
         if (key, span) in self._said_deleted or not span.topic_id or nsqd.head(key.topic) is not None:
-            return  # it was reported before, its incarnation is not known, or it is there after all
-        self._history.replaced(key, span, nsqd, "deleted")
+            return {}  # it was reported before, its incarnation is not known, or it is there after all
+        end = self._history.replaced(key, span, nsqd, "deleted")
         self._said_deleted.add((key, span))
+        return {key: ReadSpan(end, end, span.topic_id)} if end > span.next else {}
 
     def _replaced(self, key: Key, there: dict[str, RangeNsqd]) -> None:
         answers = ", ".join(f"{nsqd.address} is {nsqd_id}" for nsqd_id, nsqd in there.items())
