@@ -30,7 +30,7 @@ class AnswersWhenLet(Dedupe):
 
 
 def lose_connections(consumer: Any) -> None:
-    for subscription in list(consumer._members.subscriptions.values()):
+    for subscription in list(consumer._nsqds.subscriptions.values()):
         subscription._connection.abort(NotConnected("cut by the test"))
 
 
@@ -267,7 +267,7 @@ async def test_a_message_that_timed_out_while_the_store_was_asked_is_not_handled
     async with consumer_of(nsqd, topic, dedupe=store, msg_timeout="1s") as consumer:
         getting = asyncio.create_task(consumer.get(WAIT_S))
         await until(lambda: store.is_asked)
-        for subscription in consumer._members.subscriptions.values():
+        for subscription in consumer._nsqds.subscriptions.values():
             for message in subscription.in_flight:
                 message.deadline_s = asyncio.get_running_loop().time() - 1
         store.may_answer.set()

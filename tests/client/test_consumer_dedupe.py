@@ -102,7 +102,7 @@ async def test_a_message_whose_connection_was_lost_counts_as_seen_when_its_handl
     ) as consumer:
         running = asyncio.create_task(consumer.run(handle, concurrency=4))
         await until(lambda: handled == 1)
-        for subscription in list(consumer._members.subscriptions.values()):
+        for subscription in list(consumer._nsqds.subscriptions.values()):
             assert subscription._connection is not None
             subscription._connection.abort(NotConnected("cut by the test"))
         await until(lambda: consumer.stats().connections == 0)

@@ -22,7 +22,7 @@ async def test_a_close_that_is_cancelled_ends_what_is_being_connected(nsqd: Nsqd
         for proxy in proxies:
             proxy.stall()
             proxy.cut()
-        await until(lambda: len(consumer._members._connecting) == len(proxies))
+        await until(lambda: len(consumer._nsqds._connecting) == len(proxies))
         closing = asyncio.create_task(consumer.close())
         for _ in range(turns):
             await asyncio.sleep(0)

@@ -39,7 +39,7 @@ from nsquark.client.keepalive import KeepAlive, Pace, Rounds
 from nsquark.client.logs import NamedLog
 from nsquark.client.lookupd import AddressFilter, lookup_url
 from nsquark.client.message import Message
-from nsquark.client.nsqds import Members
+from nsquark.client.nsqds import ConsumerNsqds
 from nsquark.client.rdy import Flow
 from nsquark.client.stats import Stats
 from nsquark.client.subscription import Subscription
@@ -92,7 +92,7 @@ class Consumer:
         self.channel = channel
         self.config = Config.merge(config, options)
         self.log = NamedLog(logger, f"{topic}/{channel}")
-        self._nsqds = check_addresses("nsqd", nsqd)
+        self._given_nsqds = check_addresses("nsqd", nsqd)
         self._lookupds = check_addresses("lookupd", lookupd)
         for address in self._lookupds:
             lookup_url(address, topic)
@@ -134,17 +134,17 @@ class Consumer:
             raise NsqError("the consumer was started before: make a new one")
         if self._taking.is_stopped:
             raise Closed(f"{self.topic}/{self.channel}: stopped")
-        if not self._nsqds and not self._lookupds:
+        if not self._given_nsqds and not self._lookupds:
             raise ConfigError("give the consumer an nsqd (host:4150) or an nsqlookupd (host:4161)")
         self._loop = asyncio.get_running_loop()
         self._taking.begin()
-        self._members = Members(
+        self._nsqds = ConsumerNsqds(
             lambda address: Subscription(self, address),
             self._joined,
             self.topic,
             self.channel,
             self.config,
-            self._nsqds,
+            self._given_nsqds,
             self._lookupds,
             self._filter,
             self.log,
@@ -155,7 +155,7 @@ class Consumer:
         self._rounds = Rounds(self._round, max(self.config.heartbeat_interval.seconds / 2, BLOCKED_S_MIN), self.log)
         self._is_started = True
         try:
-            await self._members.start()
+            await self._nsqds.start()
         except BaseException:
             await self.close()
             raise
@@ -204,14 +204,14 @@ class Consumer:
             self._is_closing = self._taking.is_stopped = True
             if self._closed is not None and not self._handlers.is_one_of_them:
                 await asyncio.shield(self._closed)
-                await self._members.close(reason, timeout_s)
+                await self._nsqds.close(reason, timeout_s)
             return
         self._is_closing = True
         self._closed = self._loop.create_future()
         try:
             await self._close_in_order(reason, timeout_s)
         finally:  # whoever cancels this wants an end, and no connection that stays open
-            self._members.end(reason)
+            self._nsqds.end(reason)
             self._flow.close()
             self._closed.set_result(None)
 
@@ -220,15 +220,15 @@ class Consumer:
             self._stopping.cancel()
         self._hand_out_no_more()
         try:
-            await self._members.stop_finding()
+            await self._nsqds.stop_finding()
             await self._handlers.end(timeout_s)
             await self._giving_up.end(timeout_s)
         finally:
             self._giving_up.cancel()
             self._rounds.close()
-            for subscription in self._members.subscriptions.values():
+            for subscription in self._nsqds.subscriptions.values():
                 _give_back(subscription.in_flight)
-        await self._members.close(reason, timeout_s)
+        await self._nsqds.close(reason, timeout_s)
         if self._copies is not None:
             await self._copies.end(timeout_s)
 
@@ -382,7 +382,7 @@ class Consumer:
         for message in self._inbox.forget(subscription):
             self._giving_up.did_not_fail(message, is_counted=True)
         self._flow.leave(subscription)
-        self._members.lost(subscription, reason)
+        self._nsqds.lost(subscription, reason)
 
     # -- at run time -------------------------------------------------------------------------------------
 
@@ -393,7 +393,7 @@ class Consumer:
         """
         self._check_started()
         check_address(address, "a call for each")
-        await self._members.connect_to_nsqd(address)
+        await self._nsqds.connect_to_nsqd(address)
 
     async def disconnect_from_nsqd(self, address: str) -> None:
         """Leaves an nsqd when what is being handled from there is answered; what was prefetched goes back.
@@ -401,13 +401,13 @@ class Consumer:
         address: as it was given, or found.
         """
         self._check_started()
-        subscription = self._members.subscriptions.get(address)
+        subscription = self._nsqds.subscriptions.get(address)
         if subscription is not None:
             self._flow.leave(subscription)
             subscription.is_leaving = True
             subscription.set_rdy(0)  # else nsqd sends again at once what it gets back
             self._inbox.give_back(subscription)
-        await self._members.disconnect_from_nsqd(address, CLOSE_TIMEOUT_S)
+        await self._nsqds.disconnect_from_nsqd(address, CLOSE_TIMEOUT_S)
 
     def connect_to_nsqlookupd(self, address: str) -> None:
         """Asks one more nsqlookupd from now on.
@@ -415,7 +415,7 @@ class Consumer:
         address: of its HTTP port.
         """
         self._check_started()
-        self._members.connect_to_nsqlookupd(address)
+        self._nsqds.connect_to_nsqlookupd(address)
 
     def disconnect_from_nsqlookupd(self, address: str) -> None:
         """Asks an nsqlookupd no more; the last one cannot be removed.
@@ -423,7 +423,7 @@ class Consumer:
         address: as it was given.
         """
         self._check_started()
-        self._members.disconnect_from_nsqlookupd(address)
+        self._nsqds.disconnect_from_nsqlookupd(address)
 
     def change_max_in_flight(self, count: int) -> None:
         """Lets so many messages be unanswered from now on.
@@ -476,7 +476,7 @@ class Consumer:
         return [subscription.address for subscription in self._subscriptions()]
 
     def _subscriptions(self) -> list[Subscription]:
-        return list(self._members.subscriptions.values()) if self._is_started else []
+        return list(self._nsqds.subscriptions.values()) if self._is_started else []
 
     def stats(self) -> Stats:
         """Returns what the consumer did and has now."""

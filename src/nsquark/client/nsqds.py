@@ -29,7 +29,7 @@ START_CHECK_S: Final = 2.0
 """The start waits so long for an nsqlookupd, to tell whether one was meant by its address."""
 
 
-class Members:
+class ConsumerNsqds:
     """Keeps connections. `subscriptions` has those that are connected and `_connecting` those that are about to be: an
     address is in one of them at most. `_given` are those a user named: they are tried again after a loss, without
     nsqlookupd too.
