@@ -37,7 +37,15 @@ def test_a_sound_machine(tmp_path: Path) -> None:
     assert re.search(r"^0 broken, \d+ warnings?, \d+ ok$", result.stdout.splitlines()[-1])
     assert "GiB free" in line(result.stdout, "ok|warning", "disk space")
     assert line(result.stdout, "ok", f"disk at {tmp_path}").startswith("writable; a sync took")
-    for subject in ("Python", "msgspec", "kernel", "clock", "open files", "port 4150 (nsqd TCP)"):
+    for subject in (
+        "Python",
+        "msgspec",
+        "kernel",
+        "clock",
+        "open files",
+        "port 4150 (nsqd TCP)",
+        "port 4171 (nsqadmin HTTP)",
+    ):
         assert f" {subject} " in result.stdout
     assert list(tmp_path.iterdir()) == []
 

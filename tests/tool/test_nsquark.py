@@ -16,6 +16,7 @@ def test_help_names_every_command() -> None:
     result = nsquark("--help")
     assert result.returncode == 0
     assert all(f"  {name} " in result.stdout for name in (*COMMANDS, *TOOLS))
+    assert all(daemon in result.stdout.splitlines()[-1] for daemon in ("nsqd,", "nsqlookupd", "nsqadmin"))
     assert len(result.stdout.splitlines()) < 40
 
 

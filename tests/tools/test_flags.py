@@ -18,6 +18,8 @@ def test_help_is_on_stderr_and_ends_with_an_example(tool: str) -> None:
     assert result.log.startswith(f"Usage of {tool}:\n  -")
     example = result.log.rstrip().splitlines()[-1]
     assert example.strip().startswith(tool) or f"| {tool} " in example
+    flags = result.log.partition(":\n")[2].partition("\n\nExample:\n")[0]
+    assert [line for line in flags.splitlines() if not line.startswith(("  -", "    \t"))] == []
 
 
 @pytest.mark.parametrize("tool", ALL)

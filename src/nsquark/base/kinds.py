@@ -12,6 +12,7 @@ from typing import Final, Generic, TypeVar
 
 from nsquark.base.durations import DURATION_NS_MAX, NS_PER_MS, Duration
 from nsquark.base.logs import Level
+from nsquark.base.printable import escaped
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ class FatalValueError(ValueError):
 
 
 def show_quoted(value: object) -> str:
-    return f'"{value}"' if value else ""
+    return f'"{"".join(map(escaped, str(value)))}"' if value else ""
 
 
 def show_nonzero(value: object) -> str:

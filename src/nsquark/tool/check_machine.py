@@ -32,7 +32,13 @@ CONNECT_SECONDS_MAX: Final = 1.0
 JAVA_SECONDS_MAX: Final = 20.0
 EARLIEST_TIME: Final = 1_735_689_600
 """This is 2025-01-01; a machine without a battery for its clock starts long before that."""
-DEFAULT_PORTS: Final = {4150: "nsqd TCP", 4151: "nsqd HTTP", 4160: "nsqlookupd TCP", 4161: "nsqlookupd HTTP"}
+DEFAULT_PORTS: Final = {
+    4150: "nsqd TCP",
+    4151: "nsqd HTTP",
+    4160: "nsqlookupd TCP",
+    4161: "nsqlookupd HTTP",
+    4171: "nsqadmin HTTP",
+}
 
 _REQUIREMENT: Final = re.compile(r"^([A-Za-z0-9_.-]+)(?:\[[^\]]*\])?\s*([^;]*)(?:;(.*))?$")
 _EXTRA: Final = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
@@ -279,7 +285,7 @@ def _why_not_bindable(port: int) -> str | None:
 
 
 def _is_ours(port: int, use: str) -> bool:
-    """Tells whether an nsqd or nsqlookupd has the port.
+    """Tells whether an nsqd, nsqlookupd or nsqadmin has the port.
 
     It asks the HTTP port, which is one above TCP; a wrong word on the TCP port itself would leave an error in the log.
     """

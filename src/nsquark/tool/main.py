@@ -85,7 +85,7 @@ def _choose(arguments: list[str]) -> tuple[str, list[str]]:
         prog="nsquark",
         usage="nsquark <command> [options]",
         description=f"NSQ in Python, on a log, with Spark as its data pipeline.\n\ncommands:\n{listing}",
-        epilog="`nsquark <command> --help` explains a command. The daemons, nsqd and nsqlookupd, are programs too.",
+        epilog="`nsquark <command> --help` explains a command. The daemons are nsqd, nsqlookupd and nsqadmin.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"nsquark {__version__} (speaks NSQ {NSQ_VERSION})")
