@@ -7,11 +7,13 @@ import re
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from harness import eventually
+from nsquark.base.event_loop import SAME_STOP_S
 
 from .conftest import NSQUARK, STOP_TIMEOUT_S, Up, get
 
@@ -49,6 +51,21 @@ def test_nsqadmin_shows_the_nsqds(make_up: Callable[..., Up]) -> None:
     assert f"see it all at http://{address}/" in up.output
     eventually(lambda: len(json.loads(get(address, "/api/nodes"))["nodes"]) == 2)
     assert get(address, "/").startswith(b"<!doctype html>")
+
+
+def test_a_signal_that_comes_twice_at_once_stops_all_in_order(make_up: Callable[..., Up]) -> None:
+    """`timeout` sends each signal twice: to its child, and to the group that the child is in."""
+    up = make_up("--no-nsqadmin").wait_until_up()
+    nsqd = up.ports["nsqd"][0]["pid"]
+    os.kill(nsqd, signal.SIGSTOP)  # so that stopping takes longer than the signals
+    began_s = time.monotonic()
+    while time.monotonic() - began_s < SAME_STOP_S / 4:
+        up.process.send_signal(signal.SIGTERM)
+        time.sleep(0.001)
+    os.kill(nsqd, signal.SIGCONT)
+    assert up.process.wait(STOP_TIMEOUT_S) == 0, up.errors
+    assert "SIGTERM: stopping all" in up.errors
+    assert "told twice" not in up.errors
 
 
 def test_nsqadmin_can_be_left_out(make_up: Callable[..., Up]) -> None:

@@ -4,9 +4,12 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
+
+SAME_STOP_S: Final = 1.0
+"""Signals within this time are one: `timeout` and others send each to a process and again to its group."""
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from nsquark.base.addresses import PORT_MAX
 from nsquark.base.errors import UserError
+from nsquark.base.event_loop import SAME_STOP_S
 from nsquark.base.logs import STDERR_FD, Level, LineWriter
 from nsquark.base.printable import printable
 from nsquark.tool.processes import Child
@@ -112,14 +113,17 @@ async def _serve(args: argparse.Namespace) -> int:
     fleet = Fleet(args, Console(args.log_level))
     loop = asyncio.get_running_loop()
     stops: list[asyncio.Task[bool]] = []
+    stopping_since_s = 0.0
 
     def on_signal(number: signal.Signals) -> None:
-        if stops:
-            fleet.say("up", "told twice: killing what still runs")
-            fleet.kill()
-        else:
+        nonlocal stopping_since_s
+        if not stops:
             fleet.say("up", f"{number.name}: stopping all")
             stops.append(asyncio.create_task(fleet.stop()))
+            stopping_since_s = loop.time()
+        elif loop.time() - stopping_since_s >= SAME_STOP_S:
+            fleet.say("up", "told twice: killing what still runs")
+            fleet.kill()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, on_signal, number)

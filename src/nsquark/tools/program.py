@@ -24,6 +24,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
 from nsquark.base import event_loop, logs
+from nsquark.base.event_loop import SAME_STOP_S
 from nsquark.base.flags import EXIT_FATAL, parse_with_rest
 from nsquark.base.printable import printable
 from nsquark.base.version import NSQ_VERSION
@@ -115,14 +116,23 @@ def _end_by(number: signal.Signals) -> NoReturn:
 
 
 def on_stop(stop: Callable[[], None]) -> None:
-    """Makes SIGINT and SIGTERM call `stop` in the event loop; a second signal ends the program at once."""
+    """Makes SIGINT and SIGTERM call `stop` in the event loop; one that comes SAME_STOP_S later or more ends the program
+    at once.
+    """
     loop = asyncio.get_running_loop()
+    is_stopping = False
 
-    def first(number: signal.Signals) -> None:
+    def first() -> None:
+        nonlocal is_stopping
+        if not is_stopping:
+            is_stopping = True
+            loop.call_later(SAME_STOP_S, end_at_the_next)
+            stop()
+
+    def end_at_the_next() -> None:
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(each)
             signal.signal(each, signal.SIG_DFL)
-        stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, first, number)
+        loop.add_signal_handler(number, first)
