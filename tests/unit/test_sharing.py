@@ -79,6 +79,24 @@ async def test_a_new_channel_disturbs_no_other(tmp_path: Path, monkeypatch: pyte
         assert set(delivering) == {"new"}
 
 
+async def test_a_consumer_that_takes_everything_gets_a_part_each_turn(tmp_path: Path) -> None:
+    """Others have their turn meanwhile, however fast it reads; so they do when all of it is delivered again."""
+    async with opened(tmp_path) as nsqd:
+        topic = nsqd.topic("t")
+        session, client = consumer(nsqd, "t", "ch", rdy=100)
+        publish(topic, *[b"m" * 100_000] * 50)
+        got = len(client.bodies())
+        assert 0 < got < 50
+        await until(lambda: not topic.channels["ch"].depth)
+        assert got + len(client.bodies()) == 50
+        command(session, b"".join(b"REQ %s 0\n" % message_id for message_id in in_flight(topic, "ch")))
+        got = len(client.bodies())
+        assert 0 < got < 50
+        await until(lambda: not topic.channels["ch"].depth)
+        assert got + len(client.bodies()) == 50
+        assert set(client.attempts) == {2}
+
+
 async def test_a_window_that_is_nearly_full_is_refilled_in_one_portion_a_little_later(tmp_path: Path) -> None:
     async with opened(tmp_path) as nsqd:
         topic = nsqd.topic("t")

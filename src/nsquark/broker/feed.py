@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 RUN_BYTES_MAX = 64 << 10
 """A run of messages written to one consumer has at most this many bytes, or is one message."""
+FILL_RUNS_MAX = 8
+"""At most this many runs are sent to one consumer in a turn: others wait meanwhile, however much it takes."""
 REDELIVERY_RUN_MAX = 256
+REDELIVERY_BYTES_MAX = 512 << 10
+"""A run of redeliveries has at most this many bytes and one message more."""
 
 
 class Feed:
@@ -101,7 +105,9 @@ class Feed:
             self._credit = max(-REDELIVERY_RUN_MAX, min(self._credit, 1))
 
     def _send_new(self, session: Session, want: int, now: int) -> None:
-        while want > 0 and session.is_ready:
+        for _ in range(FILL_RUNS_MAX):
+            if want <= 0 or not session.is_ready:
+                return
             sent = self._send_run(session, want, now)
             if sent == 0:
                 return
@@ -152,7 +158,10 @@ class Feed:
         """Sends messages that were delivered before: copies with their attempts, since the log has the first one."""
         assert session.consumer is not None
         pieces: list[bytes] = []
-        while len(pieces) < min(want, REDELIVERY_RUN_MAX) and self.ledger.queued:
+        pieces_bytes = 0
+        while (
+            len(pieces) < min(want, REDELIVERY_RUN_MAX) and pieces_bytes < REDELIVERY_BYTES_MAX and self.ledger.queued
+        ):
             seq = self.ledger.next_queued()
             if not self.topic.log.extents.between(seq, seq + 1) and seq not in self._kept:
                 self.ledger.discard(seq)  # damaged, or removed by a disk policy
@@ -167,6 +176,7 @@ class Feed:
             if self._latency is not None:
                 self.ledger.stamp(seq, record)
             pieces.append(b"".join((record[:ATTEMPTS_AT], attempts.to_bytes(2, "big"), record[ID_AT:])))
+            pieces_bytes += len(record)
         if pieces:
             session.send(b"".join(pieces))
         return len(pieces)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+from collections import deque
 from collections.abc import Callable
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
@@ -36,6 +37,8 @@ PLAIN_BYTES_MAX: Final = 64 << 10
 """At most this much is decoded at a time: little input may become much."""
 GATHER_BYTES_MAX: Final = 64 << 10
 """What is written within a turn is encoded together, up to this."""
+UNENCODED_BYTES_MAX: Final = 256 << 10
+"""A session that wrote more than this faster than it can be encoded waits."""
 TLS_RECORD_BYTES_MAX: Final = 16 << 10
 TLS_HANDSHAKE_RECORD: Final = 0x16
 
@@ -54,7 +57,8 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
     * Encoded bytes are read from the socket only while none are left from before, so a connection has at most
       SOCKET_READ_BYTES of them and one unfinished record or chunk, however much they would become.
     * Nothing is written between the answer to IDENTIFY and the last OK.
-    * Decoding gives way to the others as the session itself does; the session's own time is part of it.
+    * Decoding gives way to the others as the session itself does; the session's own time is part of it. So does
+      encoding: little output may have been much.
     """
 
     def __init__(self, session: Session, fail: Callable[[FatalClientError], object]) -> None:
@@ -78,9 +82,14 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
         """Tells whether the client has closed its side, or all is closed."""
         self._is_decoding = False
         """Tells whether the others have their turn, after which more is decoded."""
-        self._gathered: list[bytes | bytearray | memoryview] = []
+        self._gathered: deque[bytes | bytearray | memoryview] = deque()
         self._gathered_bytes = 0
         self._is_flush_due = False
+        self._encoding_ns = 0
+        """Tells how long was encoded since the last flush."""
+        self._is_behind = False
+        """Tells whether the session may write no more, since too much waits to be encoded."""
+        self._is_socket_full = False
 
     def begin(self) -> None:
         """Begins when IDENTIFY's answer is written: what comes now is TLS or compressed."""
@@ -173,10 +182,13 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
         return True
 
     def pause_writing(self) -> None:
+        self._is_socket_full = True
         self._session.pause_writing()
 
     def resume_writing(self) -> None:
-        self._session.resume_writing()
+        self._is_socket_full = False
+        if not self._is_behind:
+            self._session.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_ended = True
@@ -297,17 +309,45 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
         self._gathered.append(data)
         self._gathered_bytes += len(data)
         if self._gathered_bytes >= GATHER_BYTES_MAX:
-            self._flush()
-        elif not self._is_flush_due:
+            self._encode()
+        if not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
+        if self._gathered_bytes > UNENCODED_BYTES_MAX and not self._is_behind:
+            self._is_behind = True
+            self._session.pause_writing()
 
     def _flush(self) -> None:
-        self._is_flush_due = False
-        gathered = self._gathered
-        if gathered and not self._socket.is_closing():
-            self._gathered, self._gathered_bytes = [], 0
-            self._send(gathered[0] if len(gathered) == 1 else b"".join(gathered))
+        """Sends what was gathered; what takes too long to encode is sent when the others had their turn."""
+        self._encoding_ns = 0
+        self._encode()
+        self._is_flush_due = bool(self._gathered)
+        if self._is_flush_due:
+            self._loop.call_soon(self._flush)
+        elif self._is_behind:
+            self._is_behind = False
+            if not self._is_socket_full:
+                self._session.resume_writing()
+
+    def _encode(self) -> None:
+        """Encodes and sends what was gathered, as long as a turn allows."""
+        while self._gathered and self._encoding_ns < TURN_NS_MAX:
+            started_ns = monotonic_ns()
+            self._send(self._next_gathered())
+            self._encoding_ns += monotonic_ns() - started_ns
+
+    def _next_gathered(self) -> bytes | bytearray | memoryview:
+        """Takes what is encoded next: at least GATHER_BYTES_MAX if there is as much, and less than twice that."""
+        pieces, count = [], 0
+        while self._gathered and count < GATHER_BYTES_MAX:
+            piece = self._gathered.popleft()
+            if len(piece) > GATHER_BYTES_MAX:
+                self._gathered.appendleft(memoryview(piece)[GATHER_BYTES_MAX:])
+                piece = memoryview(piece)[:GATHER_BYTES_MAX]
+            pieces.append(piece)
+            count += len(piece)
+        self._gathered_bytes -= count
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _send(self, data: bytes | bytearray | memoryview) -> None:
         if self._encoder is not None:
@@ -324,7 +364,8 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
         if self._socket.is_closing():
             return
         self._is_ended = True
-        self._flush()
+        while self._gathered:
+            self._send(self._next_gathered())
         if self._tls is not None and self._is_ready:
             with contextlib.suppress(ssl.SSLError):  # it only waits for the client's own farewell
                 self._tls.unwrap()
