@@ -120,6 +120,30 @@ async def test_emptying_a_topic_drops_its_own_and_leaves_the_channels(tmp_path: 
         assert channel.topic.deferrals.own.count == 0
 
 
+async def test_what_was_dropped_is_not_counted_as_deferred(tmp_path: Path) -> None:
+    async with opened(tmp_path) as nsqd:
+        topic = nsqd.topic("t")
+        topic.channel("old")
+        topic.publish_deferred(b"of the channel", 1_000)
+        topic.set_paused(True)
+        topic.publish_deferred(b"of the topic", 1_000)
+        topic.channel("new")
+        topic.channel("emptied").empty()
+        topic.publish_deferred(b"of the topic", 1_000)
+        topic.empty()
+        assert deferred_counts(topic) == {"old": 1, "new": 0, "emptied": 0}
+    async with opened(tmp_path) as nsqd:
+        topic = nsqd.topics["t"]
+        assert deferred_counts(topic) == {"old": 1, "new": 0, "emptied": 0}
+        topic.set_paused(False)
+        await pass_time(nsqd, topic, 1_000, expected=1)
+        assert deferred_counts(topic) == {"old": 0, "new": 0, "emptied": 0}
+
+
+def deferred_counts(topic: Topic) -> dict[str, int]:
+    return {channel.name: channel.deferred_count for channel in topic.channels.values()}
+
+
 def channel_seqs(topic: Topic) -> list[int]:
     extents = topic.log.extents
     return [extents.nth(ordinal) for ordinal in range(extents.between(0, topic.log.head))]

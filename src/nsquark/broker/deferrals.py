@@ -91,9 +91,13 @@ class Deferrals:
     # -- start -------------------------------------------------------------------------------------------
 
     def found_from(self, first: int) -> Awaited:
-        """Returns what waited at the start and has this number or a higher one."""
+        """Returns what waited at the start and has this number or a higher one, less what was dropped."""
         found = self._messages.found
-        return Awaited(first, len(found) - bisect_left(found, first))
+        start = bisect_left(found, first)
+        dropped = sum(
+            max(0, bisect_left(found, high) - max(start, bisect_left(found, low))) for low, high in self.voided
+        )
+        return Awaited(first, len(found) - start - dropped)
 
     def restore_own(self, first: int) -> None:
         self._own = self.found_from(first)
@@ -201,7 +205,14 @@ class Deferrals:
     def void_own(self) -> None:
         """Drops what is the topic's own, if the pump stands still."""
         if not self._topic.is_pump_following and self.number > self._own.first:
-            self.voided.append((self._own.first, self.number))
+            first, entering = self._own.first, self.appending[1] if self.appending is not None else []
+            self.voided.append((first, self.number))
+            self._own.are_gone(entering)  # the log has them, or they come back when that fails
+            for channel in self._topic.channels.values():
+                if channel.deferred.first <= first:
+                    channel.deferred.count -= self._own.count
+                else:  # it was emptied since the pump stopped
+                    channel.deferred.count = sum(number >= channel.deferred.first for number in entering)
             self._own = Awaited(self.number)
 
     def _is_voided(self, number: int) -> bool:
