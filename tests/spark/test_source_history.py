@@ -212,6 +212,27 @@ def test_a_backup_is_noticed_also_when_its_numbers_go_on_behind_all_that_was_rea
     once.stop()
 
 
+def test_a_backup_that_is_put_back_twice_is_said_once_each_time(
+    make_nsqd: Callable[..., Nsqd], tmp_path: Path, start: MakeQuery
+) -> None:
+    daemon = on_fixed_port(make_nsqd(data_path=tmp_path / "data"))
+    publish(daemon, "t", bodies(0, 100))
+    daemon.stop()
+    shutil.copytree(daemon.data_path, tmp_path / "backup")
+    (tmp_path / "backup" / "nsquark" / "sequence").write_bytes(b"damaged")
+    daemon.start()
+    one = start(daemon, topic="t")
+    assert one.state() == bodies(0, 100)
+    for _ in range(2):
+        put_back(daemon, tmp_path / "backup")
+        with pytest.raises(DataLost, match="older state"):
+            one.restarted().plan()
+        again = one.restarted(failOnDataLoss="false")
+        assert again.state() == []
+        one.committed = again.committed
+        assert not one.restarted().plan(), "failOnDataLoss=false is needed once"
+
+
 def test_two_nsqds_with_one_id_are_an_error_that_names_both(
     make_nsqd: Callable[..., Nsqd], tmp_path: Path, start: MakeQuery
 ) -> None:

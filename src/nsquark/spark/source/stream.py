@@ -7,7 +7,7 @@ not called when a query ends by an error.)
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -138,10 +138,11 @@ class Query:
         base = start if start.query else self._begun
         nsqds = self._cluster.nsqds()
         checked = {nsqd_id: KnownNsqd(nsqd.address, nsqd.run) for nsqd_id, nsqd in nsqds.items()}
-        spans = {**start.spans, **deleted, **self._history.begun_anew(start, heads, nsqds)}
+        anew = self._history.begun_anew(start, heads, nsqds)
+        spans = {**start.spans, **deleted, **anew}
         spans |= self._commit_channel(start, spans)
         spans |= self._entering(start, heads)
-        self._end = _with_nsqds(base.with_spans(spans), start, heads, checked)
+        self._end = _with_nsqds(base.with_spans(spans), start, heads, checked, anew)
         if self._channel and not start.query:
             return self._end
         wanted = {
@@ -153,7 +154,7 @@ class Query:
         if admitted is None:
             return start if start.query else self._end
         read_on = {key: spans[key]._replace(next=high) for key, high in admitted.items()}
-        self._end = _with_nsqds(self._end.with_spans(read_on), start, heads, checked)
+        self._end = _with_nsqds(self._end.with_spans(read_on), start, heads, checked, anew)
         return self._end
 
     def _commit_channel(self, start: Offset, spans: Mapping[Key, ReadSpan]) -> dict[Key, ReadSpan]:
@@ -292,14 +293,16 @@ class Query:
         }
 
 
-def _with_nsqds(end: Offset, start: Offset, heads: Heads, checked: Mapping[str, KnownNsqd]) -> Offset:
-    """Adds address and run of the nsqds whose spans changed, and of new nsqds. Others stay as they were: an offset that
-    differs only in them would be new data to Spark.
+def _with_nsqds(
+    end: Offset, start: Offset, heads: Heads, checked: Mapping[str, KnownNsqd], anew: Collection[Key]
+) -> Offset:
+    """Adds address and run of the nsqds whose spans changed, or with keys that begin `anew`, if only where they were,
+    and of new nsqds. Others stay as they were: an offset that differs only in them would be new data to Spark.
 
     `checked` has the runs whose history was checked. One that began since is left to the next batch: if it were noted
     here, nobody would ever find that its data path is an older one.
     """
-    moved = {key.nsqd_id for key, span in end.spans.items() if start.spans.get(key) != span}
+    moved = {key.nsqd_id for key, span in end.spans.items() if key in anew or start.spans.get(key) != span}
     return end.with_nsqds(
         {
             nsqd_id: known
