@@ -215,3 +215,4 @@ def test_a_producer_is_answered_without_end(run: Callable[[Coroutine[Any, Any, N
 
     with EndlessNsqd(_repeated(FLOODS[name], SEND_BYTES), b"PUB") as server:
         run(publish())
+        assert server.flooded.is_set()
