@@ -1,5 +1,6 @@
 """Checks accidents in the middle of a seek: a channel stands where it stood or where it was sent, and loses nothing."""
 
+import contextlib
 import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from faults.data_files import topic_directory
+from faults.flood import finish_many
 from faults.shim import KILL, Rule, Shim
 from harness import Nsqd, Wire, eventually
 
@@ -15,6 +17,8 @@ pytestmark = pytest.mark.ours
 COUNT = 20
 HELD = 5
 LATER_MS = 2000
+PASSING_BATCH, PASSING_BATCHES = 2000, 150
+"""So many are finished above the held messages that these are parked."""
 CALLS = [("write", "*/t.t/cursors", number) for number in range(5)] + [("unlink", "*.journal", 0)]
 """What a seek does on the disk, with room for calls that it does not make."""
 
@@ -28,7 +32,7 @@ def shim(tmp_path: Path) -> Shim:
 
 @pytest.fixture
 def daemon(shim: Shim) -> Iterator[Nsqd]:
-    daemon = Nsqd(shim.root, "--sync-timeout=100ms", environment=shim.environment).start()
+    daemon = Nsqd(shim.root, "--sync-timeout=100ms", "--retention-time=1h", environment=shim.environment).start()
     yield daemon
     daemon.kill()
 
@@ -114,3 +118,38 @@ def test_a_channel_goes_on_after_a_refused_seek(
     assert daemon.post("/channel/seek", topic="t", channel="c", to="oldest").status in (200, 503)
     shim.set_rules()
     assert _drained(daemon, connect) >= unfinished
+
+
+def test_a_loss_of_power_right_after_it_keeps_parked_messages(
+    daemon: Nsqd, shim: Shim, connect: Callable[..., Wire]
+) -> None:
+    """The position that a seek has left may come back while what it did with the journal stays."""
+    held = {b"held %d" % number for number in range(HELD)}
+    consumer = connect(daemon).subscribe("t", "c", msg_timeout=600_000)
+    connect(daemon).publish("t", *held)
+    consumer.RDY(HELD)
+    consumer.read_messages(HELD)
+    consumer.RDY(PASSING_BATCH)
+    publisher = connect(daemon)
+    for _ in range(PASSING_BATCHES):
+        publisher.publish("t", *[b"passing"] * PASSING_BATCH)
+        finish_many(consumer, PASSING_BATCH)
+    directory = topic_directory(daemon.data_path, "t")
+
+    def are_parked() -> bool:
+        standing = daemon.get("/channel/seek", topic="t", channel="c", to="oldest").json()
+        return bool(standing["position"] > standing["target"])
+
+    eventually(are_parked)
+    cursors = (directory / "cursors").read_bytes()
+    shim.set_rules(Rule("sync", "*/t.t/cursors", KILL))
+    with contextlib.suppress(OSError):
+        daemon.post("/channel/seek", topic="t", channel="c", to="oldest")
+    eventually(lambda: not daemon.is_running)
+    daemon.kill()
+    shim.set_rules()
+    assert (directory / "cursors").read_bytes() != cursors
+    (directory / "cursors").write_bytes(cursors)
+    daemon.start()
+    consumer = connect(daemon).subscribe("t", "c", rdy=HELD)
+    assert held <= {message.body for message in consumer.read_messages(HELD)}

@@ -16,6 +16,7 @@ from nsquark.broker.feed import Feed
 from nsquark.broker.observe.latency import LatencyWindow
 from nsquark.broker.sharing import Sharing
 from nsquark.broker.topology import TopologyCounts, is_aware
+from nsquark.kernel.journal import JOURNAL_PARKED, JOURNAL_RECORD
 from nsquark.kernel.ledger import Ledger
 from nsquark.kernel.restart import note_finished, restore, snapshot
 from nsquark.log.cursors import ChannelState, Slot, encode_state
@@ -337,11 +338,12 @@ class Channel:
         """
         if deferred_first is None:
             deferred_first = self.deferred.first
+        parked = self._parked_from(seq)
         try:
             # In one step, and before the journal goes: only that knows the parked messages below the old position.
             self._write_slot(msgspec.structs.replace(self.state(), skips=()), deferred_first, seq)
             if self._journal is not None:
-                self._journal.rewrite(b"")
+                self._journal.rewrite(parked)
         except OSError:
             self._store_state()
             self.wake()
@@ -351,6 +353,26 @@ class Channel:
         self.ledger.journal.clear()
         self.feed.skips = []
         self.wake()
+        if parked:
+            self.topic.slots.when_durable(self._forget_parked)
+
+    def _parked_from(self, seq: int) -> bytes:
+        """Returns the journal's records of the parked messages from `seq` on: they stay until a lower position is
+        durable, since a loss of power may bring the old one back.
+        """
+        if not self.ledger.parked_count:
+            return b""
+        records = JOURNAL_RECORD.iter_unpack(snapshot(self.ledger))
+        return b"".join(JOURNAL_RECORD.pack(*one) for one in records if one[1] == JOURNAL_PARKED and one[3] >= seq)
+
+    def _forget_parked(self) -> None:
+        """Lets the journal go on without messages that come again, since the channel went back below them."""
+        if self._journal is None or self.is_deleted:
+            return
+        if self._is_parking or self._is_journal_replaced:
+            self.topic.nsqd.loop.call_later(NOTE_INTERVAL_S, self._forget_parked)
+        else:
+            self._journal.replace_later(snapshot(self.ledger))
 
     def skip_range(self, low: int, high: int) -> None:
         """Skips the messages in `low <= seq < high`, which are not for this channel."""

@@ -112,6 +112,12 @@ class Slots:
         if self._file is not None:
             self._file.repair()
 
+    def when_durable(self, callback: Callable[[], None]) -> None:
+        """Calls back once all that is stored by now is durable, as soon as possible."""
+        assert self._file is not None
+        self._file.file.hurry()
+        self._file.file.when_synced(callback)
+
     def make_durable(self) -> None:
         """Syncs the file here and now, or raises; to be called when no thread uses it."""
         if self._file is not None:
