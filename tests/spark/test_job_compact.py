@@ -20,7 +20,7 @@ import pyarrow.parquet
 
 from nsquark.base.errors import UserError
 from nsquark.spark.jobs import archive, compact
-from nsquark.spark.jobs.layout import CHECKPOINT, SPARK_LOG
+from nsquark.spark.jobs.layout import CHECKPOINT, COMPACTION, SPARK_LOG
 from nsquark.spark.jobs.sink_log import ListFile, live_files, live_lists, may_be_listing
 from spark.compact_killed import STEPS
 from spark.source_rig import address, bodies, publish
@@ -232,3 +232,13 @@ def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
         compact.run(arguments(compact, str(tmp_path)))
     with pytest.raises(UserError, match="--target-mib is below 1"):
         compact.run(arguments(compact, str(tmp_path), "--target-mib", "0"))
+
+
+@pytest.mark.parametrize("damage", [b'[{"merged":"\xff"}]', b"[{", b"[" * 100_000])
+def test_a_damaged_journal_is_named(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / SPARK_LOG).mkdir()
+    journal = tmp_path / COMPACTION / compact.JOURNAL
+    journal.parent.mkdir()
+    journal.write_bytes(damage)
+    with pytest.raises(UserError, match=r"journal\.json is damaged .*: remove it"):
+        compact.Compaction(tmp_path, TARGET_BYTES, None).run()

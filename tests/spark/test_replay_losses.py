@@ -1,6 +1,7 @@
 """Checks that a replay which goes on says when messages that it had yet to publish are gone."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ pytest.importorskip("pyspark", reason="Spark is not installed: pip install 'nsqu
 from nsquark.base.errors import UserError
 from nsquark.spark.jobs import replay
 from nsquark.spark.jobs.replay import ReplayDone
-from nsquark.spark.jobs.replay_state import ReplayState
+from nsquark.spark.jobs.replay_state import STATE, ReplayState
 from nsquark.spark.jobs.session import read_messages
 from nsquark.spark.sink.options import SinkOptions
 from spark.jobs_driver import replay_arguments
@@ -91,3 +92,10 @@ def test_messages_that_retention_removed_after_they_were_replayed_are_no_loss(
     assert 50 <= remove_what_is_not_held(nsqd) < 950
     assert go_on(spark, nsqd, tmp_path).before == 950
     assert replayed(nsqd) == bodies(0, 1000)
+
+
+@pytest.mark.parametrize("damage", [b'{"id":"\xff"}', b"{", b"[" * 100_000])
+def test_a_damaged_state_is_named(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / STATE).write_bytes(damage)
+    with pytest.raises(UserError, match=r"replay\.json cannot be read .*: name another --checkpoint"):
+        ReplayState.opened(tmp_path, {}, None, datetime.now(UTC)).__enter__()

@@ -12,6 +12,7 @@ import pytest
 
 from harness import FaultProxy, Nsqd, eventually
 from harness.lookupd import Nsqlookupd
+from nsquark.tap.main import SOURCES_FILE
 from nsquark.tap.tap_log import ID_CHARS_MAX, identity_of
 from nsquark.tap.window import GENERATIONS, IdWindow
 from tap.rig import CHANNEL, Tap, numbered, prepare, publish, running_source, wait_until_finished
@@ -45,6 +46,16 @@ def test_flags_that_do_not_fit(flags: tuple[str, ...], sentence: str, tmp_path: 
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert sentence in done.stderr
+
+
+@pytest.mark.parametrize("damage", [b'["\xff:4150"]', b"[", b"[" * 100_000])
+def test_a_damaged_list_of_nsqds_is_named(source: Nsqd, tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / SOURCES_FILE).write_bytes(damage)
+    flags = (f"--data-path={tmp_path}", "--topic=x", f"--nsqd-tcp-address={source.tcp_address}")
+    command = [sys.executable, "-m", "nsquark.tool.main", "tap", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert f"{tmp_path / SOURCES_FILE} is damaged" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_two_taps_do_not_share_a_data_path(source: Nsqd, tmp_path: Path) -> None:

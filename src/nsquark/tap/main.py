@@ -25,6 +25,7 @@ from nsquark.tap.tapped_nsqd import TappedNsqd
 from nsquark.tools.program import Fatal, on_stop, parse_options, run
 from nsquark.web.browsers import BrowserGuard
 from nsquark.web.server import HttpLimits, HttpServer
+from nsquark.wire.documents import decode_json
 
 SOURCES_FILE: Final = "tap.json"
 """This file lists the addresses of all nsqds that were ever tapped; the place of an address decides its port."""
@@ -121,10 +122,10 @@ class Tap:
 
     def _read_known(self) -> list[str]:
         try:
-            return msgspec.json.decode(self._known_file.read_bytes(), type=list[str])
+            return decode_json(self._known_file.read_bytes(), list[str])
         except FileNotFoundError:
             return []
-        except msgspec.MsgspecError as error:
+        except ValueError as error:
             raise Fatal(f"{self._known_file} is damaged ({error}): write it anew, a list of addresses") from None
 
 

@@ -37,6 +37,7 @@ from nsquark.spark.jobs.sink_log import (
     remove_unfinished,
     with_merged,
 )
+from nsquark.wire.documents import decode_json
 
 MIB: Final = 1 << 20
 TARGET_MIB_DEFAULT: Final = 128
@@ -197,9 +198,14 @@ class Compaction:
 
     def _waiting(self) -> list[Merge]:
         try:
-            return msgspec.json.decode(self._journal.read_bytes(), type=list[Merge])
+            return decode_json(self._journal.read_bytes(), list[Merge])
         except FileNotFoundError:
             return []
+        except ValueError as error:
+            raise UserError(
+                f"{self._journal} is damaged ({error}): remove it. The files that it names stay on disk, and those who"
+                " read the archive by its list do not see them"
+            ) from None
 
     def _store(self, merges: list[Merge]) -> None:
         write_atomically(self._journal, msgspec.json.encode(merges))

@@ -18,6 +18,7 @@ from nsquark.base.errors import UserError
 from nsquark.log.files import sync_directory, write_atomically
 from nsquark.spark.options import EPOCH, MICROSECOND
 from nsquark.spark.sink.append import digest
+from nsquark.wire.documents import decode_json
 
 STATE = "replay.json"
 LOCK = "lock"
@@ -169,8 +170,8 @@ def _make_durably(directory: Path) -> None:
 
 def _read(path: Path, identity: Mapping[str, str]) -> _Stored:
     try:
-        stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
-    except (OSError, msgspec.MsgspecError) as error:
+        stored = decode_json(path.read_bytes(), _Stored)
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}): name another --checkpoint for a new replay") from None
     for name in sorted({*stored.identity, *identity}):
         before, now = stored.identity.get(name, ""), identity.get(name, "")
