@@ -12,6 +12,7 @@ from browser.conftest import Tabs
 from browser.steps import complaints, settled
 from harness import Wire
 from harness.nsqadmin import Nsqadmin
+from harness.waiting import eventually
 from nsquark.admin.format import UNKNOWN
 
 PAGES = {
@@ -69,7 +70,10 @@ def test_names_of_any_length_fit_a_phone(cluster: Cluster, tabs: Tabs) -> None:
     nsqd.post("/topic/create", topic=long)
     nsqd.post("/channel/create", topic=long, channel=long)
     with Wire(nsqd.tcp) as wire:
-        wire.subscribe(long, long, client_id="c" * 200, hostname="h" * 200, user_agent="u" * 200)
+        agent = "u" * 200
+        wire.subscribe(long, long, client_id="c" * 200, hostname="h" * 200, user_agent=agent)
+        # A page that was opened before nsqadmin knows all of this is loaded anew when the first rows come.
+        eventually(lambda: agent in cluster.admin.get(f"/topics/{long}/{long}").text)
         page = tabs.open("about:blank", viewport={"width": 390, "height": 844})
         node = f"/nodes/{nsqd.http_address}"
         for path in (
