@@ -6,7 +6,16 @@ import msgspec
 import pytest
 
 from nsquark.admin.assembly import build, read_rows, version_key
-from nsquark.admin.snapshot import DescribedNsqd, LogHeads, NodeAnswer, Snapshot, StatsAnswer, StatsRows
+from nsquark.admin.snapshot import (
+    ClusterTotals,
+    DescribedNsqd,
+    Failure,
+    LogHeads,
+    NodeAnswer,
+    Snapshot,
+    StatsAnswer,
+    StatsRows,
+)
 
 
 def answer(
@@ -139,6 +148,14 @@ def test_an_nsqd_without_an_answer_is_still_a_node() -> None:
     assert snapshot.nodes["a:1"].failure == "no answer"
     assert snapshot.nodes["a:1"].is_out_of_date
     assert (snapshot.totals.nodes, snapshot.totals.nodes_answering) == (2, 1)
+
+
+def test_what_no_nsqd_told_is_not_known() -> None:
+    silent = NodeAnswer(producer=DescribedNsqd(address="a:1", version="1.2.0"), failure="no answer")
+    failure = Failure(kind="nsqd", address="a:1", text="no answer", since=1.0)
+    assert build(1.0, [silent], failures=[failure]).totals == ClusterTotals(nodes=1)
+    assert build(1.0, []).totals.depth == 0
+    assert build(1.0, [silent, answer("b:1", 1.0, topic("t"))], failures=[failure]).totals.topics == 1
 
 
 def test_versions_are_ordered() -> None:

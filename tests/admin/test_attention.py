@@ -103,6 +103,8 @@ def test_a_channel_without_consumers() -> None:
     (found,) = told(watch, 3.0, make_channel(1234, client_count=0))
     assert (found.severity, found.since, found.path) == ("warning", 3.0, "/topics/t/c")
     assert found.text == "channel t/c has no consumers: 1,234 messages wait"
+    (found,) = told(watch, 4.0, make_channel(1, client_count=0))
+    assert found.text == "channel t/c has no consumers: 1 message waits"
     assert told(watch, 5.0, make_channel(1234, client_count=1)) == ()
 
 

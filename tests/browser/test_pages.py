@@ -335,6 +335,20 @@ def test_what_does_not_answer_is_named_and_the_rest_shown(cluster: Cluster, tabs
         tabs.close()
 
 
+def test_figures_that_no_nsqd_told_are_not_known(tabs: Tabs) -> None:
+    with Nsqadmin("--nsqd-http-address=127.0.0.1:1", "--poll-interval=500ms") as admin:
+        page = settled(tabs.open(admin.url))
+        for title in ("Depth", "In flight", "Consumers"):
+            tile = page.locator("[data-block=tiles] .tile", has_text=title)
+            expect(tile.locator("dd").first).to_contain_text(UNKNOWN)
+        page.reload()
+        expect(page.locator("div.empty")).to_contain_text("No nsqd answers")
+        page.goto(f"{admin.url}/topics")
+        expect(page.locator("div.empty")).to_contain_text("No nsqd answers")
+        expect(page.locator("main")).not_to_contain_text("0 topics")
+        tabs.close()
+
+
 def test_everything_is_below_the_base_path(cluster: Cluster, tabs: Tabs) -> None:
     lookupd = cluster.lookupds[0].http_address
     flags = [f"--lookupd-http-address={lookupd}", "--base-path=/a/b/", "--poll-interval=500ms"]

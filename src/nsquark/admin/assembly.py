@@ -54,14 +54,16 @@ def build(
         for topic in node.topics:
             by_topic[topic.name].append(topic)
     topics = {name: _topic(name, by_topic[name], last.topics.get(name)) for name in sorted(by_topic)}
+    failed = tuple(failures)
+    is_told = not failed or any(node.answered for node in nodes.values())
     return Snapshot(
         at=at,
         nodes=nodes,
         topics=topics,
         lookupds=tuple(lookupds),
-        failures=tuple(failures),
+        failures=failed,
         queries=tuple(_queries(at, topics)),
-        totals=_totals(nodes, topics),
+        totals=_totals(nodes, topics) if is_told else ClusterTotals(nodes=len(nodes)),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from nsquark.admin.format import plural
 from nsquark.admin.snapshot import ClusterChannel, Node, Snapshot, SparkQuery
 from nsquark.admin.trends import Trend, Trends
 from nsquark.admin.urls import channel_path, node_path, topic_path
@@ -85,7 +86,7 @@ def findings(snapshot: Snapshot, trends: Trends) -> Iterator[Trouble]:
     yield from _of_versions(snapshot)
     for topic in snapshot.topics.values():
         if topic.depth and not topic.channels:
-            text = f"topic {topic.name} has no channel: {topic.depth:,} messages wait for one"
+            text = f"topic {topic.name} has no channel: {_waiting(topic.depth)} for one"
             yield Trouble(("no channel", topic.name), "info", text, topic_path(topic.name), topic.depth)
         if topic.paused:
             yield Trouble(("paused", topic.name), "info", f"topic {topic.name} is paused", topic_path(topic.name))
@@ -136,13 +137,13 @@ def _of_channel(channel: ClusterChannel, trends: Trends) -> Iterator[Trouble]:
     if channel.paused:
         yield Trouble(("paused", *place), "info", f"channel {name} is paused", channel_path(*place))
     elif not channel.client_count and not channel.owner and channel.waiting:
-        text = f"channel {name} has no consumers: {channel.waiting:,} messages wait"
+        text = f"channel {name} has no consumers: {_waiting(channel.waiting)}"
         yield Trouble(("no consumers", *place), "warning", text, channel_path(*place), channel.waiting)
     trend = trends.get(*place)
     if trend is None:
         return
     if trend.growing_since and _grows(trend) and channel.waiting >= GROWING_WAITING_MIN and not channel.owner:
-        text = f"depth of {name} grows by {trend.growth:,.1f}/s: {channel.waiting:,} messages wait"
+        text = f"depth of {name} grows by {trend.growth:,.1f}/s: {_waiting(channel.waiting)}"
         key = ("growing", *place)
         yield Trouble(key, "warning", text, channel_path(*place), channel.waiting, trend.growing_since)
     for word, rate, usual in (
@@ -158,7 +159,7 @@ def _of_query(query: SparkQuery, now: float, trends: Trends) -> Iterator[Trouble
     name = f"Spark query {query.owner} on {query.topic}/{query.channel}"
     silent_s = now - query.last_commit
     if silent_s > SILENT_QUERY_S:
-        text = f"{name} has not been heard of for {silent_s / 60:.0f} minutes: {query.lag:,} messages wait"
+        text = f"{name} has not been heard of for {silent_s / 60:.0f} minutes: {_waiting(query.lag)}"
         key = ("query silent", query.topic, query.channel)
         yield Trouble(key, "critical" if query.lag else "info", text, "/spark", query.lag, query.last_commit)
         return
@@ -172,3 +173,7 @@ def _of_query(query: SparkQuery, now: float, trends: Trends) -> Iterator[Trouble
 def _grows(trend: Trend) -> bool:
     is_lasting = trend.growing_since > 0 and trend.at - trend.growing_since >= GROWING_S
     return is_lasting and trend.growth >= GROWING_RATE_MIN
+
+
+def _waiting(count: int) -> str:
+    return plural(count, "message waits", "messages wait")

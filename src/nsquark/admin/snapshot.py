@@ -385,17 +385,17 @@ class Lookupd(msgspec.Struct, kw_only=True, frozen=True, gc=False):
 
 
 class ClusterTotals(msgspec.Struct, kw_only=True, frozen=True, gc=False):
-    """Sums up the whole cluster."""
+    """Sums up the whole cluster. What nobody could tell, since something fails and no nsqd answered, is None."""
 
-    topics: int = 0
-    channels: int = 0
     nodes: int = 0
     nodes_answering: int = 0
-    depth: int = 0
-    in_flight: int = 0
-    deferred: int = 0
-    messages: int = 0
-    client_count: int = 0
+    topics: int | None = None
+    channels: int | None = None
+    depth: int | None = None
+    in_flight: int | None = None
+    deferred: int | None = None
+    messages: int | None = None
+    client_count: int | None = None
     rate_in: float | None = None
     rate_bytes_in: float | None = None
     rate_out: float | None = None

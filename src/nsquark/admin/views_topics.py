@@ -80,7 +80,6 @@ def streams(state: AdminState, query: Mapping[str, str]) -> View:
             "pages": pages,
             "first": (page - 1) * ROWS_MAX + 1,
             "last": (page - 1) * ROWS_MAX + len(shown),
-            "has_polled": snapshot.at > 0,
         },
         blocks=("failures", "found"),
         lists=(Rows("topics", "topic_row", rows),),
