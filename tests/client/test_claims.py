@@ -74,7 +74,9 @@ async def test_a_claim_that_is_no_word_of_the_interface_is_logged_and_tried_agai
     publish(nsqd, topic, b"1")
     attempts: list[int] = []
     async with consumer_of(nsqd, topic, dedupe=Wrong()) as consumer:
-        await handle_until(consumer, lambda message: attempts.append(message.attempts), lambda: is_done(nsqd, topic))
+        await handle_until(
+            consumer, lambda message: attempts.append(message.attempts), lambda: attempts and is_done(nsqd, topic)
+        )
         assert consumer.stats().duplicates == 0
     assert attempts == [AFTER_GIVING_BACK]
     assert f"claim returned {answer!r}" in caplog.text

@@ -136,9 +136,8 @@ async def test_tasks_in_flight_unless_the_user_says_otherwise(
     broker = NsqBroker(address_of(nsqd), topic=topic, **settings)
     broker.is_worker_process = True
     await broker.startup()
-    (client,) = nsqd.channel(topic, "workers")["clients"]
+    await until(lambda: [client["ready_count"] for client in nsqd.channel(topic, "workers")["clients"]] == [in_flight])
     await broker.shutdown()
-    assert client["ready_count"] == in_flight
 
 
 def test_what_is_no_address() -> None:
