@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from client.consumer_rig import consumer_of, handle_until
 from client.pool_rig import address_of
-from harness import Nsqd
+from harness import Nsqd, until
 from nsquark import Message, Producer, ProducerPool, sync
 from nsquark.contrib.opentelemetry import Telemetry
 from nsquark.errors import Closed, WrongHandler
@@ -244,7 +244,7 @@ async def test_a_wrapped_handler_is_refused_as_a_bare_one(nsqd: Nsqd, topic: str
         for forgetting in (forgets_to_await, lambda message: forgets_to_await(message)):
             with pytest.raises(WrongHandler, match="returned"):
                 await asyncio.wait_for(consumer.run(exported.telemetry.handler(consumer, forgetting)), 10)
-    assert nsqd.channel(topic)["depth"] == 1
+    await until(lambda: nsqd.channel(topic)["depth"] == 1)
     assert len(exported.spans(f"process {topic}")) == 4, "every span has ended"
 
 
