@@ -331,6 +331,9 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
 
     def _encode(self) -> None:
         """Encodes and sends what was gathered, as long as a turn allows."""
+        if self._socket.is_closing():
+            self._gathered.clear()
+            self._gathered_bytes = 0
         while self._gathered and self._encoding_ns < TURN_NS_MAX:
             started_ns = monotonic_ns()
             self._send(self._next_gathered())
