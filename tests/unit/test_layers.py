@@ -34,11 +34,19 @@ MODULE_NAME: Final = re.compile(r"nsquark(\.[a-z_0-9]+)+")
 LEVELS: Final = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 
 
+def names_of_top_package(tree: ast.AST) -> set[str]:
+    """Returns the names by which a module calls `nsquark` itself: `import nsquark.wire` too makes that name known."""
+    aliases = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    return {"nsquark"} | {alias.asname for alias in aliases if alias.name == "nsquark" and alias.asname}
+
+
 def imports_of(source: str, package: tuple[str, ...]) -> Iterator[str]:
-    """Yields the full names that a module imports, wherever in it: also those in functions and for type checkers, and
-    those of modules that it names in a text, to load them later.
+    """Yields the full names that a module imports, wherever in it: also those in functions and for type checkers, those
+    of modules that it names in a text, to load them later, and attributes of `nsquark`, which are loaded when used.
     """
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    top = names_of_top_package(tree)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -48,6 +56,8 @@ def imports_of(source: str, package: tuple[str, ...]) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and MODULE_NAME.fullmatch(node.value):
             yield node.value
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in top:
+            yield f"nsquark.{node.attr}"
 
 
 def package_of(name: str) -> str | None:
@@ -118,6 +128,9 @@ def test_no_packages_import_each_other() -> None:
         ("from nsquark.web.fetch import fetch", ("nsquark", "log", "files")),
         ("from ... import broker", ("nsquark", "log", "nsq_import", "diskqueue")),
         ("from nsquark import Consumer", ("nsquark", "broker", "topic")),
+        ("import nsquark\nnsquark.Consumer", ("nsquark", "broker", "topic")),
+        ("import nsquark as nsq\ndef f():\n    return nsq.sync.Producer", ("nsquark", "client", "pool")),
+        ("import nsquark.wire.names\nnsquark.broker.nsqd", ("nsquark", "web", "server")),
         ("importlib.import_module('nsquark.client.consumer')", ("nsquark", "base", "clock")),
         (
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from nsquark.broker.topic import Topic",
