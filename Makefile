@@ -63,10 +63,12 @@ lint: build
 	$(BIN)/python -m mypy.stubtest nsquark.kernel --concise --ignore-disjoint-bases \
 		--allowlist src/nsquark/kernel/stubtest.txt
 
-# Wheel and sdist into dist/, and the wheel at work in an environment of its own.
+# Wheel and sdist into dist/, the sdist with all files of the repository, and the wheel at work in an environment of its
+# own.
 package: build
 	rm -rf dist $(PACKAGED)
 	$(BIN)/python -m build --no-isolation --outdir dist
+	! git ls-files | grep -vxF "$$(tar -tzf dist/*.tar.gz | cut -d/ -f2-)"
 	$(PYTHON) -m venv $(PACKAGED)
 	$(PACKAGED)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		"$$(echo dist/*.whl)[admin,tools]"
