@@ -84,10 +84,6 @@ def csrf_token(request: web.Request) -> str:
     return token_of(session, access.key)
 
 
-def session_of(request: web.Request) -> BrowserSession | None:
-    return request.get(_SESSION)
-
-
 def is_still_in(request: web.Request) -> bool:
     """Tells whether the user may still see an answer that goes on for long, such as a stream of events."""
     access, session = request.app[STATE].access, request.get(_SESSION)

@@ -150,10 +150,6 @@ class Segments:
         """Is told that a thread is about to write to the last segment; `written` or `write_failed` ends it."""
         segment.file.is_written_in_thread = True
 
-    @property
-    def is_writing(self) -> bool:
-        return bool(self._segments) and self._segments[-1].file.is_written_in_thread
-
     def written(self, messages: int, size: int) -> None:
         """Is told that a write succeeded: the disk is well, and the log is synced if enough came together."""
         if not messages:

@@ -99,11 +99,6 @@ class TopicLog:
         """Tells whether publishers are to be paused until the disk has caught up."""
         return self._commits.is_congested()
 
-    @property
-    def open_commit(self) -> Commit | None:
-        """Returns the commit after which everything that was appended by now is written, or None if it is already."""
-        return self._commits.last
-
     # -- appending ---------------------------------------------------------------------------------------
 
     def append(self, source: Buffer, pos: int, size: int, timestamp_ns: int) -> Commit:

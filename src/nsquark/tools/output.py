@@ -15,8 +15,7 @@ STDOUT_FD: Final = 1
 class Output:
     """Writes to stdout in the order of the calls."""
 
-    def __init__(self, fd: int = STDOUT_FD) -> None:
-        self._fd = fd
+    def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stdout")
 
     async def write(self, data: bytes) -> None:
@@ -27,7 +26,7 @@ class Output:
         rest = memoryview(data)
         while rest:
             try:
-                rest = rest[os.write(self._fd, rest) :]
+                rest = rest[os.write(STDOUT_FD, rest) :]
             except BrokenPipeError:
                 raise
             except OSError as error:

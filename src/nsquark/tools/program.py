@@ -73,21 +73,20 @@ class _ClientLines(logging.Handler):
         say(f"{_LEVEL_WORDS.get(record.levelno, record.levelname)} {record.getMessage()}")
 
 
-def show_client_lines(level: int = logging.INFO) -> None:
-    """Writes the client's log lines of this level and above to stderr from now on."""
-    client_log.setLevel(level)
+def show_client_lines() -> None:
+    """Writes the client's log lines to stderr from now on."""
+    client_log.setLevel(logging.INFO)
     client_log.propagate = False
     client_log.handlers[:] = [_ClientLines()]
 
 
-def run(work: Coroutine[Any, Any, int | None], *, says_client_lines: bool = True) -> NoReturn:
+def run(work: Coroutine[Any, Any, int | None]) -> NoReturn:
     """Runs a tool to its end, on uvloop if it is installed; what the tool returns is the exit code (None is 0).
 
     After `Fatal`, an error of the client or one of the system, such as a full disk, it prints a line and ends with exit
     code 1. When nobody reads stdout any more the program ends by SIGPIPE, as programs do.
     """
-    if says_client_lines:
-        show_client_lines()
+    show_client_lines()
     try:
         code = event_loop.run(work) or 0
     except BrokenPipeError:

@@ -195,8 +195,7 @@ class Stdin:
     message too.
     """
 
-    def __init__(self, delimiter: bytes, fd: int = STDIN_FD) -> None:
-        self._fd = fd
+    def __init__(self, delimiter: bytes) -> None:
         self._delimiter = delimiter
         self._rest: list[bytes] = []
         self._rest_bytes = 0
@@ -245,10 +244,10 @@ class Stdin:
     def _read(self) -> bytes:
         """Waits until there is something to read, and then reads all that is there."""
         try:
-            pieces = [os.read(self._fd, READ_BYTES_MAX)]
+            pieces = [os.read(STDIN_FD, READ_BYTES_MAX)]
             size = len(pieces[0])
-            while pieces[-1] and size < READ_BYTES_MAX and select.select([self._fd], [], [], 0)[0]:
-                pieces.append(os.read(self._fd, READ_BYTES_MAX - size))
+            while pieces[-1] and size < READ_BYTES_MAX and select.select([STDIN_FD], [], [], 0)[0]:
+                pieces.append(os.read(STDIN_FD, READ_BYTES_MAX - size))
                 size += len(pieces[-1])
         except OSError as error:
             raise Fatal(f"failed to read from stdin - {error.strerror}") from None

@@ -81,14 +81,13 @@ class Router:
         prefix: str,
         handler: Handler,
         *,
-        log: bool = True,
         max_body_bytes: int = BODY_BYTES_MAX,
         too_big: str = "BODY_TOO_BIG",
     ) -> None:
         """Adds a route whose `prefix` ends with a slash; the one path segment after it is `request.tail`."""
         if not prefix.endswith("/"):
             raise ValueError(f"the prefix {prefix!r} must end with a slash")
-        self._add(self._prefixes, method, prefix, Route(handler, log, max_body_bytes, too_big))
+        self._add(self._prefixes, method, prefix, Route(handler, max_body_bytes=max_body_bytes, too_big=too_big))
 
     def resolve(self, method: bytes, url: bytes) -> Target:
         """Finds what to do with a request line. It never fails: a bad one has a handler that says so."""

@@ -23,12 +23,10 @@ POLL_S = 0.1
 class ConnectServer:
     """Runs a server from `start` to `stop`. Tables, metastore and log are in `directory`, which is for one server."""
 
-    def __init__(
-        self, directory: Path, *, port: int = 0, master: str = "local[2]", settings: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, directory: Path, *, master: str = "local[2]", settings: Mapping[str, str] | None = None) -> None:
         self.home = PipelineHome(directory)
         self.log = self.home.directory / "server.log"
-        self.port = port or free_port()
+        self.port = free_port()
         self._master = master
         self._settings = dict(settings or {})
         self._process: subprocess.Popen[bytes] | None = None
