@@ -128,7 +128,7 @@ def _chosen(only: str) -> list[Scenario]:
 
 
 def _measure(scenario: Scenario, options: argparse.Namespace) -> Result:
-    """Ours and the peer right after one another, so that both see the machine in the same mood."""
+    """Measures ours and the peer right after one another, so that both see the machine in the same mood."""
     seconds = scenario.seconds or options.seconds
     ours = _run(scenario, options.nsqd, seconds, ())
     if not options.peer:

@@ -136,7 +136,7 @@ def _read_all(stream: http.client.HTTPResponse) -> None:
 
 
 def _request_times(admin: Nsqadmin, path: str) -> tuple[float, float, int]:
-    """Seconds to the first byte and to the last, the middle ones of some requests, and bytes."""
+    """Returns seconds to the first byte and to the last, the middle ones of some requests, and bytes."""
     times = []
     size = 0
     connection = _connect(admin)

@@ -1,4 +1,4 @@
-"""Roles that consume and finish every message at once."""
+"""Has roles that consume and finish every message at once."""
 
 import select
 import struct

@@ -1,4 +1,4 @@
-"""Roles that publish. One process serves its connections in turn: two system calls per reply, no poll."""
+"""Has roles that publish. One process serves its connections in turn: two system calls per reply, no poll."""
 
 import socket
 import struct

@@ -1,4 +1,4 @@
-"""Measurements as tables of ours beside the peer's, in plain text or Markdown."""
+"""Writes measurements as tables of ours beside the peer's, in plain text or Markdown."""
 
 import os
 import platform

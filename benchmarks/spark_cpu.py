@@ -16,7 +16,7 @@ _SAMPLE_S = 0.25
 
 
 class Cpu(NamedTuple):
-    """Seconds of user and system time."""
+    """Has seconds of user and system time."""
 
     nsqd: float
     python: float

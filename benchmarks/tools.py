@@ -109,14 +109,14 @@ class ToolBench:
             self._post("/topic/delete", topic, broker=self.destination)
 
     def publish(self, command: Sequence[str], lines: Lines) -> float:
-        """Lines per second that a program publishes."""
+        """Returns how many lines per second a program publishes."""
         with lines.path.open("rb") as stdin:
             started_s = time.monotonic()
             subprocess.run(command, stdin=stdin, stderr=subprocess.DEVNULL, check=True)
             return lines.count / (time.monotonic() - started_s)
 
     def consume(self, command: Sequence[str], topic: str, stdout: Any = subprocess.DEVNULL) -> float:
-        """Messages of a filled topic per second that a program finishes."""
+        """Returns how many messages of a filled topic a program finishes per second."""
         started_s = time.monotonic()
         process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.DEVNULL)
         try:

@@ -178,7 +178,7 @@ def make_certificate(directory: Path) -> tuple[str, ...]:
 
 
 def events(count: int, body_bytes: int) -> list[bytes]:
-    """Bodies like those of real events, with the same names and other values: what compressors are made for."""
+    """Makes bodies like those of real events, with the same names and other values: compressors are made for them."""
     if body_bytes < EVENT_BYTES_MIN:
         raise ValueError(f"an event has at least {EVENT_BYTES_MIN} bytes")
     values = random.Random(1)

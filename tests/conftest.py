@@ -1,4 +1,4 @@
-"""Fixtures for every test: an nsqd and an nsqlookupd per module, more where a test needs its own, and connections.
+"""Has fixtures for every test: an nsqd and an nsqlookupd per module, more where a test needs its own, and connections.
 
 `make test` shares the test files among six workers; see harness/workers.py.
 """

@@ -89,7 +89,7 @@ class Lake:
         )
 
     def _follow(self) -> None:
-        """Rows per micro-batch, from the server's log."""
+        """Returns the rows of each micro-batch, from the server's log."""
         with self._platform.spark.log.open(errors="replace") as log:
             lines = iter(lambda: self._next_line(log), "")
             for report in reports_in(lines):

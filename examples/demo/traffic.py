@@ -62,7 +62,7 @@ class Producers:
 
 
 class Consumers:
-    """Workers that share one channel; each counts the ids it handles."""
+    """Runs workers that share one channel; each counts the ids it handles."""
 
     def __init__(self, lookupd: str, count: int) -> None:
         self._consumers = [

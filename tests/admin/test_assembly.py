@@ -1,4 +1,4 @@
-"""Snapshots: what several nsqds say, put together, and rates from their counters."""
+"""A snapshot puts together what several nsqds say, and makes rates of their counters."""
 
 from typing import Any
 

@@ -90,7 +90,7 @@ class Peer(Nsqadmin):
 
 @pytest.fixture(scope="module", params=["lookupd", "direct"])
 def pair(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[tuple[Nsqadmin, Nsqadmin]]:
-    """Ours and NSQ's, beside the same daemons."""
+    """Runs our nsqadmin and NSQ's beside the same daemons."""
     cluster.make(TOPIC, "ch", count=2)
     ours = cluster.admin if request.param == "lookupd" else cluster.direct
     with Peer(*ours.flags) as peer:

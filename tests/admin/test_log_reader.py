@@ -1,4 +1,4 @@
-"""Pieces of a log, as an answer of /log/read has them; and an nsqd that lies about its log."""
+"""Reads pieces of a log, as an answer of /log/read has them, also from an nsqd that lies about its log."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Clients that take without giving: floods, half-open connections, bombs. nsqd stays small and at work."""
+"""Beside clients that take without giving (floods, half-open connections, bombs) nsqd stays small and at work."""
 
 import contextlib
 import http.client

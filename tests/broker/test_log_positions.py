@@ -1,4 +1,4 @@
-"""Channels as positions in a log: `start`, seek, and commits of who reads by range."""
+"""Channels are positions in a log: they start anywhere, are moved by a seek, and commit what was read by range."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Bytes on the TCP port: the magic, lines, and replies that keep their order."""
+"""Sends bytes to the TCP port: the magic, and lines, whose replies keep their order."""
 
 import socket
 import time

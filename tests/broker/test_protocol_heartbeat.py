@@ -1,4 +1,4 @@
-"""Heartbeats, and the deadlines for clients that say nothing."""
+"""Heartbeats come as agreed, and clients that say nothing are cut off."""
 
 import contextlib
 import time

@@ -1,4 +1,4 @@
-"""Messages that fail again and again, beside messages that do not: both get their turn."""
+"""Messages that fail again and again and messages that do not all get their turn."""
 
 import contextlib
 import itertools

@@ -1,4 +1,4 @@
-"""Messages that are not finished in time, and TOUCH."""
+"""Messages that are not finished in time come again, and TOUCH gives them more time."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Topics whose files cannot be opened: publishes to them are refused, and that costs nobody else anything."""
+"""Publishes to topics whose files cannot be opened are refused, and that costs nobody else anything."""
 
 import errno
 import os

@@ -80,7 +80,7 @@ class Cluster:
 
 
 class Load:
-    """Producers and consumers in a thread of their own."""
+    """Runs producers and consumers in a thread of their own."""
 
     def __init__(self, nsqds: list[Nsqd]) -> None:
         self._addresses = [nsqd.tcp_address for nsqd in nsqds]

@@ -1,4 +1,4 @@
-"""Steps that several tests take."""
+"""Has the steps that several tests take."""
 
 from __future__ import annotations
 

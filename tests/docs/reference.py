@@ -210,7 +210,7 @@ def _explained(lines: list[str]) -> dict[str, str]:
 
 
 def _members(kind: type) -> list[tuple[str, Any]]:
-    """Methods and properties in the order of the source, those of bases of ours first."""
+    """Returns methods and properties in the order of the source, those of bases of ours first."""
     members: dict[str, Any] = {}
     for base in reversed(_bases(kind)):
         members.update(vars(base))

@@ -1,4 +1,4 @@
-"""Fixtures for tests that put a layer between nsqd and its file system."""
+"""Has fixtures for tests that put a layer between nsqd and its file system."""
 
 from collections.abc import Iterator
 from pathlib import Path

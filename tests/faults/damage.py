@@ -116,7 +116,7 @@ class Sample:
         consumer.close()
 
     def _pass_some(self, daemon: Nsqd, consumer: Wire, topic: str) -> None:
-        """Messages that are finished, so that their segment goes: its tokens and its end are then in small files."""
+        """Finishes messages, so that their segment goes: its tokens and its end are then in small files."""
         bodies = self._append_once(daemon, topic, "first")
         with daemon.connect() as publisher:
             for number in range(120):

@@ -1,4 +1,4 @@
-"""Clients that are fast because they look at no single message, one that measures, and the broker's memory."""
+"""Has clients that are fast because they look at no single message, one that measures, and the broker's memory."""
 
 import contextlib
 import threading

@@ -202,7 +202,7 @@ _held: list[socket.socket] = []
 
 
 def _with_held(nsqd: Nsqd) -> None:
-    """Messages in flight to a consumer that answers none of them."""
+    """Has messages in flight to a consumer that answers none of them."""
     _with_kept(nsqd)
     _held[:] = [_consuming(nsqd)]
 

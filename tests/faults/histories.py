@@ -1,4 +1,4 @@
-"""Histories: rounds of load on one data path, each ended by an accident, and a verdict on every message.
+"""A history is rounds of load on one data path, each ended by an accident, and a verdict on every message.
 
     .venv/bin/python -m tests.faults.torture --kinds kills --seconds 60 --seed 1
 

@@ -1,4 +1,4 @@
-"""Clients that note everything they do, so that afterwards it can be judged what the broker owed them."""
+"""Has clients that note everything they do, so that afterwards it can be judged what the broker owed them."""
 
 import contextlib
 import http.client

@@ -177,7 +177,7 @@ class _Reader:
         self._rest = wire.take_pending()
 
     def read(self) -> tuple[list[tuple[int, int, bytes, bytes]], int]:
-        """Messages, and how many OKs."""
+        """Reads what has come: returns messages, and how many OKs."""
         self._wire.socket.settimeout(0.01)
         with contextlib.suppress(TimeoutError):
             self._rest += self._wire.receive()

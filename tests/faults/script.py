@@ -30,7 +30,7 @@ class Refused(Exception):
 
 
 class Script:
-    """Topics: `orders` with two channels, `held` whose short messages are never finished, `scratch` that is emptied."""
+    """Uses `orders` with two channels, `held` whose short messages are never finished, `scratch` that is emptied."""
 
     def __init__(self, daemon: Nsqd, book: Book, seed: int, body_bytes: int = 400, prefix: str = "") -> None:
         """Puts `prefix` before the names of topics."""
@@ -260,7 +260,7 @@ class Script:
         self._post("/channel/delete", topic=self._orders, channel="passing")
 
     def make_and_delete_topic(self) -> None:
-        """Always of the same name, so that what is left of the one before would be seen."""
+        """Makes and deletes a topic, always of the same name, so that what is left of the one before would be seen."""
         topic = f"{self._scratch}.passing"
         self._post("/topic/create", topic=topic)
         self._post("/pub", topic=topic, body=b"now")

@@ -1,4 +1,4 @@
-"""Clocks that are wrong, before a restart, after it or in between: delays hold, and message ids stay in their range."""
+"""Sets the clock wrong, before a restart, after it or in between: delays hold, and message ids stay in their range."""
 
 import time
 from collections.abc import Callable

@@ -28,7 +28,7 @@ FINISHED = 5
 
 
 def _prepare(daemon: Nsqd, connect: Connect) -> None:
-    """Channels of which each finished some of the topic's messages; every second one is paused."""
+    """Makes channels of which each has finished some of the topic's messages; every second one is paused."""
     consumers = [connect(daemon).subscribe("t", channel, rdy=FINISHED) for channel in CHANNELS]
     connect(daemon).publish("t", *BODIES)
     for consumer in consumers:

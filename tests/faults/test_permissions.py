@@ -1,4 +1,4 @@
-"""Directories that nsqd may not read: what is in them counts as not to be had now, never as not there."""
+"""What is in a directory that nsqd may not read counts as not to be had now, never as not there."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Parsers in this process, which get any bytes.
+"""Gives any bytes to the parsers in this process.
 
 The kernel's compiled form must agree with the interpreted one; the readers of JSON and of compressed streams must raise
 nothing but what they say.

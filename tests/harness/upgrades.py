@@ -1,4 +1,4 @@
-"""Connections after an IDENTIFY that switched on TLS or compression."""
+"""Makes connections by an IDENTIFY that switches on TLS or compression."""
 
 import socket
 import ssl

@@ -1,4 +1,4 @@
-"""Clients that others wrote, over TLS, with compression and with AUTH.
+"""Clients that others wrote work over TLS, with compression and with AUTH.
 
 pynsq can do all of it, gnsq too except that its producer does not compress; ansq has AUTH only.
 """

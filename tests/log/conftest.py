@@ -1,4 +1,4 @@
-"""Fixtures of the log's tests: logs in real directories, whose threads report when the test lets them."""
+"""Makes logs in real directories for tests; their threads report when the test lets them."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

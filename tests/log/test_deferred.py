@@ -1,4 +1,4 @@
-"""Messages that wait for their time: none lost, none twice, over crashes and failed appends."""
+"""Of messages that wait for their time none is lost and none comes twice, over crashes and failed appends."""
 
 import os
 import struct

@@ -1,5 +1,5 @@
-"""Files of deferred messages that are damaged, on disks that refuse a step of their repair: no message is lost that is
-intact, and none that is published afterwards.
+"""Damages files of deferred messages, on disks that refuse a step of their repair: no message is lost that is intact,
+and none that is published afterwards.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""Files that cannot be opened, which is tried again and again: no descriptor stays open."""
+"""Files that cannot be opened are tried again and again, and no descriptor stays open."""
 
 import errno
 import os

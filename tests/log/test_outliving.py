@@ -1,4 +1,4 @@
-"""Records that outlive their segments: read from the file their index was made with, and only if intact."""
+"""Records that outlive their segments are read from the file their index was made with, and only if intact."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Failures and crashes one after another: what each of them leaves must not mislead what comes next."""
+"""Failures and crashes follow one another: what each of them leaves must not mislead what comes next."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Connections that only take up room: strangers who say nothing, and more of them than there are files."""
+"""nsqlookupd bears connections that only take up room: strangers who say nothing, and more than there are files."""
 
 import asyncio
 import contextlib

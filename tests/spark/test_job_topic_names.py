@@ -1,4 +1,4 @@
-"""Archives of topics whose names look like something else to Spark."""
+"""Archives are right for topics whose names look like something else to Spark."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

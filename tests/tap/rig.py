@@ -42,7 +42,7 @@ class Tap(testing.daemons.Daemon):
         return bool(self._listening("http"))
 
     def _listening(self, kind: str) -> str:
-        """Its own port: lines of the logs it serves name their nsqd."""
+        """Returns its own address; lines of the logs that it serves name their nsqd."""
         mark = "[nsquark tap] "
         return next((line.rpartition(" ")[2] for line in self._lines if mark in line and "HTTP: listening" in line), "")
 

@@ -67,7 +67,7 @@ class Tool:
         self.process.send_signal(number)
 
     def wait(self) -> int:
-        """Its exit code, when it has ended and all that it wrote was read."""
+        """Returns its exit code when it has ended and all that it wrote was read."""
         code = self.process.wait(END_TIMEOUT_S)
         for listener in self._listeners:
             listener.join(END_TIMEOUT_S)
@@ -160,5 +160,5 @@ def _unfinished(topic: dict[str, Any], channel: str) -> int:
 
 
 def numbered_lines(count: int) -> list[bytes]:
-    """Lines of different lengths, which name themselves."""
+    """Makes lines of different lengths, which name themselves."""
     return [b"line %d %s" % (number, b"x" * (number % 97)) for number in range(count)]

@@ -1,4 +1,4 @@
-"""Flags of nsq_to_http, nsq_to_nsq and nsq_stat that do not fit together, in NSQ's words and in its order."""
+"""Flags of nsq_to_http, nsq_to_nsq and nsq_stat that do not fit together are refused in NSQ's words and order."""
 
 from collections.abc import Callable
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""Fixtures of the unit tests: the kernel's modules in both forms, one test run each."""
+"""Gives unit tests the kernel's modules in both forms, one test run each."""
 
 from types import ModuleType
 

@@ -1,4 +1,4 @@
-"""Batches in damaged files: whatever happens to one of them, the others are found."""
+"""Whatever happens to one batch of a damaged file, the others are found."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""Records of a log as Arrow columns; on both forms of the kernel."""
+"""Records of a log become Arrow columns, in both forms of the kernel."""
 
 from types import ModuleType
 from typing import Any

@@ -1,4 +1,4 @@
-"""Durations in Go's syntax, as every NSQ command line has them."""
+"""Durations are read and written in Go's syntax, as every NSQ command line has them."""
 
 import pytest
 from hypothesis import given

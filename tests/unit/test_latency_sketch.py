@@ -1,4 +1,4 @@
-"""Latencies: quantiles as exact as promised, halves that come and go, and where the kernel gets its times from."""
+"""Quantiles of latencies are as exact as promised, their halves come and go, and the kernel notes the times."""
 
 from types import ModuleType
 from typing import Any

@@ -1,4 +1,4 @@
-"""Columns of bodies as MPUB bodies, in both forms of the kernel."""
+"""Columns of bodies become MPUB bodies, in both forms of the kernel."""
 
 import random
 import struct

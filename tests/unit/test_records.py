@@ -1,4 +1,4 @@
-"""Records as they lie in memory, in the log and on the wire; on both forms of the kernel."""
+"""Records lie in memory, in the log and on the wire as is documented, in both forms of the kernel."""
 
 import struct
 from types import ModuleType

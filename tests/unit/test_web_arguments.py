@@ -1,4 +1,4 @@
-"""Arguments of requests, and the refusals that bad ones are answered with, in NSQ's codes."""
+"""Arguments of requests are read, and bad ones refused with NSQ's codes."""
 
 import json
 from collections.abc import Callable

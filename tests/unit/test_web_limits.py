@@ -17,7 +17,7 @@ BIG_ANSWER_BYTES = 100_000
 
 
 class App:
-    """Handlers that remember what they were asked."""
+    """Has handlers that remember what they were asked."""
 
     def __init__(self) -> None:
         self.pending: list[Pending] = []
