@@ -1,12 +1,15 @@
 """Checks that a compressed connection leaves others their turn while much is encoded for it."""
 
 import asyncio
+import contextlib
 import json
 import zlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from harness import body_of, until
 from nsquark.broker.tcp.session import Session
+from nsquark.broker.topic import Topic
 from unit.nsqd_parts import RawTransport, command, opened, publish
 
 BODY = b"\0" * 40_000_000
@@ -52,13 +55,20 @@ class DeflateClient:
         return len(self.plain)
 
 
-async def test_a_message_that_takes_long_to_compress_leaves_others_their_turn(tmp_path: Path) -> None:
+@contextlib.asynccontextmanager
+async def subscribed(directory: Path) -> AsyncIterator[tuple[Topic, Session, DeflateClient]]:
+    """Yields a client that has subscribed to the topic, and has read the answers to that."""
     limits = (f"--max-msg-size={len(BODY)}", f"--max-body-size={2 * len(BODY)}")
-    async with opened(tmp_path, *limits) as nsqd:
+    async with opened(directory, *limits) as nsqd:
         topic, session = nsqd.topic("t"), Session(nsqd)
         client = DeflateClient(session)
         await until(lambda: client.read() == 2 * OK_FRAME_BYTES)
         client.plain = b""
+        yield topic, session, client
+
+
+async def test_a_message_that_takes_long_to_compress_leaves_others_their_turn(tmp_path: Path) -> None:
+    async with subscribed(tmp_path) as (topic, session, client):
         publish(topic, BODY)
         assert 0 < client.read() < MESSAGE_FRAME_BYTES
         assert not session.is_ready, "it gets more before it got this"
@@ -70,12 +80,7 @@ async def test_a_message_that_takes_long_to_compress_leaves_others_their_turn(tm
 
 
 async def test_what_waits_to_be_compressed_is_sent_before_the_connection_is_closed(tmp_path: Path) -> None:
-    limits = (f"--max-msg-size={len(BODY)}", f"--max-body-size={2 * len(BODY)}")
-    async with opened(tmp_path, *limits) as nsqd:
-        topic, session = nsqd.topic("t"), Session(nsqd)
-        client = DeflateClient(session)
-        await until(lambda: client.read() == 2 * OK_FRAME_BYTES)
-        client.plain = b""
+    async with subscribed(tmp_path) as (topic, session, client):
         publish(topic, BODY)
         assert client.read() < MESSAGE_FRAME_BYTES
         session.shut_down()
