@@ -9,6 +9,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 SOURCE: Final = ROOT / "src" / "nsquark"
+FOUND_BY_SPARK: Final = ROOT / "src" / "pyspark_nsquark" / "__init__.py"
 PAGE: Final = ROOT / "docs" / "design.md"
 BEGIN: Final = "<!-- The map is made of the docstrings: make reference -->\n"
 END: Final = "<!-- The end of the map -->\n"
@@ -70,7 +71,8 @@ def make_map() -> str:
     others = [entry(path) for path in sorted(SOURCE.glob("*.py")) if path.stem != "__init__"]
     above = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py") if path.parent.name not in PACKAGES)
     lines = [line for name in (*PACKAGES, *above) for line in package_lines(SOURCE / name)]
-    return "".join([*lines, "\n**beside them**\n\n", *others, "\n"])
+    found_by_spark = wrapped(f"* `pyspark_nsquark`: {summary(FOUND_BY_SPARK)}", "  ")
+    return "".join([*lines, "\n**beside them**\n\n", *others, found_by_spark, "\n"])
 
 
 def with_map(page: str) -> str:
