@@ -149,11 +149,11 @@ async def test_topology_is_kept(server: AnswerServer) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (b"<html>", "no answer of a nsqlookupd"),
+        (b"<html>", "no answer of an nsqlookupd"),
         (b"{}", "no producers in the answer"),
         (b'{"producers":[{"broadcast_address":"h","tcp_port":"x"}]}', "tcp_port"),
         (b'{"status_code":500,"status_txt":"INVALID_ARG_TOPIC","data":null}', "500 INVALID_ARG_TOPIC"),
-        (b"\xff", "no answer of a nsqlookupd"),
+        (b"\xff", "no answer of an nsqlookupd"),
     ],
 )
 async def test_broken_answers_are_errors(server: AnswerServer, body: bytes, reason: str) -> None:

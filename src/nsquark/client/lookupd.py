@@ -47,7 +47,7 @@ async def nodes(address: str, config: Config) -> list[Found]:
 
 
 def lookup_url(address: str, topic: str) -> str:
-    """Makes the URL of a nsqlookupd given as `host:port` or as a URL, whose path and query are kept: a proxy may need
+    """Makes the URL of an nsqlookupd given as `host:port` or as a URL, whose path and query are kept: a proxy may need
     them.
     """
     scheme, netloc, path, query = _parts(address)
@@ -205,7 +205,7 @@ class Discovery:
         return list(self._addresses)
 
     def start(self) -> None:
-        """Begins to ask; without a nsqlookupd nothing is asked until one is added."""
+        """Begins to ask; without an nsqlookupd nothing is asked until one is added."""
         self._loop.start()
 
     async def check(self, timeout_s: float) -> None:
@@ -218,7 +218,7 @@ class Discovery:
                 raise self._wrong
 
     def add(self, address: str) -> None:
-        """Adds a nsqlookupd, which is asked next and, once started, at once; ConfigError for what is no address."""
+        """Adds an nsqlookupd, which is asked next and, once started, at once; ConfigError for what is no address."""
         lookup_url(address, self._topic)
         if address in self._addresses:
             return
@@ -227,7 +227,7 @@ class Discovery:
         self._loop.poll_soon()
 
     def remove(self, address: str) -> None:
-        """Removes a nsqlookupd. The last one stays: a consumer that finds nothing any more would be stuck for good."""
+        """Removes an nsqlookupd. The last one stays: a consumer that finds nothing any more would be stuck for good."""
         if address not in self._addresses:
             raise ConfigError(f"nsqlookupd {address} is not among {', '.join(self._addresses) or 'those given (none)'}")
         if len(self._addresses) == 1:

@@ -1,4 +1,4 @@
-"""Tells readers where the logs of the tapped nsqds are, as a nsqlookupd would, and operators whether all is well."""
+"""Tells readers where the logs of the tapped nsqds are, as an nsqlookupd would, and operators whether all is well."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class TapDirectory:
         return [source for source in self._sources.values() if source.log.http_port]
 
     def _producer(self, source: TappedNsqd) -> dict[str, Any]:
-        """Describes a tapped nsqd's log as a nsqlookupd does an nsqd. It has no TCP port: there are no consumers."""
+        """Describes a tapped nsqd's log as an nsqlookupd does an nsqd. It has no TCP port: there are no consumers."""
         return {
             "remote_address": source.address,
             "hostname": HOSTNAME,

@@ -19,9 +19,9 @@ from nsquark.wire.lookup_answer import PRODUCERS_MAX, Found
 from nsquark.wire.names import is_ephemeral, is_valid_name
 
 LOOKUPD_TIMEOUT: Final = "10s"
-"""A nsqlookupd has this long to answer, unless --consumer-opt says otherwise; the client's default is a minute."""
+"""An nsqlookupd has this long to answer, unless --consumer-opt says otherwise; the client's default is a minute."""
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:%\[\]-]{0,253}:[0-9]{1,5}")
-"""Addresses must match this: each names a directory, and anyone who registers at a nsqlookupd chooses one."""
+"""Addresses must match this: each names a directory, and anyone who registers at an nsqlookupd chooses one."""
 
 
 class _Node(Found, frozen=True):
@@ -72,7 +72,7 @@ class TapDiscovery:
         return [nsqd for answer in answers for nsqd in answer]
 
     async def _ask(self, lookupd: str) -> list[_Node]:
-        """Returns all nsqds that a nsqlookupd knows, by one request; none if it does not answer."""
+        """Returns all nsqds that an nsqlookupd knows, by one request; none if it does not answer."""
         try:
             return await ask(nodes_url(lookupd), _read_nodes, self._config)
         except LookupFailed as error:

@@ -67,7 +67,7 @@ def read_producers(body: bytes) -> list[Found]:
     try:
         answer = decode_json(body, _LookupAnswer)
     except ValueError as error:
-        raise ValueError(f"this is no answer of a nsqlookupd: {error}") from None
+        raise ValueError(f"this is no answer of an nsqlookupd: {error}") from None
     if answer.producers is not msgspec.UNSET:
         found = answer.producers or []
     elif answer.data is not None:
