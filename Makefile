@@ -10,6 +10,7 @@ KERNEL := $(wildcard src/nsquark/kernel/*.py src/nsquark/kernel/*.pxd)
 WORKERS ?= 6
 TEST_PACKAGES := $(patsubst tests/%/__init__.py,%,$(wildcard tests/*/__init__.py))
 PACKAGED := build/packaged
+PACKAGED_WHOLE := src tests docs examples benchmarks contrib
 BROWSERS := chromium-headless-shell chromium chromium-browser google-chrome
 APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends
 PROGRAMS := nsqd nsqlookupd nsqadmin nsquark nsq_stat nsq_tail nsq_to_file nsq_to_http nsq_to_nsq
@@ -58,17 +59,21 @@ lint: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	cd tests && $(abspath $(BIN))/mypy --config-file ../pyproject.toml --implicit-reexport \
-		--disable-error-code misc $(TEST_PACKAGES:%=-p %)
+	cd tests && $(abspath $(BIN))/mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache/tests \
+		--implicit-reexport --disable-error-code misc $(TEST_PACKAGES:%=-p %)
 	$(BIN)/python -m mypy.stubtest nsquark.kernel --concise --ignore-disjoint-bases \
 		--allowlist src/nsquark/kernel/stubtest.txt
 
-# Wheel and sdist into dist/, the sdist with all files of the repository, and the wheel at work in an environment of its
-# own.
+# Wheel and sdist into dist/: the sdist has the files of the repository, beside those that setuptools writes, and the
+# wheel is seen at work in an environment of its own.
 package: build
 	rm -rf dist $(PACKAGED)
 	$(BIN)/python -m build --no-isolation --outdir dist
-	! git ls-files | grep -vxF "$$(tar -tzf dist/*.tar.gz | cut -d/ -f2-)"
+	! git rev-parse --git-dir > /dev/null 2>&1 || { \
+		{ git ls-files; git ls-files --others --exclude-standard $(PACKAGED_WHOLE); } | sort > build/files; \
+		tar -tzf dist/*.tar.gz | cut -d/ -f2- | grep -vE '/$$|^$$|\.egg-info/|^PKG-INFO$$|^setup\.cfg$$' | sort \
+			| diff build/files -; \
+	}
 	$(PYTHON) -m venv $(PACKAGED)
 	$(PACKAGED)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		"$$(echo dist/*.whl)[admin,tools]"
