@@ -406,11 +406,11 @@ class Consumer(_Face[consumers.Consumer]):
         self._own().stop(timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Ends in order, as `nsquark.Consumer.close` does. In a handler, which it would wait for, it is `stop`.
+        """Ends in order, as `nsquark.Consumer.close` does. In a handler or hook, which it would wait for, it is `stop`.
 
         timeout: seconds that handlers have.
         """
-        if self._inner.is_called_by_handler_thread:
+        if self._inner.is_called_by_own_thread:
             self.stop() if timeout is None else self.stop(timeout)
         else:
             super().close(timeout)

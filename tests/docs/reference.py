@@ -49,7 +49,7 @@ INTERNAL = {
     "Consumer": {
         "calls_hook_off_loop",
         "handle",
-        "is_called_by_handler_thread",
+        "is_called_by_own_thread",
         "log",
         "message_finished",
         "message_forgotten",

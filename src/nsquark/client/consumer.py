@@ -44,7 +44,7 @@ from nsquark.client.rdy import Flow
 from nsquark.client.stats import Stats
 from nsquark.client.subscription import Subscription
 from nsquark.client.taking import Taking
-from nsquark.client.tasks import ThreadExit, check_function
+from nsquark.client.tasks import OwnThreads, ThreadExit, check_function
 
 CLOSE_TIMEOUT_S: Final = 30.0
 BLOCKED_S_MIN: Final = 0.5
@@ -109,14 +109,15 @@ class Consumer:
             check_function(address_filter, "address_filter", ConfigError, "a list of addresses")
             if is_async(address_filter):
                 raise ConfigError(f"address_filter is a plain function, which nobody awaits, not {address_filter!r}")
-        self._giving_up = GivingUp(self.config.max_attempts, on_give_up, self._is_hook_off_loop, self.log)
+        self._threads = threads = OwnThreads()
+        self._giving_up = GivingUp(self.config.max_attempts, on_give_up, self._is_hook_off_loop, threads, self.log)
         self.calls_hook_off_loop = False
         """The hook is called off the event loop, for `nsquark.sync`, whose hooks may block."""
         self._filter = address_filter
         self._inbox = Inbox()
         self._taking = Taking(self._inbox, self._copies, self._giving_up, self._subscriptions, f"{topic}/{channel}")
         self._next_now = self._taking.next_now
-        self._handlers = Handlers(self._taking.next, self._next_now, topic, self.log)
+        self._handlers = Handlers(self._taking.next, self._next_now, threads, topic, self.log)
         self._paused_at: int | None = None
         self._is_started = self._is_closing = False
         self._stopping: asyncio.TimerHandle | None = None
@@ -202,7 +203,8 @@ class Consumer:
         reason = Closed(f"{self.topic}/{self.channel}: stopped")
         if self._is_closing or not self._is_started:
             self._is_closing = self._taking.is_stopped = True
-            if self._closed is not None and not self._handlers.is_one_of_them:
+            is_waited_for = self._handlers.is_one_of_them or self._giving_up.is_one_of_them
+            if self._closed is not None and not is_waited_for:
                 await asyncio.shield(self._closed)
                 await self._nsqds.close(reason, timeout_s)
             return
@@ -396,7 +398,8 @@ class Consumer:
         await self._nsqds.connect_to_nsqd(address)
 
     async def disconnect_from_nsqd(self, address: str) -> None:
-        """Leaves an nsqd when what is being handled from there is answered; what was prefetched goes back.
+        """Leaves an nsqd when what is being handled from there is answered; what was prefetched goes back. A handler
+        that calls this answers its message first.
 
         address: as it was given, or found.
         """
@@ -450,9 +453,9 @@ class Consumer:
             self.change_max_in_flight(count)
 
     @property
-    def is_called_by_handler_thread(self) -> bool:
-        """Tells whether this is asked from a handler that runs in a thread of `run`."""
-        return self._handlers.is_one_of_their_threads
+    def is_called_by_own_thread(self) -> bool:
+        """Tells whether this is asked from a handler or hook that runs in a thread."""
+        return self._threads.is_one_of_them
 
     def _check_started(self) -> None:
         if not self._is_started:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from nsquark.client.checks import is_async
 from nsquark.client.logs import Log, shown_id
 from nsquark.client.message import Message
-from nsquark.client.tasks import cancel_tasks, check_ended, end_tasks, in_thread, is_cancelled
+from nsquark.client.tasks import OwnThreads, cancel_tasks, check_ended, end_tasks, is_cancelled
 
 PASTS_MAX: Final = 100_000
 """The pasts of so many messages are remembered; one that is forgotten costs another attempt, never a message."""
@@ -45,15 +45,23 @@ class GivingUp:
     known, and they count as failures, or a message that fails on many machines would never be given up.
     """
 
-    def __init__(self, max_attempts: int, hook: Hook | None, is_off_loop: Callable[[], bool], log: Log) -> None:
+    def __init__(
+        self, max_attempts: int, hook: Hook | None, is_off_loop: Callable[[], bool], threads: OwnThreads, log: Log
+    ) -> None:
         self._hook = hook
         self._is_off_loop = is_off_loop
         """Tells whether the hook may block, and is called in a thread."""
+        self._threads = threads
         self._log = log
         self._pasts: OrderedDict[tuple[str, bytes], Past] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self.attempts_max = max_attempts or ATTEMPTS_END
         self.count = 0
+
+    @property
+    def is_one_of_them(self) -> bool:
+        """Tells whether this code is called from a hook that runs in a task of its own."""
+        return asyncio.current_task() in self._tasks
 
     def is_due(self, message: Message) -> bool:
         """Tells whether a message is given up; to be asked of each with `attempts_max` or more attempts before it is
@@ -141,7 +149,7 @@ class GivingUp:
         here, in the event loop.
         """
         if (executor is not None or self._is_off_loop()) and not is_async(hook):
-            outcome = await in_thread(executor, hook, message)
+            outcome = await self._threads.call(executor, hook, message)
         else:
             outcome = hook(message)
         if inspect.isawaitable(outcome):

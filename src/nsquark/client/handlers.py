@@ -17,7 +17,7 @@ from nsquark.client.checks import is_async
 from nsquark.client.errors import NsqError, WrongHandler
 from nsquark.client.logs import Log
 from nsquark.client.message import Message
-from nsquark.client.tasks import cancel_tasks, check_ended, check_function, end_tasks, in_thread
+from nsquark.client.tasks import OwnThreads, cancel_tasks, check_ended, check_function, end_tasks
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -44,17 +44,18 @@ class Handlers:
         self,
         next_message: Callable[[Executor | None], Awaitable[Message | None]],
         next_now: Callable[[], Message | None],
+        threads: OwnThreads,
         name: str,
         log: Log,
     ) -> None:
         self._next_message = next_message
         self._next_now = next_now
+        self._threads = threads
         self._name = name
         self._log = log
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: weakref.WeakSet[asyncio.Task[None]] = weakref.WeakSet()
         """Has the tasks that were told to end. Code inside a handler may cancel its task too, and not mean that."""
-        self._threads: set[int] = set()
         self.use_threads = False
         """Handlers may block, and so may hooks."""
 
@@ -63,17 +64,12 @@ class Handlers:
         """Tells whether this code is called from a handler."""
         return asyncio.current_task() in self._tasks
 
-    @property
-    def is_one_of_their_threads(self) -> bool:
-        """Tells whether this code is called from a handler that runs in a thread."""
-        return threading.get_ident() in self._threads
-
     async def run(self, handler: Handler, concurrency: int, threads: int) -> None:
         """Runs handlers until there are no more messages; raises what a handler may not raise."""
         loop = asyncio.get_running_loop()
         pool = None
         if threads:
-            pool = ThreadPoolExecutor(threads, f"nsquark {self._name}", self._add_thread)
+            pool = ThreadPoolExecutor(threads, f"nsquark {self._name}")
         self.use_threads = threads > 0
         runner = asyncio.current_task()
         assert runner is not None
@@ -100,9 +96,6 @@ class Handlers:
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
-    def _add_thread(self) -> None:
-        self._threads.add(threading.get_ident())
-
     async def _work(self, handler: Handler, pool: Executor | None, is_over: Callable[[], bool]) -> None:
         """Handles one message after another. `is_over` tells whether `run` itself was cancelled."""
         next_message, next_now = self._next_message, self._next_now
@@ -128,7 +121,7 @@ class Handlers:
                             check_ended(outcome, "the handler")
                         is_ending = task.cancelling() > 0 and self._is_ended(task, is_over)
                 else:
-                    check_ended(await in_thread(pool, handler, message), "the handler")
+                    check_ended(await self._threads.call(pool, handler, message), "the handler")
             except WrongHandler:
                 message.give_back()
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import inspect
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from typing import Any, Final, TypeVar
@@ -33,18 +34,34 @@ class ThreadExit(BaseException):
         self.reason = reason
 
 
-async def in_thread(executor: Executor | None, function: Callable[[T], Any], argument: T) -> Any:
-    """Returns what the function does. StopIteration, which no future can carry, becomes a RuntimeError."""
+class OwnThreads:
+    """Calls a consumer's handlers and hooks in threads, and tells these threads from others: who closes the consumer in
+    one of them must not wait for itself. They have a mark and not their identifiers, which later threads get again.
+    """
 
-    def call() -> Any:
-        try:
-            return function(argument)
-        except StopIteration as error:
-            raise RuntimeError(f"{function!r} raised StopIteration") from error
-        except (SystemExit, KeyboardInterrupt) as error:
-            raise ThreadExit(error) from None
+    def __init__(self) -> None:
+        self._here = threading.local()
 
-    return await asyncio.get_running_loop().run_in_executor(executor, call)
+    @property
+    def is_one_of_them(self) -> bool:
+        """Tells whether this code is called from a handler or hook that runs in a thread."""
+        return getattr(self._here, "is_calling", False)
+
+    async def call(self, executor: Executor | None, function: Callable[[T], Any], argument: T) -> Any:
+        """Returns what the function does. StopIteration, which no future can carry, becomes a RuntimeError."""
+
+        def call() -> Any:
+            self._here.is_calling = True
+            try:
+                return function(argument)
+            except StopIteration as error:
+                raise RuntimeError(f"{function!r} raised StopIteration") from error
+            except (SystemExit, KeyboardInterrupt) as error:
+                raise ThreadExit(error) from None
+            finally:
+                self._here.is_calling = False  # others use the event loop's own threads too
+
+        return await asyncio.get_running_loop().run_in_executor(executor, call)
 
 
 def check_ended(outcome: object, of: str) -> None:
