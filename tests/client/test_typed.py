@@ -14,6 +14,7 @@ from client.consumer_rig import consumer_of, handle_until, is_done, publish
 from client.pool_rig import address_of
 from harness import Nsqd, until
 from nsquark import Message, Producer, ProducerPool, sync
+from nsquark.client.giving_up import HOOKS_MAX
 from nsquark.errors import ConfigError, DecodeFailed
 
 
@@ -243,3 +244,25 @@ async def test_what_goes_back_because_its_hook_closes_the_consumer_is_not_given_
     async with consumer_of(nsqd, topic, on_give_up=lambda message: reasons.append(message.give_up_reason)) as consumer:
         await handle_until(consumer, lambda message: message.decode(int), lambda: is_done(nsqd, topic))
     assert len(reasons) == consumer.stats().given_up == 1
+
+
+async def test_hooks_that_hang_are_no_more_than_a_thousand(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, *(b"no json" for _ in range(HOOKS_MAX + 20)))
+    begun: list[Message] = []
+    go_on = asyncio.Event()
+
+    async def bury(message: Message) -> None:
+        begun.append(message)
+        await go_on.wait()
+
+    async def handle(message: Message) -> None:
+        message.decode(dict)
+
+    async with consumer_of(nsqd, topic, max_in_flight=2 * HOOKS_MAX, on_give_up=bury) as consumer:
+        running = asyncio.create_task(consumer.run(handle))
+        await until(lambda: consumer.stats().requeued >= 20)
+        assert len(begun) == HOOKS_MAX
+        go_on.set()
+        await until(lambda: consumer.stats().given_up == HOOKS_MAX + 20)
+    await running
+    assert is_done(nsqd, topic)

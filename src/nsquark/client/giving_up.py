@@ -20,6 +20,10 @@ from nsquark.client.tasks import OwnThreads, cancel_tasks, check_ended, end_task
 PASTS_MAX: Final = 100_000
 """The pasts of so many messages are remembered; one that is forgotten costs another attempt, never a message."""
 ATTEMPTS_END: Final = 65_536
+HOOKS_MAX: Final = 1000
+"""So many hooks run at once for messages that cannot be decoded: nsqd delivers these again after each timeout, and
+hooks that hang would gather for ever.
+"""
 
 Hook = Callable[[Message], Any]
 
@@ -130,7 +134,13 @@ class GivingUp:
         message.finish()
 
     def begin(self, message: Message, reason: str) -> None:
-        """Gives up a message that another attempt would not help, whatever its attempts."""
+        """Gives up a message that another attempt would not help, whatever its attempts. It comes again, to be given up
+        later, while too many are.
+        """
+        if len(self._tasks) >= HOOKS_MAX:
+            self._log.warning("%d on_give_up run: message %s comes again", len(self._tasks), shown_id(message.id))
+            message.requeue()
+            return
         message.give_up_reason = reason
         task = asyncio.get_running_loop().create_task(self.conclude(message), name="nsquark give up")
         self._tasks.add(task)
