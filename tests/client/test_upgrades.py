@@ -1,5 +1,7 @@
 """Checks TLS, compression and authentication, each alone and together, on a real nsqd."""
 
+import asyncio
+import random
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from nsquark import Config, Consumer, Producer
 from nsquark.client.errors import AuthFailed, ConfigError, NotConnected, NsqError, ServerError
 
 SECRET = "s3cret"
+WAIT_S = 15.0
 
 
 def tls_flags(certificate: Certificate) -> list[str]:
@@ -176,3 +179,32 @@ async def test_a_topic_that_is_not_granted(nsqd: Nsqd, auth_server: AuthServer, 
         assert caught.value.code == "E_UNAUTHORIZED"
         await until(lambda: not producer.is_connected)
         await producer.publish("other", b"x")
+
+
+@pytest.mark.parametrize("compression", ["deflate", "snappy"])
+async def test_event_loops_in_two_threads(
+    nsqd: Nsqd, topic: str, compression: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two threads read at the same time, and each gets what was sent to it."""
+    config = Config(auth_secret=SECRET, **{compression: True})  # type: ignore[arg-type]
+    sent = {name: [random.Random(f"{name} {n}").randbytes(4000) for n in range(3000)] for name in "ab"}
+    async with Producer(address_of(nsqd), config) as producer:
+        for name, bodies in sent.items():
+            for begin in range(0, len(bodies), 100):
+                await producer.multi_publish(topic + name, bodies[begin : begin + 100])
+
+    async def received(name: str) -> list[bytes]:
+        got: list[bytes] = []
+        nsqd_address = address_of(nsqd)
+        async with Consumer(topic + name, "ch", nsqd=nsqd_address, config=config, max_in_flight=1000) as consumer:
+            while len(got) < len(sent[name]) and (message := await consumer.get(WAIT_S)) is not None:
+                got.append(message.body)
+                message.finish()
+        return got
+
+    threads = [asyncio.to_thread(asyncio.run, received(name)) for name in sent]
+    got = dict(zip(sent, await asyncio.gather(*threads), strict=True))
+    assert "connection lost" not in caplog.text
+    damaged = {name: len(set(bodies).difference(sent[name])) for name, bodies in got.items()}
+    assert damaged == {"a": 0, "b": 0}
+    assert {name: len(set(bodies)) for name, bodies in got.items()} == {"a": 3000, "b": 3000}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import threading
 import time
 from collections.abc import Callable
 from typing import Final, Protocol, cast
@@ -142,6 +143,7 @@ class NsqdConnection(asyncio.BufferedProtocol):
         decoder.feed(bytes(self._view[self._start : self._end]))
         self._start = self._end = 0
         self._decoder, self._encoder = decoder, encoder
+        self._encoded = _encoded_bytes.view
         self._busy_since_s = time.monotonic()
         self._hand_on()
         if self._reason is not None:
@@ -231,7 +233,7 @@ class NsqdConnection(asyncio.BufferedProtocol):
     # -- receiving ---------------------------------------------------------------------------------------
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._view[self._end :] if self._decoder is None else _encoded
+        return self._view[self._end :] if self._decoder is None else self._encoded
 
     def buffer_updated(self, nbytes: int) -> None:
         self._last_read_s = now_s = time.monotonic()
@@ -242,7 +244,7 @@ class NsqdConnection(asyncio.BufferedProtocol):
         if self._decoder is None:
             self._end += nbytes
         else:
-            self._decoder.feed(_encoded[:nbytes])
+            self._decoder.feed(self._encoded[:nbytes])
         self._hand_on()
 
     def _hand_on(self) -> None:
@@ -398,5 +400,13 @@ class NsqdConnection(asyncio.BufferedProtocol):
             receiver.connection_lost(self._reason)
 
 
-# Encoded bytes of all connections pass through this: they are taken over before the next read.
-_encoded = memoryview(bytearray(RECEIVE_BYTES))
+class _EncodedBytes(threading.local):
+    """Keeps one buffer for each thread, through which the encoded bytes of all its connections pass: they are taken
+    over before the next read. An event loop in another thread may read at the same time.
+    """
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(RECEIVE_BYTES))
+
+
+_encoded_bytes = _EncodedBytes()
