@@ -3,6 +3,7 @@
 import asyncio
 import random
 import ssl
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -181,11 +182,23 @@ async def test_a_topic_that_is_not_granted(nsqd: Nsqd, auth_server: AuthServer, 
         await producer.publish("other", b"x")
 
 
+@pytest.fixture
+def long_turns() -> Iterator[None]:
+    """Lets a thread run until it waits for something."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1.0)
+    yield
+    sys.setswitchinterval(interval_s)
+
+
+@pytest.mark.usefixtures("long_turns")
 @pytest.mark.parametrize("compression", ["deflate", "snappy"])
 async def test_event_loops_in_two_threads(
     nsqd: Nsqd, topic: str, compression: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two threads read at the same time, and each gets what was sent to it."""
+    """Two threads read at the same time, and each gets what was sent to it. With long turns one mostly begins to read
+    while the other has read and waits for its turn.
+    """
     config = Config(auth_secret=SECRET, **{compression: True})  # type: ignore[arg-type]
     sent = {name: [random.Random(f"{name} {n}").randbytes(4000) for n in range(3000)] for name in "ab"}
     async with Producer(address_of(nsqd), config) as producer:
