@@ -3,6 +3,7 @@
 import re
 import signal
 import threading
+import time
 import urllib.parse
 from collections import Counter
 from collections.abc import Callable
@@ -108,8 +109,10 @@ def test_what_is_a_success(cluster: Cluster, start: Start, topic: str, kind: str
     [
         b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nOK",
         b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * 100_000 + b"\r\nConnection: close\r\n\r\nOK",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK, and more than it said\r\n",
+        b"HTTP/1.1 204 No Content\r\n\r\nsome content\r\n",
     ],
-    ids=["a body that breaks off", "a long header"],
+    ids=["a body that breaks off", "a long header", "a body longer than its length", "a body where none can be"],
 )
 def test_a_good_status_counts_whatever_comes_with_it(cluster: Cluster, start: Start, topic: str, answer: bytes) -> None:
     """The endpoint has taken the message: to send it again would double it, each time."""
@@ -155,7 +158,9 @@ def test_cookies_are_not_kept(cluster: Cluster, start: Start, topic: str) -> Non
     ("answer", "reason"),
     [
         (b"HTTP/1.1 307 Go on\r\nLocation: /\r\nConnection: close\r\n\r\n", "more than 10 redirects"),
+        (b"HTTP/1.1 302 Go on\r\nLocation: ftp://x/\r\n\r\n", "cannot follow to ftp://x/"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", "no HTTP answer: Bad status line"),
+        (b"HTTP/1.1 200 OK\r\nX: y\r\n", "the connection was closed before an answer"),
     ],
 )
 def test_why_an_answer_was_none(cluster: Cluster, start: Start, topic: str, answer: bytes, reason: str) -> None:
@@ -165,6 +170,32 @@ def test_why_an_answer_was_none(cluster: Cluster, start: Start, topic: str, answ
         tool = start("nsq_to_http", f"--topic={topic}", *cluster.nsqd_flags, f"--post={endpoint.url}", *QUICK)
         tool.wait_for_log(f"was not taken - {endpoint.url}: {reason}")
         assert cluster.depth(topic, CHANNEL) == 2
+
+
+@pytest.mark.parametrize("pause_s", [0, 0.2], ids=["with the head", "after the head"])
+def test_garbage_in_the_body_of_an_answer_is_a_failure(
+    cluster: Cluster, start: Start, topic: str, pause_s: float
+) -> None:
+    """Whatever its status says, this is no answer of a server that works."""
+    head, garbage = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"zzz garbage\r\n"
+
+    def answer(request: Request) -> bytes:
+        if not pause_s:
+            return head + garbage
+        request.connection.sendall(head)
+        time.sleep(pause_s)
+        return garbage
+
+    cluster.create(topic, CHANNEL)
+    cluster.publish(topic, [b"one", b"two"])
+    with HttpEndpoint(answer) as endpoint:
+        tool = start("nsq_to_http", f"--topic={topic}", *cluster.nsqd_flags, f"--post={endpoint.url}", *QUICK)
+        reason = "got status code 200, and a body that is no HTTP: Invalid character in chunk size: b'zzz garbage'"
+        tool.wait_for_log(f"(attempt 6) was not taken - {endpoint.url}: {reason}\n")
+        assert cluster.depth(topic, CHANNEL) == 2
+        endpoint.answer = lambda _: 200
+        cluster.wait_until_finished(topic, CHANNEL)
+        assert tool.stop() == 0, tool.log
 
 
 def shares(cluster: Cluster, start: Start, topic: str, mode: str, endpoints: list[HttpEndpoint]) -> list[int]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 from urllib.parse import quote, quote_plus
 
 import aiohttp
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from nsquark.base.durations import Duration
@@ -29,6 +33,35 @@ ASCII: Final = bytes(range(33, 127)).decode()
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
+class _Garbled(ValueError):
+    """Says that what followed the head of an answer is no HTTP."""
+
+
+class _Answers(ResponseHandler):
+    """Reads the head of an answer before anything that came with it.
+
+    aiohttp alone drops an answer for garbage that came together with its head, even for garbage behind its end; and
+    where the garbage comes later, nobody who reads the body is told.
+    """
+
+    _body: aiohttp.StreamReader | None = None
+
+    def data_received(self, data: bytes) -> None:
+        head, blank, rest = data.partition(b"\r\n\r\n")
+        super().data_received(head + blank)
+        if rest and self.exception() is None:
+            super().data_received(rest)
+
+    def feed_data(self, data: tuple[Any, aiohttp.StreamReader], size: int = 0) -> None:
+        self._body = data[1]
+        super().feed_data(data, size)
+
+    def set_exception(self, exc: BaseException, *cause: BaseException) -> None:
+        super().set_exception(exc, *cause)
+        if isinstance(exc, HttpProcessingError) and self._body is not None and not self._body.is_eof():
+            self._body.set_exception(_Garbled(_one_line(exc.message)))
+
+
 class HttpSender:
     """Sends bodies by POST, or by GET as part of the URL. It raises NotAccepted, which says why one was not."""
 
@@ -40,8 +73,11 @@ class HttpSender:
         if content_type:
             sent["Content-Type"] = content_type
         self._is_post = bool(content_type)
+        connector = aiohttp.TCPConnector(limit=0)  # the number of handlers limits the connections
+        make: type[ResponseHandler] = _Answers
+        connector._factory = functools.partial(make, asyncio.get_running_loop())  # aiohttp has no option for it
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),  # the number of handlers limits the connections
+            connector=connector,
             headers={**sent, **headers},
             skip_auto_headers=("Accept",),
             timeout=aiohttp.ClientTimeout(total=request_timeout.seconds, sock_connect=connect_timeout.seconds),
@@ -78,10 +114,14 @@ class HttpSender:
         request = self._session.request(method, _url(url), data=body, max_redirects=REDIRECTS_MAX)
         async with request as answer:
             # The status alone says whether the message was taken. The rest is read so that the connection can be used
-            # again, and sending the message again because that fails would only double it.
-            with contextlib.suppress(aiohttp.ClientError, OSError):
-                async for _ in answer.content.iter_any():
-                    pass
+            # again, and sending the message again because that fails would only double it. Garbage is no failure of
+            # the connection, however: who knows what sent it.
+            try:
+                with contextlib.suppress(aiohttp.ClientError, OSError):
+                    async for _ in answer.content.iter_any():
+                        pass
+            except _Garbled as error:
+                raise ValueError(f"got status code {answer.status}, and a body that is no HTTP: {error}") from None
             return answer.status
 
 
@@ -89,9 +129,18 @@ def _reason(error: Exception) -> str:
     """Says why there was no answer."""
     if isinstance(error, aiohttp.TooManyRedirects):
         return f"more than {REDIRECTS_MAX} redirects"
+    if isinstance(error, aiohttp.RedirectClientError):
+        return f"cannot follow to {error}"
     if isinstance(error, aiohttp.ClientResponseError):
-        return f"no HTTP answer: {error.message}"  # the status in its text is aiohttp's own
+        return f"no HTTP answer: {_one_line(error.message)}"  # the status in its text is aiohttp's own
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "the connection was closed before an answer"  # aiohttp shows its objects here
     return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
+
+
+def _one_line(message: str) -> str:
+    """Makes one line of an error of aiohttp's parser, which is a little picture with an arrow below the place."""
+    return " ".join(message.removesuffix("^").split())
 
 
 def filled_in(address: str, body: bytes) -> str:
