@@ -64,6 +64,18 @@ def test_a_phone_does_not_scroll_sideways(cluster: Cluster, tabs: Tabs, name: st
     forget_missing(tabs, name)
 
 
+@pytest.mark.parametrize("width", [768, 1024, 1100, 1280])
+def test_tables_fit_a_tablet_and_a_laptop(cluster: Cluster, tabs: Tabs, width: int) -> None:
+    """Nobody looks for columns beyond the edge of a card."""
+    page = tabs.open("about:blank", viewport={"width": width, "height": 800})
+    for name in ("topics", "topic", "channel", "nodes", "node"):
+        page.goto(cluster.url + path_of(cluster, name))
+        settled(page)
+        expect(page.locator(".table tbody tr").first).to_be_visible()
+        hidden = page.evaluate("[...document.querySelectorAll('.scroll')].map(e => e.scrollWidth - e.clientWidth)")
+        assert (name, hidden) == (name, [0] * len(hidden))
+
+
 def test_names_of_any_length_fit_a_phone(cluster: Cluster, tabs: Tabs) -> None:
     long = "l" * 64
     nsqd = cluster.nsqds[0]
