@@ -10,6 +10,7 @@ import pytest
 
 from admin.conftest import Cluster
 from harness import eventually
+from harness.http_server import LocalServer, QuietHandler
 from harness.lookupd import Impostor, LookupWire
 from harness.nsqadmin import Nsqadmin
 from nsquark.admin.app import make_state
@@ -159,6 +160,36 @@ async def test_a_failure_has_a_beginning_and_an_end(cluster: Cluster, topic: str
             second = await state.poller.next(first.at)
     assert first.failures[0].since == second.failures[0].since <= first.at
     assert state.attention()[0].text.startswith(f"nsqd {stalled} does not answer")
+
+
+def test_the_page_of_nsqlookupds_does_not_wait_for_one_that_stalls(
+    cluster: Cluster, topic: str, impostor: Callable[[bytes], str], make_admin: Callable[..., Nsqadmin]
+) -> None:
+    cluster.lookupd.post("/topic/create", topic=topic)
+    patience = f"--http-client-request-timeout={PATIENCE}"
+    good, stalled = cluster.lookupd.http_address, impostor(STALLED)
+    admin = make_admin(f"--lookupd-http-address={good}", f"--lookupd-http-address={stalled}", patience)
+    assert f"Delete topic {topic}" in admin.get("/lookup").text, "no nsqd has it"
+    admin = make_admin(f"--nsqd-http-address={impostor(STALLED)}", patience)
+    assert "No nsqlookupd is configured" in admin.get("/lookup").text
+
+
+def test_a_topic_is_not_offered_for_deletion_where_nobody_tells_who_has_it(make_admin: Callable[..., Nsqadmin]) -> None:
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:
+            self.send_response(503 if self.path.startswith("/lookup?") else 200)
+            self.end_headers()
+            self.wfile.write(b'{"topics":["busy"],"channels":["c"],"producers":[]}')
+
+    lookupd = LocalServer(Handler)
+    lookupd.start()
+    try:
+        admin = make_admin(f"--lookupd-http-address=127.0.0.1:{lookupd.server_port}")
+        page = admin.get("/lookup").text
+        assert "Inactive topics" in page and "busy" not in page
+        assert "busy" not in admin.get("/api/topics?inactive=true").json()["topics"]
+    finally:
+        lookupd.stop()
 
 
 # -- /api ------------------------------------------------------------------------------------------------

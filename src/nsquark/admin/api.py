@@ -87,11 +87,13 @@ async def topics(request: web.Request, state: AdminState) -> dict[str, Any]:
     query, is_whole = parse_query(request.rel_url.raw_query_string.encode())
     if not is_whole:
         raise ApiError(400, _query_trouble(request.rel_url.raw_query_string))
-    if query.get("inactive") == "true":
-        inactive = await state.survey.inactive()
+    if query.get("inactive") == "true" and state.cluster.lookupds:
+        inactive = await state.survey.inactive(state.cluster.lookupds)
         shown = {name: channels or None for name, channels in inactive.value.items()}
         return {"topics": plain(shown), "message": message_of(state, inactive.errors)}
     known = await state.survey.topics()
+    if query.get("inactive") == "true":
+        return {"topics": {}, "message": message_of(state, known.errors)}
     return {"topics": known.value or None, "message": message_of(state, known.errors)}
 
 

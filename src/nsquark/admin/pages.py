@@ -100,11 +100,16 @@ async def page(request: web.Request) -> web.Response:
 
 async def lookup_page(request: web.Request) -> web.Response:
     state = request.app[STATE]
-    await state.fresh_snapshot()
+    snapshot = await state.fresh_snapshot()
     inactive: dict[str, list[str]] = {}
     trouble = ""
+    # Those that fail are named on the page already, and to wait for them would only delay it.
+    answering = [lookupd.address for lookupd in snapshot.lookupds if not lookupd.failure]
     try:
-        inactive = (await state.survey.inactive()).value
+        if answering:
+            inactive = (await state.survey.inactive(answering)).value
+        elif snapshot.lookupds:
+            trouble = "no nsqlookupd answers"
     except AllFailed as error:
         trouble = str(error)
     return show(request, views_cluster.lookup(state, inactive, trouble))

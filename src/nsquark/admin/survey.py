@@ -80,33 +80,34 @@ class Survey:
             said = await self._all("nsqd", self._cluster.nsqds, self._nsqd_topics)
         return Answers(sorted({name for _, names in said.value for name in names}), said.errors)
 
-    async def channels(self, topic: str) -> list[str]:
+    async def _channels(self, lookupds: Sequence[str], topic: str) -> list[str]:
         """Returns the channels of a topic that nsqlookupds know, without the errors of those that do not answer."""
 
         async def ask(address: str) -> list[str]:
             target = f"/channels?topic={quote_plus(topic)}"
             return (await self._cluster.get(address, target, _Channels)).channels or []
 
-        said = await self._each(self._cluster.lookupds, ask)
+        said = await self._each(lookupds, ask)
         return sorted({name for _, names in said.value for name in names})
 
-    async def inactive(self) -> Answers[dict[str, list[str]]]:
-        """Returns topics that nsqlookupds know and no nsqd produces, with their channels."""
-        topics = await self.topics()
-        if not self._cluster.lookupds:
-            return Answers({}, topics.errors)
+    async def inactive(self, lookupds: Sequence[str]) -> Answers[dict[str, list[str]]]:
+        """Returns topics that these nsqlookupds know and no nsqd produces, with their channels. Those that do not tell
+        their topics are not asked about each of them.
+        """
+        said = await self._all("nsqlookupd", lookupds, self._lookupd_topics)
+        answering = [address for address, _ in said.value]
 
         async def channels_if_inactive(topic: str) -> list[str] | None:
             try:
-                producers = (await self.producers_of(topic)).value
+                producers = (await self._lookup(answering, topic)).value
             except AllFailed:
-                producers = []
-            return None if producers else await self.channels(topic)
+                return None  # nobody tells, and somebody may have it
+            return None if producers else await self._channels(answering, topic)
 
-        names = topics.value[:INACTIVE_TOPICS_MAX]
+        names = sorted({name for _, topics in said.value for name in topics})[:INACTIVE_TOPICS_MAX]
         found = await asyncio.gather(*map(channels_if_inactive, names))
         inactive = {name: channels for name, channels in zip(names, found, strict=True) if channels is not None}
-        return Answers(inactive, topics.errors)
+        return Answers(inactive, said.errors)
 
     async def nodes(self) -> Answers[list[ApiNode]]:
         if not self._cluster.lookupds:
@@ -132,12 +133,14 @@ class Survey:
     async def producers_of(self, topic: str) -> Answers[list[ApiNode]]:
         if not self._cluster.lookupds:
             return await self._nsqds_producing(topic)
+        return await self._lookup(self._cluster.lookupds, topic)
 
+    async def _lookup(self, lookupds: Sequence[str], topic: str) -> Answers[list[ApiNode]]:
         async def ask(address: str) -> list[AnnouncedNsqd]:
             target = f"/lookup?topic={quote_plus(topic)}"
             return (await self._cluster.get(address, target, AnnouncedNsqds)).producers or []
 
-        said = await self._all("nsqlookupd", self._cluster.lookupds, ask)
+        said = await self._all("nsqlookupd", lookupds, ask)
         found: dict[str, ApiNode] = {}
         for _, peers in said.value:
             for peer in peers:
