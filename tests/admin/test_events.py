@@ -84,10 +84,11 @@ def test_polling_is_shared_and_stops_with_the_last_tab(cluster: Cluster, make_ad
 
 
 def test_streams_of_one_peer_are_bounded(cluster: Cluster, make_admin: Callable[..., Nsqadmin]) -> None:
+    """The peer may be a proxy, with the tabs of everybody."""
     admin = make_admin(fast(cluster))
     tabs: list[EventStream] = []
     try:
-        for _ in range(64):
+        for _ in range(192):
             tabs.append(EventStream(admin, "/"))
             tabs[-1].__enter__()
         connection = http.client.HTTPConnection(*admin.http, timeout=20)

@@ -234,6 +234,18 @@ def test_signing_in_and_out(guarded: Nsqadmin, tabs: Tabs) -> None:
     tabs.errors[:] = [error for error in tabs.errors if "401" not in error]
 
 
+def test_a_page_whose_login_has_ended_leads_to_the_next(guarded: Nsqadmin, tabs: Tabs) -> None:
+    page = sign_in(tabs, guarded, "ada", "/topics/orders")
+    other = settled(tabs.another(page.context, f"{guarded.url}/nodes"))
+    other.get_by_role("button", name="Sign out").click()
+    expect(page).to_have_title("Sign in · nsqadmin")
+    page.get_by_label("Name").fill("ada")
+    page.get_by_label("Password").fill(PASSWORD)
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(f"{guarded.url}/topics/orders")
+    tabs.errors[:] = [error for error in tabs.errors if "401" not in error]
+
+
 @pytest.mark.parametrize(
     ("name", "buttons"),
     [("vera", []), ("otto", ["Pause"]), ("ada", ["Pause", "Empty", "Delete"])],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import re
+import threading
 
 import pytest
 from playwright.sync_api import expect
@@ -11,6 +13,7 @@ from browser.cluster import Cluster
 from browser.conftest import Tabs
 from browser.steps import complaints, settled
 from harness import Wire
+from harness.http_server import LocalServer, QuietHandler
 from harness.nsqadmin import Nsqadmin
 from harness.waiting import eventually
 from nsquark.admin.format import UNKNOWN
@@ -388,6 +391,42 @@ def test_it_comes_back_when_nsqadmin_does(cluster: Cluster, tabs: Tabs) -> None:
         expect(page.locator(".live")).to_have_attribute("data-state", "live")
         tabs.close()
     tabs.errors[:] = [error for error in tabs.errors if "ERR_" not in error]
+
+
+def test_it_comes_back_when_a_proxy_said_that_nsqadmin_is_away(cluster: Cluster, tabs: Tabs) -> None:
+    """A browser does not try a stream again by itself that was answered by an error."""
+    is_away = threading.Event()
+
+    class Proxy(QuietHandler):
+        """Passes requests on to nsqadmin, as nginx does, or says that it is away."""
+
+        def do_GET(self) -> None:
+            if is_away.is_set():
+                self.answer(502)
+                return
+            upstream = http.client.HTTPConnection(*cluster.admin.http)
+            upstream.request("GET", self.path, headers={"Host": self.headers["Host"]})
+            answer = upstream.getresponse()
+            self.send_response(answer.status)
+            self.send_header("Content-Type", answer.headers["Content-Type"])
+            self.end_headers()
+            while not is_away.is_set() and (piece := answer.read1()):
+                self.wfile.write(piece)
+            upstream.close()
+
+    with LocalServer(Proxy) as proxy:
+        page = settled(tabs.open(f"http://{proxy.address}"))
+        depth = page.locator("[data-block=tiles] .tile", has_text="Depth").locator("dd")
+        is_away.set()
+        with page.expect_response(lambda response: response.status == 502):
+            expect(page.locator(".live")).to_have_attribute("data-state", "lost")
+        shown = depth.get_attribute("title") or ""
+        is_away.clear()
+        expect(page.locator(".live")).to_have_attribute("data-state", "live")
+        expect(depth).not_to_have_attribute("title", shown)
+        is_away.set()
+        tabs.close()
+    tabs.errors[:] = [error for error in tabs.errors if "502" not in error and "ERR_" not in error]
 
 
 def test_nothing_is_loaded_from_another_host(cluster: Cluster, tabs: Tabs) -> None:

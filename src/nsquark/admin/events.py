@@ -22,7 +22,8 @@ from nsquark.admin.state import STATE, AdminState, Live
 from nsquark.web.messages import encode_json
 
 STREAMS_MAX: Final = 256
-STREAMS_PER_PEER_MAX: Final = 64
+STREAMS_PER_PEER_MAX: Final = 192
+"""A peer may be a proxy, with the tabs of everybody; one that is not leaves some to the others."""
 SERIES_PER_STREAM_MAX: Final = 2000
 FIGURES_PER_STREAM_MAX: Final = 50_000
 PAGE_CHARS_MAX: Final = 2048

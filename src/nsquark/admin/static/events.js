@@ -5,11 +5,13 @@ import { morph, morphChildren, parse } from "./morph.js";
 
 const HIDDEN_MS_MAX = 60_000;
 const SERIES_SECONDS_MAX = 3600;
+const RETRY_MS = 3000;
 
 const series = new Map();
 const listeners = new Map();
 let source = null;
 let hiddenTimer = 0;
+let retryTimer = 0;
 
 export const pointsOf = (key) => series.get(key) ?? { t: [], v: [] };
 
@@ -90,15 +92,34 @@ function show(state, text) {
   indicator.title = text;
 }
 
-function open() {
+function address() {
   const page = encodeURIComponent((location.pathname.slice(base.length) || "/") + location.search);
-  source = new EventSource(`${base}/events?page=${page}`);
+  return `${base}/events?page=${page}`;
+}
+
+// A browser gives a stream up that was answered by an error: by a proxy whose nsqadmin is away, by an nsqadmin with too
+// many open pages, or after the end of a login, where the page leads to the next one.
+async function retry() {
+  const asking = new AbortController();
+  const answer = await fetch(address(), { signal: asking.signal }).catch(() => null);
+  asking.abort();
+  if (!source) return;
+  if (answer?.status === 401) location.reload();
+  else if (answer?.ok) open();
+  else retryTimer = setTimeout(retry, RETRY_MS);
+}
+
+function open() {
+  source = new EventSource(address());
   source.addEventListener("open", () => {
     // A stream begins with the whole past, even when it comes back after a break.
     series.clear();
     show("live", "Live");
   });
-  source.addEventListener("error", () => show("lost", "Reconnecting"));
+  source.addEventListener("error", (event) => {
+    show("lost", "Reconnecting");
+    if (event.target.readyState === EventSource.CLOSED) retryTimer = setTimeout(retry, RETRY_MS);
+  });
   source.addEventListener("figures", (event) => {
     show("live", "Live");
     applyFigures(JSON.parse(event.data));
@@ -107,6 +128,7 @@ function open() {
 }
 
 function close() {
+  clearTimeout(retryTimer);
   source?.close();
   source = null;
   show("paused", "Paused");
