@@ -11,6 +11,7 @@ from admin.conftest import Cluster
 from harness import HttpReply, Wire, eventually
 from harness.nsqadmin import Nsqadmin
 from nsquark.admin.app import PARTS
+from nsquark.admin.format import UNKNOWN
 
 TOPIC_FIELDS = [
     "node",
@@ -206,6 +207,19 @@ def test_an_unknown_channel_is_empty(cluster: Cluster, admin: Nsqadmin, topic: s
     cluster.make(topic)
     answer = admin.get(f"/api/topics/{topic}/nobody")
     assert (answer.status, answer.json()) == (200, {"message": ""})
+
+
+def test_a_latency_that_was_not_measured_is_not_known(cluster: Cluster, topic: str) -> None:
+    """Nothing was finished, and 0 would be the best of all latencies."""
+    cluster.make(topic, "ch", count=1)
+    for path in (f"/topics/{topic}", f"/topics/{topic}/ch"):
+        page = cluster.direct.get(path).text
+        shown = re.findall(r">(p\d+)</span> ([^<]+)</span>", page)
+        assert shown and set(shown) == {("p99", UNKNOWN), ("p50", UNKNOWN)}
+    with Wire(cluster.nsqds[0].tcp) as wire:
+        wire.subscribe(topic, "ch", rdy=1)
+        wire.read_messages(1, finish=True)
+        eventually(lambda: re.search(r">p99</span> \S+ .?s<", cluster.direct.get(f"/topics/{topic}/ch").text))
 
 
 def test_inactive_topics_have_no_producers(cluster: Cluster, topic: str) -> None:

@@ -275,10 +275,11 @@ def _channel(topic: str, name: str, nodes: list[ChannelOnNode], owner: str) -> C
 def _worst(latencies: list[Latency]) -> tuple[Percentile, ...]:
     if not any(latency.percentiles for latency in latencies):
         return ()
-    worst: dict[float, float] = {}
+    worst: dict[float, float | None] = {}
     for latency in latencies:
-        for percentile in latency.percentiles or ():
-            worst[percentile.quantile] = max(worst.get(percentile.quantile, 0.0), percentile.value)
+        for percentile in latency.known:
+            known = [value for value in (worst.get(percentile.quantile), percentile.value) if value is not None]
+            worst[percentile.quantile] = max(known, default=None)
     return tuple(Percentile(quantile, worst[quantile]) for quantile in sorted(worst, reverse=True))
 
 

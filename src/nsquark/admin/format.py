@@ -61,8 +61,8 @@ def size(value: float | None) -> str:
     return f"{_trim(value)} {_BYTE_UNITS[step]}"
 
 
-def latency(ns: float) -> str:
-    return seconds(ns / 1e9)
+def latency(ns: float | None) -> str:
+    return UNKNOWN if ns is None else seconds(ns / 1e9)
 
 
 def seconds(value: float) -> str:

@@ -262,7 +262,10 @@ def _channel_values(channel: ClusterChannel) -> Values:
 
 def _latency_values(percentiles: tuple[Percentile, ...]) -> Values:
     """Returns latencies in seconds."""
-    return {percentile.name: percentile.value / NS_PER_S for percentile in percentiles}
+    return {
+        percentile.name: percentile.value / NS_PER_S if percentile.value is not None else None
+        for percentile in percentiles
+    }
 
 
 def _business(snapshot: Snapshot, subject: Key) -> float:

@@ -17,8 +17,8 @@ from nsquark.wire.documents import Int64
 
 class Percentile(msgspec.Struct, frozen=True, gc=False):
     quantile: float
-    value: float
-    """This is the latency in nanoseconds."""
+    value: float | None
+    """This is the latency in nanoseconds; None if nothing was measured lately."""
 
     @property
     def name(self) -> str:
@@ -31,6 +31,12 @@ class Latency(msgspec.Struct, frozen=True, gc=False):
 
     count: Int64 = 0
     percentiles: tuple[Percentile, ...] | None = None
+
+    @property
+    def known(self) -> tuple[Percentile, ...]:
+        """Returns the percentiles without their values where nothing was finished lately: nsqd says 0 then."""
+        percentiles = self.percentiles or ()
+        return percentiles if self.count else tuple(Percentile(each.quantile, None) for each in percentiles)
 
 
 NO_LATENCY: Final = Latency()
