@@ -108,6 +108,15 @@ def test_names_of_any_length_fit_a_phone(cluster: Cluster, tabs: Tabs) -> None:
     forget_missing(tabs, "missing")
 
 
+def test_a_channel_that_nobody_reads_on_a_phone(cluster: Cluster, tabs: Tabs) -> None:
+    page = settled(tabs.open(f"{cluster.url}/topics/orders/audit", viewport={"width": 390, "height": 844}))
+    copy = page.locator(".command button")
+    lines = "each => { const text = new Range(); text.selectNodeContents(each); return text.getClientRects().length; }"
+    assert (copy.inner_text(), copy.evaluate(lines)) == ("Copy", 1)
+    # It finished none of those that came in.
+    expect(page.locator(".tile", has_text="Finished")).to_contain_text(re.compile(r"0\s*/s\s*[\d,]+ messages came in"))
+
+
 def test_the_navigation_opens_on_a_phone(cluster: Cluster, tabs: Tabs) -> None:
     page = tabs.open(cluster.url, viewport={"width": 390, "height": 844})
     nodes = page.get_by_role("link", name="Nodes", exact=False).first
