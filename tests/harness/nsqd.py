@@ -40,6 +40,8 @@ class Nsqd(testing.Nsqd):
     def keep_ports(self) -> None:
         """Lets it listen where it does now when it is started again, as an operator's nsqd does."""
         self.flags += [f"--tcp-address={self.tcp_address}", f"--http-address={self.http_address}"]
+        self._ports = {"tcp": self.tcp[1], "http": self.http[1]}
+        self.keeps_ports = True
 
     def wait_for_log(self, text: str) -> None:
         eventually(lambda: text in self.log)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -67,8 +69,9 @@ class Daemon:
 
     MODULE: ClassVar[str]
     """The `main` of this module is the program."""
-    keeps_ports: ClassVar[bool] = True
+    keeps_ports: bool = True
     """Tells whether the daemon listens where it did before when it is started again, as its clients expect."""
+    _held_ports: tuple[socket.socket, ...] = ()
 
     def __init__(self, *flags: str, program: str | None = None, environment: dict[str, str] | None = None):
         self.flags = list(flags)
@@ -87,6 +90,10 @@ class Daemon:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
+        self._release_ports()
+
+    def __del__(self) -> None:
+        self._release_ports()
 
     # The process
 
@@ -114,6 +121,7 @@ class Daemon:
             raise StartError(self._wait(), self.log)
         if self.keeps_ports:
             self._ports = {kind: self._port(kind)[1] for kind in self._ports if self._listening(kind)}
+        self._release_ports()
         return self
 
     def _program(self) -> Sequence[str]:
@@ -176,8 +184,27 @@ class Daemon:
         """Returns the exit code when the process has ended and its log is read to the end, and closed."""
         assert self.process is not None and self._reader is not None
         code = self.process.wait(STOP_TIMEOUT_S)
+        if self.keeps_ports and not self._held_ports:
+            self._hold_ports()
         self._reader.join(STOP_TIMEOUT_S)
         return code
+
+    def _hold_ports(self) -> None:
+        """Binds its ports while it is down: else another process that asks for a free port may get one of them, and so
+        may a client that goes on trying to connect. A daemon that starts can listen on them all the same.
+        """
+        for port in filter(None, self._ports.values()):
+            held = socket.socket()
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._held_ports += (held,)
+            with contextlib.suppress(OSError):
+                held.bind(("127.0.0.1", port))
+
+    def _release_ports(self) -> None:
+        """Lets others have the ports that are held while it is down."""
+        for held in self._held_ports:
+            held.close()
+        self._held_ports = ()
 
     # Its ports
 
@@ -340,3 +367,4 @@ def started(kind: Callable[..., SomeDaemon]) -> Iterator[Callable[..., SomeDaemo
     yield make
     for daemon in daemons:
         daemon.kill()
+        daemon._release_ports()

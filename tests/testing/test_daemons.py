@@ -1,0 +1,24 @@
+"""Checks the daemons that `nsquark.testing` runs, where its fixtures do not show it."""
+
+import socket
+
+import pytest
+
+from nsquark.testing import Nsqlookupd
+
+
+def test_the_ports_of_a_daemon_that_is_down_go_to_nobody_else() -> None:
+    """Any other process that asks for a free port might get one, and so might a client that tries to connect."""
+    with Nsqlookupd() as daemon:
+        addresses = [daemon.tcp, daemon.http]
+        daemon.kill()
+        for address in addresses:
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.bind(address)
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(address)
+        daemon.start()
+        assert [daemon.tcp, daemon.http] == addresses
+    for address in addresses:
+        with socket.socket() as other:
+            other.bind(address)
