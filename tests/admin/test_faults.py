@@ -229,7 +229,7 @@ def test_the_api_warns_of_what_is_missing(
         (stalled := impostor(STALLED), f'Get "http://{stalled}{target}": context deadline exceeded '),
     ):
         admin = make_admin(
-            f"--nsqd-http-address={good}", f"--nsqd-http-address={bad}", "--http-client-request-timeout=1s"
+            f"--nsqd-http-address={good}", f"--nsqd-http-address={bad}", "--http-client-request-timeout=5s"
         )
         answer = admin.get(f"/api/topics/{topic}").json()
         assert [node["node"] for node in answer["nodes"]] == [good]

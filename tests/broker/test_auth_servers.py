@@ -112,7 +112,7 @@ def test_a_client_that_waits_is_not_cut_off_and_beats(
 
 
 def test_slow_server(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], server: AuthServer) -> None:
-    daemon = make_nsqd(f"--auth-http-address={server.address}", "--http-client-request-timeout=300ms")
+    daemon = make_nsqd(f"--auth-http-address={server.address}", "--http-client-request-timeout=2s")
     server.gate.clear()
     clients = [connect(daemon) for _ in range(100)]
     for client in clients:
@@ -231,6 +231,7 @@ def test_expired_grants_are_renewed_for_commands_in_flight(
     nsqd: Nsqd, connect: Callable[..., Wire], server: AuthServer, topic: str
 ) -> None:
     client = granted_for_1_s(connect(nsqd), server)
+    server.answer = granting(GRANT_ALL)
     client.expect_silence(1.1)
     for _ in range(50):
         client.PUB(topic, b"x")

@@ -59,7 +59,7 @@ def bystander(nsqd: Nsqd) -> Iterator[Bystander]:
 def pour(address: tuple[str, int], data: bytes, *, wait: bool = True) -> bytes:
     """Sends, ends the input, and takes what comes until the close; nothing after a reset."""
     answer = b""
-    with socket.create_connection(address, timeout=5) as connection:
+    with socket.create_connection(address, timeout=20) as connection:
         try:
             connection.sendall(data)
             if not wait:

@@ -13,7 +13,7 @@ import pytest
 
 from harness import Nsqd, StartError, Wire, eventually, nsqd_program
 
-RUN_TIMEOUT_S = 20
+RUN_TIMEOUT_S = 60
 
 
 def run(*flags: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":

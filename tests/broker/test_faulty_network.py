@@ -8,7 +8,7 @@ import pytest
 
 from harness import ClosedError, FaultProxy, Nsqd, Wire, eventually
 
-NSQD_FLAGS = ("--msg-timeout=500ms",)
+NSQD_FLAGS = ("--msg-timeout=3s",)
 
 
 @pytest.fixture

@@ -188,12 +188,12 @@ def test_names_are_those_of_the_request(nsqd: Nsqd, server: AuthServer) -> None:
 
 
 def test_what_is_asked_and_for_how_long_it_holds(nsqd: Nsqd, server: AuthServer, topic: str) -> None:
-    server.answer = granting(ALL, ttl=1)
+    server.answer = granting(ALL, ttl=4)
     for _ in range(5):
         assert ask(nsqd, "POST", f"/pub?topic={topic}", SECRET).status == 200
     assert server.queries[0] == {"common_name": "", "remote_ip": "127.0.0.1", "secret": SECRET, "tls": "false"}
     before = len(server.queries)
-    assert before <= 2  # a second may have passed
+    assert before <= 2  # so much time may have passed
     server.answer = granting({**ALL, "permissions": ["subscribe"]})
     eventually(lambda: ask(nsqd, "POST", f"/pub?topic={topic}", SECRET).status == 403)
     assert len(server.queries) == before + 1

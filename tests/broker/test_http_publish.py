@@ -93,7 +93,7 @@ def test_pub_checks_in_order(nsqd: Nsqd) -> None:
 
 def test_too_big_a_declared_length_closes_the_connection(nsqd: Nsqd, topic: str) -> None:
     """The connection is closed at once: the body need not come."""
-    with socket.create_connection(nsqd.http, timeout=5) as connection:
+    with socket.create_connection(nsqd.http, timeout=20) as connection:
         connection.sendall(
             b"POST /pub?topic=%s HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n" % topic.encode()
         )
@@ -196,7 +196,7 @@ def test_mpub_errors(nsqd: Nsqd, topic: str) -> None:
 
 
 def test_many_publishes_on_one_connection(nsqd: Nsqd, topic: str) -> None:
-    connection = http.client.HTTPConnection(*nsqd.http, timeout=5)
+    connection = http.client.HTTPConnection(*nsqd.http, timeout=20)
     for number in range(100):
         connection.request("POST", f"/pub?topic={topic}", b"%d" % number)
         assert connection.getresponse().read() == b"OK"

@@ -29,7 +29,7 @@ POST_PATHS = [
 
 def _raw(nsqd: Nsqd, data: bytes, *, end: bool = False) -> bytes:
     """Returns everything that nsqd answers on a connection until it closes it."""
-    with socket.create_connection(nsqd.http, timeout=5) as connection:
+    with socket.create_connection(nsqd.http, timeout=20) as connection:
         connection.sendall(data)
         if end:
             connection.shutdown(socket.SHUT_WR)
@@ -138,7 +138,7 @@ def test_header_as_written_on_the_wire(nsqd: Nsqd) -> None:
 
 
 def test_keep_alive(nsqd: Nsqd) -> None:
-    connection = http.client.HTTPConnection(*nsqd.http, timeout=5)
+    connection = http.client.HTTPConnection(*nsqd.http, timeout=20)
     connection.connect()
     port = connection.sock.getsockname()[1]
     for _ in range(5):
@@ -177,7 +177,7 @@ def test_pipelined_requests_are_answered_in_order(nsqd: Nsqd, topic: str) -> Non
 
 
 def test_expect_100_continue(nsqd: Nsqd, topic: str) -> None:
-    with socket.create_connection(nsqd.http, timeout=5) as connection:
+    with socket.create_connection(nsqd.http, timeout=20) as connection:
         head = b"POST /pub?topic=%s HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
         connection.sendall(head % topic.encode())
         assert connection.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -187,7 +187,7 @@ def test_expect_100_continue(nsqd: Nsqd, topic: str) -> None:
 
 def test_request_in_pieces(nsqd: Nsqd, topic: str) -> None:
     request = b"POST /pub?topic=%s HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc" % topic.encode()
-    with socket.create_connection(nsqd.http, timeout=5) as connection:
+    with socket.create_connection(nsqd.http, timeout=20) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in request:
             connection.sendall(bytes([byte]))
@@ -245,12 +245,12 @@ def test_unix_sockets(make_nsqd: Callable[..., Nsqd], tmp_path_factory: pytest.T
     tcp, http_path = str(directory / "tcp.sock"), str(directory / "http.sock")
     make_nsqd(f"--tcp-address={tcp}", f"--http-address={http_path}")
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(5)
+        connection.settimeout(20)
         connection.connect(tcp)
         connection.sendall(b"  V2PUB t\n\0\0\0\1x")
         assert connection.recv(100) == b"\0\0\0\x06\0\0\0\0OK"
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(5)
+        connection.settimeout(20)
         connection.connect(http_path)
         connection.sendall(b"GET /info HTTP/1.0\r\n\r\n")
         answer = b""

@@ -114,7 +114,7 @@ def test_messages_of_an_earlier_process(make_nsqd: Callable[..., Nsqd]) -> None:
 
 
 def test_the_window_passes(make_nsqd: Callable[..., Nsqd]) -> None:
-    daemon = make_nsqd(PERCENTILES, "--e2e-processing-latency-window-time=1s")
+    daemon = make_nsqd(PERCENTILES, "--e2e-processing-latency-window-time=5s")
     with daemon.connect() as client:
         client.publish("t", b"x")
         client.subscribe("t", rdy=1)

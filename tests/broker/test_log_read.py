@@ -293,7 +293,7 @@ def test_a_time_is_found_to_the_message(make_nsqd: Callable[..., Nsqd]) -> None:
 def test_a_time_is_found_among_deferred_messages_with_older_times(make_nsqd: Callable[..., Nsqd]) -> None:
     daemon = make_nsqd()
     with daemon.connect() as wire:
-        wire.DPUB("t", 500, b"early, but late")
+        wire.DPUB("t", 3000, b"early, but late")
         wire.expect_ok()
         wire.publish("t", b"first in the log")
     eventually(lambda: info(daemon, "t")["count"] == 2)

@@ -52,7 +52,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
     """Runs an nsqd with everything on: of 5 messages one is finished, one requeued, one deferred, one timed out."""
     with Nsqd(tmp_path_factory.mktemp("nsqd"), *ALL_FEATURES) as daemon, daemon.connect() as client:
         client.publish("t", *[b"12345"] * 5)
-        client.subscribe("t", "ch", rdy=5, msg_timeout=1000)
+        client.subscribe("t", "ch", rdy=5, msg_timeout=4000)
         messages = client.read_messages(5)
         client.RDY(0)
         client.FIN(messages[0].id)

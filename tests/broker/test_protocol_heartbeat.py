@@ -9,7 +9,7 @@ from harness.wire import HEARTBEAT, MESSAGE, RESPONSE
 
 BEAT = Frame(RESPONSE, HEARTBEAT)
 
-BUSY_MACHINE_S = 8.0
+BUSY_MACHINE_S = 20.0
 """What is due after two or three seconds comes within this; the default interval is 30 s."""
 
 
@@ -20,8 +20,8 @@ def _frames_until_closed(client: Wire) -> Iterator[Frame]:
 
 
 def test_one_heartbeat_per_interval_while_the_client_answers(client: Wire) -> None:
-    client.identify(heartbeat_interval=1000)
     start = time.monotonic()
+    client.identify(heartbeat_interval=1000)
     for _ in range(3):
         assert client.read_frame() == BEAT
         client.NOP()
@@ -31,9 +31,9 @@ def test_one_heartbeat_per_interval_while_the_client_answers(client: Wire) -> No
 
 def test_a_silent_client_is_closed_after_two_intervals(connect: Callable[..., Wire], topic: str) -> None:
     silent, talking = connect(), connect()
+    start = time.monotonic()
     for client in (silent, talking):
         client.subscribe(topic, heartbeat_interval=1000)
-    start = time.monotonic()
     assert silent.read_frame() == BEAT
     assert talking.read_frame() == BEAT
     talking.NOP()
@@ -44,9 +44,9 @@ def test_a_silent_client_is_closed_after_two_intervals(connect: Callable[..., Wi
 
 
 def test_a_body_that_never_comes_is_not_waited_for_beyond_the_deadline(client: Wire) -> None:
+    start = time.monotonic()
     client.identify(heartbeat_interval=1000)
     client.send(b"PUB t\n\0\0\0\x05ab")
-    start = time.monotonic()
     frames = list(_frames_until_closed(client))
     assert 1.5 < time.monotonic() - start < BUSY_MACHINE_S
     assert all(frame == BEAT or frame.data.startswith(b"E_BAD_MESSAGE") for frame in frames)
@@ -87,7 +87,7 @@ def test_heartbeats_are_checked_before_the_parameters_of_sub(client: Wire) -> No
 
 
 def test_a_second_identify_changes_the_metadata_but_not_the_heartbeats(nsqd: Nsqd, client: Wire, topic: str) -> None:
-    client.identify(client_id="first", heartbeat_interval=1000, msg_timeout=2000)
+    client.identify(client_id="first", heartbeat_interval=3000, msg_timeout=2000)
     answer = client.identify(client_id="second", heartbeat_interval=30000, msg_timeout=3000)
     assert answer["msg_timeout"] == 3000
     client.SUB(topic, "ch")
@@ -97,7 +97,7 @@ def test_a_second_identify_changes_the_metadata_but_not_the_heartbeats(nsqd: Nsq
 
 
 def test_a_client_in_the_closing_state_still_gets_heartbeats(client: Wire, topic: str) -> None:
-    client.subscribe(topic, heartbeat_interval=1000)
+    client.subscribe(topic, heartbeat_interval=3000)
     client.CLS()
     client.expect("CLOSE_WAIT")
     assert client.read_frame() == BEAT

@@ -122,7 +122,7 @@ def test_https(tls_nsqd: Nsqd) -> None:
 
     context = ssl._create_unverified_context()
     host, port = tls_nsqd.https
-    with urllib.request.urlopen(f"https://{host}:{port}/ping", context=context, timeout=5) as answer:
+    with urllib.request.urlopen(f"https://{host}:{port}/ping", context=context, timeout=20) as answer:
         assert answer.read() == b"OK"
     assert tls_nsqd.get("/ping").body == b"OK"
 

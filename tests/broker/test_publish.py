@@ -82,22 +82,23 @@ def test_deferred_message_waits(nsqd: Nsqd, connect: Callable[..., Wire], topic:
     publisher = connect()
     start = time.monotonic()
     published_ns = time.time_ns()
-    publisher.DPUB(topic, 300, b"later")
+    publisher.DPUB(topic, 1900, b"later")
     publisher.expect_ok()
+    answered_ns = time.time_ns()
     eventually(lambda: nsqd.channel(topic)["deferred_count"] == 1)
     shown = nsqd.channel(topic)
     assert (shown["depth"], shown["in_flight_count"], shown["message_count"]) == (0, 0, 1)
     message = consumer.read_message()
-    assert time.monotonic() - start >= 0.295
+    assert time.monotonic() - start >= 1.895
     assert (message.body, message.attempts) == (b"later", 1)
-    assert message.timestamp_ns - published_ns < 200_000_000
+    assert published_ns <= message.timestamp_ns <= answered_ns
     consumer.FIN(message.id)
     eventually(lambda: nsqd.channel(topic)["in_flight_count"] == 0)
     assert nsqd.channel(topic)["deferred_count"] == 0
 
 
 def test_deferred_message_published_before_there_is_a_channel(nsqd: Nsqd, client: Wire, topic: str) -> None:
-    client.DPUB(topic, 200, b"later")
+    client.DPUB(topic, 1900, b"later")
     client.expect_ok()
     client.publish(topic, b"now")
     client.subscribe(topic, rdy=5, output_buffer_timeout=25)
@@ -111,10 +112,10 @@ def test_deferred_message_published_before_there_is_a_channel(nsqd: Nsqd, client
 def test_deferred_message_does_not_hold_up_others(connect: Callable[..., Wire], topic: str) -> None:
     consumer = connect().subscribe(topic, rdy=1)
     publisher = connect()
-    publisher.DPUB(topic, 1000, b"later")
+    publisher.DPUB(topic, 1900, b"later")
     publisher.expect_ok()
     publisher.publish(topic, b"now")
-    message = consumer.read_message(0.8)
+    message = consumer.read_message()
     assert message.body == b"now"
     consumer.FIN(message.id)
     assert consumer.read_message().body == b"later"
@@ -140,7 +141,7 @@ def test_no_delay_is_a_plain_publish(client: Wire, topic: str, delay: str) -> No
     client.command(f"DPUB {topic} {delay}", b"x")
     client.expect_ok()
     client.subscribe(topic, rdy=1)
-    assert client.read_message(2).body == b"x"
+    assert client.read_message().body == b"x"
 
 
 def test_longest_delay(client: Wire, topic: str) -> None:

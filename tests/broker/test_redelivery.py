@@ -71,7 +71,7 @@ def test_a_redelivery_is_not_kept_waiting_by_new_messages(connect: Callable[...,
 def test_a_message_that_times_out_comes_behind_one_that_waited(
     make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]
 ) -> None:
-    consumer = connect(make_nsqd("--msg-timeout=500ms"))
+    consumer = connect(make_nsqd("--msg-timeout=3s"))
     consumer.publish("t", b"first")
     consumer.publish("t", b"second")
     consumer.subscribe("t", rdy=1)
@@ -84,7 +84,7 @@ def test_a_message_that_times_out_comes_behind_one_that_waited(
 def test_a_message_that_times_out_for_ever_starves_nobody(
     make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]
 ) -> None:
-    consumer = connect(make_nsqd("--msg-timeout=200ms"))
+    consumer = connect(make_nsqd("--msg-timeout=1500ms"))
     consumer.publish("t", b"bad", *[b"good"] * 6)
     consumer.subscribe("t", rdy=1)
 

@@ -182,10 +182,10 @@ def test_https_wants_the_certificate_too(
     make_nsqd: Callable[..., Nsqd], own: Certificate, known_client: Certificate
 ) -> None:
     daemon = make_nsqd(*_flags(own, "--tls-client-auth-policy=require-verify", f"--tls-root-ca-file={own[0]}"))
-    with_certificate = http.client.HTTPSConnection(*daemon.https, context=trusting_anything(known_client), timeout=5)
+    with_certificate = http.client.HTTPSConnection(*daemon.https, context=trusting_anything(known_client), timeout=20)
     _ping(with_certificate)
     with_certificate.close()
-    without = http.client.HTTPSConnection(*daemon.https, context=trusting_anything(), timeout=5)
+    without = http.client.HTTPSConnection(*daemon.https, context=trusting_anything(), timeout=20)
     with pytest.raises((ssl.SSLError, ConnectionError)):
         _ping(without)
     without.close()
@@ -210,7 +210,7 @@ def test_plain_http_is_refused_whatever_is_asked(make_nsqd: Callable[..., Nsqd],
         daemon.put("/config/log_level", b"debug"),
     ):
         assert (reply.status, json.loads(reply.body)) == (403, refusal)
-    https = http.client.HTTPSConnection(*daemon.https, context=trusting_anything(), timeout=5)
+    https = http.client.HTTPSConnection(*daemon.https, context=trusting_anything(), timeout=20)
     https.request("POST", "/pub?topic=t", b"x")
     assert https.getresponse().read() == b"OK"
     https.request("GET", "/stats?format=json")
@@ -317,7 +317,7 @@ def test_a_second_identify_changes_the_settings_only(nsqd: Nsqd, client: Wire, t
 @pytest.mark.parametrize("compression", ["", "deflate", "snappy"])
 def test_heartbeats_large_messages_and_a_polite_end(client: Wire, topic: str, compression: str) -> None:
     fields: dict[str, Any] = {compression: True} if compression else {}
-    _upgraded(client, heartbeat_interval=1000, **fields)
+    _upgraded(client, heartbeat_interval=4000, **fields)
     if compression:
         (use_deflate if compression == "deflate" else use_snappy)(client)
         client.expect_ok()
@@ -334,9 +334,9 @@ def test_heartbeats_large_messages_and_a_polite_end(client: Wire, topic: str, co
 @pytest.mark.ours
 def test_python_sees_the_server_close_tls(nsqd: Nsqd) -> None:
     """The server sends a close_notify, without which a client cannot tell the end from an attack."""
-    raw = socket.create_connection(nsqd.tcp, timeout=5)
+    raw = socket.create_connection(nsqd.tcp, timeout=20)
     wire = Wire.__new__(Wire)
-    wire.timeout_s, wire.socket, wire._pending = 5, raw, bytearray()
+    wire.timeout_s, wire.socket, wire._pending = 20, raw, bytearray()
     wire.send(MAGIC)
     wire.identify(tls_v1=True)
     wire.socket = trusting_anything().wrap_socket(raw, server_hostname="localhost", suppress_ragged_eofs=False)

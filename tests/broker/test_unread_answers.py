@@ -86,7 +86,7 @@ def test_a_consumer_that_does_not_read_may_still_finish(nsqd: Nsqd, client: Wire
 def test_heartbeats_that_are_switched_on_later_do_come(connect: Callable[..., Wire], topic: str) -> None:
     client = connect()
     client.identify(heartbeat_interval=-1)
-    client.subscribe(topic, heartbeat_interval=1000)
+    client.subscribe(topic, heartbeat_interval=3000)
     assert client.read_frame() == Frame(RESPONSE, HEARTBEAT)
     with contextlib.suppress(ClosedError):
         while True:  # it is silent, so it is closed

@@ -168,8 +168,8 @@ def test_batches_without_asyncio(nsqd: Nsqd, topic: str) -> None:
 
 async def test_what_is_gathered_longer_than_its_timeout_is_kept_alive(nsqd: Nsqd, topic: str) -> None:
     publish(nsqd, topic, b"1")
-    async with consumer_of(nsqd, topic, msg_timeout="1s") as consumer:
-        async with (await anext(consumer.batches(10, 3.0))).or_raise() as batch:
+    async with consumer_of(nsqd, topic, msg_timeout="4s") as consumer:
+        async with (await anext(consumer.batches(10, 6.0))).or_raise() as batch:
             assert [(message.body, message.attempts) for message in batch] == [(b"1", 1)]
         await until(lambda: is_done(nsqd, topic))
     assert nsqd.channel(topic)["timeout_count"] == 0
@@ -225,7 +225,7 @@ async def test_what_is_lost_while_it_is_gathered_comes_again_as_one_that_nobody_
         async with asyncio.timeout(20), (await gathering).or_raise() as batch:
             assert batch.bodies == [b"1"]
         assert (consumer.stats().given_up, consumer.stats().duplicates) == (0, 0)
-    assert is_done(nsqd, topic)
+        await until(lambda: is_done(nsqd, topic))
 
 
 async def test_what_goes_back_while_it_is_gathered_comes_again_as_one_that_nobody_saw(
@@ -238,4 +238,4 @@ async def test_what_goes_back_while_it_is_gathered_comes_again_as_one_that_nobod
         async with asyncio.timeout(20), (await anext(consumer.batches(2, 5.0))).or_raise() as batch:
             assert batch.bodies == [b"1"]
         assert (consumer.stats().given_up, consumer.stats().duplicates) == (0, 0)
-    assert is_done(daemon, topic)
+        await until(lambda: is_done(daemon, topic))

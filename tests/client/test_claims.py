@@ -95,7 +95,7 @@ async def test_a_message_that_an_iteration_never_answers_comes_again(nsqd: Nsqd,
         again = await consumer.get(WAIT_S)
         assert again is not None
         again.finish()
-    assert is_done(nsqd, topic)
+        await until(lambda: is_done(nsqd, topic))
 
 
 async def test_a_message_that_nobody_answers_after_its_handler_comes_again(nsqd: Nsqd, topic: str) -> None:
@@ -131,7 +131,7 @@ async def test_a_message_that_an_iteration_finishes_late_is_not_handled_again(
         assert message is not None
         if is_lost:
             lose_connections(consumer)
-        await until(lambda: consumer.stats().received == 2)
+        await until(lambda: consumer.stats().received >= 2)
         message.finish()
         assert await consumer.get(1.5) is None
         await until(lambda: is_done(nsqd, topic))
@@ -164,7 +164,7 @@ async def test_a_handler_that_works_on_keeps_its_claim(nsqd: Nsqd, topic: str, i
         await until(lambda: attempts)
         if is_lost:
             lose_connections(consumer)
-        await until(lambda: consumer.stats().duplicates == 3)
+        await until(lambda: consumer.stats().duplicates >= 3)
         may_end.set()
         await until(lambda: is_done(nsqd, topic))
         await consumer.close()
@@ -232,8 +232,8 @@ async def test_a_consumer_whose_store_hangs_can_be_stopped(
 async def test_a_message_is_kept_alive_while_the_store_is_asked(nsqd: Nsqd, topic: str) -> None:
     publish(nsqd, topic, b"1")
     store = AnswersWhenLet()
-    async with consumer_of(nsqd, topic, dedupe=store, msg_timeout="1s") as consumer:
-        asyncio.get_running_loop().call_later(2.5, store.may_answer.set)
+    async with consumer_of(nsqd, topic, dedupe=store, msg_timeout="4s") as consumer:
+        asyncio.get_running_loop().call_later(6.0, store.may_answer.set)
         message = await consumer.get(WAIT_S)
         assert message is not None
         assert message.deadline_s > asyncio.get_running_loop().time()

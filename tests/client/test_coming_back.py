@@ -5,7 +5,6 @@ the log.
 import asyncio
 import logging
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -178,13 +177,11 @@ async def test_an_nsqd_that_vanishes_silently_holds_no_publish_for_long(
         assert first.process is not None
         first.process.send_signal(signal.SIGSTOP)
         try:
-            began_s = time.monotonic()
             await asyncio.gather(*(pool.publish(topic, b"%d" % number) for number in range(200)))
-            took_s = time.monotonic() - began_s
-            assert {status.address: status.state for status in pool.nsqds()}[address_of(first)] in ("silent", "down")
+            state = {status.address: status.state for status in pool.nsqds()}[address_of(first)]
+            assert state == "silent", "others were asked before the nsqd was taken for dead"
         finally:
             first.process.send_signal(signal.SIGCONT)
-        assert took_s < 8, "as long as it takes to take the nsqd for dead"
         await until(lambda: {status.state for status in pool.nsqds()} == {"up"} or publish_one(pool, topic), 30)
     assert f"pool: nsqd {address_of(first)} answers nothing" in caplog.text
     assert f"pool: nsqd {address_of(first)} is up again" in caplog.text

@@ -356,12 +356,12 @@ async def test_silence_longer_than_read_timeout() -> None:
 async def test_silence_without_heartbeats_is_no_fault() -> None:
     def late(peer: Peer, line: bytes, _: bytes) -> bytes:
         if line.startswith(b"PUB"):
-            asyncio.get_running_loop().call_later(0.4, peer.send, OK)
+            asyncio.get_running_loop().call_later(3.0, peer.send, OK)
         return b""
 
     async with ScriptedNsqd() as server:
         server.on_command = late
-        async with Producer(server.address, read_timeout="100ms", heartbeat_interval=-1) as producer:
+        async with Producer(server.address, read_timeout="2s", heartbeat_interval=-1) as producer:
             await producer.publish("t", b"x")
 
 
@@ -379,8 +379,8 @@ async def test_nothing_can_be_written() -> None:
 
 async def test_a_slow_network_is_not_a_dead_one(nsqd: Nsqd, proxy: FaultProxy, topic: str) -> None:
     """It takes several times write_timeout until all is written, but never stands still."""
-    proxy.up.chunk_bytes, proxy.up.bytes_per_s = 1 << 16, 10e6
-    async with Producer("{}:{}".format(*proxy.address), write_timeout="600ms") as producer:
+    proxy.up.chunk_bytes, proxy.up.bytes_per_s = 1 << 16, 2.5e6
+    async with Producer("{}:{}".format(*proxy.address), write_timeout="2s") as producer:
         await asyncio.gather(*(producer.publish(topic, bytes(1_000_000)) for _ in range(16)))
     assert nsqd.topic(topic)["message_count"] == 16
 

@@ -110,11 +110,11 @@ async def test_threads_are_not_for_async_handlers(nsqd: Nsqd, topic: str) -> Non
 
 async def test_slow_inline_handlers_let_the_loop_turn(nsqd: Nsqd, topic: str) -> None:
     publish(nsqd, topic, *(b"%d" % number for number in range(50)))
-    turns: list[float] = []
+    handled_at_turns: list[int] = []
 
     async def tick() -> None:
         while True:
-            turns.append(time.monotonic())
+            handled_at_turns.append(consumer.stats().finished)
             await asyncio.sleep(0)
 
     async with consumer_of(nsqd, topic, max_in_flight=50) as consumer:
@@ -122,8 +122,8 @@ async def test_slow_inline_handlers_let_the_loop_turn(nsqd: Nsqd, topic: str) ->
         ticking = asyncio.create_task(tick())
         await handle_until(consumer, lambda _: time.sleep(0.01), lambda: consumer.stats().finished == 50)
         ticking.cancel()
-    gaps = [after - before for before, after in itertools.pairwise(turns)]
-    assert max(gaps) < 0.25  # all in one turn would be 0.5 s
+    in_one_turn = [after - before for before, after in itertools.pairwise(handled_at_turns)]
+    assert max(in_one_turn) < 25
 
 
 @pytest.mark.parametrize("threads", [0, 2])
@@ -282,10 +282,10 @@ async def test_a_delay_that_makes_no_sense(nsqd: Nsqd, topic: str, delay: float)
 
 async def test_touch_keeps_a_message(nsqd: Nsqd, topic: str) -> None:
     publish(nsqd, topic, b"x")
-    async with consumer_of(nsqd, topic, msg_timeout="1s") as consumer:
+    async with consumer_of(nsqd, topic, msg_timeout="4s") as consumer:
         message = await anext(consumer)
         for _ in range(4):
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(1.5)
             message.touch()
         message.finish()
         await until(lambda: is_done(nsqd, topic))
@@ -296,9 +296,9 @@ async def test_auto_touch_keeps_what_is_worked_on(nsqd: Nsqd, topic: str) -> Non
     publish(nsqd, topic, b"x")
 
     async def handle(_: Message) -> None:
-        await asyncio.sleep(2.2)
+        await asyncio.sleep(6)
 
-    async with consumer_of(nsqd, topic, msg_timeout="1s", auto_touch=True) as consumer:
+    async with consumer_of(nsqd, topic, msg_timeout="4s", auto_touch=True) as consumer:
         await handle_until(consumer, handle, lambda: consumer.stats().finished == 1)
     assert is_done(nsqd, topic)
     assert nsqd.channel(topic)["timeout_count"] == 0
@@ -429,9 +429,9 @@ async def test_what_waited_too_long_is_not_handled(nsqd: Nsqd, topic: str) -> No
     def handle(message: Message) -> None:
         handled.append((message.body, message.attempts))
         if len(handled) == 1:
-            time.sleep(1.3)
+            time.sleep(4.5)
 
-    async with consumer_of(nsqd, topic, msg_timeout="1s") as consumer:
+    async with consumer_of(nsqd, topic, msg_timeout="4s") as consumer:
         await until(lambda: consumer.stats().in_flight == 3)
         await handle_until(consumer, handle, lambda: len(handled) >= 3 and is_done(nsqd, topic))
         assert consumer.stats().expired == 2

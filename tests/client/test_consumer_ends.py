@@ -13,6 +13,8 @@ from nsquark.client.stats import Stats
 
 NSQD_FLAGS = ["--msg-timeout=30s"]
 WAIT_S = 15.0
+ON_ITS_WAY_S = 0.3
+"""What nsqd has sent comes so long after a consumer began to close."""
 
 
 # -- closing ---------------------------------------------------------------------------------------------
@@ -35,11 +37,12 @@ async def test_leaving_gives_back_what_is_on_its_way(nsqd: Nsqd, topic: str) -> 
         publish(nsqd, topic, b"first")
         async with Consumer(topic, "ch", nsqd="{}:{}".format(*proxy.address), max_in_flight=10) as consumer:
             (await anext(consumer)).finish()
-            proxy.down.delay_s = 0.3
+            proxy.down.stalled = True
             publish(nsqd, topic, b"1", b"2", b"3")
             await until(lambda: nsqd.channel(topic)["in_flight_count"] == 3)
             assert consumer.stats().in_flight == 0
-        await until(lambda: nsqd.channel(topic)["in_flight_count"] == 0, 5)
+            asyncio.get_running_loop().call_later(ON_ITS_WAY_S, proxy.resume)
+        await until(lambda: nsqd.channel(topic)["in_flight_count"] == 0)
         assert nsqd.channel(topic)["depth"] == 3
 
 
@@ -56,10 +59,11 @@ async def test_what_is_on_its_way_goes_back_however_hurried_the_end_is(
         running = asyncio.create_task(consumer.run(_never_done))
         if not is_handling:
             message.finish()
-        proxy.down.delay_s = 0.3
+        proxy.down.stalled = True
         publish(nsqd, topic, b"1", b"2", b"3")
         await until(lambda: nsqd.channel(topic)["in_flight_count"] == 3 + is_handling)
         assert consumer.stats().in_flight == is_handling
+        asyncio.get_running_loop().call_later(ON_ITS_WAY_S, proxy.resume)
         if end == "close at once":
             await consumer.close(0)
         else:
@@ -75,7 +79,7 @@ async def test_what_is_on_its_way_goes_back_however_hurried_the_end_is(
             assert all(ending.done() for ending in ends)
             if disconnects:
                 message.finish()
-        await until(lambda: nsqd.channel(topic)["in_flight_count"] == 0, 5)
+        await until(lambda: nsqd.channel(topic)["in_flight_count"] == 0)
         await until(lambda: not nsqd.channel(topic)["clients"])
         assert nsqd.channel(topic)["depth"] == 3 + (is_handling and end != "cancelled disconnect")
         await consumer.close()

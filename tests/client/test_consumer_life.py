@@ -150,7 +150,7 @@ async def test_backoff_on_a_real_nsqd(nsqd: Nsqd, topic: str) -> None:
             raise RuntimeError("down")
         most_after_failure.append(consumer.stats().backoff_level)
 
-    consumer = consumer_of(nsqd, topic, max_in_flight=1, backoff_multiplier="100ms", default_requeue_delay="0s")
+    consumer = consumer_of(nsqd, topic, max_in_flight=1, backoff_multiplier="500ms", default_requeue_delay="0s")
     async with consumer:
         running = asyncio.create_task(consumer.run(handle))
         await until(lambda: consumer.stats().backoff_level == 1)
@@ -186,7 +186,7 @@ async def test_connect_and_disconnect_while_it_runs(nsqds: list[Nsqd], topic: st
         assert consumer.connections == [second]
         with pytest.raises(NotConnected):
             await consumer.connect_to_nsqd("127.0.0.1:1")
-        assert nsqds[0].channel(topic)["clients"] == []
+        await until(lambda: nsqds[0].channel(topic)["clients"] == [])
 
 
 async def test_disconnecting_gives_back_what_was_prefetched(nsqds: list[Nsqd], topic: str) -> None:
@@ -352,7 +352,7 @@ async def test_messages_of_a_lost_connection_are_not_handled(nsqd: Nsqd, topic: 
     with FaultProxy(nsqd.tcp) as proxy:
         address = "{}:{}".format(*proxy.address)
         async with Consumer(
-            topic, "ch", nsqd=address, max_in_flight=5, msg_timeout="1s", lookupd_poll_interval="50ms"
+            topic, "ch", nsqd=address, max_in_flight=5, msg_timeout="3s", lookupd_poll_interval="50ms"
         ) as consumer:
             held = await anext(consumer)
             await until(lambda: consumer.stats().in_flight == 5)

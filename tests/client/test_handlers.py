@@ -303,9 +303,17 @@ import asyncio, sys
 from nsquark import Consumer
 
 async def main():
+    loop, may_end = asyncio.get_running_loop(), asyncio.Event()
+
+    def end_soon():
+        loop.remove_reader(sys.stdin)
+        loop.call_later(0.3, may_end.set)  # a signal that came before is known by then
+
+    loop.add_reader(sys.stdin, end_soon)
+
     async def handle(message):
         print("began", flush=True)
-        await asyncio.sleep(0.3)
+        await may_end.wait()
 
     async with Consumer(sys.argv[1], "ch", nsqd=sys.argv[2], max_in_flight=20) as consumer:
         await consumer.run(handle, concurrency=3, stop_on_signals=True)
@@ -320,12 +328,15 @@ asyncio.run(main())
 def test_a_program_that_is_only_a_consumer_stops_on_signals(nsqd: Nsqd, topic: str, number: int) -> None:
     publish(nsqd, topic, *(b"%d" % number for number in range(20)))
     script = subprocess.Popen(
-        [sys.executable, "-c", STOPPED_SCRIPT, topic, address_of(nsqd)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", STOPPED_SCRIPT, topic, address_of(nsqd)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert script.stdout is not None
     assert script.stdout.readline() == "began\n"
     script.send_signal(number)
-    output, _ = script.communicate(timeout=15)
+    output, _ = script.communicate(timeout=60)
     finished = int(output.rpartition("ended ")[2])
     assert script.returncode == 0
     assert 1 <= finished <= 3

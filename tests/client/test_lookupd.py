@@ -18,7 +18,7 @@ from nsquark.client.lookupd import Discovery, lookup, lookup_url, nodes, nodes_u
 
 NO_POLL = Config(lookupd_poll_interval="5m", lookupd_poll_jitter=0.0)
 FAST_POLL = Config(lookupd_poll_interval="50ms", lookupd_poll_jitter=0.0)
-WAIT_S = 8.0
+WAIT_S = 20.0
 
 
 class AnswerServer:
@@ -317,4 +317,4 @@ async def test_close_ends_a_question_that_gets_no_answer() -> None:
         async with asyncio.timeout(WAIT_S):
             await discovery.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}
-        await until(lambda: threading.active_count() == threads, WAIT_S)
+        await until(lambda: threading.active_count() <= threads, WAIT_S)

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.ours
 SHORT_S = 6.0
 LONG_S = 30.0
 KILL_INTERVAL_S = 1.0
+KILLS_MIN = 3
+PUBLISHES_PER_S_MIN = 100
 BURST = 20
 BURST_INTERVAL_S = 0.01
 START_TRIES_MAX = 5
@@ -60,17 +62,17 @@ class Load:
             self.acknowledged.add(number)
 
 
-async def _kill_in_turn(daemons: list[Nsqd], duration_s: float, loses_disk: int | None) -> int:
+async def _kill_in_turn(daemons: list[Nsqd], load: Load, duration_s: float, loses_disk: int | None) -> None:
+    """Kills one nsqd after another, for longer than asked for where a busy machine got little done in that time."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + duration_s
     kills = 0
-    while loop.time() < end_s:
+    while loop.time() < end_s or kills < KILLS_MIN or len(load.acknowledged) < PUBLISHES_PER_S_MIN * duration_s:
         next_s = loop.time() + KILL_INTERVAL_S
         victim = kills % len(daemons)
         await asyncio.to_thread(_kill_and_start, daemons[victim], victim == loses_disk)
         kills += 1
         await asyncio.sleep(max(0.0, next_s - loop.time()))
-    return kills
 
 
 def _kill_and_start(daemon: Nsqd, loses_disk: bool) -> None:
@@ -91,12 +93,10 @@ async def _run(daemons: list[Nsqd], topic: str, duration_s: float, *, copies: in
     async with ProducerPool([address_of(daemon) for daemon in daemons], copies=copies) as pool:
         load = Load(pool, topic)
         publishing = asyncio.create_task(load.run())
-        kills = await _kill_in_turn(daemons, duration_s, loses_disk)
+        await _kill_in_turn(daemons, load, duration_s, loses_disk)
         load.is_ending = True
         await publishing
         assert not load.failed, f"{len(load.failed)} of {len(load.acknowledged)}: {load.failed[0]!r}"
-    assert kills >= 3, "hardly any nsqd was killed"
-    assert len(load.acknowledged) > 100 * duration_s, "hardly anything was published"
     held = {int(unwrap(body).body) for body in await asyncio.to_thread(all_messages, daemons, topic)}
     assert not load.acknowledged - held, f"{len(load.acknowledged - held)} of {len(load.acknowledged)} lost"
 

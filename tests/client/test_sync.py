@@ -27,7 +27,7 @@ from nsquark.client.errors import (
 )
 from nsquark.client.packing import mpub_body
 
-WAIT_S = 15.0
+WAIT_S = 30.0
 GIVES_UP_SOON: dict[str, Any] = {
     "max_attempts": 1,
     "default_requeue_delay": "10ms",
@@ -275,6 +275,7 @@ from nsquark import sync
 with sync.Consumer(sys.argv[1], "ch", nsqd=sys.argv[2], max_in_flight=20) as consumer:
     def handle(message):
         print("began", flush=True)
+        sys.stdin.read()
         time.sleep(0.3)
     consumer.run(handle, threads=3)
 print("ended", consumer.stats().finished, flush=True)
@@ -285,7 +286,10 @@ def test_sigterm_ends_a_script_in_order(nsqd: Nsqd, topic: str) -> None:
     with sync.Producer(address_of(nsqd)) as producer:
         producer.multi_publish(topic, [b"%d" % number for number in range(20)])
     script = subprocess.Popen(
-        [sys.executable, "-c", STOPPED_SCRIPT, topic, address_of(nsqd)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", STOPPED_SCRIPT, topic, address_of(nsqd)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert script.stdout is not None
     assert script.stdout.readline().startswith("began")

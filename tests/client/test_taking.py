@@ -128,11 +128,11 @@ def test_stop_without_asyncio_from_a_signal_handler(nsqd: Nsqd, topic: str) -> N
     with sync.Consumer(topic, "ch", nsqd=address_of(nsqd)) as consumer:
         before = signal.signal(signal.SIGUSR1, lambda *_: consumer.stop())
         timer = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGUSR1])
-        timer.start()
         try:
             for message in consumer:
                 with message:
                     seen.append(message.body)
+                timer.start()
         finally:
             timer.join()
             signal.signal(signal.SIGUSR1, before)

@@ -28,13 +28,13 @@ async def test_handlers_slower_than_the_window(nsqd: Nsqd, topic: str, kind: str
 
     async def handle(message: Message) -> None:
         handled.append((message.body, message.attempts))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.15)
 
     def block(message: Message) -> None:
         handled.append((message.body, message.attempts))
-        time.sleep(0.1)
+        time.sleep(0.15)
 
-    consumer = consumer_of(nsqd, topic, max_in_flight=100, msg_timeout="1s", max_attempts=1, auto_touch=auto_touch)
+    consumer = consumer_of(nsqd, topic, max_in_flight=100, msg_timeout="4s", max_attempts=1, auto_touch=auto_touch)
     async with consumer:
         await handle_until(
             consumer, handle if kind == "async" else block, lambda: len(handled) >= COUNT and is_done(nsqd, topic)
@@ -51,7 +51,7 @@ async def test_handlers_that_block_the_loop_let_what_waits_be_touched(
     nsqd: Nsqd, topic: str, kind: str, block_s: float, concurrency: int
 ) -> None:
     """Between two messages the loop has its turn, with all that is due in it, however many handlers there are."""
-    bodies = BODIES[: int(4 / block_s)]
+    bodies = BODIES[: int(8 / block_s)]
     publish(nsqd, topic, *bodies)
     handled: list[tuple[bytes, int]] = []
 
@@ -62,7 +62,7 @@ async def test_handlers_that_block_the_loop_let_what_waits_be_touched(
     async def handle(message: Message) -> None:
         block(message)
 
-    async with consumer_of(nsqd, topic, max_in_flight=100, msg_timeout="2s") as consumer:
+    async with consumer_of(nsqd, topic, max_in_flight=100, msg_timeout="4s") as consumer:
         await handle_until(
             consumer,
             handle if kind == "async" else block,
@@ -96,7 +96,7 @@ async def test_a_message_that_waited_has_its_whole_timeout_when_it_is_handed_out
     nsqd: Nsqd, topic: str, kind: str
 ) -> None:
     """A handler takes nearly msg_timeout, for a message that waited for a part of it."""
-    wait_s, handle_s = 1.2, 4.3
+    wait_s, handle_s = 2.0, 6.4
     publish(nsqd, topic, b"first", b"second")
     handled: list[tuple[bytes, int]] = []
 
@@ -110,7 +110,7 @@ async def test_a_message_that_waited_has_its_whole_timeout_when_it_is_handed_out
     def block(message: Message) -> None:
         time.sleep(begin(message))
 
-    async with consumer_of(nsqd, topic, max_in_flight=3, msg_timeout="5s", max_attempts=1) as consumer:
+    async with consumer_of(nsqd, topic, max_in_flight=3, msg_timeout="8s", max_attempts=1) as consumer:
         await until(lambda: consumer.stats().in_flight == 2)
         if kind == "batch":
             async for batch in consumer.batches(max_messages=3, max_wait=wait_s):
@@ -169,7 +169,7 @@ async def test_cancelled_handlers_give_nothing_up(nsqd: Nsqd, topic: str) -> Non
 async def test_lost_connections_give_nothing_up(nsqd: Nsqd, topic: str) -> None:
     """What was prefetched when a connection broke has one attempt more, and no handler saw it."""
     publish(nsqd, topic, *BODIES[:5])
-    options = {"max_attempts": 1, "msg_timeout": "1s", "lookupd_poll_interval": "50ms"}
+    options = {"max_attempts": 1, "msg_timeout": "4s", "lookupd_poll_interval": "50ms"}
     handled: list[bytes] = []
     with FaultProxy(nsqd.tcp) as proxy:
         address = "{}:{}".format(*proxy.address)
@@ -218,7 +218,7 @@ async def test_two_consumers_of_a_slow_one_share_the_backlog(nsqd: Nsqd, topic: 
         await asyncio.sleep(0.3)
 
     async with (
-        consumer_of(nsqd, topic, max_in_flight=20, msg_timeout="1s", max_attempts=1) as first,
+        consumer_of(nsqd, topic, max_in_flight=20, msg_timeout="4s", max_attempts=1) as first,
         consumer_of(nsqd, topic, max_in_flight=20, max_attempts=1) as second,
     ):
         running = asyncio.create_task(first.run(slow))
@@ -289,7 +289,7 @@ async def _cancel_a_handler(consumer: Consumer) -> None:
 async def test_deliveries_that_were_lost_with_a_connection_are_no_failures(nsqd: Nsqd, topic: str) -> None:
     publish(nsqd, topic, b"x")
     failing = FailingHandler()
-    options = {"max_attempts": 2, "msg_timeout": "1s", "lookupd_poll_interval": "50ms", "default_requeue_delay": "0ms"}
+    options = {"max_attempts": 2, "msg_timeout": "2s", "lookupd_poll_interval": "50ms", "default_requeue_delay": "0ms"}
     with FaultProxy(nsqd.tcp) as proxy:
         address = "{}:{}".format(*proxy.address)
         consumer = Consumer(topic, "ch", nsqd=address, on_give_up=failing.give_up, backoff_multiplier="1ms", **options)  # type: ignore[arg-type]
@@ -308,7 +308,7 @@ async def test_a_message_that_was_handled_while_its_connection_was_lost_did_not_
     publish(nsqd, topic, b"x")
     handled: list[int] = []
     failing = FailingHandler()
-    options = {"max_attempts": 2, "msg_timeout": "1s", "lookupd_poll_interval": "50ms", "default_requeue_delay": "0ms"}
+    options = {"max_attempts": 2, "msg_timeout": "2s", "lookupd_poll_interval": "50ms", "default_requeue_delay": "0ms"}
     with FaultProxy(nsqd.tcp) as proxy:
         address = "{}:{}".format(*proxy.address)
         consumer = Consumer(topic, "ch", nsqd=address, on_give_up=failing.give_up, backoff_multiplier="1ms", **options)  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ STEPS_BEFORE, STEPS_AFTER = 25, 25
 STEPS_DURING_MAX = 120
 STEP_S = 0.008
 WELL_AGAIN_S = 20.0
-SYNCED_S = 1.5
+SYNCED_S = 3.0
 """After this long everything is synced: it is more than nsqd's own bound with this sync timeout (rebuilt_disks.py)."""
 PHASES = ("start", "run", "run", "run", "stop")
 ENDINGS = ("SIGTERM", "kill -9", "power")

@@ -202,7 +202,7 @@ def test_nsqd_takes_a_fin_that_was_on_its_way_when_the_message_came_again(make_n
     daemon = make_nsqd()
     daemon.post("/pub", b"body", topic="t")
     with daemon.connect() as consumer:
-        consumer.subscribe("t", rdy=1, msg_timeout=1000)
+        consumer.subscribe("t", rdy=1, msg_timeout=5000)
         message = consumer.read_message()
         eventually(lambda: daemon.channel("t")["timeout_count"] == 1 and daemon.channel("t")["in_flight_count"] == 1)
         consumer.FIN(message.id)

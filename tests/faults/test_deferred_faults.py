@@ -11,7 +11,7 @@ import pytest
 from faults.data_files import topic_directory
 from faults.shim import DELAY, Call, Rule, Shim
 from harness import Nsqd, Wire, eventually
-from harness.wire import ERROR
+from harness.wire import ERROR, RESPONSE, Frame
 from nsquark.log.files import READ_TRIES
 
 pytestmark = pytest.mark.ours
@@ -24,6 +24,7 @@ COUNT = 40
 BUCKET_MS = 60_000
 RECORD_HEAD_BYTES = 48
 SLOW_SYNC_S = 3.0
+TOGETHER = 10
 
 
 def _bodies() -> list[bytes]:
@@ -204,13 +205,16 @@ def test_what_waits_counts_in_max_disk_bytes_and_comes_in_time_all_the_same(make
     consumer = connect(daemon).subscribe("t", rdy=1000)
     publisher = connect(daemon)
     accepted = 0
-    while accepted < 1000:
-        publisher.DPUB("t", 1500, b"%06d" % accepted + b"." * 1000)
-        frame = publisher.read_frame()
-        if frame.kind == ERROR:
-            assert b"E_DPUB_FAILED" in frame.data and b"max-disk-bytes" in frame.data
-            break
-        accepted += 1
+    frame = Frame(RESPONSE, b"OK")
+    while frame.kind == RESPONSE and accepted < 1000:
+        for number in range(accepted, accepted + TOGETHER):  # so that all are there before the first is due
+            publisher.DPUB("t", 4000, b"%06d" % number + b"." * 1000)
+        for _ in range(TOGETHER):
+            frame = publisher.read_frame()
+            if frame.kind == ERROR:
+                break
+            accepted += 1
+    assert b"E_DPUB_FAILED" in frame.data and b"max-disk-bytes" in frame.data
     assert 150 < accepted < 200
     bodies = [message.body for message in consumer.read_messages(accepted, finish=True)]
     assert [body[:6] for body in bodies] == [b"%06d" % number for number in range(accepted)]

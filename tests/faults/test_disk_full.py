@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from faults.shim import DELAY, Rule, Shim
-from harness import ClosedError, Frame, Message, Nsqd, Wire, eventually
+from harness import Frame, Message, Nsqd, Wire, eventually
 from nsquark.testing.daemons import HTTP_TIMEOUT_S
 
 pytestmark = pytest.mark.ours
@@ -284,11 +284,17 @@ def test_max_disk_bytes_with_drop_oldest(make_nsqd: Make, connect: Connect, rest
     assert 300 < depth < 600
     with contextlib.closing(connect(daemon).subscribe("t", "early", rdy=100)) as consumer:
         received = []
-        with contextlib.suppress(TimeoutError, ClosedError):
-            while True:
-                message = consumer.read_message(1.0)
-                received.append(message.body)
-                consumer.FIN(message.id)
+
+        def has_taken_all() -> bool:
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    message = consumer.read_message(0.2)
+                    received.append(message.body)
+                    consumer.FIN(message.id)
+            shown = daemon.channel("t", "early")
+            return not shown["depth"] and not shown["clients"][0]["in_flight_count"]
+
+        eventually(has_taken_all)
     assert received == bodies[-len(received) :] and len(received) > 300
     assert daemon.channel("t", "early")["depth"] == 0
     assert _ping(daemon) == (200, "OK")

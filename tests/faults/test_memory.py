@@ -85,7 +85,7 @@ def test_idle_connections(daemon: Nsqd, wires: contextlib.ExitStack, count: int)
         connected = time.monotonic()
         publish_many(daemon, "t", 100_000)
         eventually(lambda: daemon.channel("t", "ch1")["client_count"] == count // 10)
-        assert time.monotonic() - connected < 30
+        assert time.monotonic() - connected < 90
     now, _ = memory_mib(daemon)
     print(f"\n{(now - before) * 1024 / count:.1f} KiB for each connection, the log's tail included")
     _check(daemon, probe, f"{count} idle connections")
@@ -148,7 +148,7 @@ def test_idle_channels(daemon: Nsqd, wires: contextlib.ExitStack) -> None:
 @pytest.mark.parametrize("count", [2_000_000, pytest.param(100_000_000, marks=long)])
 def test_one_message_held_while_many_pass(make_nsqd: Make, wires: contextlib.ExitStack, count: int) -> None:
     """It is touched again and again; neither memory nor what a crash repeats may grow with what passes."""
-    daemon = make_nsqd("--max-bytes-per-file=16777216", "--msg-timeout=2s")
+    daemon = make_nsqd("--max-bytes-per-file=16777216", "--msg-timeout=10s")
     holder = wires.enter_context(daemon.connect()).subscribe("t", rdy=1)
     wires.enter_context(daemon.connect()).publish("t", b"held")
     held = holder.read_message()

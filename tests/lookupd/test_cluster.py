@@ -221,7 +221,7 @@ async def test_a_consumer_finds_a_new_nsqd(lookupds: Pair, start: Start) -> None
         return True
 
     async def arrives(body: bytes) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while body not in received:
                 await asyncio.sleep(0.01)
 

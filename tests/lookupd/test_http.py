@@ -81,7 +81,7 @@ def test_debug_is_the_whole_table_sorted(fresh: Nsqlookupd) -> None:
 
 
 def headers_of(lookupd: Nsqlookupd, request: bytes) -> tuple[bytes, dict[bytes, bytes], bytes]:
-    with socket.create_connection(lookupd.http, timeout=5) as connection:
+    with socket.create_connection(lookupd.http, timeout=20) as connection:
         connection.sendall(request + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         received = b""
         while data := connection.recv(65536):
@@ -201,7 +201,7 @@ def test_a_deleted_topic_comes_back_with_its_nsqd(lookupd: Nsqlookupd, wire: Loo
 
 
 def test_a_tombstone_hides_until_its_lifetime_ends(make_lookupd: Callable[..., Nsqlookupd]) -> None:
-    lookupd = make_lookupd("--tombstone-lifetime=400ms")
+    lookupd = make_lookupd("--tombstone-lifetime=4s")
     with lookupd.connect() as wire:
         wire.identify()
         wire.ask(b"REGISTER t\n")
@@ -213,7 +213,7 @@ def test_a_tombstone_hides_until_its_lifetime_ends(make_lookupd: Callable[..., N
 
 
 def test_silence_hides_and_a_ping_shows_again(make_lookupd: Callable[..., Nsqlookupd]) -> None:
-    lookupd = make_lookupd("--inactive-producer-timeout=400ms")
+    lookupd = make_lookupd("--inactive-producer-timeout=4s")
     with lookupd.connect() as wire:
         wire.identify()
         wire.ask(b"REGISTER t c\n")
@@ -273,7 +273,7 @@ def test_metrics(fresh: Nsqlookupd) -> None:
     ],
 )
 def test_noise_on_the_http_port_is_refused_and_harmless(lookupd: Nsqlookupd, noise: bytes) -> None:
-    with socket.create_connection(lookupd.http, timeout=5) as connection:
+    with socket.create_connection(lookupd.http, timeout=20) as connection:
         try:
             connection.sendall(noise)
             connection.shutdown(socket.SHUT_WR)
