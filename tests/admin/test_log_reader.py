@@ -8,6 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from harness import eventually
 from harness.http_server import LocalServer, QuietHandler
 from harness.nsqadmin import Nsqadmin
 from nsquark.admin.filters import Everything, parse_filter
@@ -121,6 +122,7 @@ def liar(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def test_an_nsqd_that_lies_about_its_log_is_an_answer_all_the_same(liar: str) -> None:
     with Nsqadmin(f"--nsqd-http-address={liar}") as admin:
+        eventually(lambda: admin.get("/messages/t").status == 200)  # the topic is known
         began_s = time.monotonic()
         reply = admin.get("/messages/t/found.json")
         assert reply.status == 200, reply.text

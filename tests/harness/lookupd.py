@@ -133,7 +133,7 @@ class Impostor:
                 return
             self.connections += 1
             with connection:
-                connection.settimeout(5)
+                connection.settimeout(REPLY_TIMEOUT_S)
                 try:
                     # Not before it is asked: a reply to nothing is another fault.
                     if connection.recv(4096):
@@ -144,4 +144,5 @@ class Impostor:
                     pass
 
     def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)  # or the thread would go on to wait, and answer once more
         self._listener.close()

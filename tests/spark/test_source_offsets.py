@@ -150,7 +150,7 @@ def test_max_bytes_per_trigger(nsqd: Nsqd, topic: str, start: MakeQuery) -> None
 
 
 def test_min_messages_wait_for_more_or_for_the_delay(nsqd: Nsqd, topic: str, start: MakeQuery) -> None:
-    one = start(nsqd, topic=topic, minMessagesPerTrigger=10, maxTriggerDelay="2s")
+    one = start(nsqd, topic=topic, minMessagesPerTrigger=10, maxTriggerDelay="8s")
     publish(nsqd, topic, bodies(0, 5))
     assert one.next() == [], "only the first offset, which reads nothing"
     assert not one.plan()
@@ -277,7 +277,7 @@ def test_a_range_is_read_on_after_a_restart_in_the_middle(make_nsqd: Callable[..
 def test_reading_gives_up_after_the_read_timeout(make_nsqd: Callable[..., Nsqd], start: MakeQuery) -> None:
     daemon = make_nsqd()
     publish(daemon, "t", bodies(0, 5))
-    one = start(daemon, topic="t", readTimeout="1s")
+    one = start(daemon, topic="t", readTimeout="4s")
     assert one.plan()
     [part] = one.partitions()
     daemon.kill()

@@ -71,7 +71,7 @@ def test_filters_on_time_read_a_day_of_a_month(nsqd: Nsqd, topic: str) -> None:
 def test_older_times_behind_newer_ones_are_not_left_out(nsqd: Nsqd, topic: str) -> None:
     with nsqd.connect() as wire:
         before = moment_us(time.time_ns() + 1000)
-        wire.DPUB(topic, 300, b"early, but late in the log")
+        wire.DPUB(topic, 3000, b"early, but late in the log")
         wire.expect_ok()
         time.sleep(0.01)
         after_early = moment_us(time.time_ns())
