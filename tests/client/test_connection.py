@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import time
 import zlib
 from collections.abc import Callable
 
@@ -160,6 +161,31 @@ async def test_a_server_that_never_answers(heartbeat: str | int) -> None:
             with pytest.raises(NotConnected, match="read_timeout"):
                 async with asyncio.timeout(WAIT_S):
                     await producer.ping()
+
+
+async def test_an_nsqd_that_accepts_nobody() -> None:
+    with socket.socket() as full, contextlib.ExitStack() as opened:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(8):  # the queue of those who wait to be accepted has its end
+            waiting = opened.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        async with Producer("{}:{}".format(*full.getsockname()), dial_timeout="300ms") as producer:
+            with pytest.raises(NotConnected, match=r"no connection within 0.3 s \(dial_timeout\)"):
+                async with asyncio.timeout(WAIT_S):
+                    await producer.ping()
+
+
+@pytest.mark.parametrize("turns", range(1, 8))
+async def test_a_program_that_holds_up_its_loop_does_not_blame_its_nsqd(nsqd: Nsqd, topic: str, turns: int) -> None:
+    """It begins to connect, and after so many turns of the loop it computes for longer than that may take."""
+    async with Producer("{}:{}".format(*nsqd.tcp), dial_timeout="300ms") as producer:
+        publishing = asyncio.create_task(producer.publish(topic, b"x"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        time.sleep(0.5)
+        await publishing
 
 
 # -- working ---------------------------------------------------------------------------------------------

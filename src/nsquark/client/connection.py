@@ -7,6 +7,7 @@ call. Heartbeats are answered here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import Final, Protocol, cast
 from nsquark.base.addresses import split_address
 from nsquark.client.config import Config
 from nsquark.client.errors import NotConnected, NsqError
+from nsquark.client.patience import within
 from nsquark.kernel.frames import FRAME_SIZE_MAX_BYTES, LARGE_FRAME_BYTES, FrameError, FrameScanner
 from nsquark.wire import commands
 from nsquark.wire.compression import CorruptStream, Decoder, Encoder
@@ -95,7 +97,7 @@ class NsqdConnection(asyncio.BufferedProtocol):
     async def open(self) -> None:
         seconds = self._config.dial_timeout.seconds
         try:
-            async with asyncio.timeout(seconds or None):
+            async with within(seconds) if seconds else contextlib.nullcontext():
                 if self.address.startswith("/"):
                     await self._loop.create_unix_connection(lambda: self, self.address)
                 else:

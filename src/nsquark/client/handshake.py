@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Annotated, Final
 
@@ -12,6 +11,7 @@ from msgspec import Meta
 from nsquark.client.config import Config
 from nsquark.client.connection import HEARTBEAT, NsqdConnection, Receiver
 from nsquark.client.errors import AuthFailed, IdentifyFailed, NotConnected, NsqError
+from nsquark.client.patience import within
 from nsquark.wire import commands
 from nsquark.wire.compression import DeflateDecoder, DeflateEncoder, SnappyDecoder, SnappyEncoder
 from nsquark.wire.documents import decode_json
@@ -54,7 +54,7 @@ async def connect(address: str, config: Config, receiver: Receiver) -> tuple[Nsq
     seconds = config.read_timeout.seconds
     try:
         await connection.open()
-        async with asyncio.timeout(seconds):
+        async with within(seconds):
             features = await _set_up(connection, config)
         connection.begin(receiver)
     except BaseException as error:
