@@ -222,9 +222,9 @@ async def test_a_consumer_whose_store_hangs_can_be_stopped(
         running = asyncio.create_task(take(consumer) if form == "get" else consumer.run(lambda _: None))
         await until(lambda: "messages wait for it" in caplog.text)
         consumer.stop()
-        await asyncio.wait_for(running, 10)
+        await asyncio.wait_for(running, 20)
         await until(lambda: nsqd.channel(topic)["depth"] == 5)
-        await asyncio.wait_for(consumer.close(0.1), 10)
+        await asyncio.wait_for(consumer.close(0.1), 20)
     assert f"had {WRITES_MAX} writes to end 0.1 s after the stop" in caplog.text
     store.goes_on.set()
 

@@ -39,7 +39,7 @@ async def test_a_restarted_nsqd_given_by_address_is_used_again_soon(
     publish(daemon, topic, b"before")
     handled: list[bytes] = []
     async with Consumer(topic, "ch", nsqd=address_of(daemon)) as consumer:
-        async with await asyncio.wait_for(anext(consumer), 10) as message:
+        async with await asyncio.wait_for(anext(consumer), 20) as message:
             handled.append(message.body)
         await until(lambda: is_done(daemon, topic))
         await asyncio.to_thread(daemon.restart)
@@ -142,7 +142,7 @@ async def test_a_pool_of_unix_sockets(tmp_path: Path, topic: str) -> None:
 def test_a_second_event_loop_is_told_what_to_do(nsqd: Nsqd, topic: str, kind: str) -> None:
     async def use(made: Any) -> None:
         if kind == "consumer":
-            await asyncio.wait_for(anext(made), 5)
+            await asyncio.wait_for(anext(made), 20)
         else:
             await made.publish(topic, b"x")
 

@@ -84,7 +84,7 @@ async def test_what_is_returned_and_never_run_finishes_nothing(
     publish(nsqd, topic, b"1", b"2")
     async with consumer_of(nsqd, topic) as consumer:
         with pytest.raises(WrongHandler, match="the handler returned"):
-            await asyncio.wait_for(consumer.run(handler, threads=threads), 10)
+            await asyncio.wait_for(consumer.run(handler, threads=threads), 20)
         assert consumer.stats().finished == 0
     await until(lambda: nsqd.channel(topic)["depth"] == 2)
 
@@ -214,7 +214,7 @@ async def test_an_exit_out_of_a_thread_is_raised_by_run(nsqd: Nsqd, topic: str, 
 
     async with consumer_of(nsqd, topic) as consumer:
         with pytest.raises(ThreadExit) as raised:
-            await asyncio.wait_for(consumer.handle(handle, 1, 2, stop_on_signals=False), 10)
+            await asyncio.wait_for(consumer.handle(handle, 1, 2, stop_on_signals=False), 20)
         assert type(raised.value.reason) is number
     await until(lambda: nsqd.channel(topic)["depth"] == 1)
 

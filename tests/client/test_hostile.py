@@ -93,7 +93,7 @@ async def test_an_id_that_is_no_text(caplog: pytest.LogCaptureFixture) -> None:
     async with ScriptedNsqd() as server:
         server.on_command = send
         async with Consumer("t", "c", nsqd=server.address, max_in_flight=1) as consumer:
-            message = await asyncio.wait_for(anext(consumer), 10)
+            message = await asyncio.wait_for(anext(consumer), 20)
             assert "\\xff" in repr(message)
             message.fail(RuntimeError("told with the id"))
     assert "told with the id" in caplog.text
@@ -209,5 +209,5 @@ async def test_more_nsqds_than_any_cluster_has(
     address = answers(_producers(PRODUCERS_MAX))
     async with Consumer(topic, "ch", nsqd=address_of(nsqd), lookupd=address, dial_timeout="5s") as consumer:
         await until(lambda: "more than 1000 nsqds were found" in caplog.text)
-        async with (await asyncio.wait_for(anext(consumer), 10)).or_raise() as message:
+        async with (await asyncio.wait_for(anext(consumer), 20)).or_raise() as message:
             assert message.body == b"x"

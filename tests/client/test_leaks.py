@@ -243,5 +243,5 @@ async def test_a_poll_loop_ends_when_it_is_wanted_and_closed_at_once() -> None:
     await rounds.wait()
     await asyncio.sleep(0.2)  # it waits to be wanted now
     polling.poll_soon()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await polling.close()

@@ -156,11 +156,11 @@ async def test_cancelled_handlers_give_nothing_up(nsqd: Nsqd, topic: str) -> Non
                 await asyncio.sleep(600)
 
             running = asyncio.create_task(consumer.run(handle))
-            await asyncio.wait_for(started.wait(), 10)
+            await asyncio.wait_for(started.wait(), 20)
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
-        async with (await asyncio.wait_for(anext(consumer), 10)).or_raise() as message:
+        async with (await asyncio.wait_for(anext(consumer), 20)).or_raise() as message:
             assert message.body == b"x"
         assert consumer.stats().given_up == 0
     assert is_done(nsqd, topic)
@@ -202,7 +202,7 @@ async def test_what_an_iteration_never_answers_is_forgotten(nsqd: Nsqd, topic: s
     async with consumer_of(nsqd, topic, max_in_flight=5, msg_timeout="1s", max_attempts=0) as consumer:
         taken = []
         for _ in range(15):
-            taken.append(await asyncio.wait_for(anext(consumer), 10))
+            taken.append(await asyncio.wait_for(anext(consumer), 20))
             assert consumer.stats().in_flight <= 11  # what nsqd has taken back is known within a quarter of the timeout
         await until(lambda: nsqd.channel(topic)["timeout_count"] >= 10)
         await until(lambda: consumer.stats().in_flight <= 5)
@@ -280,7 +280,7 @@ async def _cancel_a_handler(consumer: Consumer) -> None:
         await asyncio.sleep(600)
 
     running = asyncio.create_task(consumer.run(handle))
-    await asyncio.wait_for(started.wait(), 10)
+    await asyncio.wait_for(started.wait(), 20)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

@@ -243,7 +243,7 @@ async def test_a_wrapped_handler_is_refused_as_a_bare_one(nsqd: Nsqd, topic: str
             await consumer.run(exported.telemetry.handler(consumer, lambda message: work(message)), threads=1)
         for forgetting in (forgets_to_await, lambda message: forgets_to_await(message)):
             with pytest.raises(WrongHandler, match="returned"):
-                await asyncio.wait_for(consumer.run(exported.telemetry.handler(consumer, forgetting)), 10)
+                await asyncio.wait_for(consumer.run(exported.telemetry.handler(consumer, forgetting)), 20)
     await until(lambda: nsqd.channel(topic)["depth"] == 1)
     assert len(exported.spans(f"process {topic}")) == 4, "every span has ended"
 

@@ -73,7 +73,7 @@ async def test_a_delayed_task_waits(nsqd: Nsqd, topic: str, broker: NsqBroker) -
     async def later() -> str:
         return "now"
 
-    task = await later.kicker().with_labels(delay=0.5).kiq()
+    task = await later.kicker().with_labels(delay=3).kiq()
     await until(lambda: nsqd.channel(topic, "workers")["deferred_count"] == 1)
     receiving = asyncio.create_task(run_receiver_task(broker))
     assert (await task.wait_result(timeout=20)).return_value == "now"

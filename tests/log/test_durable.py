@@ -321,7 +321,7 @@ def test_a_file_that_is_abandoned_while_it_is_written_anew(
 
     def slowly(source: int, target: int, size: int) -> None:
         copied.set()
-        assert go_on.wait(10)
+        assert go_on.wait(30)
 
     monkeypatch.setattr(durable, "_copy_content", slowly)
     disk.failures = 1
@@ -353,7 +353,7 @@ def test_a_file_is_not_synced_while_it_is_written_anew(
 
     def slowly(source: int, target: int, size: int) -> None:
         copied.set()
-        assert go_on.wait(10)
+        assert go_on.wait(30)
         real(source, target, size)
 
     monkeypatch.setattr(durable, "_copy_content", slowly)

@@ -95,7 +95,7 @@ def misbehaving(behave: Callable[[socket.socket], None]) -> Iterator[int]:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield listener.getsockname()[1]
-        thread.join(10)
+        thread.join(30)
         assert not thread.is_alive(), "the client left its connection open"
 
 

@@ -218,7 +218,7 @@ def test_a_slow_request_is_cut(server: ServerThread) -> None:
         assert reply.status == 408
 
 
-@with_limits(HttpLimits(idle_seconds=1))
+@with_limits(HttpLimits(idle_seconds=3))
 def test_an_idle_connection_is_closed_and_a_busy_one_is_not(server: ServerThread, app: App) -> None:
     with server.connect() as idle, server.connect() as busy:
         busy.send(get("/later"))
