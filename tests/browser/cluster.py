@@ -111,7 +111,7 @@ class Load:
 
     async def _consume(self, topic: str, channel: str, requeued_share: float) -> None:
         async with Consumer(
-            topic, channel, nsqd=self._addresses, max_in_flight=30, user_agent=f"{channel}/2.1"
+            topic, channel, nsqd=self._addresses, max_in_flight=30, user_agent=f"{channel}/2.1", dial_timeout="30s"
         ) as consumer:
             async for message in consumer:
                 if random.random() < requeued_share:
@@ -121,7 +121,7 @@ class Load:
 
     async def _produce(self, address: str) -> None:
         rounds = itertools.count(1)
-        async with Producer(address) as producer:
+        async with Producer(address, dial_timeout="30s") as producer:
             for number in rounds:
                 swing = 1 + 0.5 * ((number // 40) % 3)
                 for topic, count in MESSAGES_A_ROUND.items():
