@@ -41,6 +41,7 @@ def test_the_attempt_is_taken_back(nsqd: Nsqd, client: Wire, topic: str) -> None
     late = client.read_message()
     assert (late.attempts, late.body, late.id) == (2, b"x", message.id)
     client.FIN(late.id)
+    client.assert_usable()
     assert nsqd.channel(topic)["requeue_count"] == 5
 
 

@@ -147,12 +147,11 @@ def test_one_failed_sync_loses_nothing_and_is_told(make_nsqd: Make, connect: Con
     """The pages of a failed sync are never trusted again: the file is written anew."""
     with _watched_nsqd(tmp_path, "--sync-timeout=100ms") as (daemon, shim):
         connect(daemon).subscribe("t")
-        shim.set_rules(
-            Rule("sync", "*.deferred*", errno.EIO, times=1), Rule("sync", "*.deferred.anew", errno.EIO, times=1)
-        )
+        shim.set_rules(Rule("sync", "*.deferred*", errno.EIO, times=1), Rule("sync", "*.deferred.anew", errno.EIO))
         _defer(daemon, connect, _bodies())
         eventually(lambda: shim.fired(0) and shim.fired(1))
-        assert daemon.get("/ping").status == 500
+        eventually(lambda: daemon.get("/ping").status == 500)
+        shim.set_rules()
         eventually(lambda: "written anew" in daemon.log and daemon.get("/ping").status == 200)
         assert "sync failed" in daemon.log
         _defer(daemon, connect, [b"after"])
