@@ -59,6 +59,16 @@ def test_everybody_can_read_and_use_it(cluster: Cluster, tabs: Tabs, name: str) 
     forget_missing(tabs, name)
 
 
+def test_a_chart_has_a_name_before_it_is_drawn(cluster: Cluster, tabs: Tabs) -> None:
+    """Nothing is drawn in a tab in the background, nor for a while on a busy machine."""
+    page = tabs.open("about:blank")
+    page.add_init_script("window.requestAnimationFrame = () => 0")
+    page.goto(f"{cluster.url}/topics/orders")
+    chart = settled(page).locator("time-chart").first
+    expect(chart).to_have_attribute("role", "img")
+    expect(chart).to_have_attribute("aria-label", "Messages per second")
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_a_phone_does_not_scroll_sideways(cluster: Cluster, tabs: Tabs, name: str) -> None:
     page = settled(tabs.open(cluster.url + path_of(cluster, name), viewport={"width": 390, "height": 844}))

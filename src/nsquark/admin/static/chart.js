@@ -26,6 +26,7 @@ class TimeChart extends HTMLElement {
     charts.add(this);
     this.tabIndex = 0;
     this.setAttribute("role", "img");
+    this.setAttribute("aria-label", this.getAttribute("name")); // until it is drawn, and has values to tell
     this.resizes = new ResizeObserver(() => this.schedule());
     this.resizes.observe(this);
     followPointer(this, charts);
