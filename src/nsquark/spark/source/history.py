@@ -39,60 +39,67 @@ class LogHistory:
         found: dict[Key, ReadSpan] = {}
         for key, span in start.spans.items():
             head, nsqd = heads.get(key), nsqds.get(key.nsqd_id)
-            if head is None or nsqd is None:
+            if nsqd is None:
                 continue
-            low = self._low(key, span, head, nsqd, self._fork(start, nsqd))
-            if low is not None:
+            if fork := self._fork(start, nsqd):
+                found[key] = self._put_back(key, span, head, fork)
+            elif head is not None and (low := self._low(key, span, head, nsqd)) is not None:
                 found[key] = ReadSpan(low, low, head.topic_id)
-            elif span.topic_id != head.topic_id and head.next > span.next:
+            elif head is not None and span.topic_id != head.topic_id and head.next > span.next:
                 found[key] = span._replace(topic_id=head.topic_id)
         return found
 
-    def _low(self, key: Key, span: ReadSpan, head: Head, nsqd: RangeNsqd, fork: NsqdRun | None) -> int | None:
+    def _put_back(self, key: Key, span: ReadSpan, head: Head | None, fork: NsqdRun) -> ReadSpan:
+        """Reports that a data path was put back, whatever became of the topic since; returns where it is read on. There
+        may be no such topic now: one that is made later has its messages behind the first number of the fork.
+        """
+        # Numbers begin above the clock, so a much later run has only numbers above all that the query has read.
+        what = (
+            f"this query read topic {key.topic} up to {span.next - 1}, and messages from {fork.first_seq} on are "
+            "others now"
+            if fork.first_seq < span.next
+            else f"what it had taken of topic {key.topic} from {span.next} on, and this query had not read, is gone"
+        )
+        self._planner.give_up(f"nsqd {key.nsqd_id} was put back to an older state of its data path: {what}")
+        low = min(fork.first_seq, span.next)
+        if head is None:
+            return ReadSpan(low, low)
+        return ReadSpan(min(low, head.next), min(low, head.next), head.topic_id)
+
+    def _low(self, key: Key, span: ReadSpan, head: Head, nsqd: RangeNsqd) -> int | None:
         """Returns where a key whose log has changed is read on, or None if it has not changed."""
         if span.topic_id and head.topic_id and span.topic_id != head.topic_id:
             self.replaced(key, span, nsqd, f"deleted and made again (it was {span.topic_id} and is {head.topic_id})")
             return min(span.next, head.next)
-        if fork is not None and fork.first_seq < span.next:
-            low = min(fork.first_seq, head.next)
-            self._planner.give_up(
-                f"nsqd {key.nsqd_id} was put back to an older state of its data path: this query read topic "
-                f"{key.topic} up to {span.next - 1}, and messages from {fork.first_seq} on are others now"
-            )
-            return low
         if head.next < span.next:
             self._planner.give_up(
                 f"the log of topic {key.topic} on nsqd {key.nsqd_id} ends at {head.next}, before {span.next}, up to "
                 "which this query has read it: its data path was put back to an older state, or lost its end"
             )
             return head.next
-        if fork is not None:
-            # Numbers begin above the clock, so a much later run has only numbers above all that the query has read.
-            self._planner.give_up(
-                f"nsqd {key.nsqd_id} was put back to an older state of its data path: what it had taken of topic "
-                f"{key.topic} from {span.next} on, and this query had not read, is gone"
-            )
-            return span.next
         return None
 
-    def replaced(self, key: Key, span: ReadSpan, nsqd: RangeNsqd, how: str) -> int:
+    def replaced(self, key: Key, span: ReadSpan, nsqd: RangeNsqd, how: str) -> ReadSpan:
         """Reports that a topic which was read is gone. That is a loss only if it had messages that were not read.
-        Returns where those end, as far as nsqd knows it.
+        Returns the span with which the checkpoint knows of the loss: it lies behind what was lost or, if nsqd cannot
+        tell how much that was, is of no incarnation, so that there is nothing to compare any more.
         """
         count = _lost(key, span, span.next, nsqd)
         if count == 0:
             log.warning("topic %s on nsqd %s was %s; the query had read all of it", key.topic, key.nsqd_id, how)
-            return span.next
+            return span
         unread = f"{count} messages" if count is not None else "an unknown number of messages"
         self._planner.give_up(
             f"topic {key.topic} on nsqd {key.nsqd_id} was {how}, with {unread} from {span.next} on that this query "
             "had not read"
         )
+        if count is None:
+            return ReadSpan(span.next, span.next)
         low, high = span.next, SEQ_MAX
-        while count and high - low > 1:
+        while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if _lost(key, span, middle, nsqd) else (low, middle)
-        return high if count else span.next
+        return ReadSpan(high, high, span.topic_id)
 
     def _fork(self, start: Offset, nsqd: RangeNsqd) -> NsqdRun | None:
         """Finds the first run after the data path was put back to before the run that the query knows, or None."""

@@ -87,7 +87,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 class Query:
     """Does the driver's side of a query. With a channel, the first offset has only the query's id and positions, and
-    reads nothing: the query can own the channel only once the checkpoint has its id.
+    reads nothing: the query can own the channel only once the checkpoint has its id. A batch that goes back to numbers
+    which come again reads nothing either: it could not be told from one that goes on behind them.
     """
 
     def __init__(self, options: SourceOptions):
@@ -134,16 +135,16 @@ class Query:
         heads = self._cluster.heads()
         if self._frozen is not None:
             heads = self._frozen
-        deleted = self._check_missing(start, heads)
         base = start if start.query else self._begun
         nsqds = self._cluster.nsqds()
         checked = {nsqd_id: KnownNsqd(nsqd.address, nsqd.run) for nsqd_id, nsqd in nsqds.items()}
         anew = self._history.begun_anew(start, heads, nsqds)
+        deleted = self._check_missing(start, {*heads, *anew})
         spans = {**start.spans, **deleted, **anew}
         spans |= self._commit_channel(start, spans)
         spans |= self._entering(start, heads)
         self._end = _with_nsqds(base.with_spans(spans), start, heads, checked, anew)
-        if self._channel and not start.query:
+        if (self._channel and not start.query) or any(span.next < start.spans[key].next for key, span in anew.items()):
             return self._end
         wanted = {
             key: Range(span.next, heads[key].next, span.topic_id)
@@ -163,7 +164,8 @@ class Query:
         """
         if not self._channel or not start.query:
             return {}
-        removed = self._channel.commit(start, self._cluster.nsqds())
+        # What begins anew is held from there: numbers that come again were done, the messages that have them now not.
+        removed = self._channel.commit(start.with_spans(spans), self._cluster.nsqds())
         if self._starting != EARLIEST:
             return {}
         return {
@@ -208,36 +210,36 @@ class Query:
 
     # -- what is not there -------------------------------------------------------------------------------
 
-    def _check_missing(self, start: Offset, heads: dict[Key, Head]) -> dict[Key, ReadSpan]:
+    def _check_missing(self, start: Offset, there: Collection[Key]) -> dict[Key, ReadSpan]:
         """Looks for keys that are missing; returns those of deleted topics, as `_deleted` does. An unreachable nsqd is
         not lost: the query goes on with the others. But if all addresses answer and none is the nsqd that was read
         before, its data is gone.
         """
         deleted: dict[Key, ReadSpan] = {}
-        missing = [key for key in start.spans if key not in heads and key.nsqd_id not in self._options.lost_nsqds]
+        missing = [key for key in start.spans if key not in there and key.nsqd_id not in self._options.lost_nsqds]
         if not missing:
             return deleted
-        there, silent = self._cluster.nsqds(), self._cluster.silent
+        nsqds, silent = self._cluster.nsqds(), self._cluster.silent
         for key in missing:
-            if key.nsqd_id in there:
-                deleted |= self._deleted(key, start.spans[key], there[key.nsqd_id])
+            if key.nsqd_id in nsqds:
+                deleted |= self._deleted(key, start.spans[key], nsqds[key.nsqd_id])
             elif other := self._cluster.replaced_by(key.nsqd_id):
                 self._replaced(key, {other.id: other})
             elif silent or self._options.lookupd:
                 self._warn_once(f"nsqd {key.nsqd_id} is not there now; topic {key.topic} goes on without it")
             else:
-                self._replaced(key, there)
+                self._replaced(key, nsqds)
         return deleted
 
     def _deleted(self, key: Key, span: ReadSpan, nsqd: RangeNsqd) -> dict[Key, ReadSpan]:
-        """Reports a deleted topic once, as what was lost with it does not change any more. The span that is returned
-        lies behind what was lost, so that the checkpoint knows of it.
+        """Reports a deleted topic once, as what was lost with it does not change any more. By the span that is returned
+        the checkpoint knows of it.
         """
         if (key, span) in self._said_deleted or not span.topic_id or nsqd.head(key.topic) is not None:
             return {}  # it was reported before, its incarnation is not known, or it is there after all
-        end = self._history.replaced(key, span, nsqd, "deleted")
+        behind = self._history.replaced(key, span, nsqd, "deleted")
         self._said_deleted.add((key, span))
-        return {key: ReadSpan(end, end, span.topic_id)} if end > span.next else {}
+        return {key: behind} if behind != span else {}
 
     def _replaced(self, key: Key, there: dict[str, RangeNsqd]) -> None:
         answers = ", ".join(f"{nsqd.address} is {nsqd_id}" for nsqd_id, nsqd in there.items())
