@@ -299,6 +299,34 @@ def test_a_table_with_two_flows_is_not_half_written_without_a_word(
     assert "UNION ALL" in result.stderr
 
 
+def test_a_moved_directory_with_nothing_but_views_is_refused(tmp_path: Path) -> None:
+    """Spark finds a view by its path too, and would make it anew at the old one."""
+    (tmp_path / "spark-pipeline.yml").write_text(
+        "name: views\nstorage: file:///nowhere\nlibraries: [{glob: {include: definitions/**}}]\n"
+    )
+    (tmp_path / "definitions").mkdir()
+    (tmp_path / "definitions" / "a.sql").write_text("CREATE MATERIALIZED VIEW a AS SELECT id FROM range(3)")
+    home, moved = tmp_path / "home", tmp_path / "moved"
+    settings = [part for name, value in SETTINGS.items() for part in ("--conf", f"{name}={value}")]
+
+    def run(directory: Path, action: str = "run") -> "subprocess.CompletedProcess[str]":
+        command = [COMMAND, "pipeline", action, "--spec", str(tmp_path), "--dir", str(directory), *settings]
+        return subprocess.run([*command, "--master", "local[2]"], capture_output=True, text=True, timeout=300)
+
+    result = run(home)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert list((home / "warehouse" / "a").glob("*.parquet"))
+    home.rename(moved)
+    for action in ("run", "dry-run"):
+        result = run(moved, action)
+        assert result.returncode == 1
+        assert f"{moved} was made as {home}: " in result.stderr and "Move --dir back" in result.stderr, result.stderr
+    assert not home.exists()
+    moved.rename(home)
+    result = run(home)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_a_mistake_in_the_definitions_is_shown_without_the_rest_of_sparks_words(
     server: ConnectServer, tmp_path: Path
 ) -> None:

@@ -40,10 +40,27 @@ class PipelineHome:
         self.directory = directory.resolve()
         self.checkpoints = self.directory / "checkpoints"
         self.warehouse = self.directory / "warehouse"
+        self._metastore = self.directory / "metastore"
 
-    def prepare(self) -> None:
+    def prepare(self, of_user: Mapping[str, str]) -> None:
+        """Makes the directory. Refuses one that was moved: its catalog would have Spark use the tables at the old path,
+        or make them there.
+        """
         self.directory.mkdir(parents=True, exist_ok=True)
+        if WAREHOUSE not in of_user:
+            self._check_place()
         self._log_settings.write_text(LOG_SETTINGS, encoding="utf-8")
+
+    def _check_place(self) -> None:
+        note, here = self.directory / "path", os.fsencode(self.directory)
+        made_at = note.read_bytes() if note.exists() and self._metastore.exists() else b""
+        if not made_at:
+            note.write_bytes(here)
+        elif made_at != here:
+            raise UserError(
+                f"{self.directory} was made as {os.fsdecode(made_at)}: its catalog finds tables by their paths, and "
+                "Spark would use those there. Move --dir back to where it was, or begin with a new one"
+            )
 
     def settings(self, of_user: Mapping[str, str]) -> dict[str, str]:
         """Returns settings for Spark's command line. The catalog is kept on disk: Spark's default one is in memory, and
@@ -56,9 +73,7 @@ class PipelineHome:
         return {
             "spark.sql.catalogImplementation": "hive",
             WAREHOUSE: str(self.warehouse),
-            "spark.hadoop.javax.jdo.option.ConnectionURL": (
-                f"jdbc:derby:;databaseName={self.directory / 'metastore'};create=true"
-            ),
+            "spark.hadoop.javax.jdo.option.ConnectionURL": (f"jdbc:derby:;databaseName={self._metastore};create=true"),
             "spark.ui.showConsoleProgress": "false",
             **of_user,
             JAVA_OPTIONS: java_options.rstrip(),

@@ -45,7 +45,7 @@ class ConnectServer:
 
     def start(self) -> "ConnectServer":
         """Starts the server, and returns when its port is open."""
-        self.home.prepare()
+        self.home.prepare(self._settings)
         settings = {
             "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.connect.grpc.binding.port": str(self.port),
