@@ -267,6 +267,22 @@ def test_producers_that_cannot_be(hostile: Callable[[Script], Hostile], producer
     assert isinstance(within(5, finder.find), WrongAddress)
 
 
+@pytest.mark.parametrize(
+    "host",
+    ["a" * 64, "h" * 70_000, ".", "a..b", "x\r\nHost: y", "\x1b[2J", "a b", ""],
+    ids=lambda host: ascii(host[:9]),
+)
+def test_hosts_that_cannot_be(hostile: Callable[[Script], Hostile], host: str) -> None:
+    """A producer that nsqlookupd cannot have meant is left out like one that does not answer, and named in a line."""
+    producers = [{"broadcast_address": host, "http_port": 1}]
+    server = hostile(lambda target: [answer({"channels": [], "producers": producers})])
+    finder = Finder(SourceOptions.parse({"lookupd": server.address, "topic": "t"}))
+    assert finder.find() == {}
+    [(address, reason)] = finder.unreachable.items()
+    assert (address + reason).isprintable()
+    assert len(address) < 300
+
+
 @pytest.mark.parametrize("port", [None, "x", -1, 99999, [], 10**30])
 def test_tcp_ports_that_are_none(hostile: Callable[[Script], Hostile], port: object) -> None:
     server = hostile(lambda target: [answer({"tcp_port": port})])

@@ -27,7 +27,8 @@ UNAUTHENTICATED = 401
 TEXT_CHARS_MAX = 500
 """A text from outside adds at most this many characters to an error."""
 _TCP_PORT_ANSWER = "E_BAD_PROTOCOL"
-_FAILURES = (OSError, http.client.HTTPException)
+_FAILURES = (OSError, http.client.HTTPException, UnicodeError)
+"""A host that is no name, such as one with two dots in a row, is a UnicodeError."""
 
 Body = bytes | bytearray
 """The body of a request has one of these types."""

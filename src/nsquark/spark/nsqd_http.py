@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from nsquark.base.addresses import PORT_MAX, join_address
+from nsquark.base.printable import printable
 from nsquark.spark.endpoint import (
     REQUEST_TIMEOUT_S,
     Body,
@@ -23,6 +24,7 @@ from nsquark.wire.names import is_valid_name
 
 ID_HEADER = "X-Nsquark-Id"
 ID_CHARS_MAX = 64
+HOST_CHARS_MAX = 255
 ITEMS_MAX = 4096
 """One request asks about at most this many topics or ranges."""
 NSQDS_MAX = 4096
@@ -74,7 +76,7 @@ class _Producer(msgspec.Struct, frozen=True):
 
     @property
     def address(self) -> str:
-        return join_address(self.broadcast_address, self.http_port)
+        return join_address(printable(self.broadcast_address, HOST_CHARS_MAX), self.http_port)
 
 
 class _ProducerList(msgspec.Struct):
