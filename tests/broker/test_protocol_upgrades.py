@@ -1,7 +1,10 @@
 """Checks TLS, deflate and snappy, as IDENTIFY switches them on."""
 
+import os
 import shutil
+import socket
 import ssl
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,8 +12,11 @@ import pytest
 
 from harness import Frame, Nsqd, Wire
 from harness.upgrades import make_certificate, use_deflate, use_snappy, use_tls
+from harness.waiting import eventually
 from harness.wire import RESPONSE
 
+SLOW_TO_DEFLATE = os.urandom(1_000_000)
+"""Is more than one turn of the event loop can encode."""
 SNAPPY_OK = bytes.fromhex("ff060000734e61507059 010e0000 26982bcf 00000006 00000000 4f4b".replace(" ", ""))
 COMPRESSIBLE = b"the same again, " * 20_000
 
@@ -202,3 +208,24 @@ def test_pipelining_without_an_upgrade_is_fine(client: Wire, topic: str) -> None
     client.PUB(topic, b"at once")
     assert client.read_frame().data.startswith(b'{"max_rdy_count"')
     assert client.read_frame() == Frame(RESPONSE, b"OK")
+
+
+def test_a_client_that_leaves_while_much_is_encoded_for_it(
+    make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], topic: str
+) -> None:
+    daemon = make_nsqd()
+    for _ in range(3):
+        connect(daemon).publish(topic, SLOW_TO_DEFLATE)
+        client = connect(daemon)
+        client.identify(deflate=True)
+        leave = client.socket
+        use_deflate(client)
+        client.expect_ok()
+        client.subscribe(topic, rdy=0)
+        leave.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.RDY(1)
+        leave.close()  # resets the connection: nsqd reads RDY first, and then that it is gone
+        eventually(lambda: not daemon.channel(topic)["clients"])
+    assert daemon.channel(topic)["in_flight_count"] == 3
+    assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log, daemon.log

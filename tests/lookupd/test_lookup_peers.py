@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import uvloop
 
 from harness import FaultProxy, eventually
 from harness.lookupd import Impostor, Nsqlookupd
+from harness.waiting import until
 from nsquark.base.logs import Level, LineWriter, Logger
 from nsquark.broker import lookup_peers as lookup
-from nsquark.broker.lookup_peers import LookupPeers, Registration
+from nsquark.broker.lookup_peers import LookupConnection, LookupPeers, Registration
 
 TCP = ("10.0.0.7", 4150)
 MAX_BODY_BYTES = 10_000
@@ -317,3 +319,24 @@ async def test_topics_that_come_do_not_flood_an_nsqlookupd_that_refuses(nsqd: Cl
         await asyncio.sleep(0.01)
     tries = nsqd.lines.text.count("LOOKUP connecting")
     assert tries <= 1 + (time.monotonic() - began) / lookup.COMMAND_RETRY_S_MIN
+
+
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_request_to_a_connection_that_was_lost_fails_as_one_that_is_lost_later(loop: str) -> None:
+    async def ask_after_the_end() -> None:
+        server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+        async with server:
+            host, port = server.sockets[0].getsockname()
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: LookupConnection(MAX_BODY_BYTES, lambda: None), host, port
+            )
+            await until(lambda: connection.is_lost)
+            for _ in range(2):
+                with pytest.raises(OSError, match="connection closed"):
+                    await connection.exchange([b"PING\n"])
+
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        runner.run(ask_after_the_end())

@@ -316,6 +316,8 @@ class LookupConnection(asyncio.Protocol):
     async def exchange(self, requests: Sequence[bytes]) -> list[bytes]:
         """Returns the replies; raises OSError if one is late or too long, or the connection breaks: close it then."""
         assert self._transport is not None
+        if self._lost is not None:
+            raise self._lost
         self._outstanding += len(requests)
         self._transport.write(b"".join(requests))
         return [await self._next_reply() for _ in requests]

@@ -57,6 +57,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
     * Encoded bytes are read from the socket only while none are left from before, so a connection has at most
       SOCKET_READ_BYTES of them and one unfinished record or chunk, however much they would become.
     * Nothing is written between the answer to IDENTIFY and the last OK.
+    * Nothing is written to a socket that is closing: `_write` alone writes to it.
     * Decoding gives way to the others as the session itself does; the session's own time is part of it. So does
       encoding: little output may have been much.
     """
@@ -143,7 +144,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
 
     def _send_tls(self) -> None:
         if self._tls_out.pending:
-            self._socket.write(self._tls_out.read())
+            self._write(self._tls_out.read())
 
     def _compress(self) -> None:
         settings = self._session.settings
@@ -191,8 +192,7 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
             self._session.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_ended = True
-        self._stop_timer()
+        self._drop()
         self._session.connection_lost(exc)
 
     # -- decoding ----------------------------------------------------------------------------------------
@@ -331,9 +331,6 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
 
     def _encode(self) -> None:
         """Encodes and sends what was gathered, as long as a turn allows."""
-        if self._socket.is_closing():
-            self._gathered.clear()
-            self._gathered_bytes = 0
         while self._gathered and self._encoding_ns < TURN_NS_MAX:
             started_ns = monotonic_ns()
             self._send(self._next_gathered())
@@ -356,26 +353,37 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
         if self._encoder is not None:
             data = self._encoder.encode(data)
         if self._tls is None:
-            self._socket.write(data)
+            self._write(data)
             return
         view = memoryview(data)
         while view:
             view = view[self._tls.write(view) :]
         self._send_tls()
 
+    def _write(self, data: bytes | bytearray | memoryview) -> None:
+        """Writes to the socket, unless it is closing: uvloop's refuses to be written to once it is closed."""
+        if not self._socket.is_closing():
+            self._socket.write(data)
+
     def close(self) -> None:
         if self._socket.is_closing():
             return
-        self._is_ended = True
         while self._gathered:
             self._send(self._next_gathered())
         if self._tls is not None and self._is_ready:
             with contextlib.suppress(ssl.SSLError):  # it only waits for the client's own farewell
                 self._tls.unwrap()
             self._send_tls()
+        self._drop()
         self._socket.close()
 
     def abort(self) -> None:
+        self._drop()
+        self._socket.abort()
+
+    def _drop(self) -> None:
+        """Forgets what was gathered and what is waited for: nobody reads or sends any more."""
         self._is_ended = True
         self._gathered.clear()
-        self._socket.abort()
+        self._gathered_bytes = 0
+        self._stop_timer()
