@@ -318,6 +318,47 @@ def test_a_crash_at_any_point_loses_and_doubles_nothing(
     assert renames > 10
 
 
+def test_a_damaged_plan_costs_no_message_and_no_start(
+    tmp_path: Path, data: Path, make_nsqd: MakeNsqd, connect: Connect
+) -> None:
+    """The plan tells the start after a crash which of NSQ's files are taken over already."""
+    write_messages(data, "t:a", numbered("a", 300))
+    write_messages(data, "t", numbered("t", 100))
+    write_metadata(data, {"t": {"a": False}})
+    plan = Path("nsquark/takeover/ready.t/plan.json")
+    for renames in range(100):
+        crashed = tmp_path / f"crashed{renames}"
+        shutil.copytree(data, crashed)
+        assert start_and_crash(crashed, tmp_path / "nsqd.py", renames)
+        if (crashed / plan).exists():
+            break
+    sound = (crashed / plan).read_bytes()
+    damages = {
+        "a brace": flipped(sound, 0),
+        "the name of a field": flipped(sound, sound.index(b"files")),
+        "the name of a file": flipped(sound, sound.index(b"diskqueue")),
+        "a number": flipped(sound, sound.index(b"[") + 1),
+        "a number beyond 64 bits": sound.replace(b",", b"," + b"9" * 20, 1),
+        "zeros": bytes(len(sound)),
+        "nothing": b"",
+    }
+    for number, (what, damaged) in enumerate(damages.items()):
+        copy = tmp_path / f"copy{number}"
+        shutil.copytree(crashed, copy)
+        (copy / plan).write_bytes(damaged)
+        daemon = make_nsqd(data_path=copy)
+        assert f"{plan} is damaged" in daemon.log, what
+        got = consume(connect, daemon, "t", "a", daemon.channel("t", "a")["depth"])
+        assert set(bodies(got)) == set(bodies(numbered("a", 300) + numbered("t", 100))), what
+        assert left_in(copy) == {"nsqd.dat"}
+        assert daemon.stop() == 0
+
+
+def flipped(content: bytes, at: int) -> bytes:
+    """Flips the lowest bit of the byte at an offset."""
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
 @pytest.mark.parametrize(
     ("calls", "files"),
     [

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from nsquark.broker.data_path import METADATA_FILE, DataPathError, ListedTopic, Metadata
 from nsquark.broker.topic import DIRECTORY_PREFIX, Topic
 from nsquark.kernel.journal import JOURNAL_REQUEUED, record
 from nsquark.log.cursors import ChannelState, CursorFile, TopicState, encode_state
-from nsquark.log.files import DIRECTORY_MODE, name_twice, names_like, sync_directory, write_atomically
+from nsquark.log.files import DIRECTORY_MODE, name_twice, names_like, read_surviving, sync_directory, write_atomically
 from nsquark.log.journal import Journal
 from nsquark.log.nsq_import.diskqueue import QUEUED_OVERHEAD_BYTES, DiskQueue, find_queues
 from nsquark.log.nsq_import.import_log import LogImport
@@ -61,6 +61,10 @@ class TakenFiles(msgspec.Struct):
     """Names the files of NSQ that a step took over, each with its size and a checksum of its end to know it by."""
 
     files: dict[str, tuple[int, int] | None]
+    check: str = ""
+
+    def checksum(self) -> str:
+        return xxh3_64_hexdigest(f"{self.files}".encode())
 
 
 @dataclass(slots=True)
@@ -245,6 +249,7 @@ class TakeOver:
             placed.own_from = pump
         _write_cursors(self.nsqd.logs, self._directory(name), stage, placed)
         plan = TakenFiles({path.name: _mark(path) for path in found.files})
+        plan.check = plan.checksum()
         write_atomically(stage / PLAN_FILE, msgspec.json.encode(plan))
         sync_directory(self._directory(name))
         sync_directory(self.nsqd.topics_path)
@@ -324,7 +329,7 @@ class TakeOver:
         directory = self._directory(name)
         plan_file = ready / PLAN_FILE
         if plan_file.exists():  # else all was done but for removing what is left, which the topic has too
-            plan = msgspec.json.decode(plan_file.read_bytes(), type=TakenFiles)
+            plan = self._read_plan(plan_file)
             staged = [path for path in ready.iterdir() if path != plan_file]
             for path in sorted(staged, key=lambda path: (path.name == CURSORS_FILE, path.suffix != ".log", path.name)):
                 path.replace(directory / path.name)
@@ -337,6 +342,23 @@ class TakeOver:
         self.nsqd.topics[name] = Topic(self.nsqd, name)
         if self.nsqd.topics[name].deferrals.count:
             self.nsqd.deferring[self.nsqd.topics[name]] = None
+
+    def _read_plan(self, path: Path) -> TakenFiles:
+        """Reads which files are taken over. If that is damaged, none counts as such: messages that come twice are
+        better than messages that are lost.
+        """
+        raw, _ = read_surviving(path, self.logger.error)
+        try:
+            plan = decode_json(bytes(raw), TakenFiles)
+            if plan.check == plan.checksum():
+                return plan
+        except ValueError:
+            pass
+        self.logger.error(
+            f"TAKEOVER: {path} is damaged: it tells which files of NSQ in {self.data_path} are taken over already;"
+            " those of its topic that are left there are taken over once more, so messages may come twice"
+        )
+        return TakenFiles({})
 
     def _close(self, topic: Topic) -> None:
         """Closes a topic, so that everything of it is in its files and nothing of nsqd refers to it."""
