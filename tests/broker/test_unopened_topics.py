@@ -206,3 +206,42 @@ def test_of_many_topics_only_it_is_refused(unopened: Nsqd) -> None:
     assert [plan.get("status", 200) for plan in plans] == [503, 200, 404]
     places = unopened.post("/log/at?ts=0", msgspec.json.encode({"topics": ["t", "other", "none"]})).json()["places"]
     assert [place.get("status", 200) for place in places] == [503, 200, 404]
+
+
+def test_while_it_is_read_the_others_are_served(
+    make_nsqd: Callable[..., Nsqd], connect: Connect, tmp_path: Path
+) -> None:
+    """Reading all of a large topic takes seconds, of a slow disk more."""
+    daemon = make_nsqd()
+    assert daemon.post("/pub", BODY, topic="t").status == 200
+    assert daemon.stop() == 0
+    shim = Shim(tmp_path, daemon.data_path)
+    daemon.environment = shim.environment
+    shim.set_rules(Rule("open", "*/t.t/cursors", errno.EACCES))
+    daemon.start()
+    assert "TOPIC(t): cannot be opened, it is not served" in daemon.log
+    shim.set_rules(Rule("read", "*/t.t/*.log", DELAY, times=1, delay_s=10))
+    eventually(shim.fired)
+    connect(daemon).publish("other", BODY)
+    assert "TOPIC(t): opened" not in daemon.log
+    assert daemon.post("/pub", BODY, topic="t").status == 503
+    eventually(lambda: "TOPIC(t): opened" in daemon.log)
+    assert daemon.topic("t")["depth"] == 1
+    connect(daemon).publish("t", BODY)
+    assert daemon.stop() == 0
+
+
+def test_a_stop_while_it_is_read(make_nsqd: Callable[..., Nsqd], connect: Connect, tmp_path: Path) -> None:
+    daemon = make_nsqd()
+    assert daemon.post("/pub", BODY, topic="t").status == 200
+    assert daemon.stop() == 0
+    shim = Shim(tmp_path, daemon.data_path)
+    daemon.environment = shim.environment
+    shim.set_rules(Rule("open", "*/t.t/cursors", errno.EACCES))
+    daemon.start()
+    shim.set_rules(Rule("read", "*/t.t/*.log", DELAY, times=1, delay_s=3))
+    eventually(shim.fired)
+    assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log and "INTERNAL" not in daemon.log
+    daemon.start()
+    assert daemon.topic("t")["depth"] == 1

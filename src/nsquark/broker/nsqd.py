@@ -7,7 +7,7 @@ import errno
 import os
 import shutil
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from nsquark.kernel.turn import Turn
 from nsquark.log.cache import ChunkCache
 from nsquark.log.deleted_topics import DeletedTopics
 from nsquark.log.files import write_atomically
+from nsquark.log.segment import Segment
 from nsquark.log.sequences import Sequences
 from nsquark.log.services import LogSettings, LogShared
 from nsquark.web.browsers import BrowserGuard
@@ -171,10 +172,13 @@ class Nsqd:
         self.listed_topics = self.unopened_topics
         take_over(self)
 
-    def load_topic(self, name: str) -> None:
-        """Opens a topic. One that cannot be opened is left alone; the others are served, and it is tried again."""
+    def load_topic(self, name: str, segments: Callable[[], list[Segment]] | None = None) -> None:
+        """Opens a topic. One that cannot be opened is left alone; the others are served, and it is tried again.
+
+        `segments` returns its segments, if a thread has opened them, or raises what that met.
+        """
         try:
-            topic = self.topics[name] = self._opened(name)
+            topic = self.topics[name] = self._opened(name, segments() if segments is not None else None)
         except UnknownVersion as error:
             raise NsqdStartError(str(error)) from None
         except Exception as error:  # whatever is wrong with one must not stop the others
@@ -188,11 +192,11 @@ class Nsqd:
         self.deferring[topic] = None
         self.unopened_topics.pop(name, None)
 
-    def _opened(self, name: str) -> Topic:
+    def _opened(self, name: str, segments: list[Segment] | None = None) -> Topic:
         """Opens a topic or makes it; if that fails, nothing of it counts in --max-disk-bytes."""
         counted = self.logs.disk_bytes
         try:
-            return Topic(self, name)
+            return Topic(self, name, segments)
         except Exception:
             self.logs.disk_bytes = counted
             raise

@@ -51,12 +51,13 @@ class Topic:
     it.
     """
 
-    def __init__(self, nsqd: Nsqd, name: str) -> None:
+    def __init__(self, nsqd: Nsqd, name: str, opened: list[Segment] | None = None) -> None:
+        """Opens the topic or makes it; its segments may be `opened` already."""
         self.nsqd = nsqd
         self.name = name
         self.ephemeral = is_ephemeral(name)
         self.directory: Path | None = None if self.ephemeral else nsqd.topics_path / f"{DIRECTORY_PREFIX}{name}"
-        self.log = TopicLog(nsqd.logs, self.directory, nsqd.turn.write)
+        self.log = TopicLog(nsqd.logs, self.directory, nsqd.turn.write, opened)
         self.log.tail.on_committed = self._on_committed
         self.channels: dict[str, Channel] = {}
         self.listening: dict[Channel, None] = {}

@@ -8,7 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nsquark.base.clock import now_ms
+from nsquark.broker.topic import DIRECTORY_PREFIX
 from nsquark.log.files import write_atomically
+from nsquark.log.recovery import open_segments
+from nsquark.log.segment import Segment
 
 if TYPE_CHECKING:
     from nsquark.broker.nsqd import Nsqd
@@ -29,6 +32,8 @@ class Upkeep:
         self._nsqd = nsqd
         self._made_room_s = self._opened_again_s = float("-inf")
         self._is_probing = False
+        self._to_open: list[str] = []
+        """Has the topics that are being opened again, the one whose files are read now first."""
 
     async def run(self) -> None:
         """Does each step when it is due, until it is cancelled."""
@@ -139,14 +144,47 @@ class Upkeep:
         logs.run(work, done)
 
     def _open_again(self) -> None:
-        """Tries to open topics again: what kept one from being opened may be over."""
+        """Tries to open topics again, one after another: what kept one from being opened may be over."""
         nsqd, now = self._nsqd, self._nsqd.loop.time()
-        if not nsqd.unopened_topics or now - self._opened_again_s < OPEN_AGAIN_S:
+        if self._to_open or not nsqd.unopened_topics or now - self._opened_again_s < OPEN_AGAIN_S:
             return
         self._opened_again_s = now
-        for name in list(nsqd.unopened_topics):
-            nsqd.load_topic(name)
-            if name in nsqd.topics:
-                nsqd.logger.info(f"TOPIC({name}): opened")
-                for registration in [(name, None), *((name, channel) for channel in nsqd.topics[name].channels)]:
-                    nsqd.lookup.register(*registration)
+        self._to_open = list(nsqd.unopened_topics)
+        self._open_next()
+
+    def _open_next(self) -> None:
+        """Opens the next topic again. Its log is read in a thread: all of it, where there are no indexes."""
+        nsqd, name = self._nsqd, self._to_open[0]
+        directory = nsqd.topics_path / f"{DIRECTORY_PREFIX}{name}"
+        nsqd.logs.syncer.directory(directory)  # known before the thread asks for it
+        opened: list[Segment] = []
+
+        def report(text: str) -> None:
+            nsqd.logs.post(lambda: nsqd.logs.report(text))
+
+        def work() -> None:
+            if directory.exists():
+                opened.extend(open_segments(nsqd.logs, directory, report))
+
+        def segments(error: Exception | None) -> list[Segment]:
+            if error is not None:
+                raise error
+            return opened
+
+        def done(error: Exception | None) -> None:
+            del self._to_open[0]
+            if nsqd.is_exiting:
+                return
+            self.guard(lambda: self._opened(name, lambda: segments(error)))
+            if self._to_open:
+                self._open_next()
+
+        nsqd.logs.run(work, done)
+
+    def _opened(self, name: str, segments: Callable[[], list[Segment]]) -> None:
+        nsqd = self._nsqd
+        nsqd.load_topic(name, segments)
+        if name in nsqd.topics:
+            nsqd.logger.info(f"TOPIC({name}): opened")
+            for registration in [(name, None), *((name, channel) for channel in nsqd.topics[name].channels)]:
+                nsqd.lookup.register(*registration)

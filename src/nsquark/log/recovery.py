@@ -5,6 +5,7 @@ A segment is never deleted here, whatever is wrong with it: what cannot be used 
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,45 +25,52 @@ LEFTOVERS = (f"*{REMOVED_SUFFIX}", f"*{ANEW_SUFFIX}", "*.tmp")
 """Lists patterns of what a crash may leave unfinished: copies and files that were about to be removed."""
 
 
-def open_segments(shared: LogShared, directory: Path) -> list[Segment]:
-    """Opens all segments, in order of sequence number and without overlap, or raises OSError."""
+Report = Callable[[str], object]
+
+
+def open_segments(shared: LogShared, directory: Path, report: Report) -> list[Segment]:
+    """Opens all segments, in order of sequence number and without overlap, or raises OSError.
+
+    It may run in a thread, for a log that nothing else uses and whose directory the syncer knows.
+    """
     for leftover in names_like(directory, *LEFTOVERS):
         leftover.unlink(missing_ok=True)
-    segments = _open_all(shared, directory)
+    segments = _open_all(shared, directory, report)
     # Each repair leaves one segment less, or one less with a wrong name, so this ends.
-    while _repaired(shared, segments):
+    while _repaired(shared, segments, report):
         for segment in segments:
             segment.close()
-        segments = _open_all(shared, directory)
+        segments = _open_all(shared, directory, report)
     return segments
 
 
-def _repaired(shared: LogShared, segments: list[Segment]) -> bool:
+def _repaired(shared: LogShared, segments: list[Segment], report: Report) -> bool:
     """Repairs the first thing that is out of order; returns False if there is none."""
     for segment in segments:
         if segment.extents.count and segment.extents.first < segment.base_seq:
-            _rename(shared, segment, [other for other in segments if other.base_seq == segment.extents.first])
+            namesakes = [other for other in segments if other.base_seq == segment.extents.first]
+            _rename(shared, segment, namesakes, report)
             return True
     overlapping = _first_overlap(segments)
     if overlapping is not None:
-        _merge(shared, segments[overlapping], segments[overlapping + 1])
+        _merge(segments[overlapping], segments[overlapping + 1], report)
     return overlapping is not None
 
 
-def _rename(shared: LogShared, segment: Segment, namesakes: list[Segment]) -> None:
+def _rename(shared: LogShared, segment: Segment, namesakes: list[Segment], report: Report) -> None:
     """Gives a segment the name of its first message; joins it with the one that has that name already."""
     for other in namesakes:
-        _merge(shared, other, segment)
+        _merge(other, segment, report)
         return
     right = Segment(shared.syncer, segment.path.parent, segment.extents.first).path
     segment.index_path.unlink(missing_ok=True)
     sync_directory(right.parent)
     os.rename(segment.path, right)
     sync_directory(right.parent)
-    shared.report(f"LOG({segment.path}): holds messages below its name; it is {right.name} now")
+    report(f"LOG({segment.path}): holds messages below its name; it is {right.name} now")
 
 
-def _open_all(shared: LogShared, directory: Path) -> list[Segment]:
+def _open_all(shared: LogShared, directory: Path, report: Report) -> list[Segment]:
     names = (_SEGMENT_NAME.fullmatch(path.name) for path in names_like(directory, f"*{SEGMENT_SUFFIX}"))
     bases = sorted(int(name[1]) for name in names if name is not None)
     segments: list[Segment] = []
@@ -70,7 +78,7 @@ def _open_all(shared: LogShared, directory: Path) -> list[Segment]:
         segment = Segment(shared.syncer, directory, base, shared.settings.checkpoint_bytes)
         # An error is not caught: the file may be whole, and going on without it would pass its messages over for ever.
         for damage in segment.open_existing(last=base == bases[-1]):
-            shared.report(f"LOG({segment.path}): bytes {damage.offset} to {damage.end} set aside: {damage.reason}")
+            report(f"LOG({segment.path}): bytes {damage.offset} to {damage.end} set aside: {damage.reason}")
         segments.append(segment)
     return segments
 
@@ -89,7 +97,7 @@ class _Piece(NamedTuple):
     fd: int
 
 
-def _merge(shared: LogShared, low: Segment, high: Segment) -> None:
+def _merge(low: Segment, high: Segment, report: Report) -> None:
     """Writes the batches of two overlapping segments, each once and in order, to a file that replaces the lower one.
 
     The copy is durable before it gets the name; the higher one keeps its content under another name. A crash in between
@@ -123,4 +131,4 @@ def _merge(shared: LogShared, low: Segment, high: Segment) -> None:
     finally:
         os.close(fd)
     os.replace(high.path, high.path.with_suffix(MERGED_SUFFIX))
-    shared.report(f"LOG({low.path}): overlapped {high.path.name}; the messages of both are in it now")
+    report(f"LOG({low.path}): overlapped {high.path.name}; the messages of both are in it now")

@@ -43,7 +43,7 @@ class Segments:
     `extents` tells all messages that exist in them. Bytes on disk are counted in `shared.disk_bytes`.
     """
 
-    def __init__(self, shared: LogShared, directory: Path) -> None:
+    def __init__(self, shared: LogShared, directory: Path, opened: list[Segment] | None = None) -> None:
         self.shared = shared
         self.directory = directory
         self.extents = Extents()
@@ -59,13 +59,13 @@ class Segments:
             directory.mkdir(mode=DIRECTORY_MODE, parents=True)
             shared.syncer.directory(directory.parent).changed()
         try:
-            self._open_existing()
+            self._use(open_segments(shared, directory, shared.report) if opened is None else opened)
         except BaseException:
             self.abandon()
             raise
 
-    def _open_existing(self) -> None:
-        self._segments = open_segments(self.shared, self.directory)
+    def _use(self, opened: list[Segment]) -> None:
+        self._segments = opened
         self._bases = [segment.base_seq for segment in self._segments]
         for segment in self._segments:
             self._watch(segment)

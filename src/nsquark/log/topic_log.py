@@ -69,9 +69,15 @@ class TopicLog:
     * `_commits` has the commits on their way to the file, in order; this class writes those that the tail does not.
     """
 
-    def __init__(self, shared: LogShared, directory: Path | None, on_dirty: Callable[[Tail], None]) -> None:
+    def __init__(
+        self,
+        shared: LogShared,
+        directory: Path | None,
+        on_dirty: Callable[[Tail], None],
+        opened: list[Segment] | None = None,
+    ) -> None:
         self.shared = shared
-        self.segments = Segments(shared, directory) if directory is not None else None
+        self.segments = Segments(shared, directory, opened) if directory is not None else None
         self.extents = self.segments.extents if self.segments is not None else Extents()
         self.tail = Tail(self, self.segments, self.extents, on_dirty)
         self.tail.on_committed = lambda messages, body_bytes: None
