@@ -10,6 +10,7 @@ from faults.data_files import topic_directory
 from faults.shim import Rule, Shim
 from harness import Nsqd, StartError, Wire, eventually
 from nsquark.log.files import PAGE_BYTES
+from nsquark.log.segments import READ_TRIES as SEGMENT_READ_TRIES
 
 pytestmark = pytest.mark.ours
 
@@ -145,3 +146,31 @@ def test_a_file_of_nsqd_itself_refuses_the_start_with_a_sentence(
     shim.set_rules()
     daemon.start()
     assert _drained(daemon, connect, len(bodies)) == bodies
+
+
+def away(topic: str) -> tuple[Rule, Rule]:
+    """Rules for a disk that does not answer: neither are its pages read, nor anything written to it."""
+    return Rule("read", f"*/t.{topic}/*", errno.EIO), Rule("change", f"*/t.{topic}/*", errno.EIO)
+
+
+def test_a_disk_that_is_away_at_a_start_costs_nothing(
+    daemon: Nsqd, shim: Shim, bodies: set[bytes], connect: Callable[..., Wire]
+) -> None:
+    shim.set_rules(*away("t"))
+    daemon.start()
+    assert "TOPIC(t): cannot be opened, it is not served" in daemon.log
+    assert daemon.post("/pub", b"taken", topic="other").status == 200
+    shim.set_rules()
+    daemon.wait_for_log("TOPIC(t): opened")
+    assert _drained(daemon, connect, len(bodies)) == bodies
+
+
+def test_a_disk_that_is_away_while_nsqd_runs_costs_nothing(
+    daemon: Nsqd, shim: Shim, bodies: set[bytes], connect: Callable[..., Wire]
+) -> None:
+    daemon.start()
+    shim.set_rules(*away("t"))
+    consumer = connect(daemon).subscribe("t", "c", rdy=len(bodies))
+    eventually(lambda: daemon.log.count(".log): reading at ") > 2 * SEGMENT_READ_TRIES)
+    shim.set_rules()
+    assert {message.body for message in consumer.read_messages(len(bodies), finish=True)} == bodies

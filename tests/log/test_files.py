@@ -110,7 +110,7 @@ def test_a_copy_is_durable_before_the_file_is_replaced(tmp_path: Path, monkeypat
     refuse_links(monkeypatch, errno.EPERM)
 
     def fail(fd: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         fail_pages(patch, {0})
@@ -118,3 +118,20 @@ def test_a_copy_is_durable_before_the_file_is_replaced(tmp_path: Path, monkeypat
         read_surviving(path, reports.append)
     assert "could not be set aside" in reports[0]
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_pages_of_a_disk_that_is_away_are_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, reports = tmp_path / "file", list[str]()
+    path.write_bytes(b"content")
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        fail_pages(patch, {0})
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="cannot be read, and its disk cannot be written to") as raised:
+            read_surviving(path, reports.append)
+    assert raised.value.filename == str(path)
+    assert os.listdir(tmp_path) == ["file"] and not reports
+    assert read_surviving(path, reports.append) == (b"content", True)

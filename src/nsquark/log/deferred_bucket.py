@@ -270,8 +270,9 @@ class DeferredBucket:
         If the file cannot be read for another reason than damage, this raises OSError, and the next call begins anew.
         """
         if self._loading is None:
+            assert self.path is not None
             self._found = _Found()
-            self._loading = scan(self.fd, self._size, self.key, self._found.unreadable)
+            self._loading = scan(self.fd, self.path, self._size, self.key, self._found.unreadable)
         try:
             for _ in range(records):
                 item = next(self._loading, None)

@@ -9,6 +9,7 @@ The kinds of records are chosen so that the next record is found behind one that
 import re
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -54,7 +55,7 @@ def encode(kind: int, due_ms: int, delay_ms: int, timestamp_ns: int, number: int
     return xxh3_64_intdigest(record[8:]).to_bytes(8, "little") + record[8:]
 
 
-def scan(fd: int, size: int, key: int, unreadable: list[int]) -> Iterator[Record | DamagedBytes]:
+def scan(fd: int, path: Path, size: int, key: int, unreadable: list[int]) -> Iterator[Record | DamagedBytes]:
     """Yields the records of a file and the damage between and behind them, read piece by piece.
 
     `unreadable` gets how many bytes could not be read, which therefore are damaged.
@@ -65,7 +66,7 @@ def scan(fd: int, size: int, key: int, unreadable: list[int]) -> Iterator[Record
             del data[:pos]
             base, pos = base + pos, 0
         if wants_bytes(data, pos, size - base) > len(data):
-            piece, missing = read_readable(fd, min(READ_BYTES, size - base - len(data)), base + len(data))
+            piece, missing = read_readable(fd, min(READ_BYTES, size - base - len(data)), base + len(data), path)
             data += piece
             if missing:
                 unreadable.append(missing)

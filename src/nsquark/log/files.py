@@ -1,5 +1,6 @@
 """Has small functions about files that the log's parts share."""
 
+import contextlib
 import errno
 import itertools
 import os
@@ -21,6 +22,9 @@ READ_PAUSES_MAX = 150
 """Pages are waited for so many times in all in one process, so that a disk with many bad sectors holds no start."""
 BAD_SUFFIX = ".bad"
 """Ends the names of files, and of copies of bytes, that could not be used and are left for people to look at."""
+AWAY = (errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.ESTALE, errno.ETIMEDOUT)
+"""These errors of a write say that the disk does not answer, or that its file system has given it up."""
+PROBE_NAME = "probe.tmp"
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """These errors say that a file cannot have a second name: its file system has no hard links, or no more of them."""
 
@@ -107,7 +111,7 @@ def read_surviving(path: Path, report: Callable[[str], None]) -> tuple[bytearray
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         data, lost_bytes = bytearray(), 0
-        for piece, missing in _readable_pieces(fd):
+        for piece, missing in _readable_pieces(fd, path):
             data += piece
             lost_bytes += missing
     except OSError as error:
@@ -154,7 +158,7 @@ def _copy_aside(path: Path) -> Path:
     try:
         aside = next(aside for aside in _names_aside(path) if not aside.exists() or _is_copy(aside, fd))
         if not aside.exists():
-            _write_atomically(aside, (piece for piece, _ in _readable_pieces(fd)), sync=True)
+            _write_atomically(aside, (piece for piece, _ in _readable_pieces(fd, path)), sync=True)
         return aside
     finally:
         os.close(fd)
@@ -165,7 +169,7 @@ def _is_copy(path: Path, original: int) -> bool:
         return False
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        pairs = zip(_readable_pieces(original), _readable_pieces(fd), strict=False)
+        pairs = zip(_readable_pieces(original, path), _readable_pieces(fd, path), strict=False)
         return all(readable == copied for (readable, _), (copied, _) in pairs)
     finally:
         os.close(fd)
@@ -189,19 +193,23 @@ def _name_twice_text(path: Path) -> str:
         return f"it could not be set aside: {error}"
 
 
-def _readable_pieces(fd: int) -> Iterator[tuple[bytes, int]]:
+def _readable_pieces(fd: int, path: Path) -> Iterator[tuple[bytes, int]]:
     """Yields a file piece by piece, each with the number of its bytes that cannot be read, and are zeros."""
     offset = 0
     while offset < os.fstat(fd).st_size:
-        piece, missing = read_readable(fd, READ_BYTES, offset)
+        piece, missing = read_readable(fd, READ_BYTES, offset, path)
         if not piece:
             return  # it got shorter meanwhile
         yield piece, missing
         offset += len(piece)
 
 
-def read_readable(fd: int, size: int, offset: int) -> tuple[bytes, int]:
-    """Returns what can be read, and how many bytes could not: those are zeros, which no checksum accepts as content."""
+def read_readable(fd: int, size: int, offset: int, path: Path) -> tuple[bytes, int]:
+    """Returns what can be read, and how many bytes could not: those are zeros, which no checksum accepts as content.
+
+    What is left out does not come back. So it raises OSError if the disk of the file, whose `path` this is, takes no
+    write either: then the disk is away, and nothing is known of its pages.
+    """
     try:
         return os.pread(fd, size, offset), 0
     except OSError as error:
@@ -223,4 +231,24 @@ def read_readable(fd: int, size: int, offset: int) -> tuple[bytes, int]:
             break  # it became shorter meanwhile
         pieces.append(piece)
         offset += len(piece)
+    if unreadable:
+        _require_answer(path)
     return b"".join(pieces), unreadable
+
+
+def _require_answer(path: Path) -> None:
+    """Raises OSError if nothing can be written durably beside a file, for want of a disk. A full one answers."""
+    probe = path.with_name(PROBE_NAME)
+    try:
+        fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        try:
+            os.write(fd, bytes(PAGE_BYTES))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+            with contextlib.suppress(OSError):
+                probe.unlink()
+    except OSError as error:
+        if error.errno in AWAY:
+            reason = f"cannot be read, and its disk cannot be written to: {error.strerror}"
+            raise OSError(errno.EIO, reason, str(path)) from error

@@ -106,7 +106,7 @@ def _merge(low: Segment, high: Segment, report: Report) -> None:
     pieces = sorted(
         _Piece(item.first_seq, item, segment.fd)
         for segment in (low, high)
-        for item in scan_file(segment.fd, 0, segment.size)
+        for item in scan_file(segment.fd, segment.path, 0, segment.size)
         if isinstance(item, StoredBatch)
     )
     temporary = low.path.with_name(low.path.name + ANEW_SUFFIX)

@@ -162,7 +162,7 @@ class Segment(BatchFile):
             self.forget()
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            require_known_version(read_readable(fd, HEADER_BYTES_EVER, 0)[0], self.path)
+            require_known_version(read_readable(fd, HEADER_BYTES_EVER, 0, self.path)[0], self.path)
             damages, unreadable = self._read_on(fd, self.size if self.sealed else file_bytes)
             if self.size < file_bytes:
                 damages = [damage for damage in damages if damage.offset < self.size]
@@ -185,7 +185,7 @@ class Segment(BatchFile):
         damages: list[Damage] = []
         run: list[StoredBatch] = []
         unreadable: list[int] = []
-        for item in scan_file(fd, self.size, end, unreadable):
+        for item in scan_file(fd, self.path, self.size, end, unreadable):
             if isinstance(item, Damage):
                 damages.append(item)
             elif item.first_seq < (run[-1].next_seq if run else self.extents.head):
@@ -201,7 +201,8 @@ class Segment(BatchFile):
     def _set_aside(self, fd: int, damage: Damage) -> None:
         path = self.path.with_suffix(f".{damage.offset}.bad")
         with contextlib.suppress(OSError):  # the copy is only for people to look at
-            path.write_bytes(read_readable(fd, min(damage.end - damage.offset, SCAN_BYTES), damage.offset)[0])
+            size = min(damage.end - damage.offset, SCAN_BYTES)
+            path.write_bytes(read_readable(fd, size, damage.offset, self.path)[0])
 
     def forget(self) -> None:
         super().forget()
@@ -259,14 +260,16 @@ class Segment(BatchFile):
         return self.seqs[index] if index >= 0 else self.base_seq
 
 
-def scan_file(fd: int, start: int, end: int, unreadable: list[int] | None = None) -> Iterator[StoredBatch | Damage]:
+def scan_file(
+    fd: int, path: Path, start: int, end: int, unreadable: list[int] | None = None
+) -> Iterator[StoredBatch | Damage]:
     """Yields the batches and damages of a file between two offsets; stops before what is not a whole batch at the end.
 
     Where the disk fails to read, `unreadable` gets the offset of the piece.
     """
     want = SCAN_BYTES
     while start < end:
-        raw, missing = read_readable(fd, min(want, end - start), start)
+        raw, missing = read_readable(fd, min(want, end - start), start, path)
         if missing and unreadable is not None:
             unreadable.append(start)
         piece = memoryview(raw)

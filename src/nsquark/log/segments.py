@@ -23,7 +23,7 @@ READ_BYTES = 256 << 10
 """One cold read brings in this much of a file, unless a single batch is larger."""
 READ_RETRY_S = 1.0
 READ_TRIES = 3
-"""A read is tried this many times; the last time, what the disk cannot read is left out."""
+"""A read is tried this many times; the last time, what the disk cannot read is left out, unless the disk is away."""
 SYNC_INTERVAL_MIN_S = 0.2
 """At a high rate a log is synced by time instead of by count: back to back, syncs cost a third of the throughput."""
 
@@ -286,7 +286,7 @@ class Segments:
 
         def work() -> None:
             try:
-                pieces.append(_read_batch(fd, offset, end, seq, read))
+                pieces.append(_read_batch(fd, segment.path, offset, end, seq, read))
             finally:
                 os.close(fd)
 
@@ -442,18 +442,18 @@ class Segments:
         self._segments, self._bases = [], []
 
 
-Read = Callable[[int, int, int], tuple[bytes, int]]
+Read = Callable[[int, int, int, Path], tuple[bytes, int]]
 
 
-def _read_whole(fd: int, size: int, offset: int) -> tuple[bytes, int]:
+def _read_whole(fd: int, size: int, offset: int, path: Path) -> tuple[bytes, int]:
     return os.pread(fd, size, offset), 0
 
 
-def _read_batch(fd: int, offset: int, end: int, seq: int, read: Read = read_readable) -> memoryview:
+def _read_batch(fd: int, path: Path, offset: int, end: int, seq: int, read: Read = read_readable) -> memoryview:
     """Reads a piece of a file that has, if there is one, a whole batch reaching beyond `seq`."""
     size = READ_BYTES
     while True:
-        piece = memoryview(read(fd, min(size, end - offset), offset)[0])
+        piece = memoryview(read(fd, min(size, end - offset), offset, path)[0])
         if offset + size >= end:
             return piece
         if any(isinstance(item, StoredBatch) and item.next_seq > seq for item in scan(piece, offset)):
@@ -467,7 +467,7 @@ def read_records(places: list[RecordPlace]) -> dict[int, bytes]:
     for seq, path, offset, end in places:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            piece = _read_batch(fd, offset, end, seq)
+            piece = _read_batch(fd, path, offset, end, seq)
         finally:
             os.close(fd)
         for batch in scan(piece, offset):
