@@ -88,6 +88,50 @@ def test_a_fault_of_one_does_not_stop_the_others(turns: ModuleType, fails: str) 
     assert f"bad cannot {fails}" in reports[0]
 
 
+class SlowChannel(TurnWork):
+    """Takes a tenth of a turn's time to deliver."""
+
+    def __init__(self, name: str, done: list[str], loop: Loop) -> None:
+        super().__init__(name, done)
+        self._loop = loop
+
+    def deliver(self) -> None:
+        self._loop.now_ns += 200_000
+        super().deliver()
+
+
+def test_many_channels_are_delivered_to_in_several_turns(turns: ModuleType) -> None:
+    """Sockets are read in between. Those that had to wait come first, and note nothing for that."""
+    done: list[str] = []
+    loop = Loop()
+    turn = turns.Turn(loop.call_soon, pytest.fail, 0, loop.clock_ns)
+    channels = [SlowChannel(f"c{number}", done, loop) for number in range(100)]
+    for channel in channels:
+        turn.wake(channel)
+    assert loop.step() == 1
+    delivered = [what for what in done if what.endswith("deliver")]
+    assert done[:100] == [f"c{number} persist" for number in range(100)]
+    assert 0 < len(delivered) < 50
+    done.clear()
+    turn.wake(channels[0])
+    assert loop.step() == 1
+    assert done[:2] == ["c0 persist", f"c{len(delivered)} deliver"]
+    while loop.due:
+        loop.step()
+    rest = [f"c{number} deliver" for number in range(len(delivered), 100)]
+    assert done[1:] == [*rest, "c0 deliver"]
+
+
+def test_few_channels_are_delivered_to_in_one_turn(turns: ModuleType) -> None:
+    done: list[str] = []
+    loop = Loop()
+    turn = turns.Turn(loop.call_soon, pytest.fail, 0, loop.clock_ns)
+    for number in range(32):
+        turn.wake(SlowChannel(f"c{number}", done, loop))
+    loop.step()
+    assert len(done) == 64 and not loop.due
+
+
 def test_without_busy_polling_the_loop_may_sleep_at_once(turns: ModuleType) -> None:
     loop = Loop()
     turn = turns.Turn(loop.call_soon, pytest.fail)
