@@ -134,4 +134,4 @@ def test_pages_of_a_disk_that_is_away_are_not_left_out(tmp_path: Path, monkeypat
             read_surviving(path, reports.append)
     assert raised.value.filename == str(path)
     assert os.listdir(tmp_path) == ["file"] and not reports
-    assert read_surviving(path, reports.append) == (b"content", True)
+    assert read_surviving(path, reports.append) == (bytearray(b"content"), True)
