@@ -354,6 +354,24 @@ def test_a_damaged_plan_costs_no_message_and_no_start(
         assert daemon.stop() == 0
 
 
+def test_a_log_that_the_power_took_is_made_again(tmp_path: Path, data: Path, make_nsqd: MakeNsqd) -> None:
+    """It is renamed from one directory into another: a file system may keep that in the first one alone."""
+    write_messages(data, "t:a", numbered("a", 300))
+    write_metadata(data, {"t": {"a": False}})
+    for renames in range(100):
+        crashed = tmp_path / f"crashed{renames}"
+        shutil.copytree(data, crashed)
+        assert start_and_crash(crashed, tmp_path / "nsqd.py", renames)
+        if (crashed / "nsquark/takeover/ready.t/plan.json").exists():
+            break
+    (log,) = crashed.glob("nsquark/takeover/ready.t/*.log")
+    log.unlink()
+    daemon = make_nsqd(data_path=crashed)
+    assert f"{log.name} is gone" in daemon.log
+    assert daemon.channel("t", "a")["depth"] == 300
+    assert left_in(crashed) == {"nsqd.dat"}
+
+
 def flipped(content: bytes, at: int) -> bytes:
     """Flips the lowest bit of the byte at an offset."""
     return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]

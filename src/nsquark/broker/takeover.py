@@ -31,6 +31,7 @@ from nsquark.log.files import DIRECTORY_MODE, name_twice, names_like, read_survi
 from nsquark.log.journal import Journal
 from nsquark.log.nsq_import.diskqueue import QUEUED_OVERHEAD_BYTES, DiskQueue, find_queues
 from nsquark.log.nsq_import.import_log import LogImport
+from nsquark.log.segment import SEGMENT_SUFFIX
 from nsquark.log.services import LogShared
 from nsquark.wire.documents import decode_json
 from nsquark.wire.names import is_ephemeral, is_valid_name
@@ -61,10 +62,12 @@ class TakenFiles(msgspec.Struct):
     """Names the files of NSQ that a step took over, each with its size and a checksum of its end to know it by."""
 
     files: dict[str, tuple[int, int] | None]
+    segments: list[str] = []
+    """Names the files of our log that have their messages."""
     check: str = ""
 
     def checksum(self) -> str:
-        return xxh3_64_hexdigest(f"{self.files}".encode())
+        return xxh3_64_hexdigest(f"{self.files} {self.segments}".encode())
 
 
 @dataclass(slots=True)
@@ -248,7 +251,8 @@ class TakeOver:
         elif not placed.of_channel and pump < log_end:
             placed.own_from = pump
         _write_cursors(self.nsqd.logs, self._directory(name), stage, placed)
-        plan = TakenFiles({path.name: _mark(path) for path in found.files})
+        segments = [path.name for path in names_like(stage, f"*{SEGMENT_SUFFIX}")]
+        plan = TakenFiles({path.name: _mark(path) for path in found.files}, segments)
         plan.check = plan.checksum()
         write_atomically(stage / PLAN_FILE, msgspec.json.encode(plan))
         sync_directory(self._directory(name))
@@ -330,6 +334,11 @@ class TakeOver:
         plan_file = ready / PLAN_FILE
         if plan_file.exists():  # else all was done but for removing what is left, which the topic has too
             plan = self._read_plan(plan_file)
+            for segment in plan.segments:
+                # A loss of power may keep half of a rename from one directory to another.
+                if not (ready / segment).exists() and not (directory / segment).exists():
+                    self.logger.error(f"TAKEOVER: {ready / segment} is gone: what it had is taken over once more")
+                    plan = TakenFiles({})
             staged = [path for path in ready.iterdir() if path != plan_file]
             for path in sorted(staged, key=lambda path: (path.name == CURSORS_FILE, path.suffix != ".log", path.name)):
                 path.replace(directory / path.name)
