@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 from harness import Nsqd, eventually, until
 from harness.http_server import LocalServer, QuietHandler
 from harness.lookupd import Nsqlookupd
+from nsquark import Consumer, ProducerPool
 from nsquark.client.config import Config
 from nsquark.client.errors import ConfigError, LookupFailed
 from nsquark.client.lookupd import Discovery, lookup, lookup_url, nodes, nodes_url
@@ -130,6 +132,26 @@ async def test_an_unknown_topic_is_an_error(lookupd: Nsqlookupd) -> None:
 async def test_nobody_there_is_an_error() -> None:
     with pytest.raises(LookupFailed, match=r"127\.0\.0\.1:1/lookup"):
         await lookup("127.0.0.1:1", "t", Config(lookupd_poll_timeout="2s"))
+
+
+NO_ADDRESSES = (("http://x", 4150), ("/tmp/nsqd.sock", 4150), ("x", 70_000), ("x", -1))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_what_cannot_be_an_address_is_left_out(
+    server: AnswerServer, nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture, is_first: bool
+) -> None:
+    server.names(*((*NO_ADDRESSES, nsqd.tcp) if is_first else (nsqd.tcp, *NO_ADDRESSES)))
+    async with ProducerPool(lookupd=server.address) as pool:
+        await pool.publish(topic, b"x")
+        assert [status.address for status in pool.nsqds()] == ["{}:{}".format(*nsqd.tcp)]
+    async with Consumer(topic, "ch", lookupd=server.address) as consumer:
+        message = await consumer.get(WAIT_S)
+        assert message is not None
+        message.finish()
+        assert consumer.connections == ["{}:{}".format(*nsqd.tcp)]
+    for host, _ in NO_ADDRESSES:
+        assert re.search(rf"nsqd '\[?{host}\]?:.*' that an nsqlookupd names is not used", caplog.text)
 
 
 async def test_old_answers_are_understood(server: AnswerServer) -> None:

@@ -1,6 +1,7 @@
 """Checks the blocking client: from any thread, beside a running event loop, and on both sides of a fork."""
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import signal
@@ -15,6 +16,7 @@ import pytest
 
 from client.pool_rig import address_of, messages_of
 from harness import FaultProxy, Nsqd, eventually
+from harness.interrupts import is_interrupted_at
 from nsquark import sync
 from nsquark.client.errors import (
     Closed,
@@ -662,3 +664,17 @@ def test_a_handler_that_closes_its_consumer_ends_it(nsqd: Nsqd, producer: sync.P
         consumer.run(handle)
     assert handled == [b"stop"]
     eventually(lambda: nsqd.channel(topic)["in_flight_count"] == nsqd.channel(topic)["depth"] == 0)
+
+
+def test_no_message_is_lost_to_an_interrupt_at_any_instruction(nsqd: Nsqd, producer: sync.Producer, topic: str) -> None:
+    """What a consumer took and its caller did not get goes back at once. No lock stays taken, for which the thread that
+    does the work of all would wait.
+    """
+    with sync.Consumer(topic, "ch", nsqd=address_of(nsqd), max_in_flight=1, msg_timeout="60s") as consumer:
+        producer.publish(topic, b"x")
+        for instruction in itertools.count(1):
+            if not is_interrupted_at("result", instruction, lambda: consumer.get(WAIT_S)):
+                break
+        assert instruction > 10
+    with sync.Consumer(topic, "ch", nsqd=address_of(nsqd)) as consumer:
+        assert _bodies(consumer, 1) == {b"x"}

@@ -1,6 +1,5 @@
 """Publishes as a task does it, without Spark around it: checks TLS, failover, and what an error says."""
 
-import contextlib
 import gc
 import itertools
 import os
@@ -11,12 +10,11 @@ import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 
 from harness import Nsqd, eventually
+from harness.interrupts import is_below, is_interrupted_at
 from harness.upgrades import make_certificate
 
 pa = pytest.importorskip("pyarrow")
@@ -116,12 +114,6 @@ def is_inside(thread: threading.Thread, function: str) -> bool:
     return is_below(sys._current_frames().get(thread.ident or 0), function)
 
 
-def is_below(frame: FrameType | None, function: str) -> bool:
-    while frame is not None and frame.f_code.co_name != function:
-        frame = frame.f_back
-    return frame is not None
-
-
 def defer_some(publisher: Publisher) -> None:
     publisher.defer([Deferred("t", b"%020d" % number, 60_000) for number in range(TOGETHER)], "rows 0 to 9")
 
@@ -186,32 +178,6 @@ def test_who_is_interrupted_while_the_last_messages_are_awaited_leaves_no_thread
     assert set(threading.enumerate()) <= before
 
 
-def is_interrupted_at(instruction: int, call: Callable[[], None]) -> bool:
-    """Interrupts a call, as Ctrl-C does, before the given one of the instructions that Python executes in `result` and
-    below it; tells whether there were so many.
-    """
-    seen = 0
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal seen
-        # Python swallows what is raised in the callback of a weak reference.
-        frame.f_trace_opcodes = is_below(frame, "result") and frame.f_code.co_name != "_remove"
-        seen += event == "opcode"
-        if seen == instruction:
-            sys.settrace(None)
-            raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    try:
-        sys.settrace(trace)
-        with contextlib.suppress(KeyboardInterrupt):
-            call()
-    finally:
-        sys.settrace(before)
-    return seen >= instruction
-
-
 @pytest.mark.parametrize("wait", ["__exit__", "flush"])
 def test_who_is_interrupted_at_any_instruction_of_a_wait_leaves_no_thread_behind(
     make_nsqd: Callable[..., Nsqd], wait: str
@@ -226,7 +192,7 @@ def test_who_is_interrupted_at_any_instruction_of_a_wait_leaves_no_thread_behind
                 publisher.flush()
 
     for instruction in itertools.count(1):
-        is_interrupted = is_interrupted_at(instruction, publish_one)
+        is_interrupted = is_interrupted_at("result", instruction, publish_one)
         assert set(threading.enumerate()) <= before
         if not is_interrupted:
             break

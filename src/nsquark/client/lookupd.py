@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
+from nsquark.base.addresses import split_address
 from nsquark.client.config import Config
 from nsquark.client.errors import ConfigError, LookupFailed, WrongPort
 from nsquark.client.logs import Log, client_log
@@ -254,7 +255,7 @@ class Discovery:
                 self._log.error("error querying nsqlookupd (%s) - %s", address, error)
                 errors.append(error)
                 continue
-            addresses = unique_addresses(found)
+            addresses = usable_addresses(found, self._log)
             self._on_found(list(self._filter(addresses)) if self._filter else addresses)
             return
         wrong = [error for error in errors if isinstance(error, WrongPort)]
@@ -267,5 +268,18 @@ class Discovery:
         return address
 
 
-def unique_addresses(found: Iterable[Found]) -> list[str]:
-    return list(dict.fromkeys(nsqd.address for nsqd in found))
+def usable_addresses(found: Iterable[Found], log: Log) -> list[str]:
+    """Lists the addresses of nsqds that were found, each once. What cannot be one, such as a URL or a path, is left
+    out: an nsqlookupd that names it must not keep a client from the others.
+    """
+    usable = []
+    for address in dict.fromkeys(nsqd.address for nsqd in found):
+        try:
+            split_address(address)
+            if "/" in address:
+                raise ValueError("an nsqlookupd names hosts")
+        except ValueError as error:
+            log.warning("nsqd %r that an nsqlookupd names is not used: %s", address, error)
+        else:
+            usable.append(address)
+    return usable

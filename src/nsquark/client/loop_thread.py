@@ -1,6 +1,4 @@
-"""Runs the event loop of a process that blocks: a thread of its own, one per process, to which
-others hand their work.
-"""
+"""Runs the event loop of a process that blocks: a thread of its own, one per process, to which others hand work."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import os
+import queue
 import sys
 import threading
 from collections import deque
@@ -32,41 +31,49 @@ Result = TypeVar("Result")
 
 
 class Call(Generic[Result]):
-    """Is work that a loop does for a thread that waits for its outcome. What the work returns always becomes the
-    outcome, also of a call that was ended too late: asyncio's own way from thread to loop drops it then.
+    """Is work that a loop does for a thread, which waits for its outcome and may be interrupted (Ctrl-C) meanwhile.
+
+    They share a queue, and not a future of concurrent.futures: an interrupt there may leave the future's lock taken,
+    and the loop's thread would wait for it for ever.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Result]) -> None:
         self._loop = loop
         self._work = work
-        self.outcome: concurrent.futures.Future[Result] = concurrent.futures.Future()
+        self._ended: queue.SimpleQueue[asyncio.Task[Result]] = queue.SimpleQueue()
         loop.call_soon_threadsafe(self._begin)
-
-    def end(self, undo: Callable[[Result], None] | None) -> None:
-        """Cancels the work, since nobody waits for it any more; `undo` gets what it returns all the same."""
-
-        def undo_result(outcome: concurrent.futures.Future[Result]) -> None:
-            if undo is not None and not outcome.cancelled() and outcome.exception() is None:
-                undo(outcome.result())
-
-        if not self.outcome.done():
-            self._loop.call_soon_threadsafe(self._cancel)
-        self.outcome.add_done_callback(undo_result)
 
     def _begin(self) -> None:
         self._task = self._loop.create_task(self._work)
-        self._task.add_done_callback(self._ended)
+        self._task.add_done_callback(self._ended.put)
 
-    def _cancel(self) -> None:
-        self._task.cancel()
+    def result(self) -> Result:
+        """Waits for the outcome, in slices: a signal that comes just before the thread falls asleep does not wake it,
+        and its handler would have to wait for what may never come.
+        """
+        while True:
+            try:
+                task = self._ended.get(timeout=SIGNAL_WAIT_S)
+            except queue.Empty:
+                continue
+            if task.cancelled():
+                raise concurrent.futures.CancelledError
+            return task.result()
 
-    def _ended(self, task: asyncio.Task[Result]) -> None:
-        if task.cancelled():
-            self.outcome.cancel()
-        elif (error := task.exception()) is not None:
-            self.outcome.set_exception(error)
-        else:
-            self.outcome.set_result(task.result())
+    def end(self, undo: Callable[[Result], None] | None) -> None:
+        """Cancels the work, since nobody waits for it any more; `undo` gets, on the loop, what it returns all the same,
+        or has returned already.
+        """
+
+        def undo_result(task: asyncio.Task[Result]) -> None:
+            if not task.cancelled() and task.exception() is None and undo is not None:
+                undo(task.result())
+
+        def cancel() -> None:
+            self._loop.call_soon(self._task.cancel)  # when it has begun, or what it awaits would never be awaited
+            self._task.add_done_callback(undo_result)
+
+        self._loop.call_soon_threadsafe(cancel)
 
 
 class LoopThread:
@@ -93,7 +100,7 @@ class LoopThread:
             raise NsqError("a blocking call on the event loop's own thread: use the asyncio client in callbacks")
         call = Call(self._loop, self._after_handed(work))
         try:
-            return _result(call.outcome)
+            return call.result()
         except BaseException:
             call.end(undo)
             raise
@@ -121,18 +128,6 @@ class LoopThread:
         if self._handed and not self._is_waking:
             self._is_waking = True
             self._loop.call_soon(self._take_over)
-
-
-def _result(future: concurrent.futures.Future[Result]) -> Result:
-    """Waits in slices: a signal that comes just before the main thread falls asleep does not wake it, and its handler
-    would have to wait for what may never come.
-    """
-    while True:
-        try:
-            return future.result(SIGNAL_WAIT_S)
-        except TimeoutError:
-            if future.done():
-                return future.result()  # the timeout, if it was one, is the work's own
 
 
 class Process:

@@ -9,6 +9,8 @@ from typing import Final
 
 LATE_S_MAX: Final = 0.05
 """A timer that is later than this was held up, and with it all that came meanwhile."""
+HELD_UP_MAX: Final = 10
+"""Time is added so often at the most: a loop that is always held up would never come to an end."""
 
 
 @contextlib.asynccontextmanager
@@ -17,13 +19,14 @@ async def within(seconds: float) -> AsyncIterator[None]:
     is added: an answer may have come that nobody could look at.
     """
     loop = asyncio.get_running_loop()
-
+    held_up = 0
     timer: asyncio.TimerHandle
 
     def end(due_s: float) -> None:
-        nonlocal timer
+        nonlocal timer, held_up
         late_s = loop.time() - due_s
-        if late_s > LATE_S_MAX:
+        if late_s > LATE_S_MAX and held_up < HELD_UP_MAX:
+            held_up += 1
             timer = loop.call_later(late_s, end, loop.time() + late_s)
         else:
             limit.reschedule(loop.time())

@@ -10,7 +10,7 @@ from typing import Final
 from nsquark.client.config import Config
 from nsquark.client.errors import LookupFailed, WrongPort
 from nsquark.client.logs import Log, client_log
-from nsquark.client.lookupd import PollLoop, TopicNotFound, lookup, lookup_url, nodes, unique_addresses
+from nsquark.client.lookupd import PollLoop, TopicNotFound, lookup, lookup_url, nodes, usable_addresses
 from nsquark.wire.lookup_answer import Found
 
 ROUNDS_ABSENT_MAX: Final = 2
@@ -67,7 +67,7 @@ class PoolDiscovery:
 
     async def _round(self) -> None:
         answers = await asyncio.gather(*map(self._ask, self._addresses))
-        present = unique_addresses(nsqd for answer in answers for nsqd in answer or ())
+        present = usable_addresses((nsqd for answer in answers for nsqd in answer or ()), self._log)
         absent: list[str] = []
         if present and None not in answers:
             absent = self._absent(present)

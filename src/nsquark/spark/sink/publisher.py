@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 import re
 import threading
 import time
@@ -11,11 +10,12 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from nsquark.base.addresses import PORT_MAX, join_address, split_address
 from nsquark.client.config import Config
 from nsquark.client.errors import AuthFailed, NsqError
+from nsquark.client.loop_thread import Call
 from nsquark.client.pool import CLOSE_TIMEOUT_S, ProducerPool
 from nsquark.spark.endpoint import Endpoint, Unreachable, WrongAddress
 from nsquark.spark.options import Access
@@ -33,8 +33,6 @@ DEFERRED_AT_ONCE_MAX = 1000
 """DPUBs are sent in groups of at most this many."""
 
 ASK_AGAIN_S = 0.2
-SIGNAL_WAIT_S = 0.1
-"""Signal handlers run late by so much at the most."""
 _TOO_BIG = re.compile(r"message too big \d+ > (\d+)")
 
 
@@ -42,36 +40,10 @@ class PublishFailed(RuntimeError):
     """Says that nsqd refused messages, or that no nsqd could be reached; the text says which messages."""
 
 
-class _Work(Generic[T]):
-    """Is work that the loop's thread does for another one, which may be interrupted (Ctrl-C) at any moment. So they
-    share a queue, and not a future of concurrent.futures: an interrupt there may leave the future's lock taken, and the
-    loop's thread would wait for it for ever.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
-        self._loop = loop
-        self._work = work
-        self._done: queue.SimpleQueue[asyncio.Task[T]] = queue.SimpleQueue()
-        loop.call_soon_threadsafe(self._begin)
-
-    def _begin(self) -> None:
-        self._task = self._loop.create_task(self._work)
-        self._task.add_done_callback(self._done.put)
-
-    def result(self) -> T:
-        """Waits for the result, in slices: a signal that comes just before the thread falls asleep does not wake it."""
-        while True:
-            try:
-                task = self._done.get(timeout=SIGNAL_WAIT_S)
-            except queue.Empty:
-                continue
-            return task.result()
-
-
 class _Outstanding(NamedTuple):
     """Describes commands that are sent and not yet answered; `rows` says which rows they have."""
 
-    answered: _Work[None]
+    answered: Call[None]
     commands: int
     size: int
     rows: str
@@ -120,7 +92,7 @@ class Publisher:
         self._thread.join()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return _Work(self._loop, work).result()
+        return Call(self._loop, work).result()
 
     def publish(self, topic: str, messages: MpubBody, rows: str) -> None:
         """Publishes messages as soon as there is room for them; `rows` is for the text of an error."""
@@ -145,7 +117,7 @@ class Publisher:
             or self._outstanding_bytes + size > OUTSTANDING_BYTES_MAX
         ):
             self._await_oldest()
-        self._outstanding.append(_Outstanding(_Work(self._loop, send()), commands, size, rows))
+        self._outstanding.append(_Outstanding(Call(self._loop, send()), commands, size, rows))
         self._outstanding_commands += commands
         self._outstanding_bytes += size
 
