@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from nsquark.log.outliving import KeptMessages
 from nsquark.wire.record import ATTEMPTS_AT, ID_AT
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Feed:
     """Sends the next messages of one channel to the consumer that it is told.
 
     * Messages are new from `ledger.next` up to the topic's pump, less the ranges in `skips`; others are the ledger's.
-    * While `is_loading`, a part of the log is read from the disk; `wake` is called when it has come.
+    * While `is_loading`, a part of the log or a kept message is read from the disk; `wake` is called when it has come.
     """
 
     def __init__(
@@ -210,7 +211,11 @@ class Feed:
         return limit
 
     def _record(self, seq: int) -> memoryview | None:
-        kept = self._kept.record(seq)
+        try:
+            kept = self._kept.record(seq)
+        except OSError:
+            self._read_kept_again(seq)
+            return None
         if kept is not None:
             return memoryview(kept)
         chunk = self.topic.log.chunk_at(seq) or self._load(seq)
@@ -218,6 +223,12 @@ class Feed:
             return None
         index = seq - chunk.first_seq
         return chunk.view[chunk.offset(index) : chunk.offset(index + 1)]
+
+    def _read_kept_again(self, seq: int) -> None:
+        assert isinstance(self._kept, KeptMessages), "what is in memory can be read"
+        if not self.is_loading:
+            self.is_loading = True
+            self._kept.read_again(seq, self._loaded)
 
     def _load(self, seq: int) -> Chunk | None:
         if self.is_loading:

@@ -6,11 +6,11 @@ generation, and nobody looks for a record in the file of another generation.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsquark.log.files import read_surviving, write_atomically
+from nsquark.log.files import read_readable, read_surviving, write_atomically
 from nsquark.log.services import LogShared
 from nsquark.log.writer import encode_header
 from nsquark.wire.batch_format import HEADER_BYTES, NO_TOKEN, Damage, StoredBatch, scan
@@ -19,6 +19,7 @@ KEPT_MESSAGES_MAX = 100_000
 """At most this many messages are kept; more stay in their segments."""
 REWRITE_BYTES_MIN = 1 << 20
 READ_TRIES = 3
+READ_RETRY_S = 1.0
 
 
 class KeptInMemory:
@@ -111,20 +112,65 @@ class KeptMessages:
 
     def record(self, seq: int) -> bytearray | None:
         """Returns a record, or None if it is not here, or not any more. It is a small read from a small file, which the
-        event loop may do.
+        event loop may do. If that fails, it raises OSError, and `read_again` finds out what can be done.
         """
-        for _ in range(READ_TRIES if seq in self._now.places else 0):
+        for tries in range(1, READ_TRIES + 1 if seq in self._now.places else 1):
             try:
                 found = self._now.read(seq)
             except OSError as error:
                 self._shared.report(f"KEPT({self._path}): reading message {seq} failed: {error}")
+                if tries == READ_TRIES:
+                    raise
                 continue
             if found is not None:
                 return bytearray(found)
+            self._give_up(seq)
             break
+        return None
+
+    def read_again(self, seq: int, then: Callable[[], None]) -> None:
+        """Reads in a thread a record that could not be read, for as long as that fails, and calls `then`. It is lost if
+        its pages cannot be read while their disk answers.
+        """
+        offset, size = self._now.places[seq]
+
+        def again(error: Exception) -> None:
+            self._shared.report(f"KEPT({self._path}): reading message {seq} failed: {error}; trying again")
+            self._shared.later(READ_RETRY_S, retry)
+
+        def retry() -> None:
+            if seq in self._now.places:
+                self.read_again(seq, then)
+            else:
+                then()  # its message is finished, or the topic is closed
+
+        try:
+            fd = os.dup(self._now.fd)  # another generation may be adopted meanwhile
+        except OSError as error:
+            again(error)
+            return
+        lost_bytes = 0
+
+        def work() -> None:
+            nonlocal lost_bytes
+            try:
+                lost_bytes = read_readable(fd, size, offset, self._path)[1]
+            finally:
+                os.close(fd)
+
+        def done(error: Exception | None) -> None:
+            if error is not None:
+                again(error)
+                return
+            if lost_bytes:
+                self._give_up(seq)
+            then()
+
+        self._shared.run(work, done)
+
+    def _give_up(self, seq: int) -> None:
         if self._now.places.pop(seq, None) is not None:
             self._shared.report(f"KEPT({self._path}): message {seq} is damaged and lost")
-        return None
 
     def content_with(self, records: dict[int, bytes], wanted: Iterable[int]) -> dict[int, bytes]:
         """Collects in a thread, for `write`, the records of `wanted` that are here or in `records`."""

@@ -1,0 +1,60 @@
+"""Checks that kept messages, which have outlived their segments, wait for a disk that is away."""
+
+import errno
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from faults.damage import CHANNEL, PARKED, PARKED_MESSAGES, Sample
+from faults.shim import Rule, Shim
+from harness import Nsqd, Wire, eventually
+
+pytestmark = pytest.mark.ours
+
+KEPT = f"*/t.{PARKED}/kept"
+PROBE = f"*/t.{PARKED}/probe.tmp"
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Makes a data path with a few parked messages, which are kept, and none that are new."""
+    return Sample(tmp_path_factory.mktemp("parked"), seed=1, parked=True).data_path
+
+
+@pytest.fixture
+def daemon(sample: Path, shim: Shim) -> Iterator[Nsqd]:
+    shutil.copytree(sample, shim.root, dirs_exist_ok=True)
+    daemon = Nsqd(shim.root, environment=shim.environment).start()
+    yield daemon
+    daemon.kill()
+
+
+def parked(consumer: Wire, count: int) -> set[bytes]:
+    """Takes messages until it has so many of those that are kept; others came after them, and were not counted."""
+    found: set[bytes] = set()
+    while len(found) < count:
+        (message,) = consumer.read_messages(1, finish=True)
+        if message.body.startswith(PARKED.encode()):
+            found.add(message.body)
+    return found
+
+
+def test_a_disk_that_is_away_costs_no_kept_message(daemon: Nsqd, shim: Shim, connect: Callable[..., Wire]) -> None:
+    shim.set_rules(Rule("read", KEPT, errno.EIO), Rule("change", PROBE, errno.EIO))
+    consumer = connect(daemon).subscribe(PARKED, CHANNEL, rdy=1)
+    daemon.wait_for_log("its disk cannot be written to")
+    shim.set_rules()
+    assert parked(consumer, PARKED_MESSAGES) == {f"{PARKED}/{number}/".encode() for number in range(PARKED_MESSAGES)}
+    assert "lost" not in daemon.log
+
+
+def test_pages_that_stay_unreadable_do_not_hold_up_the_others(
+    daemon: Nsqd, shim: Shim, connect: Callable[..., Wire]
+) -> None:
+    shim.set_rules(Rule("read", KEPT, errno.EIO))
+    consumer = connect(daemon).subscribe(PARKED, CHANNEL, rdy=1)
+    eventually(lambda: daemon.log.count("is damaged and lost") == PARKED_MESSAGES)
+    connect(daemon).publish(PARKED, b"parked later")
+    assert parked(consumer, 1) == {b"parked later"}
