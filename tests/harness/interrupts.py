@@ -23,7 +23,9 @@ def is_interrupted_at(function: str, instruction: int, call: Callable[[], object
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal seen
         # Python swallows what is raised in the callback of a weak reference.
-        frame.f_trace_opcodes = is_below(frame, function) and frame.f_code.co_name != "_remove"
+        if event == "call" and is_below(frame, function) and frame.f_code.co_name != "_remove":
+            frame.f_trace_opcodes = True
+            sys.settrace(trace)  # Python 3.12 looks at the line above only then
         seen += event == "opcode"
         if seen == instruction:
             sys.settrace(None)

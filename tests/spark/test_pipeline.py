@@ -299,6 +299,7 @@ def test_a_table_with_two_flows_is_not_half_written_without_a_word(
     assert "UNION ALL" in result.stderr
 
 
+@pytest.mark.long  # two Sparks; test_pipeline_backups.py has the rule without one
 def test_a_moved_directory_with_nothing_but_views_is_refused(tmp_path: Path) -> None:
     """Spark finds a view by its path too, and would make it anew at the old one."""
     (tmp_path / "spark-pipeline.yml").write_text(

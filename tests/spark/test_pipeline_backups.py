@@ -18,6 +18,7 @@ pytest.importorskip("pyspark", reason="Spark is not installed: pip install 'nsqu
 
 from nsquark.base.errors import UserError
 from nsquark.spark.jobs import pipeline
+from nsquark.spark.jobs.home import PipelineHome
 from nsquark.spark.jobs.home_check import check_home
 from spark.test_sink_again import forget_last_commit
 
@@ -144,3 +145,19 @@ def test_a_directory_that_was_moved_is_refused(home: Home, tmp_path: Path, argum
         home.run(*arguments)
     home.directory = home.directory.rename(tmp_path / "home")
     home.check()
+
+
+def test_a_directory_that_was_moved_is_refused_whatever_is_in_it(tmp_path: Path) -> None:
+    """Spark finds views by their paths too, and would make them anew at the old ones."""
+    home, moved = tmp_path / "home", tmp_path / "moved"
+    PipelineHome(home).prepare({})
+    PipelineHome(home).prepare({})
+    home.rename(moved)
+    PipelineHome(moved).prepare({})  # there is no catalog yet
+    (moved / "metastore").mkdir()
+    moved.rename(home)
+    with pytest.raises(UserError, match=f"{home} was made as {moved}: .*Move --dir back"):
+        PipelineHome(home).prepare({})
+    PipelineHome(home).prepare({"spark.sql.warehouse.dir": "/elsewhere"})
+    home.rename(moved)
+    PipelineHome(moved).prepare({})
