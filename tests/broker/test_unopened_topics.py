@@ -208,10 +208,9 @@ def test_of_many_topics_only_it_is_refused(unopened: Nsqd) -> None:
     assert [place.get("status", 200) for place in places] == [503, 200, 404]
 
 
-def test_while_it_is_read_the_others_are_served(
-    make_nsqd: Callable[..., Nsqd], connect: Connect, tmp_path: Path
-) -> None:
-    """Reading all of a large topic takes seconds, of a slow disk more."""
+@pytest.fixture
+def shimmed(make_nsqd: Callable[..., Nsqd], tmp_path: Path) -> tuple[Nsqd, Shim]:
+    """Runs an nsqd that may not open a file of the topic `t`, which has one message."""
     daemon = make_nsqd()
     assert daemon.post("/pub", BODY, topic="t").status == 200
     assert daemon.stop() == 0
@@ -220,6 +219,12 @@ def test_while_it_is_read_the_others_are_served(
     shim.set_rules(Rule("open", "*/t.t/cursors", errno.EACCES))
     daemon.start()
     assert "TOPIC(t): cannot be opened, it is not served" in daemon.log
+    return daemon, shim
+
+
+def test_while_it_is_read_the_others_are_served(shimmed: tuple[Nsqd, Shim], connect: Connect) -> None:
+    """Reading all of a large topic takes seconds, of a slow disk more."""
+    daemon, shim = shimmed
     shim.set_rules(Rule("read", "*/t.t/*.log", DELAY, times=1, delay_s=10))
     eventually(shim.fired)
     connect(daemon).publish("other", BODY)
@@ -231,14 +236,8 @@ def test_while_it_is_read_the_others_are_served(
     assert daemon.stop() == 0
 
 
-def test_a_stop_while_it_is_read(make_nsqd: Callable[..., Nsqd], connect: Connect, tmp_path: Path) -> None:
-    daemon = make_nsqd()
-    assert daemon.post("/pub", BODY, topic="t").status == 200
-    assert daemon.stop() == 0
-    shim = Shim(tmp_path, daemon.data_path)
-    daemon.environment = shim.environment
-    shim.set_rules(Rule("open", "*/t.t/cursors", errno.EACCES))
-    daemon.start()
+def test_a_stop_while_it_is_read(shimmed: tuple[Nsqd, Shim]) -> None:
+    daemon, shim = shimmed
     shim.set_rules(Rule("read", "*/t.t/*.log", DELAY, times=1, delay_s=3))
     eventually(shim.fired)
     assert daemon.stop() == 0

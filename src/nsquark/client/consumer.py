@@ -203,8 +203,7 @@ class Consumer:
         reason = Closed(f"{self.topic}/{self.channel}: stopped")
         if self._is_closing or not self._is_started:
             self._is_closing = self._taking.is_stopped = True
-            is_waited_for = self._handlers.is_one_of_them or self._giving_up.is_one_of_them
-            if self._closed is not None and not is_waited_for:
+            if self._closed is not None and not (self._handlers.is_one_of_them or self._giving_up.is_one_of_them):
                 await asyncio.shield(self._closed)
                 await self._nsqds.close(reason, timeout_s)
             return
