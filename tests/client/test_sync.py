@@ -675,6 +675,6 @@ def test_no_message_is_lost_to_an_interrupt_at_any_instruction(nsqd: Nsqd, produ
         for instruction in itertools.count(1):
             if not is_interrupted_at("result", instruction, lambda: consumer.get(WAIT_S)):
                 break
-        assert instruction > 10
+        assert instruction > 10 or sys.version_info >= (3, 13)  # which does not trace the instructions of this call
     with sync.Consumer(topic, "ch", nsqd=address_of(nsqd)) as consumer:
         assert _bodies(consumer, 1) == {b"x"}
