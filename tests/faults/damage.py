@@ -18,7 +18,7 @@ from pathlib import Path
 
 from faults.drain import drain_and_judge, refused_start
 from faults.fates import NOT_COUNTED, Accident, Book, Tally, evidence_directory
-from faults.flood import finish_many
+from faults.flood import NO_HEARTBEATS, finish_many
 from faults.shim import Rule, Shim
 from harness import Nsqd, StartError, Wire, eventually, mpub_messages
 from nsquark.wire.batch_format import StoredBatch, scan
@@ -174,6 +174,7 @@ class Sample:
         held = [f"{PARKED}/{number}/".encode() for number in range(PARKED_MESSAGES)]
         self.book.send(PARKED, held)
         with daemon.connect() as publisher:
+            publisher.identify(heartbeat_interval=NO_HEARTBEATS)
             publisher.publish(PARKED, *held)
             self.book.acknowledge(held)
             consumer.RDY(PARKED_MESSAGES)

@@ -11,7 +11,7 @@ from harness import ClosedError, Nsqd, StartError, Wire, mpub_messages
 from nsquark.kernel.frames import FrameScanner
 
 RDY = 500
-DRAIN_TIMEOUT_S = 20.0
+DRAIN_TIMEOUT_S = 60.0
 POLL_S = 0.05
 APPENDS_REPEATED_MAX = 30
 HEARTBEAT = b"_heartbeat_"

@@ -34,6 +34,8 @@ PUBLISHERS = 3
 UNSTEADY_CONSUMERS = 2
 ROUND_S = (0.4, 2.0)
 ROUNDS = (2, 5)
+PUBLISHED_MIN, PUBLISHED_TIMEOUT_S = 600, 30.0
+POLL_S = 0.01
 KILLED_AT_START_SHARE = 0.2
 AT_START_S = 0.3
 AT_STOP_S = 0.1
@@ -147,6 +149,7 @@ class History:
             script.start()
         lasts_s = self.random.uniform(*self.plan.round_s)
         self._live(lasts_s)
+        self._wait_for_publishes(one)
         one.ended = time.time()
         ending = self._end()
         one.finish()
@@ -165,6 +168,14 @@ class History:
             self.daemon.send_signal(signal.SIGCONT)
         self._set_clock()
         time.sleep(lasts_s / 2)
+
+    def _wait_for_publishes(self, one: Round) -> None:
+        """Lets the round last until it has some load behind it, which takes longer on a busy machine."""
+        deadline = time.monotonic() + PUBLISHED_TIMEOUT_S
+        while sum(len(publisher.acknowledged) for publisher in one.publishers) < PUBLISHED_MIN:
+            if time.monotonic() > deadline or not all(publisher.is_alive() for publisher in one.publishers):
+                break
+            time.sleep(POLL_S)
 
     def _set_clock(self) -> None:
         if self.shim is not None and self.plan.sets_clock and self.random.random() < 0.7:

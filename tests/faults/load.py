@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 
 from harness import ClosedError, Nsqd, Wire, body_of, mpub_body, mpub_messages
+from harness.wire import READ_TIMEOUT_S
 from nsquark.kernel.frames import FrameScanner
 
 READ_BYTES = 256 << 10
@@ -108,7 +109,7 @@ class HttpPublisher(Publisher):
     """Sends /pub, /pub with a delay, and /mpub in its binary form, one request after another."""
 
     def work(self) -> None:
-        connection = http.client.HTTPConnection(*self.daemon_under_test.http, timeout=8)
+        connection = http.client.HTTPConnection(*self.daemon_under_test.http, timeout=READ_TIMEOUT_S)
         with contextlib.closing(connection):
             while not self.stopping.is_set():
                 target, content, bodies = self._request()

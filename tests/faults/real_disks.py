@@ -19,7 +19,7 @@ from pathlib import Path
 
 from faults.drain import bad_lines, start_and_judge
 from faults.fates import COSTS_NOTHING, Accident, Book, Tally
-from faults.script import Script
+from faults.script import Script, wait_for_syncs
 from harness import Nsqd, eventually
 from nsquark.broker.upkeep import TICK_S
 from nsquark.log.syncer import LAG_ALLOWED_S
@@ -39,9 +39,9 @@ SHUT_DOWN_NOW = 0x8004587D
 """This ioctl of xfs, which ext4 has too, stops the file system: nothing that is in memory reaches the disk."""
 WITHOUT_LOG = 2
 SMALL_DISK = "4m"
-WELL_AGAIN_S = 20.0
+WELL_AGAIN_S = 60.0
 FILL_STEPS = 400
-UNMOUNT_TIMEOUT_S = 20.0
+UNMOUNT_TIMEOUT_S = 60.0
 FILE_SIZES: tuple[tuple[str, ...], ...] = ((), ("--max-bytes-per-file=104857600",))
 
 
@@ -135,6 +135,7 @@ def check_shutdown(kind: str, mode: str, seed: int, steps: int) -> Tally:
                 daemon.start()
                 script.set_up()
                 script.run(steps, STEP_S)
+                in_time_s = wait_for_syncs(daemon, UNSYNCED_S)
                 at_s = time.time()
                 _shut_down(disk)
             finally:
@@ -144,7 +145,7 @@ def check_shutdown(kind: str, mode: str, seed: int, steps: int) -> Tally:
         again = directory / "again.image"
         _run("cp", "--sparse=always", image, again)
         with mounted(str(again), directory, "-o", MOUNT_COPY[kind]) as disk:
-            unsynced_s = UNSYNCED_S + script.slowest_answer_s
+            unsynced_s = UNSYNCED_S + script.slowest_answer_s + at_s - in_time_s
             grace_s = 0.0 if mode == "sync-every=1" else unsynced_s
             accident = Accident(at_s, grace_s, unsynced_s, may_double_deferred=True)
             tally = start_and_judge(Nsqd(disk / "data", *flags), book, accident)

@@ -51,8 +51,8 @@ class Recording:
     """Syncs may be late by this for no fault of nsqd's: the slowest of them, and the slowest answer."""
     clock_s: float
     """nsqd's clock was ahead by this."""
-    down: tuple[float, float] = (0.0, 0.0)
-    """It was restarted from the one time to the other: nobody synced meanwhile."""
+    down: list[tuple[float, float]]
+    """It was restarted or stopped from the one time to the other: nobody synced meanwhile."""
 
     def accident(self, cut: int, model: str) -> Accident:
         """Says what a power cut after this many calls may cost."""
@@ -60,9 +60,9 @@ class Recording:
         if model == "journal":
             return Accident(at_s)
         unsynced_s = UNSYNCED_S + self.lag_s
-        began_s, ended_s = self.down
-        if began_s <= at_s <= ended_s + unsynced_s:
-            unsynced_s += ended_s - began_s
+        for began_s, ended_s in self.down:
+            if began_s <= at_s <= ended_s + unsynced_s:
+                unsynced_s += ended_s - began_s
         grace_s = 0.0 if self.mode == "sync-every=1" else unsynced_s
         return Accident(at_s, grace_s, unsynced_s, may_double_deferred=True)
 
@@ -92,23 +92,27 @@ def record(directory: Path, mode: str, seed: int, *flags: str, takeover: bool = 
     shim.set_clock(clock_s)
     flags = (*FLAGS, *MODES[mode], *flags)
     daemon = Nsqd(data_path, *flags, environment=shim.environment)
-    down = (0.0, 0.0)
+    down: list[tuple[float, float]] = []
     with daemon:
         script = Script(daemon, book, seed)
         script.set_up()
         script.run(steps, STEP_S)
         script.close()
+        slowest_answer_s = script.slowest_answer_s
         if rng.random() < 0.5:
             began_s = time.time()
             daemon.restart(crash=rng.random() < 0.7)
-            down = (began_s, time.time())
+            down.append((began_s, time.time()))
             again = Script(daemon, book, seed + 1)
             again.run(steps // 2, STEP_S)
             again.close()
+            slowest_answer_s = max(slowest_answer_s, again.slowest_answer_s)
+        began_s = time.time()
         daemon.stop()
+        down.append((began_s, time.time()))
     assert not script.refusals, script.refusals[:3]
     calls = list(shim.trace())
-    lag_s = _slowest_sync_s(calls) + script.slowest_answer_s
+    lag_s = _slowest_sync_s(calls) + slowest_answer_s
     return Recording(book, before, calls, mode, flags, lag_s, clock_s, down)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from faults.fates import Book
-from harness import ClosedError, Message, Nsqd, Wire, mpub_messages
+from harness import ClosedError, Message, Nsqd, Wire, eventually, mpub_messages
 from harness.wire import ERROR, HEARTBEAT, MESSAGE
 
 OK = b"OK"
@@ -22,6 +22,7 @@ MSG_TIMEOUT_MS = 2000
 NO_HEARTBEATS = -1
 RDY = 40
 MESSAGES_AT_A_TIME = 30
+SYNC_LATE_S = 60.0
 LIVELY, SECOND, HELD, SCRATCH = "lively", "second", "held", "scratch"
 
 
@@ -39,7 +40,9 @@ class Script:
         self.random = random.Random(seed)
         self.refusals: list[str] = []
         self.slowest_answer_s = 0.0
-        """Tells how busy the machine is: what nsqd does in the background may be as late."""
+        """Tells how busy the machine is: what nsqd does in the background may be as late. All waiting for nsqd counts:
+        it may have stood still at any time.
+        """
         self._body_bytes = body_bytes
         self._orders, self._held, self._scratch = (prefix + name for name in ("orders", "held", "scratch"))
         self._name = f"s{seed % 10**6}"
@@ -83,11 +86,17 @@ class Script:
                 time.sleep(self.random.uniform(0, 2 * pause_s))
 
     def _carry_out(self, step: Callable[[], None]) -> None:
+        begun = time.monotonic()
         try:
             step()
         except (Refused, ClosedError, OSError, http.client.HTTPException) as error:
             self.refusals.append(f"{getattr(step, '__name__', 'set up')}: {error}")
             self._drop_publisher()
+        if step != self.consume:  # that waits for messages, which need not come
+            self._waited_since(begun)
+
+    def _waited_since(self, begun: float) -> None:
+        self.slowest_answer_s = max(self.slowest_answer_s, time.monotonic() - begun)
 
     def close(self) -> None:
         self._drop_publisher()
@@ -155,10 +164,8 @@ class Script:
         if self._publisher is None:
             self._publisher = self.daemon.connect()
             self._publisher.identify(heartbeat_interval=NO_HEARTBEATS)
-        begun = time.monotonic()
         send(self._publisher, topic, bodies)
         answer = self._publisher.read_frame()
-        self.slowest_answer_s = max(self.slowest_answer_s, time.monotonic() - begun)
         if answer.data != OK:
             raise Refused(answer.data.decode())
         self.book.acknowledge(bodies)
@@ -185,9 +192,11 @@ class Script:
         key = self.random.choice([(self._orders, LIVELY), (self._held, HELD)])
         wire = self._consumers.get(key)
         if wire is None:
+            begun = time.monotonic()
             wire = self.daemon.connect()
             wire.subscribe(*key, rdy=RDY, msg_timeout=MSG_TIMEOUT_MS)
             self._consumers[key] = wire
+            self._waited_since(begun)
         try:
             self._answer(wire, key[1])
         except (ClosedError, OSError):
@@ -277,3 +286,24 @@ def settle(daemon: Nsqd) -> None:
     """Makes a round trip after everything else: what was sent before is carried out then."""
     with contextlib.suppress(ClosedError, OSError, AssertionError), daemon.connect() as wire:
         wire.assert_usable()
+
+
+def sync_lag_s(daemon: Nsqd) -> float:
+    """Returns for how long, as nsqd says, the oldest change has not been on the disk."""
+    line = next(line for line in daemon.get("/metrics").text.splitlines() if line.startswith("nsqd_sync_lag_seconds "))
+    return float(line.split()[1])
+
+
+def wait_for_syncs(daemon: Nsqd, bound_s: float, timeout_s: float = SYNC_LATE_S) -> float:
+    """Waits until nothing is unsynced for longer than `bound_s`, which nsqd keeps to unless it, or the disk, stands
+    still; returns when it was so.
+    """
+    asked_s = 0.0
+
+    def is_in_time() -> bool:
+        nonlocal asked_s
+        asked_s = time.time()
+        return sync_lag_s(daemon) <= bound_s
+
+    eventually(is_in_time, timeout_s)
+    return asked_s

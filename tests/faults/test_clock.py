@@ -19,7 +19,7 @@ Connect = Callable[..., Wire]
 HOUR_S = 3600.0
 CENTURY_S = 100 * 365.25 * 86_400
 DELAY_MS = 2000
-LONG_S = 20.0
+LONG_S = 60.0
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 from faults.data_files import flip_byte, topic_directory
 from faults.shim import Rule, Shim
 from harness import Nsqd, Wire, eventually
+from harness.wire import MESSAGE
 
 pytestmark = pytest.mark.ours
 
@@ -56,8 +57,14 @@ def _assert_channels(daemon: Nsqd, depths: set[int]) -> None:
 
 
 def _receive(daemon: Nsqd, connect: Connect, channel: str, count: int) -> list[bytes]:
+    """Returns the bodies of so many messages; nsqd has noted that they are finished."""
     consumer = connect(daemon).subscribe("t", channel, rdy=100)
-    return [message.body for message in consumer.read_messages(count, finish=True)]
+    bodies = [message.body for message in consumer.read_messages(count, finish=True)]
+    consumer.RDY(0)
+    consumer.PUB("settled#ephemeral", b"x")
+    while consumer.read_frame().kind == MESSAGE:
+        pass
+    return bodies
 
 
 @pytest.mark.parametrize("page", range(4))
@@ -202,6 +209,7 @@ def _requeue_all(daemon: Nsqd, connect: Connect) -> None:
     connect(daemon).publish("t", *BODIES)
     for message in consumer.read_messages(len(BODIES)):
         consumer.REQ(message.id, 600_000)
+    consumer.RDY(0)  # what comes later is for others
     consumer.assert_usable()
 
 

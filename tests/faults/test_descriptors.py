@@ -16,6 +16,8 @@ pytestmark = pytest.mark.ours
 LIMIT = 256
 """nsqd may open this many files; a storm needs as many here, where the limit is the same, and some for itself."""
 TOPICS = 10
+CONNECT_TIMEOUT_S = 30.0
+"""While nsqd stands still the queue of its socket is full, and connecting is tried again only after seconds."""
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def few_descriptors(tmp_path: Path) -> Iterator[Nsqd]:
 
 def _storm(address: tuple[str, int], stack: contextlib.ExitStack) -> list[socket.socket]:
     """Opens more connections than there are descriptors; they stay open, and say nothing."""
-    return [stack.enter_context(socket.create_connection(address, timeout=5)) for _ in range(LIMIT)]
+    return [stack.enter_context(socket.create_connection(address, timeout=CONNECT_TIMEOUT_S)) for _ in range(LIMIT)]
 
 
 @pytest.mark.parametrize("port", ["tcp", "http"])

@@ -18,7 +18,7 @@ SECONDS = 0.8
 SAMPLES_MIN = 30
 LOOP_MS_MAX = 25.0
 """The loop's CPU time until another client's PUB is answered is at most this."""
-ATTEMPTS_MAX = 2
+ATTEMPTS_MAX = 5
 """The same turns cost more beside others who fill the processor's caches; a flood that is let through costs ten times
 as much, each time.
 """
@@ -55,11 +55,15 @@ def test_a_dripping_mpub_is_measured_once(make_nsqd, tmp_path: Path) -> None:  #
         wire.publish("drip", b"x")  # and the client knows the quick way
         wire.send(command[:-dripped])
         _wait_until_taken(other)
+        begun = loop_cpu_ms(nsqd)
+        for _ in range(dripped):
+            other.publish("other", b"x")
         before = loop_cpu_ms(nsqd)
         for byte in command[-dripped:-1]:
             wire.send(bytes((byte,)))
             other.publish("other", b"x")  # in a turn of its own
-        assert loop_cpu_ms(nsqd) - before < 0.2 * dripped
+        # Others who fill the processor's caches make both dearer; measuring all again would cost fifty times as much.
+        assert loop_cpu_ms(nsqd) - before < 8 * (before - begun)
         wire.send(command[-1:])
         wire.expect_ok()
     assert nsqd.topic("drip")["message_count"] == messages + 2

@@ -58,6 +58,6 @@ def test_pages_that_stay_unreadable_do_not_hold_up_the_others(
 ) -> None:
     shim.set_rules(Rule("read", KEPT, errno.EIO))
     consumer = connect(daemon).subscribe(PARKED, CHANNEL, rdy=1)
-    eventually(lambda: daemon.log.count("is damaged and lost") == PARKED_MESSAGES)
+    eventually(lambda: daemon.log.count("is damaged and lost") == PARKED_MESSAGES, 60.0)
     connect(daemon).publish(PARKED, b"later")
     assert consumer.read_message().body == b"later"

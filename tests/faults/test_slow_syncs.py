@@ -2,6 +2,7 @@
 
 import pytest
 
+from faults.script import sync_lag_s
 from faults.shim import DELAY, Rule, Shim
 from harness import Nsqd, eventually
 
@@ -20,11 +21,11 @@ def test_many_topics_are_synced_together(shim: Shim) -> None:
             for _ in range(5):
                 for number in range(TOPICS):
                     publisher.publish(f"topic{number}", b"body")
-        eventually(lambda: _lag_s(daemon) == 0)
-        assert "publishers are slowed" not in daemon.log
+        eventually(lambda: sync_lag_s(daemon) == 0)
+        # Whether publishers were slowed would tell as much, but a busy machine slows them too.
+        assert _syncs(shim) < TOPICS, "each file was synced on its own"
         assert daemon.stop() == 0
-    syncs = sum(call.kind == "sync" for call in shim.trace())
-    assert syncs < 8 * TOPICS, "each file was synced on its own, again and again"
+    assert _syncs(shim) < 8 * TOPICS, "each file was synced on its own, again and again"
 
 
 def test_publishers_are_slowed_when_the_disk_cannot_keep_up(shim: Shim) -> None:
@@ -40,6 +41,5 @@ def test_publishers_are_slowed_when_the_disk_cannot_keep_up(shim: Shim) -> None:
         assert daemon.stop() == 0
 
 
-def _lag_s(daemon: Nsqd) -> float:
-    line = next(line for line in daemon.get("/metrics").text.splitlines() if line.startswith("nsqd_sync_lag_seconds "))
-    return float(line.split()[1])
+def _syncs(shim: Shim) -> int:
+    return sum(call.kind == "sync" for call in shim.trace())

@@ -173,6 +173,6 @@ def test_a_disk_that_is_away_while_nsqd_runs_costs_nothing(
     daemon.start()
     shim.set_rules(*away("t"))
     consumer = connect(daemon).subscribe("t", "c", rdy=len(bodies))
-    eventually(lambda: daemon.log.count(".log): reading at ") > 2 * SEGMENT_READ_TRIES)
+    eventually(lambda: daemon.log.count(".log): reading at ") > 2 * SEGMENT_READ_TRIES, 60.0)
     shim.set_rules()
     assert {message.body for message in consumer.read_messages(len(bodies), finish=True)} == bodies

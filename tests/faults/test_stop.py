@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from faults.shim import Rule, Shim
-from harness import Nsqd, Wire
+from harness import Nsqd, Wire, eventually
 
 pytestmark = pytest.mark.ours
 
@@ -34,7 +34,7 @@ def test_what_cannot_be_closed_keeps_nothing_else_from_being_closed(
         connect(daemon).publish(topic, b"in flight", b"waits")
     for topic in TOPICS:
         for channel in CHANNELS:
-            assert daemon.channel(topic, channel)["in_flight_count"] == 1
+            eventually(lambda topic=topic, channel=channel: daemon.channel(topic, channel)["in_flight_count"] == 1)
     shim.set_rules(Rule("change", f"*/{failing}", errno.EIO))
     assert daemon.stop() == 0, daemon.log
     assert "TOPIC(second): failed to close" in daemon.log

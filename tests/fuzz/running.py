@@ -18,6 +18,8 @@ from harness.lookupd import Nsqlookupd
 TRACEBACK = "Traceback"
 LOGGED_LINES_MAX = 20
 PARSER_BATCH = 50
+INPUTS_MIN = 10
+"""Each target gets so many inputs at least, however little it can do in its time."""
 
 
 @dataclass
@@ -106,7 +108,7 @@ def _run_target(name: str, target: SocketTarget, seconds: float, seed: int) -> R
     findings = []
     try:
         target.replay()
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline or target.tally.inputs < INPUTS_MIN:
             target.run(random)
     except OSError as error:
         findings.append(f"no connection: {error!r}")

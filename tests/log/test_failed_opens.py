@@ -17,8 +17,7 @@ MINUTE_MS = 60_000
 
 
 def _open_files(directory: Path) -> list[str]:
-    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-    targets = [os.readlink(link) for link in links if os.path.lexists(link)]
+    targets = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
     return [target for target in targets if target.startswith(f"{directory}/") and os.path.isfile(target)]
 
 
