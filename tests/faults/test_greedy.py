@@ -40,9 +40,16 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Nsqd:
 def test_another_client_is_answered_soon(daemon: Nsqd, name: str) -> None:
     for _ in range(ATTEMPTS_MAX):
         taken = measure(daemon, name, SECONDS, SAMPLES_MIN)
+        _delete_topics(daemon)
         if quantile(taken, SHARE) < LOOP_MS_MAX:
             return
     pytest.fail(f"ms: {[round(each) for each in taken]}")
+
+
+def _delete_topics(daemon: Nsqd) -> None:
+    """Leaves nothing of a flood to the next one: thousands of channels cost the loop something in every turn."""
+    for name in daemon.topic_names():
+        assert daemon.post("/topic/delete", topic=name).status == 200
 
 
 def test_a_dripping_mpub_is_measured_once(make_nsqd, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
