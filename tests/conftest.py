@@ -25,6 +25,9 @@ os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(__file__).parents[1] / ".p
 
 # Sparks that live for seconds are not worth the JVM's second compiler.
 os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark" / "conf"))
+# Python takes the sitecustomize.py in there.
+_WORKERS = str(Path(__file__).parent / "spark" / "workers")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_WORKERS, os.environ.get("PYTHONPATH")]))
 
 _serial = itertools.count(1)
 

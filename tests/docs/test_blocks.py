@@ -85,13 +85,18 @@ def test_a_comment_that_means_nothing_is_an_error(comment: str, tmp_path: Path) 
         read_blocks(document)
 
 
+FAILS = "echo $$ > pid; exit 1"
+FAILED = 'until grep -qs "(zombie)" /proc/$(cat pid || true)/status; do sleep 0.05; done'
+"""Waits until the block in the background has ended, which nobody takes note of before this block ends."""
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("```sh\ncurl -sf 127.0.0.1:4151/ping\nfalse\n```\n", "d.md:1: exit code 1:\nOK"),
         ("```python\nraise SystemExit(3)\n```\n", "d.md:1: exit code 3"),
         ("```python\nclass SparkSession: ...\n```\n\n```python\nSparkSession()\n```\n", "d.md:5: exit code 1"),
-        ("<!-- runs in the background -->\n```sh\nfalse\n```\n\n```sh\nsleep 1\n```\n", "d.md:2: exit code 1"),
+        (f"<!-- runs in the background -->\n```sh\n{FAILS}\n```\n\n```sh\n{FAILED}\n```\n", "d.md:2: exit code 1"),
         ("<!-- file: a.txt -->\n```text\n1\n```\n\n```sh\ntrue\n```\n", "d.md:2: nothing below uses the file a.txt"),
     ],
 )

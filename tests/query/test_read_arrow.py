@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,14 +101,23 @@ def test_a_filter_on_seq_time_or_nsqd_decides_what_is_fetched(make_nsqd: Callabl
 
 def test_a_message_that_was_deferred_is_found_by_its_time(make_nsqd: Callable[..., Nsqd]) -> None:
     nsqd = make_nsqd()
-    publish(nsqd, "t", b"first")
-    assert nsqd.post("/pub", b"deferred", topic="t", defer=300).status == 200
-    between = datetime.now(UTC)
-    publish(nsqd, "t", b"last")
-    eventually(lambda: nsquark.read_arrow("t", nsqd=address(nsqd)).num_rows == 3)
-    assert nsquark.read_arrow("t", nsqd=address(nsqd))["body"].to_pylist() == [b"first", b"last", b"deferred"]
-    assert nsquark.read_arrow("t", nsqd=address(nsqd), until=between)["body"].to_pylist() == [b"first", b"deferred"]
-    assert nsquark.read_arrow("t", nsqd=address(nsqd), since=between)["body"].to_pylist() == [b"last"]
+
+    def logged(topic: str, **bounds: Any) -> list[bytes]:
+        found: list[bytes] = nsquark.read_arrow(topic, nsqd=address(nsqd), **bounds)["body"].to_pylist()
+        return found
+
+    # Whoever stands still for longer than the message is deferred publishes the last one too late, and tries again.
+    for topic in (f"t{number}" for number in range(20)):
+        publish(nsqd, topic, b"first")
+        assert nsqd.post("/pub", b"deferred", topic=topic, defer=300).status == 200
+        between = datetime.now(UTC)
+        publish(nsqd, topic, b"last")
+        eventually(lambda topic=topic: len(logged(topic)) == 3)
+        if logged(topic) != [b"first", b"deferred", b"last"]:
+            break
+    assert logged(topic) == [b"first", b"last", b"deferred"]
+    assert logged(topic, until=between) == [b"first", b"deferred"]
+    assert logged(topic, since=between) == [b"last"]
 
 
 def test_bounds_are_those_of_the_filter_for_each_log() -> None:
@@ -120,6 +130,7 @@ def test_bounds_are_those_of_the_filter_for_each_log() -> None:
 
 def test_what_cannot_be_read_is_an_error(make_nsqd: Callable[..., Nsqd], tmp_path: Path) -> None:
     nsqd, gone = make_nsqd(), make_nsqd(data_path=tmp_path / "second")
+    gone.keep_ports()  # so that no other nsqd listens there when it is gone
     publish(nsqd, "t", b"m")
     with pytest.raises(NsqdError, match="there is no topic nix"):
         nsquark.read_arrow("nix", nsqd=address(nsqd))
@@ -145,7 +156,14 @@ def test_a_failure_is_that_of_the_last_scan(make_nsqd: Callable[..., Nsqd]) -> N
         scan.to_table()
     assert isinstance(scanned.failure, Unreachable)
     nsqd.start()
-    assert scanned.scanner().to_table().num_rows == 10
+
+    def is_read() -> bool:
+        try:
+            return bool(scanned.scanner().to_table().num_rows == 10)
+        except Unreachable:  # somebody stood still for the three seconds
+            return False
+
+    eventually(is_read)
     assert scanned.failure is None
 
 
@@ -177,5 +195,5 @@ def test_neither_spark_nor_duckdb_is_loaded_for_it() -> None:
         "import sys, nsquark; nsquark.read_arrow; nsquark.read_polars; "
         "print([name for name in ('pyspark', 'duckdb', 'polars') if name in sys.modules])"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100)
     assert result.stdout == "[]\n"

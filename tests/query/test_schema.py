@@ -80,7 +80,7 @@ def test_the_newest_messages_of_a_topic_are_the_sample(make_nsqd: Callable[..., 
 def schema(daemon: Nsqd, *arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "nsquark.tool.main", "schema", "--nsqd-http-address={}:{}".format(*daemon.http)]
     return subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, timeout=60, check=False, env=dict(os.environ)
+        [*command, *arguments], capture_output=True, text=True, timeout=100, check=False, env=dict(os.environ)
     )
 
 

@@ -32,7 +32,7 @@ def nsquark(*arguments: str) -> "subprocess.CompletedProcess[str]":
         [sys.executable, "-m", "nsquark.tool.main", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
         env=os.environ | {"TZ": "Asia/Tokyo"},
     )
@@ -125,6 +125,7 @@ def test_mistakes_are_told_in_a_sentence(orders: Nsqd, query: str, said: str) ->
 
 
 def test_an_nsqd_that_does_not_answer_is_named(orders: Nsqd) -> None:
+    orders.keep_ports()  # so that no other nsqd listens there when it is gone
     orders.stop()
     result = sql(orders, "SELECT 1")
     assert result.returncode == 1

@@ -1,6 +1,7 @@
 """Counts a topic by its bodies on a cluster: `cluster_script.py <master> <nsqd> <topic> <file>`.
 
-Writes the number of rows and of distinct bodies to the file; makes `<file>.running` when the first task has rows.
+Writes the number of rows and of distinct bodies to the file; makes `<file>.running` when the first task has rows, and
+waits in the middle of each until there is `<file>.go`.
 """
 
 import sys
@@ -11,26 +12,29 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-ROWS_BETWEEN_PAUSES = 2000
+ROWS_BEFORE_PAUSE = 2000
 PAUSE_S = 0.05
+WAIT_S = 400.0
 
 
 def main(master: str, nsqd: str, topic: str, result: str) -> None:
-    running = f"{result}.running"
+    running, go_on = f"{result}.running", f"{result}.go"
 
-    def slowly(batches: Iterator[Any]) -> Iterator[Any]:
-        """Hands rows on with pauses, so that there is a middle to kill a worker in."""
+    def in_two_parts(batches: Iterator[Any]) -> Iterator[Any]:
+        """Stops between rows, so that there is a middle to kill a worker in, however late who kills it comes."""
         for batch in batches:
+            yield batch.slice(0, ROWS_BEFORE_PAUSE)
             Path(running).touch()
-            for low in range(0, batch.num_rows, ROWS_BETWEEN_PAUSES):
+            deadline = time.monotonic() + WAIT_S
+            while not Path(go_on).exists() and time.monotonic() < deadline:
                 time.sleep(PAUSE_S)
-                yield batch.slice(low, ROWS_BETWEEN_PAUSES)
+            yield batch.slice(ROWS_BEFORE_PAUSE)
 
     builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
     builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.executor.memory", "512m")
     spark = builder.config("spark.executor.cores", "1").config("spark.sql.shuffle.partitions", "2").getOrCreate()
     frame = spark.read.format("nsq").options(nsqd=nsqd, topic=topic, minPartitions=4).schema("body binary").load()
-    [row] = frame.mapInArrow(slowly, "body binary").selectExpr("count(*)", "count(distinct body)").collect()
+    [row] = frame.mapInArrow(in_two_parts, "body binary").selectExpr("count(*)", "count(distinct body)").collect()
     Path(result).write_text(f"{row[0]} {row[1]}")
 
 

@@ -67,6 +67,17 @@ def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Spa
 
 
 @pytest.fixture
+def early_whole_lists(spark: "SparkSession") -> Iterator[None]:
+    """Lets Spark's sink and source list all their files anew with the third batch already, not with the tenth."""
+    names = [f"spark.sql.streaming.{part}.log.compactInterval" for part in ("fileSink", "fileSource")]
+    for name in names:
+        spark.conf.set(name, "3")
+    yield
+    for name in names:
+        spark.conf.unset(name)
+
+
+@pytest.fixture
 def start() -> "Iterator[MakeQuery]":
     """Makes queries, and ends their threads after the test."""
     from spark.micro_batches import query

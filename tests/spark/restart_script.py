@@ -10,7 +10,7 @@ OPTIONS: dict[str, Any] = {
     "topic": "t",
     "startingOffsets": "earliest",
     "channel": "archive",
-    "maxMessagesPerTrigger": 500,
+    "maxMessagesPerTrigger": 100,
     "minPartitions": 2,
 }
 

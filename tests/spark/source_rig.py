@@ -1,6 +1,6 @@
 """Has what the tests of the source share: publishing, reading, and running a query to the end of what there is."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-QUERY_TIMEOUT_S = 90
+QUERY_TIMEOUT_S = 200
 WORKER_WAS_LATE = "Python worker failed to connect back"
 """Spark gives a Python ten seconds to start, whatever else the machine has to do."""
 STARTS_MAX = 3
@@ -72,6 +72,19 @@ def read_bodies(frame: "DataFrame") -> list[bytes]:
     return sorted(bytes(row.body) for row in frame.select("body").collect())
 
 
+def run_to_end(start: "Callable[[], StreamingQuery]") -> "StreamingQuery":
+    """Runs a query that ends by itself; starts it again if Spark did not wait long enough for its worker."""
+    for number in range(1, STARTS_MAX + 1):
+        query = start()
+        try:
+            assert query.awaitTermination(QUERY_TIMEOUT_S), query.status
+            break
+        except Exception as error:
+            if WORKER_WAS_LATE not in str(error) or number == STARTS_MAX:
+                raise
+    return query
+
+
 class Stream:
     """Is a query into Parquet, on one checkpoint, which runs as often as the test likes."""
 
@@ -87,23 +100,27 @@ class Stream:
 
     def run(self, builder: Any) -> "StreamingQuery":
         """Reads all that is there now, and ends."""
-        for start in range(1, STARTS_MAX + 1):
-            query = self.start(builder, availableNow=True)
-            try:
-                assert query.awaitTermination(QUERY_TIMEOUT_S), query.status
-                break
-            except Exception as error:
-                if WORKER_WAS_LATE not in str(error) or start == STARTS_MAX:
-                    raise
-        return query
+        return run_to_end(lambda: self.start(builder, availableNow=True))
 
     def bodies(self) -> list[bytes]:
         if not self.output.exists():
             return []
         return read_bodies(self.spark.read.schema("body binary").parquet(str(self.output)))
 
-    def await_bodies(self, expected: list[bytes]) -> None:
-        eventually(lambda: self.bodies() == expected, QUERY_TIMEOUT_S, 0.3)
+    def await_bodies(self, query: "StreamingQuery", expected: list[bytes]) -> None:
+        """Waits until a running query has written this; a query that fails raises its error at once."""
+
+        def are_there() -> bool:
+            raise_failure(query)
+            return self.bodies() == expected
+
+        eventually(are_there, QUERY_TIMEOUT_S, 0.3)
+
+
+def raise_failure(query: "StreamingQuery") -> None:
+    """Raises the error of a query that has failed; who waits for what it does would only say that it is late."""
+    if (failure := query.exception()) is not None:
+        raise failure
 
 
 def rows_by_batch(query: "StreamingQuery") -> list[int]:

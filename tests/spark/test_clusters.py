@@ -59,6 +59,7 @@ def publish_all(nsqd: Nsqd, topic: str) -> None:
 def test_local_cluster(nsqd: Nsqd, topic: str, tmp_path: Path) -> None:
     publish_all(nsqd, topic)
     result, log = tmp_path / "result", tmp_path / "driver.log"
+    Path(f"{result}.go").touch()
     command = [sys.executable, str(SCRIPT), "local-cluster[2,1,1024]", address(nsqd), topic, str(result)]
     with process(log, *command) as driver:
         assert counted(driver, log, result) == f"{MESSAGES} {MESSAGES}"
@@ -87,6 +88,8 @@ def test_a_worker_killed_in_the_middle_of_a_batch(nsqd: Nsqd, topic: str, tmp_pa
         eventually(lambda: running.exists() or driver.poll() is not None, RUN_TIMEOUT_S, 0.05)
         assert driver.poll() is None, log.read_text()
         os.killpg(workers[0].pid, signal.SIGKILL)
-        assert counted(driver, log, result) == f"{MESSAGES} {MESSAGES}"
         # Executors are also lost when the driver ends; only a killed worker is named like this.
+        eventually(lambda: "worker lost" in log.read_text() or driver.poll() is not None, RUN_TIMEOUT_S, 0.05)
+        Path(f"{result}.go").touch()
+        assert counted(driver, log, result) == f"{MESSAGES} {MESSAGES}"
         assert "worker lost" in log.read_text()

@@ -29,6 +29,7 @@ from nsquark.spark.jobs import archive, replay, report
 from nsquark.spark.jobs.layout import CHECKPOINT
 from nsquark.spark.jobs.session import moment, read_messages, reason_of
 from nsquark.spark.sink.options import SinkOptions
+from spark.source_rig import raise_failure
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -242,10 +243,17 @@ def test_the_archive_command_goes_on_until_it_is_stopped(
     command += ["--every", "200ms", "--master", "local[2]"]
     command += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+
+        def has(count: int) -> bool:
+            assert process.stderr is not None
+            if process.poll() is not None:
+                pytest.fail(process.stderr.read())  # at once: this test can tell that Spark's worker was late
+            return _count(output, topic) == count
+
         try:
-            eventually(lambda: _count(output, topic) == 1, START_TIMEOUT_S)
+            eventually(lambda: has(1), START_TIMEOUT_S)
             connect(nsqd).publish(topic, b"after")
-            eventually(lambda: _count(output, topic) == 2, START_TIMEOUT_S)
+            eventually(lambda: has(2), START_TIMEOUT_S)
             os.kill(process.pid, signal.SIGINT)
             out, err = process.communicate(timeout=START_TIMEOUT_S)
         finally:
@@ -277,11 +285,16 @@ def test_the_continuous_example_counts_each_order_once(
     connect(nsqd).publish(topic, *first)
     target = f"{topic}.live"
     query = streaming["start"](spark, address(nsqd), topic, target, str(tmp_path / "checkpoint"))
+
+    def did(what: Any) -> bool:
+        raise_failure(query)
+        return bool(what)
+
     try:
-        eventually(lambda: any(report["numInputRows"] for report in query.recentProgress), START_TIMEOUT_S)
+        eventually(lambda: did(any(report["numInputRows"] for report in query.recentProgress)), START_TIMEOUT_S)
         # Past the end of the first window and the delay: it is closed and published, the second is not.
         connect(nsqd).publish(topic, order(3, 16, 4.0))
-        eventually(lambda: target in nsqd.topic_names() and bool(in_log(spark, nsqd, target)), START_TIMEOUT_S)
+        eventually(lambda: did(target in nsqd.topic_names() and in_log(spark, nsqd, target)), START_TIMEOUT_S)
     finally:
         query.stop()
     (row,) = in_log(spark, nsqd, target)

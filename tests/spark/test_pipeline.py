@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 from harness import Nsqd
+from spark.report_pages import ReportPage
+from spark.source_rig import address, publish
 
 pytest.importorskip("pyspark", reason="Spark is not installed: pip install 'nsquark[spark]'")
 
@@ -341,6 +343,22 @@ def test_a_mistake_in_the_definitions_is_shown_without_the_rest_of_sparks_words(
     assert result.returncode == 1
     assert "no_such_column" in result.stderr
     assert "Registering graph elements" not in result.stdout + result.stderr
+
+
+def test_the_report_command_writes_the_page_from_a_server(
+    server: ConnectServer, make_nsqd: Callable[..., Nsqd], tmp_path: Path
+) -> None:
+    daemon = make_nsqd()
+    publish(daemon, "orders", [b"x" * 200] * 1234)
+    file = tmp_path / "report.html"
+    command = [COMMAND, "report", "--topic", "orders", "--nsqd-http-address", address(daemon), "--html", str(file)]
+    command += ["--remote", server.url]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines()[1].split()[:2] == ["orders", "1,234"]
+    shown = ReportPage(file.read_text(encoding="utf-8"))
+    assert shown.column("Topics", "messages") == {"orders": "1,234"}
+    assert "None of the topics has a channel: nobody consumes them." in shown.text
 
 
 def parse(*arguments: str) -> argparse.Namespace:

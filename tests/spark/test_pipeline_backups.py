@@ -6,6 +6,7 @@ checks with a real pipeline that those are the places.
 
 import argparse
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from nsquark.base.errors import UserError
 from nsquark.spark.jobs import pipeline
 from nsquark.spark.jobs.home import PipelineHome
 from nsquark.spark.jobs.home_check import check_home
+from nsquark.spark.jobs.layout import SPARK_LOG
 from spark.test_sink_again import forget_last_commit
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ class Home:
         self._topic = topic
         self._published = 0
         self.directory = directory
+        self.backup = directory.with_name("backup")
 
     def table(self, name: str) -> Path:
         return self.directory / "warehouse" / name
@@ -59,10 +62,10 @@ class Home:
         query = writer.trigger(availableNow=True).start(str(self.table(name)))
         assert query.awaitTermination(QUERY_TIMEOUT_S), query.status
 
-    def put_back(self, backup: Path, *parts: str) -> None:
+    def put_back(self, *parts: str) -> None:
         for part in parts:
             shutil.rmtree(self.directory / part)
-            shutil.copytree(backup / part, self.directory / part)
+            shutil.copytree(self.backup / part, self.directory / part)
 
     def check(self, *anew: str) -> None:
         check_home(self.directory / "warehouse", self.directory / "checkpoints", anew=anew)
@@ -74,32 +77,49 @@ class Home:
         pipeline.run(parser.parse_args(["run", "--spec", str(EXAMPLE), "--dir", str(self.directory), *arguments]))
 
 
-@pytest.fixture
-def home(spark: "SparkSession", nsqd: Nsqd, topic: str, tmp_path: Path) -> Home:
-    """Has seen two updates; the state between them is in `backup`."""
-    made = Home(spark, nsqd, topic, tmp_path / "home")
+@pytest.fixture(scope="module")
+def updated(spark: "SparkSession", nsqd: Nsqd, tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """Has seen two updates; the state between them is in `backup`, and the one after them in `copy`, beside it."""
+    directory = tmp_path_factory.mktemp("updated")
+    made = Home(spark, nsqd, "updated", directory / "home")
     made.update(100)
-    shutil.copytree(made.directory, tmp_path / "backup")
+    shutil.copytree(made.directory, directory / "backup")
     made.update(50)
+    shutil.copytree(made.directory, directory / "copy")
     return made
 
 
-def test_a_directory_that_fits_is_used(home: Home, tmp_path: Path, spark: "SparkSession") -> None:
+@pytest.fixture
+def home(updated: Home) -> Iterator[Home]:
+    """Is the updated directory, in its place for each test: Spark's files name each other by their paths."""
+    yield updated
+    updated.directory = updated.backup.with_name("home")
+    shutil.rmtree(updated.directory)
+    shutil.copytree(updated.backup.with_name("copy"), updated.directory)
+
+
+@pytest.mark.usefixtures("early_whole_lists")
+def test_a_directory_that_fits_is_used(spark: "SparkSession", nsqd: Nsqd, topic: str, tmp_path: Path) -> None:
+    home = Home(spark, nsqd, topic, tmp_path / "home")
+    home.update(100)
+    shutil.copytree(home.directory, home.backup)
     home.check()
-    for _ in range(10):  # beyond the first whole list of Spark's sink
+    for _ in range(3):
         home.update(10)
+    assert list(home.directory.rglob(f"{SPARK_LOG}/*.compact")), "beyond the first whole list of Spark's sink"
+    assert list(home.checkpoint("second").rglob("sources/0/*.compact")), "and of its source"
     home.check()
     for name in ("arrivals", "second"):
         forget_last_commit(home.checkpoint(name))
     home.check()
-    home.put_back(tmp_path / "backup", "warehouse", "checkpoints")
+    home.put_back("warehouse", "checkpoints")
     home.check()
     home.update(10)
-    assert read_bodies(spark.read.parquet(str(home.table("second")))) == bodies(0, 260)
+    assert read_bodies(spark.read.parquet(str(home.table("second")))) == bodies(0, 140)
 
 
-def test_checkpoints_that_are_older_than_the_tables_are_refused(home: Home, tmp_path: Path) -> None:
-    home.put_back(tmp_path / "backup", "checkpoints")
+def test_checkpoints_that_are_older_than_the_tables_are_refused(home: Home) -> None:
+    home.put_back("checkpoints")
     with pytest.raises(UserError, match=r"arrivals/0 is older than .*warehouse/arrivals.*--full-refresh arrivals"):
         home.run()
     with pytest.raises(UserError, match=r"second/0 is older than .*warehouse/second.*--full-refresh second"):
@@ -115,17 +135,17 @@ def test_tables_without_their_checkpoints_are_refused(home: Home) -> None:
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_tables_that_are_older_than_their_checkpoints_are_refused(home: Home, tmp_path: Path, is_gone: bool) -> None:
-    home.put_back(tmp_path / "backup", "warehouse")
+def test_tables_that_are_older_than_their_checkpoints_are_refused(home: Home, is_gone: bool) -> None:
+    home.put_back("warehouse")
     if is_gone:
         shutil.rmtree(home.directory / "warehouse")
     with pytest.raises(UserError, match=r"warehouse/arrivals is older than its checkpoint .*arrivals/0"):
         home.run()
 
 
-def test_a_table_that_is_older_than_what_was_read_of_it_is_refused(home: Home, tmp_path: Path) -> None:
+def test_a_table_that_is_older_than_what_was_read_of_it_is_refused(home: Home) -> None:
     checkpoint = home.checkpoint("arrivals").relative_to(home.directory)
-    home.put_back(tmp_path / "backup", "warehouse/arrivals", str(checkpoint))
+    home.put_back("warehouse/arrivals", str(checkpoint))
     with pytest.raises(UserError, match=r"second has read .* of table arrivals.*--full-refresh arrivals,second"):
         home.run()
     home.check("second")
@@ -139,11 +159,11 @@ def test_a_table_is_computed_anew_with_those_that_have_read_it(home: Home) -> No
 
 
 @pytest.mark.parametrize("arguments", [(), ("--full-refresh-all",)])
-def test_a_directory_that_was_moved_is_refused(home: Home, tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    home.directory = home.directory.rename(tmp_path / "moved")
+def test_a_directory_that_was_moved_is_refused(home: Home, arguments: tuple[str, ...]) -> None:
+    home.directory = home.directory.rename(home.backup.with_name("moved"))
     with pytest.raises(UserError, match=r"moved/warehouse/.* was written as .*home/warehouse/.*Move --dir back"):
         home.run(*arguments)
-    home.directory = home.directory.rename(tmp_path / "home")
+    home.directory = home.directory.rename(home.backup.with_name("home"))
     home.check()
 
 

@@ -3,8 +3,6 @@
 import argparse
 import itertools
 import re
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -46,7 +44,6 @@ from nsquark.spark.options import SourceOptions
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-COMMAND = str(Path(sys.executable).with_name("nsquark"))
 TAGS = {"html", "head", "meta", "title", "style", "body", "main", "header", "section", "footer", "h1", "h2", "h3", "p"}
 TAGS |= {"ul", "li", "b", "i", "span", "small", "div", "figure", "figcaption", "details", "summary"}
 TAGS |= {"table", "caption", "thead", "tbody", "tr", "th", "td", "svg", "path", "rect", "line", "text"}
@@ -207,17 +204,3 @@ def assert_harmless(shown: ReportPage, text: str) -> None:
     assert re.search(r"default-src 'none'; style-src 'sha256-[\w+/=]+'", text)
     style = text[text.index("<style>") : text.index("</style>")]
     assert "url(" not in style and "@import" not in style
-
-
-def test_the_command_writes_the_page(make_nsqd: Callable[..., Nsqd], tmp_path: Path, java: None) -> None:
-    daemon = make_nsqd()
-    publish(daemon, "orders", [b"x" * 200] * 1234)
-    file = tmp_path / "report.html"
-    command = [COMMAND, "report", "--topic", "orders", "--nsqd-http-address", address(daemon), "--html", str(file)]
-    command += ["--master", "local[2]", "--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.splitlines()[1].split()[:2] == ["orders", "1,234"]
-    shown = ReportPage(file.read_text(encoding="utf-8"))
-    assert shown.column("Topics", "messages") == {"orders": "1,234"}
-    assert "None of the topics has a channel: nobody consumes them." in shown.text

@@ -19,6 +19,7 @@ from nsquark.spark.sink.options import SinkOptions  # noqa: E402
 from nsquark.spark.sink.rows import Bodies  # noqa: E402
 
 from .sink_rig import differences, http_address, log_bodies  # noqa: E402
+from .source_rig import on_fixed_port  # noqa: E402
 
 pytestmark = pytest.mark.ours
 
@@ -34,7 +35,7 @@ def shuffled(bodies: list[bytes], seed: int) -> list[bytes]:
     return random.Random(seed).sample(bodies, len(bodies))
 
 
-def options(*nsqds: str, timeout: str = "20s", part_bytes: int = PART_BYTES) -> SinkOptions:
+def options(*nsqds: str, timeout: str = "60s", part_bytes: int = PART_BYTES) -> SinkOptions:
     given = {"nsqd": ",".join(nsqds), "topic": "t", "idempotent": "true", "writeTimeout": timeout}
     return SinkOptions.parse(given | {"maxRequestBytes": str(part_bytes)})
 
@@ -154,7 +155,7 @@ def test_a_cut_connection_and_a_restarted_nsqd_are_tried_again(
 
 
 def test_an_nsqd_that_stays_away_is_named(make_nsqd: Callable[..., Nsqd]) -> None:
-    nsqd = make_nsqd()
+    nsqd = on_fixed_port(make_nsqd())
     address = http_address(nsqd)
     nsqd.kill()
     with pytest.raises(AppendFailed, match=rf"(?s){address}.*no other may take its place"):

@@ -25,6 +25,7 @@ from nsquark.spark.sink.publisher import OUTSTANDING_MAX, Publisher, PublishFail
 from nsquark.spark.sink.rows import Bodies, Deferred  # noqa: E402
 
 from .sink_rig import differences, http_address, log_bodies  # noqa: E402
+from .source_rig import on_fixed_port  # noqa: E402
 
 pytestmark = pytest.mark.ours
 
@@ -50,14 +51,14 @@ def test_tls_is_used_for_http_and_tcp(make_nsqd: Callable[..., Nsqd], tmp_path: 
         publish(publisher, [b"a", b"b"])
         publisher.flush()
     assert log_bodies(nsqd, "t") == [b"a", b"b"]
-    plain = options(http_address(nsqd), writeTimeout="2s")
+    plain = options(http_address(nsqd))
     with pytest.raises(PublishFailed, match="TLS"), Publisher(plain) as publisher:  # noqa: PT012 (flush is what fails)
         publish(publisher, [b"c"])
         publisher.flush()
 
 
 def test_an_nsqd_that_is_away_at_first_is_left_out(make_nsqd: Callable[..., Nsqd], tmp_path: Path) -> None:
-    here, away = (make_nsqd(data_path=tmp_path / name) for name in "ab")
+    here, away = (on_fixed_port(make_nsqd(data_path=tmp_path / name)) for name in "ab")
     addresses = http_address(here), http_address(away)
     away.kill()
     with Publisher(options(*addresses)) as publisher:
@@ -67,7 +68,7 @@ def test_an_nsqd_that_is_away_at_first_is_left_out(make_nsqd: Callable[..., Nsqd
 
 
 def test_who_finds_no_nsqd_leaves_neither_thread_nor_loop_behind(make_nsqd: Callable[..., Nsqd]) -> None:
-    nsqd = make_nsqd()
+    nsqd = on_fixed_port(make_nsqd())
     nsqd.kill()
     before = set(threading.enumerate())
     gc.collect()  # what earlier tests have left
@@ -81,7 +82,7 @@ def test_who_finds_no_nsqd_leaves_neither_thread_nor_loop_behind(make_nsqd: Call
 
 
 def test_an_nsqd_that_dies_hands_over_to_another(make_nsqd: Callable[..., Nsqd], tmp_path: Path) -> None:
-    stays, dies = (make_nsqd(data_path=tmp_path / name) for name in "ab")
+    stays, dies = (on_fixed_port(make_nsqd(data_path=tmp_path / name)) for name in "ab")
     bodies = [b"%d" % number for number in range(20_000)]
     with Publisher(options(http_address(stays), http_address(dies))) as publisher:
         publish(publisher, bodies[:5000])

@@ -55,6 +55,9 @@ class Before:
 
         self.server = LocalServer(Passing)
 
+    def go_over_to(self, daemon: Nsqd) -> None:
+        self._daemon = daemon
+
     def before(self, path: str, *steps: Callable[[], bool]) -> None:
         self._path, self._steps = path, iter(steps)
 
@@ -128,8 +131,9 @@ def test_a_topic_made_again_before_anything_of_it_was_read_is_read_from_its_begi
 
 
 def test_a_backup_put_back_while_a_batch_is_planned_is_noticed_by_the_next(
-    before: tuple[Before, Nsqd], tmp_path: Path, start: MakeQuery
+    before: tuple[Before, Nsqd], make_nsqd: Callable[..., Nsqd], tmp_path: Path, start: MakeQuery
 ) -> None:
+    """The nsqd with the backup is started beforehand: to start one takes longer than a query waits for an answer."""
     proxy, daemon = before
     publish(daemon, "t", bodies(0, 100))
     daemon.stop()
@@ -138,10 +142,11 @@ def test_a_backup_put_back_while_a_batch_is_planned_is_noticed_by_the_next(
     publish(daemon, "t", bodies(100, 300))
     one = start(nsqd=proxy.server.address, topic="t", maxMessagesPerTrigger=150)
     assert one.next() == bodies(0, 150)
+    older = make_nsqd(data_path=tmp_path / "backup")
+    publish(older, "t", bodies(1000, 1300))
 
     def put_back_now() -> bool:
-        put_back(daemon, tmp_path / "backup")
-        publish(daemon, "t", bodies(1000, 1300))
+        proxy.go_over_to(older)
         return True
 
     proxy.before("/log/plan", put_back_now)

@@ -300,6 +300,7 @@ def test_a_stream_notices_an_nsqd_that_came_back_wiped(
     publish(daemon, "t", bodies(10, 20))
     lost_id = nsqd_id(daemon)
     daemon.kill()
+    eventually(lambda: not lookupd.producers("t"))
     shutil.rmtree(daemon.data_path)
     daemon.data_path.mkdir()
     daemon.start()

@@ -158,7 +158,7 @@ def test_min_messages_wait_for_more_or_for_the_delay(nsqd: Nsqd, topic: str, sta
     assert one.next() == bodies(0, 12)
     publish(nsqd, topic, bodies(12, 13))
     assert not one.plan()
-    eventually(one.plan)
+    eventually(one.plan, 60)
     assert one.run() == bodies(12, 13)
 
 
@@ -275,7 +275,7 @@ def test_a_range_is_read_on_after_a_restart_in_the_middle(make_nsqd: Callable[..
 
 
 def test_reading_gives_up_after_the_read_timeout(make_nsqd: Callable[..., Nsqd], start: MakeQuery) -> None:
-    daemon = make_nsqd()
+    daemon = on_fixed_port(make_nsqd())
     publish(daemon, "t", bodies(0, 5))
     one = start(daemon, topic="t", readTimeout="4s")
     assert one.plan()
@@ -414,7 +414,7 @@ def test_a_channel_goes_when_its_query_is_gone_for_its_ttl(nsqd: Nsqd, topic: st
     assert one.state() == bodies(0, 5)
     assert nsqd.channel(topic, "spark")["depth"] == 0
     one.stop()
-    eventually(lambda: nsqd.topic(topic)["channels"] == [], 30)
+    eventually(lambda: nsqd.topic(topic)["channels"] == [], 60)
 
 
 def test_earliest_begins_where_its_channel_does(make_nsqd: Callable[..., Nsqd], start: MakeQuery) -> None:

@@ -135,7 +135,8 @@ def test_what_was_stored_and_not_finished_comes_again_and_is_dropped(
         proxy.up.stalled = True
         publish(source, TOPIC, numbered(0, 700))
         eventually(lambda: tap.metric("messages_total") == 700, DRAIN_TIMEOUT_S)
-        assert source.channel(TOPIC, CHANNEL)["in_flight_count"] == 700, "nothing was finished"
+        # Those that are stored for longer than msg_timeout come again and again.
+        assert unfinished(source, TOPIC) == 700, "nothing was finished"
         if kills_tap:
             tap.kill()
         proxy.cut()
@@ -143,7 +144,7 @@ def test_what_was_stored_and_not_finished_comes_again_and_is_dropped(
         if kills_tap:
             tap = make_tap(address)
         wait_until_finished(source, TOPIC)
-        assert tap.metric("redeliveries_total") == 700
+        assert tap.metric("redeliveries_total") >= 700
         publish(source, TOPIC, numbered(700, 800))
         wait_until_finished(source, TOPIC)
         assert rows(spark, tap) == witnessed(source, TOPIC, 800)
@@ -179,10 +180,11 @@ def test_a_full_disk_stops_the_tap_and_a_query_that_reads_lets_it_go_on(
     bodies = numbered(0, 12_000)
     publish(source, TOPIC, bodies)
     flags = ("--max-disk-bytes=400000", "--max-bytes-per-file=50000", "--max-in-flight=100", "--window=1000")
-    tap = make_tap(source, *flags)
+    # A message that a slow tap has stored and not yet finished must not come again behind the small window.
+    tap = make_tap(source, *flags, "--consumer-opt=msg_timeout,60s")
     eventually(lambda: tap.metric("paused") == 1, DRAIN_TIMEOUT_S)
     eventually(lambda: source.channel(TOPIC, CHANNEL)["in_flight_count"] == 0)
-    assert all(client["ready_count"] == 0 for client in source.channel(TOPIC, CHANNEL)["clients"])
+    eventually(lambda: [client["ready_count"] for client in source.channel(TOPIC, CHANNEL)["clients"]] == [0])
     eventually(lambda: "RDY 0" in tap.log)
     assert tap.get("/ping").status == 500
     stored = int(tap.metric("messages_total"))
@@ -204,8 +206,7 @@ def test_a_full_disk_stops_the_tap_and_a_query_that_reads_lets_it_go_on(
     finally:
         query.stop()
     wait_until_finished(source, TOPIC)
-    assert tap.metric("paused") == 0
-    assert tap.get("/ping").status == 200
+    eventually(lambda: tap.metric("paused") == 0 and tap.get("/ping").status == 200)
     assert tap.metric("messages_total") == len(bodies)
 
 
