@@ -132,10 +132,9 @@ def test_boolean_flag_never_takes_the_next_argument(make_nsqd: Callable[..., Nsq
 
 
 def test_fixed_ports_are_free_again_at_once(make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
-        ports = [one.getsockname()[1], two.getsockname()[1]]
-    daemon = make_nsqd(f"--tcp-address=127.0.0.1:{ports[0]}", f"--http-address=127.0.0.1:{ports[1]}")
-    assert (daemon.tcp[1], daemon.http[1]) == tuple(ports)
+    daemon = make_nsqd()
+    daemon.keep_ports()  # and hold them while it is down, or another process may be given them
+    ports = [daemon.tcp[1], daemon.http[1]]
     connect(daemon).subscribe("t", rdy=1)
     daemon.restart()
     assert (daemon.tcp[1], daemon.http[1]) == tuple(ports)
@@ -251,6 +250,7 @@ def test_stderr_that_nobody_reads_blocks_nothing(tmp_path: Path) -> None:
 def test_nothing_survives_a_kill(make_nsqd: Callable[..., Nsqd]) -> None:
     daemon = make_nsqd()
     address = daemon.tcp
+    daemon.keep_ports()  # nobody else may listen there
     daemon.kill()
     with pytest.raises(ConnectionRefusedError):
         Wire(address)

@@ -80,6 +80,7 @@ def test_raising_and_lowering_rdy(nsqd: Nsqd, connect: Callable[..., Wire], topi
     consumer.RDY(0)
     consumer.FIN(last.id)
     consumer.expect_silence(0.1)
+    consumer.assert_usable()
     shown = nsqd.channel(topic)
     assert (shown["depth"], shown["in_flight_count"]) == (15, 0)
     assert shown["clients"][0]["ready_count"] == 0
@@ -131,8 +132,9 @@ def test_requeue_with_delay(nsqd: Nsqd, client: Wire, topic: str) -> None:
     message = client.read_message()
     start = time.monotonic()
     client.REQ(message.id, 1900)
-    eventually(lambda: nsqd.channel(topic)["deferred_count"] == 1)
-    assert nsqd.channel(topic)["depth"] == 0
+    shown = eventually(lambda: found if (found := nsqd.channel(topic))["requeue_count"] else None)
+    if time.monotonic() - start < 1.9:  # else this process was held up until the message was due
+        assert (shown["deferred_count"], shown["depth"]) == (1, 0)
     again = client.read_message()
     assert time.monotonic() - start >= 1.895
     assert again.attempts == 2
@@ -259,11 +261,11 @@ def test_buffered_messages_leave_within_the_buffer_timeout(connect: Callable[...
     assert consumer.read_message().body == b"x"
 
 
-def test_reply_pushes_out_what_is_buffered(connect: Callable[..., Wire], topic: str) -> None:
+def test_reply_pushes_out_what_is_buffered(nsqd: Nsqd, connect: Callable[..., Wire], topic: str) -> None:
     """Without a timer a message may wait in the buffer, but never behind a later response."""
     consumer = connect().subscribe(topic, rdy=100, output_buffer_timeout=-1)
     connect().publish(topic, b"x")
-    time.sleep(0.1)  # lets the message into the buffer, if there is one
+    eventually(lambda: nsqd.channel(topic)["in_flight_count"] == 1)  # by now it is in the buffer, if there is one
     consumer.PUB(f"{topic}_other", b"y")
     assert consumer.read_message().body == b"x"
     consumer.expect_ok()
@@ -312,6 +314,7 @@ def test_channel_empty_forgets_what_is_in_flight(nsqd: Nsqd, client: Wire, topic
 @pytest.mark.ours
 def test_a_burst_reaches_every_idle_consumer(nsqd: Nsqd, connect: Callable[..., Wire], topic: str) -> None:
     consumers = [connect().subscribe(topic, rdy=2500, output_buffer_timeout=25) for _ in range(10)]
+    eventually(lambda: [client["ready_count"] for client in nsqd.channel(topic)["clients"]] == [2500] * 10)
     connect().publish(topic, *[b"x"] * 200)
     shares = _in_flight(nsqd, topic)
     assert sum(shares.values()) == 200

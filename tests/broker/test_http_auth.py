@@ -63,7 +63,8 @@ def server() -> Iterator[AuthServer]:
 
 @pytest.fixture
 def nsqd(make_nsqd: Callable[..., Nsqd], server: AuthServer) -> Nsqd:
-    return make_nsqd(f"--auth-http-address={server.address}")
+    # The server is a thread of this process, which may be held up for longer than nsqd waits by default.
+    return make_nsqd(f"--auth-http-address={server.address}", "--http-client-request-timeout=60s")
 
 
 def ask(nsqd: Nsqd, method: str, target: str, secret: str = "", body: bytes | None = None) -> HttpReply:

@@ -223,7 +223,7 @@ def test_a_long_mpub_is_published_whole_and_in_order(
     body = mpub_messages(bodies) if binary == "true" else b"\n".join(bodies) + b"\n\n"
     assert nsqd.post("/mpub", body, topic=topic, binary=binary).body == b"OK"
     assert nsqd.post("/pub", b"last", topic=topic).body == b"OK"
-    client = connect(nsqd).subscribe(topic, rdy=2000)
+    client = connect(nsqd).subscribe(topic, rdy=2000, heartbeat_interval=60_000)  # none in between, however slow it is
     assert [message.body for message in client.read_messages(MANY + 1, finish=True)] == [*bodies, b"last"]
 
 

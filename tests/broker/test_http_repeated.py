@@ -28,7 +28,7 @@ def _chunked(topic: str, body: bytes) -> bytes:
 
 def _exchange(nsqd: Nsqd, pieces: list[bytes]) -> list[tuple[int, bytes]]:
     """Statuses and bodies of all answers until the connection is closed."""
-    with socket.create_connection(nsqd.http, timeout=10) as client:
+    with socket.create_connection(nsqd.http, timeout=30) as client:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for piece in pieces:
             client.sendall(piece)
@@ -92,7 +92,7 @@ def test_a_message_over_the_limit_is_refused(nsqd: Nsqd, topic: str) -> None:
 
 
 def test_a_topic_that_was_deleted_is_made_again(nsqd: Nsqd, topic: str) -> None:
-    with socket.create_connection(nsqd.http, timeout=10) as client:
+    with socket.create_connection(nsqd.http, timeout=30) as client:
         for _ in range(2):
             for _ in range(5):
                 client.sendall(_pub(topic, b"hello"))

@@ -196,7 +196,7 @@ def test_shown_in_stats(nsqd: Nsqd, client: Wire, topic: str) -> None:
         hostname="here.example",
         user_agent="tester/1",
         sample_rate=42,
-        heartbeat_interval=5000,
+        heartbeat_interval=50_000,
     )
     shown = nsqd.channel(topic)["clients"][0]
     assert shown["client_id"] == "me"

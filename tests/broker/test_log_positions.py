@@ -12,7 +12,10 @@ pytestmark = pytest.mark.ours
 
 
 def _bodies(wire: Wire, count: int) -> list[bytes]:
-    return sorted(message.body for message in wire.read_messages(count, finish=True))
+    """Finishes so many messages; when it returns, nsqd has heard of that."""
+    bodies = sorted(message.body for message in wire.read_messages(count, finish=True))
+    wire.assert_usable()
+    return bodies
 
 
 def _publish(daemon: Nsqd, topic: str, low: int, high: int) -> None:

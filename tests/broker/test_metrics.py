@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "contrib" / "grafana" / "nsqd.json"
 DOCUMENT = ROOT / "docs" / "metrics.md"
 ROWS_MAX = 1000
+UNKNOWN_ID = b"0123456789abcdef"
 ALL_FEATURES = ("--e2e-processing-latency-percentile=0.5,0.99", "--enable-experiment=topology-aware-consumption")
 NAMES_OF_METRICS = re.compile(r"\b(?:nsqd|process)_[a-z_]+\b")
 
@@ -49,20 +50,26 @@ class Metrics:
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
-    """Runs an nsqd with everything on: of 5 messages one is finished, one requeued, one deferred, one timed out."""
-    with Nsqd(tmp_path_factory.mktemp("nsqd"), *ALL_FEATURES) as daemon, daemon.connect() as client:
-        client.publish("t", *[b"12345"] * 5)
-        client.subscribe("t", "ch", rdy=5, msg_timeout=4000)
-        messages = client.read_messages(5)
-        client.RDY(0)
-        client.FIN(messages[0].id)
-        client.REQ(messages[1].id, 0)
-        client.REQ(messages[2].id, 600_000)
-        client.TOUCH(messages[3].id)
-        eventually(lambda: daemon.channel("t")["timeout_count"] == 2)
-        daemon.post("/channel/create", topic="t", channel="idle")
-        daemon.post("/channel/pause", topic="t", channel="idle")
-        yield daemon
+    """Runs an nsqd with everything on: of 5 messages one is finished, one requeued, one deferred, two timed out."""
+    for _ in range(5):
+        with Nsqd(tmp_path_factory.mktemp("nsqd"), *ALL_FEATURES) as daemon, daemon.connect() as client:
+            client.publish("t", *[b"12345"] * 5)
+            client.subscribe("t", "ch", rdy=5, msg_timeout=4000)
+            messages = client.read_messages(5)
+            client.RDY(0)
+            client.FIN(messages[0].id)
+            client.REQ(messages[1].id, 0)
+            client.REQ(messages[2].id, 600_000)
+            client.TOUCH(messages[3].id)
+            client.TOUCH(UNKNOWN_ID)
+            if client.read_frame().data != b"E_TOUCH_FAILED TOUCH %b failed ID not in flight" % UNKNOWN_ID:
+                continue  # this process was held up until some had timed out already
+            eventually(lambda: daemon.channel("t")["timeout_count"] == 2)
+            daemon.post("/channel/create", topic="t", channel="idle")
+            daemon.post("/channel/pause", topic="t", channel="idle")
+            yield daemon
+            return
+    pytest.fail("held up each time")
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +196,7 @@ def _publish_to_many(client: Wire, names: list[str]) -> None:
 def test_topics_beyond_the_limit_are_summed_up(make_nsqd: Callable[..., Nsqd]) -> None:
     daemon = make_nsqd(*ALL_FEATURES)
     with daemon.connect() as client:
+        client.identify(heartbeat_interval=-1)
         client.publish("_other", b"x", b"y")  # a topic may have that name
         _publish_to_many(client, [f"topic_{number}#ephemeral" for number in range(ROWS_MAX + 50)])
         metrics = Metrics(daemon)

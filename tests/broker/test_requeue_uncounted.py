@@ -74,8 +74,9 @@ def test_it_holds_over_a_restart(make_nsqd: Callable[..., Nsqd], connect: Callab
     wire = connect(daemon).subscribe("t", rdy=3, **ASK)
     with daemon.connect() as publisher:
         publisher.publish("t", b"1", b"2", b"3")
+    messages = wire.read_messages(3)
     wire.RDY(0)
-    for message in wire.read_messages(3):
+    for message in messages:
         give_back(wire, message.id)
     wire.TOUCH(message.id)  # its error tells that what was given back before it is noted
     assert wire.read_frame().kind == ERROR

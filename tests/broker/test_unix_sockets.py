@@ -17,7 +17,7 @@ import pytest
 from harness import AuthServer, Nsqd, StartError, Wire
 from harness.upgrades import make_certificate, trusting_anything
 
-HTTP_TIMEOUT_S = 5
+HTTP_TIMEOUT_S = 30
 
 
 class _UnixHttp(http.client.HTTPConnection):

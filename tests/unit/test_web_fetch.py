@@ -40,7 +40,7 @@ def server() -> Iterator[ServerThread]:
 
 
 def get(url: str, **settings: object) -> Fetched:
-    asked: dict[str, object] = {"connect_timeout": 5.0, "request_timeout": 10.0, **settings}
+    asked: dict[str, object] = {"connect_timeout": 30.0, "request_timeout": 60.0, **settings}
     return asyncio.run(fetch(url, **asked))  # type: ignore[arg-type]
 
 
@@ -73,10 +73,11 @@ def test_bad_urls(url: str) -> None:
 
 
 def test_nobody_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    with pytest.raises(FetchError, match=rf"GET http://127\.0\.0\.1:{port}/x failed - .*refused"):
-        get(f"http://127.0.0.1:{port}/x")
+    with socket.socket() as held:  # so that nobody else listens there meanwhile
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        with pytest.raises(FetchError, match=rf"GET http://127\.0\.0\.1:{port}/x failed - .*refused"):
+            get(f"http://127.0.0.1:{port}/x")
 
 
 @contextmanager
@@ -137,8 +138,8 @@ def test_broken_answers(behave: Callable[[socket.socket], None]) -> None:
 def test_cancelling_ends_the_connection() -> None:
     async def cancelled(port: int) -> None:
         url = f"http://127.0.0.1:{port}/"
-        task = asyncio.create_task(fetch(url, connect_timeout=5.0, request_timeout=60.0))
-        assert await asyncio.to_thread(asked.wait, 10)
+        task = asyncio.create_task(fetch(url, connect_timeout=30.0, request_timeout=60.0))
+        assert await asyncio.to_thread(asked.wait, 30)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

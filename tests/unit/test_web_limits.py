@@ -220,15 +220,24 @@ def test_a_slow_request_is_cut(server: ServerThread) -> None:
 
 @with_limits(HttpLimits(idle_seconds=3))
 def test_an_idle_connection_is_closed_and_a_busy_one_is_not(server: ServerThread, app: App) -> None:
-    with server.connect() as idle, server.connect() as busy:
-        busy.send(get("/later"))
-        idle.send(get("/ping"))
-        assert idle.reply().body == b"OK"
-        assert idle.is_closed()
-        server.call(lambda: app.pending[0].resolve(text("patience")))
-        assert busy.reply().body == b"patience"
-        busy.send(get("/ping"))
-        assert busy.reply().body == b"OK"
+    for _ in range(10):
+        with server.connect() as idle, server.connect() as busy:
+            spoke_s = time.monotonic()
+            try:
+                busy.send(get("/later"))
+                idle.send(get("/ping"))
+                assert idle.reply().body == b"OK"
+                assert idle.is_closed()
+                spoke_s = time.monotonic()
+                server.call(lambda: app.pending[-1].resolve(text("patience")))
+                assert busy.reply().body == b"patience"
+                busy.send(get("/ping"))
+                assert busy.reply().body == b"OK"
+                return
+            except ConnectionError:
+                if time.monotonic() - spoke_s < 2.9:  # else it was this process that was idle for so long
+                    raise
+    pytest.fail("held up each time")
 
 
 # -- number ----------------------------------------------------------------------------------------------
@@ -278,10 +287,10 @@ def test_a_peer_that_does_not_read_stops_the_work_done_for_it(server: ServerThre
 
 
 @with_limits(HttpLimits(write_stall_seconds=1))
-def test_a_peer_that_never_reads_is_dropped(server: ServerThread) -> None:
+def test_a_peer_that_never_reads_is_dropped(server: ServerThread, app: App) -> None:
     with server.connect() as client:
         send_all_of(client, get("/big") * 5000)
-        eventually(lambda: server.http.connection_count == 1)
+        eventually(lambda: app.big_count)
         eventually(lambda: server.http.connection_count == 0)
 
 
