@@ -160,16 +160,22 @@ async def _check_clock(address: str, secret: str) -> list[Finding]:
 
 
 async def _clock_difference(address: str, secret: str) -> float | None:
-    """Returns the seconds by which a daemon's clock is ahead, or None if it does not tell the time."""
+    """Returns the seconds by which a daemon's clock is ahead for sure, or None if it does not tell the time: it may
+    have told it at any moment between the question and the answer, which can be far apart.
+    """
     asked = time.time()
     headers, body = await _get(address, "/metrics", secret)
-    middle = (asked + time.time()) / 2
+    told = _time_told(headers, body)
+    return None if told is None else told - min(max(told, asked), time.time())
+
+
+def _time_told(headers: dict[str, str], body: bytes) -> float | None:
     started = re.search(rb"^process_start_time_seconds ([0-9.e+]+)", body, re.MULTILINE)
     uptime = re.search(rb"^nsqd_uptime_seconds ([0-9.e+-]+)", body, re.MULTILINE)
     if started is not None and uptime is not None:
-        return float(started[1]) + float(uptime[1]) - middle
+        return float(started[1]) + float(uptime[1])
     with contextlib.suppress(KeyError, ValueError):
-        return email.utils.parsedate_to_datetime(headers["date"]).timestamp() - middle
+        return email.utils.parsedate_to_datetime(headers["date"]).timestamp()
     return None
 
 
