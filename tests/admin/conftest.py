@@ -17,6 +17,9 @@ from harness.lookupd import Nsqlookupd
 from harness.nsqadmin import Nsqadmin
 from nsquark.testing.daemons import started
 
+PATIENT = ("--http-client-connect-timeout=1m", "--http-client-request-timeout=1m")
+"""What an nsqadmin knows of an nsqd stays as long as this on its pages, while that does not answer."""
+
 PEERS = ("PEER_NSQD", "PEER_NSQLOOKUPD")
 WHOSE = [
     "ours",
@@ -68,9 +71,9 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             program = None if is_ours else os.environ["PEER_NSQD"]
             told = f"--lookupd-tcp-address={lookupd.tcp_address}"
             nsqds.append(stack.enter_context(Nsqd(path, told, *flags, program=program)))
-        admin = stack.enter_context(Nsqadmin(f"--lookupd-http-address={lookupd.http_address}"))
+        admin = stack.enter_context(Nsqadmin(f"--lookupd-http-address={lookupd.http_address}", *PATIENT))
         addresses = [f"--nsqd-http-address={nsqd.http_address}" for nsqd in nsqds]
-        direct = stack.enter_context(Nsqadmin(*addresses))
+        direct = stack.enter_context(Nsqadmin(*addresses, *PATIENT))
         eventually(lambda: len(lookupd.nodes()) == 2)
         yield Cluster(lookupd, nsqds, admin, direct, is_ours)
         for daemon in (admin, direct):

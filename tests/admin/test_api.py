@@ -213,9 +213,11 @@ def test_a_latency_that_was_not_measured_is_not_known(cluster: Cluster, topic: s
     """Nothing was finished, and 0 would be the best of all latencies."""
     cluster.make(topic, "ch", count=1)
     for path in (f"/topics/{topic}", f"/topics/{topic}/ch"):
-        page = cluster.direct.get(path).text
-        shown = re.findall(r">(p\d+)</span> ([^<]+)</span>", page)
-        assert shown and set(shown) == {("p99", UNKNOWN), ("p50", UNKNOWN)}
+        # The page is found as soon as an nsqd has answered a poll.
+        shown = eventually(
+            lambda path=path: re.findall(r">(p\d+)</span> ([^<]+)</span>", cluster.direct.get(path).text)
+        )
+        assert set(shown) == {("p99", UNKNOWN), ("p50", UNKNOWN)}
     with Wire(cluster.nsqds[0].tcp) as wire:
         wire.subscribe(topic, "ch", rdy=1)
         wire.read_messages(1, finish=True)
@@ -418,8 +420,12 @@ def _close(wires: list[Wire]) -> None:
 def test_depths_of_a_topics_page_add_up(cluster: Cluster, admin: Nsqadmin, topic: str) -> None:
     """Depth is that of the topic and its channels, in the tile, on each nsqd and in their total."""
     cluster.make(topic, "ch", count=3)
-    eventually(lambda: 'data-label="depth">6</td>' in admin.get(f"/topics/{topic}").text)
-    page = admin.get(f"/topics/{topic}").text
+
+    def shown() -> str:
+        text = admin.get(f"/topics/{topic}").text
+        return text if 'data-label="depth">6</td>' in text else ""
+
+    page = eventually(shown)
     assert re.findall(r'<dd title="(\d+)">', page)[0] == "6"
     assert re.findall(r'<td data-label="depth">(\d+)</td>', page) == ["3", "3", "6"]
 
@@ -435,10 +441,10 @@ def test_topics_and_channels_that_are_called_like_our_paths_have_pages(
         path = f"/topics/{topic}/{name}"
         for page in (f"/topics/{topic}", f"/nodes/{cluster.nsqds[0].http_address}"):
             eventually(lambda page=page, path=path: f'href="{path}"' in admin.get(page).text)
-        assert f"<h1>{name}</h1>" in admin.get(path).text
+        eventually(lambda path=path, name=name: f"<h1>{name}</h1>" in admin.get(path).text)
         cluster.make(name, name, count=1)
         for path in (f"/topics/{name}", f"/topics/{name}/{name}", f"/messages/{name}"):
-            assert f"<h1>{name}</h1>" in admin.get(path).text, path
+            eventually(lambda path=path, name=name: f"<h1>{name}</h1>" in admin.get(path).text)
 
 
 def test_no_path_is_that_of_two_routes() -> None:

@@ -97,7 +97,7 @@ def test_an_nsqd_fails_in_the_middle_of_a_download(
     for _ in range(24):
         assert nsqd.post("/pub", b"x" * 1_000_000, topic=topic).status == 200
     admin = make_admin(f"--nsqd-http-address={nsqd.http_address}")
-    eventually(lambda: topic in admin.get("/api/topics").json()["topics"])
+    eventually(lambda: admin.get(f"/messages/{topic}").status == 200)  # the topic is known
     with RawAnswer.of(admin, f"/messages/{topic}/found.jsonl", version) as answer:
         answer.read_until(b'"body"')
         nsqd.kill()

@@ -1,8 +1,10 @@
 """Checks the stream of a tab: the past comes first, then what is new; polling is shared, and bounded."""
 
 import http.client
+import re
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from admin.conftest import Cluster
@@ -60,24 +62,32 @@ def test_a_page_that_is_none_gets_no_stream(cluster: Cluster) -> None:
 def test_polling_is_shared_and_stops_with_the_last_tab(cluster: Cluster, make_admin: Callable[..., Nsqadmin]) -> None:
     admin = make_admin(fast(cluster), "--poll-interval=100ms")
 
-    def asked() -> int:
-        return cluster.nsqds[0].log.count("GET /stats?format=json&include_clients=false ")
+    def asked_at() -> list[float]:
+        """Returns when nsqd was asked, by its own log, which may be read late."""
+        found = re.findall(r"(\S+ \S+) INFO: 200 GET /stats\?format=json&include_clients=false ", cluster.nsqds[0].log)
+        return [datetime.strptime(at, "%Y/%m/%d %H:%M:%S.%f").timestamp() for at in found]
 
     tabs = [EventStream(admin, "/") for _ in range(5)]
     for tab in tabs:
         tab.__enter__()
-    before, began = asked(), time.monotonic()
+    began = time.time()
     for tab in tabs:
         tab.next()
         tab.next()
-    polls_max = (time.monotonic() - began) / 0.1 + 2
-    assert asked() - before <= polls_max, "five tabs are served by one poll"
+
+    def polls() -> list[float]:
+        found = [at for at in asked_at() if at > began]
+        return found if len(found) >= 8 else []
+
+    asked = eventually(polls)
+    # They are 0.1 s apart, but for one or two of the other nsqadmins; polls for each tab would need 0.14 s for it.
+    assert asked[7] - asked[0] > 0.3, "five tabs are served by one poll"
     for tab in tabs:
         tab.__exit__(None, None, None)
     seen = [0]
 
     def is_quiet() -> bool:
-        last, seen[0] = seen[0], asked()
+        last, seen[0] = seen[0], len(asked_at())
         return last == seen[0]
 
     eventually(is_quiet, interval_s=1.0)

@@ -71,9 +71,22 @@ def impostor() -> Iterator[Callable[[bytes], str]]:
 
 
 @pytest.fixture
-def closed_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return "127.0.0.1:{}".format(*listener.getsockname()[1:])
+def cut_off() -> Iterator[str]:
+    """Runs one that closes the connection in the middle of every answer; an impostor would wait for the client."""
+
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:
+            self.wfile.write(CUT_OFF)
+
+    with LocalServer(Handler) as server:
+        yield server.address
+
+
+@pytest.fixture
+def closed_address() -> Iterator[str]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets the port
+        yield "127.0.0.1:{}".format(*taken.getsockname()[1:])
 
 
 @contextlib.asynccontextmanager
@@ -90,16 +103,22 @@ async def polling(**options: Any) -> AsyncIterator[AdminState]:
 
 
 async def first_snapshot(**options: Any) -> Snapshot:
-    async with polling(**options) as state, asyncio.timeout(20):
+    async with polling(**options) as state, asyncio.timeout(30):
         return await state.fresh_snapshot()
 
 
 async def snapshot_with(topic: str, messages: int, **options: Any) -> Snapshot:
-    """Returns the first one with all messages of the topic: who is slow to answer is left out of those before."""
-    async with polling(**options) as state, asyncio.timeout(20):
+    """Returns the first one with all messages of the topic in which only one fails: who is slow to answer is left out
+    of those before, or named too.
+    """
+    async with polling(**options) as state, asyncio.timeout(30):
         with state.poller.watching():
             snapshot = await state.fresh_snapshot()
-            while topic not in snapshot.topics or snapshot.topics[topic].messages != messages:
+            while (
+                topic not in snapshot.topics
+                or snapshot.topics[topic].messages != messages
+                or len(snapshot.failures) != 1
+            ):
                 snapshot = await state.poller.next(snapshot.at)
             return snapshot
 
@@ -160,12 +179,16 @@ async def test_nobody_answers(impostor: Callable[[bytes], str], closed_address: 
 async def test_a_failure_has_a_beginning_and_an_end(cluster: Cluster, topic: str, impostor: Any) -> None:
     cluster.make(topic)
     stalled = impostor(STALLED)
-    async with polling(nsqd_http_address=[cluster.nsqds[0].http_address, stalled]) as state, asyncio.timeout(20):
+    async with polling(nsqd_http_address=[cluster.nsqds[0].http_address, stalled]) as state, asyncio.timeout(30):
         with state.poller.watching():
             first = await state.fresh_snapshot()
             second = await state.poller.next(first.at)
-    assert first.failures[0].since == second.failures[0].since <= first.at
-    assert state.attention()[0].text.startswith(f"nsqd {stalled} does not answer")
+    # On a busy machine the other one may fail too, for a moment.
+    began, went_on = (
+        next(failure.since for failure in each.failures if failure.address == stalled) for each in (first, second)
+    )
+    assert began == went_on <= first.at
+    assert any(each.text.startswith(f"nsqd {stalled} does not answer") for each in state.attention())
 
 
 def test_the_page_of_nsqlookupds_does_not_wait_for_one_that_stalls(
@@ -175,7 +198,7 @@ def test_the_page_of_nsqlookupds_does_not_wait_for_one_that_stalls(
     patience = f"--http-client-request-timeout={PATIENCE}"
     good, stalled = cluster.lookupd.http_address, impostor(STALLED)
     admin = make_admin(f"--lookupd-http-address={good}", f"--lookupd-http-address={stalled}", patience)
-    assert f"Delete topic {topic}" in admin.get("/lookup").text, "no nsqd has it"
+    eventually(lambda: f"Delete topic {topic}" in admin.get("/lookup").text)  # no nsqd has it
     admin = make_admin(f"--nsqd-http-address={impostor(STALLED)}", patience)
     assert "No nsqlookupd is configured" in admin.get("/lookup").text
 
@@ -191,8 +214,8 @@ def test_a_topic_is_not_offered_for_deletion_where_nobody_tells_who_has_it(make_
     lookupd.start()
     try:
         admin = make_admin(f"--lookupd-http-address=127.0.0.1:{lookupd.server_port}")
-        page = admin.get("/lookup").text
-        assert "Inactive topics" in page and "busy" not in page
+        eventually(lambda: "every topic that nsqlookupd knows is on some nsqd" in admin.get("/lookup").text)
+        assert "busy" not in admin.get("/lookup").text
         assert "busy" not in admin.get("/api/topics?inactive=true").json()["topics"]
     finally:
         lookupd.stop()
@@ -202,19 +225,20 @@ def test_a_topic_is_not_offered_for_deletion_where_nobody_tells_who_has_it(make_
 
 
 def test_the_api_and_the_pages_show_the_rest_beside_all_that_is_bad(
-    cluster: Cluster, topic: str, impostor: Callable[[bytes], str], make_admin: Callable[..., Nsqadmin]
+    cluster: Cluster, topic: str, impostor: Callable[[bytes], str], cut_off: str, make_admin: Callable[..., Nsqadmin]
 ) -> None:
     cluster.make(topic, "ch", count=1)
     good = cluster.nsqds[0].http_address
-    bad = {impostor(fault): name for name, fault in FAULTS.items() if fault != STALLED}
+    bad = {impostor(fault): name for name, fault in FAULTS.items() if fault not in (STALLED, CUT_OFF)}
+    bad[cut_off] = "cut off"
     admin = make_admin(*(f"--nsqd-http-address={address}" for address in (good, *bad)))
     about_topic = [f"{start}/{topic}{end}" for start in ("/topics", "/api/topics") for end in ("", "/ch")]
 
     def is_shown(path: str) -> bool:
         reply = admin.get(path)
-        if reply.status != 200:
+        if reply.status not in (200, 404):  # not found is what no nsqd has told yet
             pytest.fail(f"{path}: {reply.status} {reply.text}")
-        return topic in reply.text or path in ("/", "/nodes")
+        return reply.status == 200 and (topic in reply.text or path in ("/", "/nodes"))
 
     for path in ("/", "/topics", "/nodes", "/search.json", "/api/topics", "/api/counter", *about_topic):
         eventually(lambda path=path: is_shown(path))

@@ -3,10 +3,13 @@
 import contextlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import hypothesis_profiles
 from nsquark.admin.filters import FILTER_CHARS_MAX, VALUES_MAX, Body, FilterError, parse_filter
+
+hypothesis_profiles.load()
 
 
 def matches(text: str, body: bytes) -> bool:
@@ -124,6 +127,7 @@ def test_lists_of_lists_are_looked_at_up_to_a_limit() -> None:
     assert matches(".[100][] == 1", body)
 
 
+@settings(max_examples=hypothesis_profiles.examples(3))
 @given(st.text(alphabet='.[]"()!&|<>= aé1-\\', max_size=60), st.binary(max_size=60))
 def test_whatever_is_written_is_a_filter_or_a_named_mistake(text: str, body: bytes) -> None:
     with contextlib.suppress(FilterError):

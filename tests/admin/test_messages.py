@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from admin.browser import Browser
+from admin.conftest import PATIENT
 from harness import Nsqd, Wire, eventually
 from harness.nsqadmin import Nsqadmin
 from nsquark.client.envelope import unwrap, wrap
@@ -60,7 +61,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrowsedCluster
     nsqds = [Nsqd(tmp_path_factory.mktemp("nsqd")) for _ in range(2)]
     with nsqds[0], nsqds[1]:
         flags = [f"--nsqd-http-address={nsqd.http_address}" for nsqd in nsqds]
-        with Nsqadmin(*flags, "--poll-interval=200ms") as admin:
+        with Nsqadmin(*flags, *PATIENT, "--poll-interval=200ms") as admin:
             yield BrowsedCluster(nsqds, admin)
             assert admin.is_running, admin.log
 
@@ -399,7 +400,7 @@ def test_a_seek_does_what_its_preview_said(cluster: BrowsedCluster, topic: str, 
     assert refused.json()["message"] == "INVALID_ARG_TO"
     node = cluster.nsqds[0].http_address
     seq = cluster.page(topic, node=node)["messages"][3]["seq"]
-    assert cluster.admin.get(f"{path}/seek.json", to=f"seq:{seq}", node=node).json()["again"] == 4
+    eventually(lambda: cluster.admin.get(f"{path}/seek.json", to=f"seq:{seq}", node=node).json().get("again") == 4)
     for to in ("", "yesterday", "time:x", "time:99999999999999999999", "seq:-1"):
         assert cluster.admin.get(f"{path}/seek.json", to=to).status == 400, to
     assert cluster.admin.get(f"/topics/{topic}/nowhere/seek.json", to="oldest").status == 404
@@ -435,6 +436,7 @@ def test_an_nsqd_that_is_down_does_not_hide_the_others(
 ) -> None:
     cluster.publish(topic, b"here")
     other = make_nsqd()
+    other.keep_ports()  # also while it is down: nobody else is to answer there
     other.post("/pub", b"there", topic=topic)
     flags = [f"--nsqd-http-address={nsqd.http_address}" for nsqd in (cluster.nsqds[0], other)]
     with Nsqadmin(*flags, "--poll-interval=60s") as admin:
@@ -451,8 +453,10 @@ def test_an_nsqd_that_was_down_at_the_last_poll_is_named_too(
     """Whether that nsqd has the topic is not known."""
     cluster.publish(topic, b"here")
     here, other = cluster.nsqds[0].http_address, make_nsqd()
+    other.keep_ports()  # also while it is down: nobody else is to answer there
     other.kill()
     with Nsqadmin(f"--nsqd-http-address={here}", f"--nsqd-http-address={other.http_address}") as admin:
+        eventually(lambda: admin.get(f"/messages/{topic}").status == 200)  # the topic is known
         page = admin.get(f"/messages/{topic}/found.json").json()
         assert [message["text"] for message in page["messages"]] == ["here"]
         assert [failure["node"] for failure in page["failures"]] == [other.http_address]

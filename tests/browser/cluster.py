@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from harness.nsqadmin import Nsqadmin
+from harness.waiting import eventually
 from nsquark import Consumer, Producer
 from nsquark.testing import Nsqd, Nsqlookupd
 
@@ -55,7 +56,9 @@ class Cluster:
                 self.nsqds.append(stack.enter_context(Nsqd(path, *flags, *percentiles)))
             stack.enter_context(Load(self.nsqds))
             asking = [f"--lookupd-http-address={lookupd.http_address}" for lookupd in self.lookupds]
-            self.admin = stack.enter_context(Nsqadmin(*asking, "--poll-interval=500ms", *self._admin_flags))
+            # What nsqadmin knows of an nsqd stays on its pages for as long as a request to it may take.
+            patient = ("--http-client-connect-timeout=1m", "--http-client-request-timeout=1m")
+            self.admin = stack.enter_context(Nsqadmin(*asking, *patient, "--poll-interval=500ms", *self._admin_flags))
             self._stack = stack.pop_all()
         return self
 
@@ -67,6 +70,15 @@ class Cluster:
     @property
     def url(self) -> str:
         return self.admin.url
+
+    def wait_until_shown(self, path: str, *texts: str) -> None:
+        """Waits until nsqadmin has a page at this path, with these texts: an nsqd may be too late for a poll."""
+
+        def is_shown() -> bool:
+            page = self.admin.get(path)
+            return page.status == 200 and all(text in page.text for text in texts)
+
+        eventually(is_shown)
 
     def channels(self, topic: str, channel: str) -> Iterator[dict[str, Any]]:
         """Returns that channel in /stats of each nsqd that has it."""

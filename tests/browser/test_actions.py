@@ -37,6 +37,7 @@ def topic(cluster: Cluster) -> str:
             len(lookupd.get("/lookup", topic=name).json().get("producers", ())) == 3 for lookupd in cluster.lookupds
         )
     )
+    cluster.wait_until_shown(f"/topics/{name}/ch", *(nsqd.http_address for nsqd in cluster.nsqds))
     return name
 
 

@@ -25,6 +25,7 @@ def topic(cluster: Cluster, request: pytest.FixtureRequest) -> str:
     for number in range(60):
         body = {"n": number, "user": {"id": number % 10, "name": f"user {number}"}, "tags": ["a", {"deep": [1, 2]}]}
         nsqd.post("/pub", json.dumps(body).encode(), topic=name)
+    cluster.wait_until_shown(f"/messages/{name}")
     return name
 
 
@@ -111,6 +112,7 @@ def test_numbers_are_shown_as_they_were_written(cluster: Cluster, tabs: Tabs) ->
     """JavaScript would round the first three, and write the others in another way."""
     numbers = ["9007199254740993", "12345678901234567890", "0.12345678901234567890", "1.50", "1e3", "-0"]
     cluster.nsqds[0].post("/pub", f"[{', '.join(numbers)}]".encode(), topic="numbers")
+    cluster.wait_until_shown("/messages/numbers")
     page = browse(cluster, tabs, "numbers")
     page.locator("#messages > li summary").first.click()
     expect(page.locator("#messages .json .number")).to_have_text(numbers)
@@ -124,6 +126,7 @@ def test_bodies_are_text_whatever_they_hold(cluster: Cluster, tabs: Tabs, width:
     nsqd.post("/pub", b'{"a": ' + json.dumps(HOSTILE.decode()).encode() + b"}", topic=topic)
     nsqd.post("/pub", bytes(range(256)), topic=topic)
     nsqd.post("/pub", HOSTILE, topic=topic)
+    cluster.wait_until_shown(f"/messages/{topic}")
     page = browse(cluster, tabs, topic, viewport={"width": width, "height": 844})
     rows = page.locator("#messages > li")
     expect(rows).to_have_count(4)

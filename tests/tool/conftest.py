@@ -36,7 +36,7 @@ def nsquark(*arguments: str, before: tuple[str, ...] = (), **environment: str) -
 
 
 def get(address: str, path: str, body: bytes | None = None) -> bytes:
-    with urllib.request.urlopen(f"http://{address}{path}", body, timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{address}{path}", body, timeout=30) as answer:
         return bytes(answer.read())
 
 

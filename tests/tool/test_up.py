@@ -22,7 +22,7 @@ def is_running(pid: int) -> bool:
     """Tells whether a process runs; a zombie that nobody waited for has ended too."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second one when it ends between the opening and the reading
         return False
 
 

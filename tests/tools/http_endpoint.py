@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -84,10 +85,13 @@ class _Server(LocalServer):
         """Says nothing of a client that went away."""
 
 
-def free_port() -> int:
-    """Finds the port of an endpoint that nobody serves, for now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+    """Yields the port of an endpoint that nobody serves, for now: only an endpoint of ours can have it meanwhile."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield int(held.getsockname()[1])
 
 
 def slowly(seconds: float) -> Answer:

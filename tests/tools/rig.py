@@ -1,6 +1,7 @@
 """Runs our tools as their users have them: processes with a command line, pipes and signals."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -96,6 +97,11 @@ def run_tool(tool: str, *flags: str, stdin: bytes = b"") -> Result:
     return Result(done.returncode, done.stdout, done.stderr.decode(errors="replace"))
 
 
+def is_full(writing: int) -> bool:
+    """Tells whether a pipe is full, so that who has more to write to it waits."""
+    return not select.select([], [writing], [], 0)[1]
+
+
 class Cluster:
     """Runs an nsqlookupd and two nsqds that it knows."""
 
@@ -136,7 +142,7 @@ class Cluster:
 
     def depth(self, topic: str, channel: str) -> int:
         """Counts what the channel has not finished, on both nsqds, and what is still on its way to it."""
-        return sum(_unfinished(nsqd.topic(topic), channel) for nsqd in self.nsqds)
+        return sum(unfinished(nsqd, topic, channel) for nsqd in self.nsqds)
 
     def in_flight(self, topic: str, channel: str) -> int:
         return sum(nsqd.channel(topic, channel)["in_flight_count"] for nsqd in self.nsqds)
@@ -153,9 +159,11 @@ class Cluster:
         return f"--lookupd-http-address={self.lookupd.http_address}"
 
 
-def _unfinished(topic: dict[str, Any], channel: str) -> int:
-    (entry,) = (entry for entry in topic["channels"] if entry["channel_name"] == channel)
-    waiting: int = topic["depth"] + entry["depth"] + entry["in_flight_count"] + entry["deferred_count"]
+def unfinished(nsqd: Nsqd, topic: str, channel: str) -> int:
+    """Counts what the channel has not finished on one nsqd at one moment, and what is still on its way to it."""
+    found = nsqd.topic(topic)
+    (entry,) = (entry for entry in found["channels"] if entry["channel_name"] == channel)
+    waiting: int = found["depth"] + entry["depth"] + entry["in_flight_count"] + entry["deferred_count"]
     return waiting
 
 

@@ -1,3 +1,4 @@
+import asyncio
 import base64
 import json
 import os
@@ -5,13 +6,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from harness import Nsqd, eventually
+from client.scripted import HEARTBEAT, Peer, ScriptedNsqd, message_frame, say_ok
+from harness import Nsqd, eventually, until
 from tools.http_endpoint import HttpEndpoint
-from tools.rig import Cluster, Tool, numbered_lines, run_tool
+from tools.rig import Cluster, Tool, is_full, numbered_lines, run_tool
 
 
 def http_flags(cluster: Cluster) -> list[str]:
@@ -95,16 +96,16 @@ def test_a_full_disk_ends_it(cluster: Cluster, topic: str, start: Callable[..., 
 
 
 def test_a_reader_who_pauses_stops_nothing(cluster: Cluster, topic: str, start: Callable[..., Tool]) -> None:
-    """More than a pipe holds waits in nsqd, and heartbeats are answered meanwhile."""
+    """More than a pipe holds waits in nsqd."""
     lines = numbered_lines(5000)
     cluster.create(topic, "ch")
     cluster.publish(topic, lines)
     reading, writing = os.pipe()
-    flags = ("--channel=ch", "-n=5000", "--consumer-opt=heartbeat_interval,1s", "--consumer-opt=msg_timeout,10m")
+    flags = ("--channel=ch", "-n=5000", "--consumer-opt=msg_timeout,10m")
     tail = start("nsq_tail", f"--topic={topic}", *flags, *cluster.nsqd_flags, stdout=writing)
+    eventually(lambda: is_full(writing))
     os.close(writing)
-    eventually(lambda: cluster.in_flight(topic, "ch") > 0)
-    time.sleep(3)  # nsqd closes a connection that has answered no heartbeat for two intervals
+    assert cluster.in_flight(topic, "ch") > 0
     received = b""
     while piece := os.read(reading, 1 << 16):
         received += piece
@@ -112,6 +113,29 @@ def test_a_reader_who_pauses_stops_nothing(cluster: Cluster, topic: str, start: 
     assert tail.wait() == 0, tail.log
     assert sorted(received.splitlines()) == sorted(lines)
     assert "lost" not in tail.log
+
+
+async def test_heartbeats_are_answered_while_a_reader_pauses(start: Callable[..., Tool]) -> None:
+    """nsqd closes a connection that has answered none for two intervals."""
+    messages = [message_frame(b"x" * 1000, b"%016d" % number) for number in range(200)]  # more than a pipe holds
+
+    def on_command(peer: Peer, line: bytes, body: bytes) -> bytes:
+        return b"".join(messages) if line == b"RDY 200" else say_ok(peer, line, body)
+
+    async with ScriptedNsqd() as nsqd:
+        nsqd.on_command = on_command
+        reading, writing = os.pipe()
+        flags = ("--topic=x", "--channel=ch", "-n=200", f"--nsqd-tcp-address={nsqd.address}")
+        tail = start("nsq_tail", *flags, stdout=writing)
+        await until(lambda: is_full(writing))
+        os.close(writing)
+        assert not nsqd.peer.lines(b"NOP")
+        nsqd.peer.send(HEARTBEAT)
+        await until(lambda: nsqd.peer.lines(b"NOP"))
+        with open(reading, "rb") as pipe:
+            assert await asyncio.to_thread(pipe.read) == (b"x" * 1000 + b"\n") * 200
+        assert await asyncio.to_thread(tail.wait) == 0, tail.log
+        assert len(nsqd.peer.lines(b"FIN")) == 200
 
 
 def test_no_nsqd_ends_it(topic: str) -> None:
@@ -155,17 +179,17 @@ def test_from_a_number_or_a_time(cluster: Cluster, topic: str) -> None:
 
 @pytest.mark.ours
 def test_the_log_of_an_nsqd_that_goes_away(
-    make_nsqd: Callable[..., Nsqd], topic: str, start: Callable[..., Tool], tmp_path: Path
+    make_nsqd: Callable[..., Nsqd], topic: str, start: Callable[..., Tool]
 ) -> None:
     nsqd = make_nsqd()
-    address = nsqd.http_address
+    nsqd.keep_ports()  # also while it is away: nobody else is to answer there
     nsqd.post("/pub", b"one", topic=topic)
-    tail = start("nsq_tail", f"--topic={topic}", "--from=oldest", f"--nsqd-http-address={address}")
+    tail = start("nsq_tail", f"--topic={topic}", "--from=oldest", f"--nsqd-http-address={nsqd.http_address}")
     eventually(lambda: tail.lines == [b"one"])
     nsqd.kill()
     tail.wait_for_log("; trying again")
-    again = make_nsqd(f"--http-address={address}", data_path=nsqd.data_path)
-    again.post("/pub", b"two", topic=topic)
+    nsqd.start()
+    nsqd.post("/pub", b"two", topic=topic)
     eventually(lambda: tail.lines == [b"one", b"two"])
     assert tail.stop() == 0
 

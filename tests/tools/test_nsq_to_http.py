@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from harness import eventually
-from tools.http_endpoint import HttpEndpoint, Request, free_port, slowly
+from tools.http_endpoint import HttpEndpoint, Request, held_port, slowly
 from tools.rig import Cluster, Tool, numbered_lines
 
 CHANNEL = "nsq_to_http"
@@ -29,6 +29,13 @@ STATUS = re.compile(
     re.MULTILINE,
 )
 Start = Callable[..., Tool]
+PATIENT = ("--http-client-connect-timeout=1m", "--http-client-request-timeout=1m")
+
+
+@pytest.fixture
+def start(start: Start) -> Start:
+    """Starts a tool that waits for a busy machine, unless flags say otherwise: what it gives up is sent once more."""
+    return lambda tool, *flags: start(tool, *PATIENT, *flags)
 
 
 def taken(*endpoints: HttpEndpoint) -> list[bytes]:
@@ -137,10 +144,13 @@ def test_an_answer_that_does_not_end_is_not_waited_for(cluster: Cluster, start: 
     cluster.publish(topic, [b"one", b"two"])
     with HttpEndpoint(answer) as endpoint:
         flags = (f"--post={endpoint.url}", "--http-client-request-timeout=200ms", *QUICK)
-        start("nsq_to_http", f"--topic={topic}", *cluster.nsqd_flags, *flags)
+        tool = start("nsq_to_http", f"--topic={topic}", *cluster.nsqd_flags, *flags)
         cluster.wait_until_finished(topic, CHANNEL)
         is_over.set()
-        assert sorted(request.body for request in endpoint.requests) == [b"one", b"two"]
+        assert tool.stop() == 0, tool.log
+        assert {request.body for request in endpoint.requests} == {b"one", b"two"}
+        # On a busy machine a status may come too late; but where one came in time, nothing is sent again.
+        assert len(endpoint.requests) <= 2 + tool.log.count("was not taken")
 
 
 def test_cookies_are_not_kept(cluster: Cluster, start: Start, topic: str) -> None:
@@ -199,13 +209,15 @@ def test_garbage_behind_a_good_status_neither_doubles_nor_delays(
         assert tool.stop() == 0, tool.log
 
 
-def shares(cluster: Cluster, start: Start, topic: str, mode: str, endpoints: list[HttpEndpoint]) -> list[int]:
+def shares(
+    cluster: Cluster, start: Start, topic: str, mode: str, endpoints: list[HttpEndpoint], *more: str
+) -> list[int]:
     """Counts how many of 300 messages, and of a first one, each endpoint got."""
     lines = numbered_lines(300)
     cluster.create(topic, CHANNEL)
     cluster.publish(topic, lines)
-    flags = [f"--post={endpoint.url}" for endpoint in endpoints]
-    tool = start("nsq_to_http", f"--topic={topic}", *cluster.nsqd_flags, f"--mode={mode}", "--status-every=100", *flags)
+    flags = [f"--mode={mode}", "--status-every=100", *(f"--post={endpoint.url}" for endpoint in endpoints), *more]
+    tool = start("nsq_to_http", f"--topic={topic}", *cluster.nsqd_flags, *flags)
     cluster.wait_until_finished(topic, CHANNEL)
     assert tool.stop() == 0, tool.log
     assert set(taken(*endpoints)) == set(lines)
@@ -224,7 +236,8 @@ def test_modes_without_failures(cluster: Cluster, start: Start, topic: str) -> N
 
 def test_epsilon_greedy_prefers_the_quick_one(cluster: Cluster, start: Start, topic: str) -> None:
     with HttpEndpoint() as quick, HttpEndpoint(slowly(0.3)) as slow:
-        one, two = shares(cluster, start, topic, "epsilon-greedy", [quick, slow])
+        # With few requests at once, a moment in which the machine stands still spoils few of the times.
+        one, two = shares(cluster, start, topic, "epsilon-greedy", [quick, slow], "-n=4")
         assert one > two
 
 
@@ -248,7 +261,7 @@ def test_a_sample(cluster: Cluster, start: Start, topic: str) -> None:
 
 
 def test_as_many_requests_at_once_as_allowed(cluster: Cluster, start: Start, topic: str) -> None:
-    lock = threading.Lock()
+    lock, all_places_taken = threading.Lock(), threading.Event()
     now = most = 0
 
     def answer(request: Request) -> int:
@@ -256,6 +269,9 @@ def test_as_many_requests_at_once_as_allowed(cluster: Cluster, start: Start, top
         with lock:
             now += 1
             most = max(most, now)
+            if now == 5:
+                all_places_taken.set()
+        assert all_places_taken.wait(60)
         slowly(0.1)(request)
         with lock:
             now -= 1
@@ -291,12 +307,12 @@ def test_no_message_is_lost_to_a_dead_endpoint(cluster: Cluster, start: Start, t
     lines = numbered_lines(20)
     cluster.create(topic, CHANNEL)
     cluster.publish(topic, lines)
-    port = free_port()
-    tool = start("nsq_to_http", f"--topic={topic}", *cluster.nsqd_flags, f"--post=http://127.0.0.1:{port}", *QUICK)
-    tool.wait_for_log("(attempt 7) was not taken")
-    with HttpEndpoint(port=port) as endpoint:
-        wait_until_taken(lines, endpoint)
-        assert tool.stop() == 0, tool.log
+    with held_port() as port:
+        tool = start("nsq_to_http", f"--topic={topic}", *cluster.nsqd_flags, f"--post=http://127.0.0.1:{port}", *QUICK)
+        tool.wait_for_log("(attempt 7) was not taken")
+        with HttpEndpoint(port=port) as endpoint:
+            wait_until_taken(lines, endpoint)
+            assert tool.stop() == 0, tool.log
 
 
 def test_a_dead_endpoint_is_left_out(cluster: Cluster, start: Start, topic: str) -> None:
@@ -304,8 +320,8 @@ def test_a_dead_endpoint_is_left_out(cluster: Cluster, start: Start, topic: str)
     lines = numbered_lines(500)
     cluster.create(topic, CHANNEL)
     cluster.publish(topic, lines)
-    with HttpEndpoint() as endpoint:
-        flags = (f"--post=http://127.0.0.1:{free_port()}", f"--post={endpoint.url}", "-n=4", *QUICK)
+    with held_port() as port, HttpEndpoint() as endpoint:
+        flags = (f"--post=http://127.0.0.1:{port}", f"--post={endpoint.url}", "-n=4", *QUICK)
         tool = start("nsq_to_http", f"--topic={topic}", *cluster.nsqd_flags, *flags)
         wait_until_taken(lines, endpoint)
         cluster.wait_until_finished(topic, CHANNEL)
@@ -366,4 +382,4 @@ def test_a_signal_lets_requests_end(cluster: Cluster, start: Start, topic: str, 
         go_on.set()
         assert tool.wait() == 0
         assert len(endpoint.taken) == 3, "what was asked is finished, and nothing else was begun"
-        assert cluster.depth(topic, CHANNEL) == 97
+        eventually(lambda: cluster.depth(topic, CHANNEL) == 97)  # nsqd may still have to read the last FINs
