@@ -9,6 +9,8 @@ from nsquark import Consumer
 
 AFTER_GIVING_BACK = 1 if nsqd_is_ours() else 2
 """A message that went back unhandled comes again as this attempt."""
+REST_TIMEOUT_S = 30.0
+REST_LOOK_S = 0.01
 
 
 def consumer_of(nsqd: Nsqd, topic: str, **settings: Any) -> Consumer:
@@ -40,6 +42,20 @@ def is_done(nsqd: Nsqd, topic: str) -> bool:
     """
     looks = (nsqd.channel(topic) for _ in range(2))
     return not any(look["depth"] or look["in_flight_count"] or look["deferred_count"] for look in looks)
+
+
+async def finish_rest(consumer: Consumer, nsqd: Nsqd, topic: str) -> list[tuple[bytes, int]]:
+    """Finishes what still comes until nothing is left, and returns body and attempts of each: a message that was
+    finished too late for its msg_timeout comes again.
+    """
+    came: list[tuple[bytes, int]] = []
+    async with asyncio.timeout(REST_TIMEOUT_S):
+        while not is_done(nsqd, topic):
+            message = await consumer.get(REST_LOOK_S)
+            if message is not None:
+                came.append((message.body, message.attempts))
+                message.finish()
+    return came
 
 
 async def handle_until(consumer: Consumer, handler: Any, condition: Any, **settings: Any) -> None:

@@ -4,6 +4,7 @@ No publish is reported as done that nsqd does not have, no consumer is stuck, an
 """
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -15,9 +16,9 @@ from client.pool_rig import address_of
 from harness import FaultProxy, Nsqd, nsqd_is_ours, until
 from harness.lookupd import Nsqlookupd
 from nsquark import Config, Consumer, Producer
-from nsquark.client.errors import NsqError
+from nsquark.client.errors import NotConnected, NsqError
 
-WAIT_S = 20.0
+WAIT_S = 30.0
 CONFIG = Config(
     heartbeat_interval="1s",  # the shortest that nsqd takes
     read_timeout="1200ms",
@@ -29,11 +30,29 @@ CONFIG = Config(
     output_buffer_timeout="25ms",
     max_attempts=0,
 )
+CALM_CONFIG = CONFIG.replace(heartbeat_interval="30s", read_timeout="60s")
+"""Is for connections that nothing is done to: the shortest times would end them where nsqd stands still for a while."""
 Fault = Callable[[FaultProxy], Coroutine[Any, Any, None]]
 
 
 def proxied(proxy: FaultProxy) -> str:
     return "{}:{}".format(*proxy.address)
+
+
+async def started(make: Callable[[], Consumer]) -> Consumer:
+    """Starts a consumer, again and again where nsqd does not answer within the short read_timeout."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            with contextlib.suppress(NotConnected):
+                return await make().start()
+
+
+async def publish_at_last(producer: Producer, topic: str, body: bytes) -> None:
+    """Publishes, again and again where nsqd does not answer within the short read_timeout."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            with contextlib.suppress(NotConnected):
+                return await producer.publish(topic, body)
 
 
 # -- what the network does, a few times ------------------------------------------------------------------
@@ -116,7 +135,7 @@ async def publish_numbers(producer: Producer, topic: str, done: set[bytes], stop
 async def take_all(daemon: Nsqd, topic: str, wanted: set[bytes]) -> None:
     """Takes messages until every wanted one was there."""
     missing = set(wanted)
-    async with Consumer(topic, "ch", nsqd=address_of(daemon), config=CONFIG) as consumer:
+    async with Consumer(topic, "ch", nsqd=address_of(daemon), config=CALM_CONFIG) as consumer:
         async with asyncio.timeout(WAIT_S):
             while missing:
                 async with await anext(consumer) as message:
@@ -153,7 +172,7 @@ async def test_garbled_publishes_are_not_reported_as_done(nsqd: Nsqd, proxy: Fau
 async def test_garbled_without_checksums(nsqd: Nsqd, proxy: FaultProxy, topic: str) -> None:
     """Nobody can say what arrived, but all comes to an end, and goes on when the network is well again."""
     async with Producer(proxied(proxy), CONFIG) as producer:
-        await producer.publish(topic, b"x")
+        await publish_at_last(producer, topic, b"x")
         proxy.up.garble_every_bytes = proxy.down.garble_every_bytes = 40
         for _ in range(10):
             futures = [asyncio.ensure_future(producer.publish(topic, b"y" * 50)) for _ in range(20)]
@@ -163,7 +182,7 @@ async def test_garbled_without_checksums(nsqd: Nsqd, proxy: FaultProxy, topic: s
         proxy.heal()
         proxy.cut()
         await until(lambda: not producer.is_connected)
-        await producer.publish(topic, b"z")
+        await publish_at_last(producer, topic, b"z")
 
 
 @pytest.mark.parametrize("crash", [pytest.param(True, marks=pytest.mark.ours), False])
@@ -199,7 +218,8 @@ async def consumer_meets(fault: Fault, nsqd: Nsqd, proxy: FaultProxy, topic: str
         return bodies
 
     wanted = publish_some()
-    async with Consumer(topic, "ch", nsqd=proxied(proxy), config=config) as consumer:
+    consumer = await started(lambda: Consumer(topic, "ch", nsqd=proxied(proxy), config=config))
+    try:
         running = asyncio.create_task(consumer.run(lambda message: handled.add(message.body)))
         await until(lambda: handled >= wanted, WAIT_S)
         wanted |= publish_some()
@@ -207,8 +227,9 @@ async def consumer_meets(fault: Fault, nsqd: Nsqd, proxy: FaultProxy, topic: str
         wanted |= publish_some()
         await until(lambda: handled >= wanted, WAIT_S)
         await until(lambda: is_done(nsqd, topic), WAIT_S)
+    finally:
         await consumer.close()
-        await running
+    await running
     assert handled == wanted
 
 
@@ -232,7 +253,7 @@ async def test_consuming_while_nsqd_is_restarted(start_nsqd: Callable[..., Nsqd]
         await asyncio.sleep(0.002)
         handled.add(message.body)
 
-    async with Consumer(topic, "ch", nsqd=address_of(daemon), config=CONFIG) as consumer:
+    async with Consumer(topic, "ch", nsqd=address_of(daemon), config=CALM_CONFIG) as consumer:
         running = asyncio.create_task(consumer.run(handle, concurrency=5))
         for share in (50, 150):
             await until(lambda: len(handled) > share)  # noqa: B023
@@ -251,7 +272,8 @@ async def test_nsqlookupd_goes_and_comes_back(
     flag = f"--lookupd-tcp-address={lookupd.tcp_address}"
     first = start_nsqd(flag)
     publish(first, topic, b"1")
-    async with Consumer(topic, "ch", lookupd=lookupd.http_address, config=CONFIG) as consumer:
+    config = CALM_CONFIG.replace(msg_timeout="60s")
+    async with Consumer(topic, "ch", lookupd=lookupd.http_address, config=config) as consumer:
         async with (await asyncio.wait_for(anext(consumer), WAIT_S)).or_raise() as message:
             assert message.body == b"1"
         lookupd.kill()
@@ -270,7 +292,7 @@ async def test_nsqlookupd_goes_and_comes_back(
 async def test_closing_while_nothing_moves(nsqd: Nsqd, proxy: FaultProxy, topic: str) -> None:
     """Closing takes as long as it is given, and leaves nothing behind."""
     publish(nsqd, topic, b"x")
-    consumer = await Consumer(topic, "ch", nsqd=proxied(proxy), config=CONFIG).start()
+    consumer = await started(lambda: Consumer(topic, "ch", nsqd=proxied(proxy), config=CONFIG))
     await anext(consumer)
     proxy.stall()
     async with asyncio.timeout(WAIT_S):

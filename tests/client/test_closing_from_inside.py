@@ -9,7 +9,7 @@ from client.pool_rig import address_of
 from harness import Nsqd, eventually, until
 from nsquark import Message, sync
 
-WAIT_S = 15.0
+WAIT_S = 30.0
 
 
 @pytest.mark.parametrize("first", ["hook", "handler"])

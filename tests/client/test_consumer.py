@@ -10,13 +10,16 @@ from datetime import timedelta
 
 import pytest
 
-from client.consumer_rig import AFTER_GIVING_BACK, consumer_of, handle_until, is_done, publish
+from client.consumer_rig import AFTER_GIVING_BACK, consumer_of, finish_rest, handle_until, is_done, publish
 from client.pool_rig import address_of
+from client.stall_watch import StallWatch
 from harness import Nsqd, eventually, until
 from nsquark import Message, Producer
+from nsquark.client.connection import NsqdConnection
+from nsquark.wire import commands
 
 NSQD_FLAGS = ["--msg-timeout=30s"]
-WAIT_S = 15.0
+WAIT_S = 30.0
 
 
 # -- handlers --------------------------------------------------------------------------------------------
@@ -68,7 +71,7 @@ async def test_async_handlers_of_any_kind(nsqd: Nsqd, topic: str, kind: str) -> 
     assert is_done(nsqd, topic)
 
 
-async def test_threads_for_handlers_that_block(nsqd: Nsqd, topic: str) -> None:
+async def test_threads_for_handlers_that_block(nsqd: Nsqd, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three handlers wait for each other, which they could not do in the event loop; heartbeats go on meanwhile."""
     publish(nsqd, topic, b"1", b"2", b"3")
     barrier = threading.Barrier(3)
@@ -80,11 +83,21 @@ async def test_threads_for_handlers_that_block(nsqd: Nsqd, topic: str) -> None:
         threads.add(threading.current_thread().name)
         gate.wait(WAIT_S)
 
-    consumer = consumer_of(nsqd, topic, heartbeat_interval="1s", read_timeout="5s")
+    answered = threading.Event()
+    send = NsqdConnection.send
+
+    def send_and_look(connection: NsqdConnection, data: bytes) -> None:
+        send(connection, data)
+        if data == commands.NOP and threads and not gate.is_set():
+            answered.set()
+
+    monkeypatch.setattr(NsqdConnection, "send", send_and_look)
+    # nsqd ends a connection after two heartbeats without an answer, and a busy machine may need some seconds for one.
+    consumer = consumer_of(nsqd, topic, heartbeat_interval="2500ms")
     async with consumer:
         running = asyncio.create_task(consumer.run(handle, threads=3))
         await until(lambda: len(threads) == 3)
-        await asyncio.sleep(2.3)  # nsqd ends a connection after two heartbeats without an answer
+        await until(answered.is_set)
         assert consumer.stats().connections == 1
         gate.set()
         await until(lambda: consumer.stats().finished == 3)
@@ -284,12 +297,13 @@ async def test_touch_keeps_a_message(nsqd: Nsqd, topic: str) -> None:
     publish(nsqd, topic, b"x")
     async with consumer_of(nsqd, topic, msg_timeout="4s") as consumer:
         message = await anext(consumer)
-        for _ in range(4):
-            await asyncio.sleep(1.5)
-            message.touch()
-        message.finish()
-        await until(lambda: is_done(nsqd, topic))
-        assert nsqd.channel(topic)["timeout_count"] == 0
+        with StallWatch(nsqd) as watch:
+            for _ in range(4):
+                await asyncio.sleep(1.5)
+                message.touch()
+            message.finish()
+            await finish_rest(consumer, nsqd, topic)
+        assert nsqd.channel(topic)["timeout_count"] == 0 or watch.stood_still
 
 
 async def test_auto_touch_keeps_what_is_worked_on(nsqd: Nsqd, topic: str) -> None:
@@ -298,10 +312,10 @@ async def test_auto_touch_keeps_what_is_worked_on(nsqd: Nsqd, topic: str) -> Non
     async def handle(_: Message) -> None:
         await asyncio.sleep(6)
 
-    async with consumer_of(nsqd, topic, msg_timeout="4s", auto_touch=True) as consumer:
-        await handle_until(consumer, handle, lambda: consumer.stats().finished == 1)
-    assert is_done(nsqd, topic)
-    assert nsqd.channel(topic)["timeout_count"] == 0
+    with StallWatch(nsqd) as watch:
+        async with consumer_of(nsqd, topic, msg_timeout="4s", auto_touch=True) as consumer:
+            await handle_until(consumer, handle, lambda: consumer.stats().finished and is_done(nsqd, topic))
+    assert nsqd.channel(topic)["timeout_count"] == 0 or watch.stood_still
 
 
 async def test_auto_response_switched_off(nsqd: Nsqd, topic: str) -> None:
@@ -434,10 +448,11 @@ async def test_what_waited_too_long_is_not_handled(nsqd: Nsqd, topic: str) -> No
     async with consumer_of(nsqd, topic, msg_timeout="4s") as consumer:
         await until(lambda: consumer.stats().in_flight == 3)
         await handle_until(consumer, handle, lambda: len(handled) >= 3 and is_done(nsqd, topic))
-        assert consumer.stats().expired == 2
+        assert consumer.stats().expired >= 2  # more, where messages also time out since the machine is busy
     first = handled[0][0]
-    waited = sorted(entry for entry in handled if entry[0] != first)
-    assert waited == [(body, 2) for body in (b"1", b"2", b"3") if body != first]
+    waited = [entry for entry in handled if entry[0] != first]
+    assert {body for body, _ in waited} == {b"1", b"2", b"3"} - {first}
+    assert all(attempts >= 2 for _, attempts in waited)
 
 
 async def test_bigger_messages_than_the_receive_buffer(nsqd: Nsqd, topic: str) -> None:

@@ -12,7 +12,7 @@ from nsquark.client.errors import Closed, ConfigError, InvalidName, NotConnected
 from nsquark.client.stats import Stats
 
 NSQD_FLAGS = ["--msg-timeout=30s"]
-WAIT_S = 15.0
+WAIT_S = 30.0
 ON_ITS_WAY_S = 0.3
 """What nsqd has sent comes so long after a consumer began to close."""
 
@@ -93,18 +93,24 @@ async def _never_done(_: Message) -> None:
 
 async def test_close_lets_handlers_finish(nsqd: Nsqd, topic: str) -> None:
     publish(nsqd, topic, *(b"%d" % number for number in range(10)))
-    started = asyncio.Event()
+    begun = 0
+    may_end = asyncio.Event()
     handled: list[bytes] = []
 
     async def handle(message: Message) -> None:
-        started.set()
-        await asyncio.sleep(0.2)
+        nonlocal begun
+        begun += 1
+        await may_end.wait()
         handled.append(message.body)
 
     async with consumer_of(nsqd, topic) as consumer:
+        await until(lambda: consumer.stats().in_flight == 10)
         running = asyncio.create_task(consumer.run(handle, concurrency=3))
-        await started.wait()
-        await consumer.close()
+        await until(lambda: begun == 3)
+        closing = asyncio.create_task(consumer.close())
+        await asyncio.sleep(0)
+        may_end.set()
+        await closing
         await running
         assert len(handled) == 3
     channel = nsqd.channel(topic)

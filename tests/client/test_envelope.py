@@ -1,9 +1,10 @@
 """Checks the envelope: what goes in comes out, nothing else is taken for one, and only who asks for it opens it."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import hypothesis_profiles
 from client.consumer_rig import consumer_of, publish
 from client.pool_rig import address_of
 from harness import Nsqd
@@ -21,15 +22,19 @@ from nsquark.client.envelope import (
 )
 from nsquark.errors import ConfigError, MessageTooBig
 
+hypothesis_profiles.load()  # by default an example that takes longer than 200 ms fails
+
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 
 
+@settings(max_examples=hypothesis_profiles.examples(3))
 @given(st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES), st.dictionaries(texts, texts, max_size=5), st.binary())
 def test_what_was_wrapped_comes_out(key: bytes, headers: dict[str, str], body: bytes) -> None:
     for form in (body, bytearray(body), memoryview(body)):
         assert unwrap(wrap(key, form, headers)) == (key, headers, body)
 
 
+@settings(max_examples=hypothesis_profiles.examples(3))
 @given(st.binary())
 def test_other_bodies_stay_as_they_are(body: bytes) -> None:
     if not body.startswith(MAGIC):

@@ -1,6 +1,7 @@
 """Checks a producer with a real nsqd."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -22,7 +23,7 @@ from nsquark.client.errors import (
 )
 
 NSQD_FLAGS = ["--max-msg-size=100000", "--max-body-size=20000000"]
-WAIT_S = 15.0
+WAIT_S = 30.0
 TOO_LONG_S = 7200
 """nsqd refuses a delay as long as this, and closes the connection for it."""
 
@@ -50,13 +51,21 @@ async def test_multi_publish(nsqd: Nsqd, client: Wire, topic: str) -> None:
     assert bodies_of(client, topic, 4) == [b"one", b"two", b"three", b"four"]
 
 
-@pytest.mark.parametrize("delay", [3.0, timedelta(milliseconds=3000)])
+@pytest.mark.parametrize("delay", [1.0, timedelta(milliseconds=1000)])
 async def test_deferred_publish(nsqd: Nsqd, client: Wire, topic: str, delay: float | timedelta) -> None:
     client.subscribe(topic, rdy=2)
     async with Producer(address_of(nsqd)) as producer:
+        began_s = time.monotonic()
         await producer.deferred_publish(topic, delay, b"later")
         await producer.publish(topic, b"now")
-    assert [message.body for message in client.read_messages(2, finish=True)] == [b"now", b"later"]
+        took_s = time.monotonic() - began_s
+    came_s: dict[bytes, float] = {}
+    for _ in range(2):
+        (message,) = client.read_messages(1, finish=True)
+        came_s[message.body] = time.monotonic() - began_s
+    assert set(came_s) == {b"now", b"later"}
+    assert came_s[b"later"] > 0.95
+    assert list(came_s) == [b"now", b"later"] or took_s > 0.5  # a busy machine may publish it only when both are due
 
 
 async def test_each_form_without_waiting(nsqd: Nsqd, client: Wire, topic: str) -> None:

@@ -140,7 +140,7 @@ async def test_the_end_waits_for_hooks(nsqd: Nsqd, topic: str) -> None:
 async def test_an_error_of_another_message_is_a_failure_like_any(nsqd: Nsqd, topic: str) -> None:
     publish(nsqd, topic, b"{", b"1", b"2")
     async with consumer_of(nsqd, topic) as consumer:
-        batch = await anext(consumer.batches(3, 5))
+        batch = await anext(consumer.batches(3, 60))
         assert len(batch) == 3
         async with batch:
             next(message for message in batch if message.body == b"{").decode()

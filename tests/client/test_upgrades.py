@@ -19,7 +19,7 @@ from nsquark import Config, Consumer, Producer
 from nsquark.client.errors import AuthFailed, ConfigError, NotConnected, NsqError, ServerError
 
 SECRET = "s3cret"
-WAIT_S = 15.0
+WAIT_S = 30.0
 
 
 def tls_flags(certificate: Certificate) -> list[str]:

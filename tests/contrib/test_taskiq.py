@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -59,9 +60,9 @@ async def test_tasks_are_done_and_finished(nsqd: Nsqd, topic: str, broker: NsqBr
     receiving = asyncio.create_task(run_receiver_task(broker))
     sums = [await add.kiq(number, 1) for number in range(20)]
     failed = await fail.kiq()
-    results = [await task.wait_result(timeout=20) for task in sums]
+    results = [await task.wait_result(timeout=30) for task in sums]
     assert [result.return_value for result in results] == list(range(1, 21))
-    assert isinstance((await failed.wait_result(timeout=20)).error, RuntimeError)
+    assert isinstance((await failed.wait_result(timeout=30)).error, RuntimeError)
     await until(lambda: nsqd.channel(topic, "workers")["in_flight_count"] == 0)
     assert nsqd.channel(topic, "workers")["depth"] == 0
     receiving.cancel()
@@ -73,10 +74,11 @@ async def test_a_delayed_task_waits(nsqd: Nsqd, topic: str, broker: NsqBroker) -
     async def later() -> str:
         return "now"
 
-    task = await later.kicker().with_labels(delay=3).kiq()
-    await until(lambda: nsqd.channel(topic, "workers")["deferred_count"] == 1)
+    began_s = time.monotonic()
+    task = await later.kicker().with_labels(delay=1).kiq()
     receiving = asyncio.create_task(run_receiver_task(broker))
-    assert (await task.wait_result(timeout=20)).return_value == "now"
+    assert (await task.wait_result(timeout=30)).return_value == "now"
+    assert time.monotonic() - began_s > 0.95
     receiving.cancel()
     await asyncio.wait([receiving])
 

@@ -10,7 +10,7 @@ import sys  # noqa: E402
 import gevent  # noqa: E402
 import gnsq  # noqa: E402
 
-STEP_TIMEOUT_S = 10
+STEP_TIMEOUT_S = 30
 
 
 def publish(address: str, topic: str, options: dict[str, object]) -> None:

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from client.stall_watch import StallWatch
 from harness import Nsqd, eventually
 
 ansq = pytest.importorskip("ansq")
 
-STEP_TIMEOUT_S = 10
+STEP_TIMEOUT_S = 30
 
 
 def _address(nsqd: Nsqd) -> str:
@@ -74,20 +75,24 @@ async def test_timeout_messages(nsqd: Nsqd, topic: str) -> None:
         assert (await connection.pub(topic, body)).is_ok
     await connection.subscribe(topic, "ch", 1)
     await asyncio.to_thread(eventually, lambda: nsqd.channel(topic)["timeout_count"] >= 1)
-    seen = []
-    async with asyncio.timeout(STEP_TIMEOUT_S):
-        async for message in connection.messages():
+    came = []
+
+    async def take() -> None:
+        while (message := await connection.wait_for_message()) is not None:
+            came.append((bytes(message.body), message.attempts))
             if message.can_be_processed:
-                seen.append((bytes(message.body), message.attempts))
                 await message.fin()
-            if len(seen) == 2:
-                break
-    assert seen[0] == (b"second", 1)
-    assert seen[1][0] == b"first" and seen[1][1] > 1
+
+    taking = asyncio.create_task(take())
     await asyncio.to_thread(
-        eventually, lambda: nsqd.channel(topic)["depth"] == nsqd.channel(topic)["in_flight_count"] == 0
+        eventually,
+        lambda: len(came) >= 3 and nsqd.channel(topic)["depth"] == nsqd.channel(topic)["in_flight_count"] == 0,
     )
+    # On a busy machine the second may be finished too late and come again as well, behind these.
+    assert came[:3] == [(b"first", 1), (b"second", 1), (b"first", 2)]
     await connection.close()
+    taking.cancel()
+    await asyncio.wait([taking])
 
 
 async def test_touch(nsqd: Nsqd, topic: str) -> None:
@@ -99,13 +104,18 @@ async def test_touch(nsqd: Nsqd, topic: str) -> None:
     assert (await connection.pub(topic, "x")).is_ok
     await connection.subscribe(topic, "ch", 1)
     message = await asyncio.wait_for(connection.wait_for_message(), STEP_TIMEOUT_S)
-    for _ in range(6):
-        await asyncio.sleep(1)
-        await message.touch()
-    assert nsqd.channel(topic)["timeout_count"] == 0
+    with StallWatch(nsqd) as watch:
+        for _ in range(6):
+            await asyncio.sleep(1)
+            assert message.can_be_processed or watch.stood_still
+            if message.can_be_processed:
+                await message.touch()
+        is_kept = nsqd.channel(topic)["timeout_count"] == 0
+        assert is_kept or watch.stood_still
     assert message.attempts == 1
-    await message.fin()
-    await asyncio.to_thread(eventually, lambda: nsqd.channel(topic)["in_flight_count"] == 0)
+    if is_kept:
+        await message.fin()
+        await asyncio.to_thread(eventually, lambda: nsqd.channel(topic)["in_flight_count"] == 0)
     await connection.close()
 
 

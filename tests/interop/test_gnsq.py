@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness import Nsqd, nsqd_program
+from harness import Nsqd, eventually, nsqd_program
 
 pytest.importorskip("gnsq")
 
@@ -45,8 +45,13 @@ EXPECTED = [
 def test_publish_consume_requeue(nsqd: Nsqd, topic: str, options: dict[str, Any]) -> None:
     """The options are the consumer's: gnsq's producer cannot use compression."""
     assert _run(nsqd, topic, **options) == EXPECTED
+
+    def is_done() -> bool:
+        shown = nsqd.channel(topic)
+        return (shown["depth"], shown["in_flight_count"], shown["deferred_count"]) == (0, 0, 0)
+
+    eventually(is_done)
     shown = nsqd.channel(topic)
-    assert (shown["depth"], shown["in_flight_count"], shown["deferred_count"]) == (0, 0, 0)
     assert (shown["requeue_count"], shown["message_count"]) == (2, 5)
 
 

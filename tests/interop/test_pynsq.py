@@ -1,7 +1,7 @@
 """Checks pynsq, on tornado, against nsqd."""
 
 import asyncio
-import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -11,7 +11,7 @@ from harness import Nsqd, eventually, until
 
 nsq = pytest.importorskip("nsq")
 
-STEP_TIMEOUT_S = 10
+STEP_TIMEOUT_S = 30
 
 
 async def _ask(call: Callable[..., Any], *arguments: Any) -> Any:
@@ -77,7 +77,7 @@ async def test_requeue(nsqd: Nsqd, writer: Any, topic: str) -> None:
         return True
 
     reader = _reader(nsqd, topic, handler)
-    await until(lambda: (b"bad", 3) in seen)
+    await until(lambda: len(seen) >= 4)
     assert sorted(seen) == [(b"bad", 1), (b"bad", 2), (b"bad", 3), (b"good", 1)]
     assert nsqd.channel(topic)["requeue_count"] == 2
     reader.close()
@@ -93,12 +93,13 @@ async def test_many_messages_with_heartbeats(nsqd: Nsqd, writer: Any, topic: str
         return True
 
     reader = _reader(nsqd, topic, handler, heartbeat_interval=1)
-    beats: list[float] = []
-    reader.heartbeat = lambda conn: beats.append(time.monotonic())
+    beats: Counter[Any] = Counter()
+    reader.heartbeat = lambda conn: beats.update([conn])
     await until(lambda: len(seen) == 500)
-    # pynsq answers each by itself: after two without an answer nsqd would have closed the connection.
-    await until(lambda: len(beats) >= 3)
-    assert len(reader.conns) == 1
+    # pynsq answers each by itself: after two without an answer nsqd would have closed the connection. So it does where
+    # this process stood still; pynsq opens another then.
+    await until(lambda: max(beats.values(), default=0) >= 3)
+    await until(lambda: len(reader.conns) == 1)
     assert await _ask(writer.pub, topic, b"after") == b"OK"
     await until(lambda: b"after" in seen)
     reader.close()

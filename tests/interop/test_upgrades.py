@@ -18,7 +18,7 @@ import pytest
 from harness import AuthServer, Nsqd, until
 from harness.upgrades import make_certificate
 
-STEP_TIMEOUT_S = 10
+STEP_TIMEOUT_S = 30
 SCRIPT = Path(__file__).with_name("gnsq_script.py")
 SECRET = "hush"
 

@@ -191,6 +191,8 @@ async def test_a_command_tries_again_at_once(nsqd: Cluster, lookupd: Nsqlookupd)
         proxy.refusing = True
         nsqd.peers.start([f"127.0.0.1:{proxy.address[1]}"])
         await soon(lambda: nsqd.lines.text.count("ERROR") >= 1)
+        # None is under way that would still succeed.
+        await until(lambda: nsqd.lines.text.count("ERROR") == nsqd.lines.text.count("LOOKUP connecting"))
         proxy.refusing = False
         attempts = nsqd.lines.text.count("LOOKUP connecting")
         nsqd.add("at_once")
@@ -236,6 +238,7 @@ async def test_stopping_leaves_and_waits_for_nobody(nsqd: Cluster, pair: tuple[N
 # -- which channels a topic has --------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("nsqd", [{"connect_timeout": 30.0, "request_timeout": 30.0}], indirect=True, ids=["patient"])
 async def test_channels_are_those_any_nsqlookupd_knows(nsqd: Cluster, pair: tuple[Nsqlookupd, Nsqlookupd]) -> None:
     first, second = pair
     assert await nsqd.peers.channels_of("t") == set()
@@ -245,7 +248,7 @@ async def test_channels_are_those_any_nsqlookupd_knows(nsqd: Cluster, pair: tupl
     second.post("/channel/create", topic="t#ephemeral", channel="c#ephemeral")
     second.post("/channel/create", topic="t", channel="of_another_topic")
     nsqd.peers.start([lookupd.tcp_address for lookupd in pair])
-    await soon(lambda: nsqd.lines.text.count("peer info") == 2)
+    await soon(lambda: all(f"LOOKUPD({known.tcp_address}): peer info" in nsqd.lines.text for known in pair))
     assert await nsqd.peers.channels_of("t#ephemeral") == {"a", "b"}
     first.kill()
     assert await nsqd.peers.channels_of("t#ephemeral") == {"b"}

@@ -1,10 +1,13 @@
 """Checks the database alone, with a clock of its own: who is listed, who is hidden, and what remains."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import hypothesis_profiles
 from nsquark.lookupd.peer import PeerInfo
 from nsquark.lookupd.registry import Registry, RegistryProducer
+
+hypothesis_profiles.load()  # by default an example that takes longer than 200 ms fails
 
 INACTIVE_NS = 300
 TOMBSTONE_NS = 45
@@ -156,6 +159,7 @@ STEPS = st.lists(
 )
 
 
+@settings(max_examples=hypothesis_profiles.examples(3))
 @given(STEPS)
 def test_both_sides_of_the_index_always_agree(steps: list[tuple[str, int, str, str]]) -> None:
     registry, _ = make()
