@@ -9,6 +9,8 @@ from nsquark import Consumer
 
 AFTER_GIVING_BACK = 1 if nsqd_is_ours() else 2
 """A message that went back unhandled comes again as this attempt."""
+HANDLE_TIMEOUT_S = 60.0
+"""Some handlers take ten seconds for all their messages, and as long again if these time out on a busy machine."""
 REST_TIMEOUT_S = 30.0
 REST_LOOK_S = 0.01
 
@@ -60,6 +62,6 @@ async def finish_rest(consumer: Consumer, nsqd: Nsqd, topic: str) -> list[tuple[
 
 async def handle_until(consumer: Consumer, handler: Any, condition: Any, **settings: Any) -> None:
     running = asyncio.create_task(consumer.run(handler, **settings))
-    await until(lambda: condition() or running.done())
+    await until(lambda: condition() or running.done(), HANDLE_TIMEOUT_S)
     await consumer.close()
     await running
