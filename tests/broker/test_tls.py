@@ -326,7 +326,8 @@ def test_heartbeats_large_messages_and_a_polite_end(client: Wire, topic: str, co
     client.MPUB(topic, [large, large, b"small"])
     client.SUB(topic, "ch")
     client.RDY(3)
-    replies, sizes, beats = 0, [], 0
+    replies, beats = 0, 0
+    sizes: list[int] = []
     while len(sizes) < 3 or not beats:  # the heartbeat comes first if this process is held up
         kind, data = client.read_frame()
         if data == HEARTBEAT:

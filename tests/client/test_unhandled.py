@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from client.consumer_rig import consumer_of, handle_until, is_done, publish
-from client.scripted import OK, Peer, ScriptedNsqd, message_frame
+from client.scripted import OK, Peer, ScriptedNsqd, error_frame, message_frame
 from client.stall_watch import StallWatch
 from harness import FaultProxy, Nsqd, until
 from nsquark import Consumer, Dedupe, Message
@@ -322,6 +322,28 @@ async def test_deliveries_that_were_lost_with_a_connection_are_no_failures(nsqd:
     first, second = failing.attempts
     assert first >= 4 and second > first  # more, where it also timed out on a busy machine
     assert failing.reasons == ["attempted 2 times"]
+
+
+async def test_a_message_that_was_handled_later_than_nsqd_waited_did_not_fail(topic: str) -> None:
+    """Its FIN is refused, and it comes again, with an attempt more."""
+    handled: list[int] = []
+    failing = FailingHandler()
+
+    def refuse_to_finish(peer: Peer, line: bytes, _: bytes) -> bytes:
+        words = line.split()
+        if words[0] == b"SUB":
+            return OK + message_frame(b"x")
+        if words[0] != b"FIN" or len(peer.lines(b"FIN")) > 3:
+            return b""
+        refusal = error_frame(f"E_FIN_FAILED FIN {words[1].decode()} failed ID not in flight")
+        return refusal + message_frame(b"x", attempts=1 + len(peer.lines(b"FIN")))
+
+    async with ScriptedNsqd() as nsqd:
+        nsqd.on_command = refuse_to_finish
+        async with Consumer(topic, "ch", nsqd=nsqd.address, on_give_up=failing.give_up, max_attempts=1) as consumer:
+            await handle_until(consumer, lambda message: handled.append(message.attempts), lambda: len(handled) == 4)
+    assert handled == [1, 2, 3, 4]
+    assert failing.reasons == []
 
 
 async def test_a_message_that_was_handled_while_its_connection_was_lost_did_not_fail(nsqd: Nsqd, topic: str) -> None:

@@ -48,6 +48,7 @@ INTERNAL = {
     "Producer": {"response_received", "error_received", "messages_received", "connection_lost"},
     "Consumer": {
         "calls_hook_off_loop",
+        "finish_refused",
         "handle",
         "is_called_by_own_thread",
         "log",

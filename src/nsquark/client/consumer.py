@@ -332,6 +332,10 @@ class Consumer:
         if flow.level:
             flow.succeeded()
 
+    def finish_refused(self, nsqd_address: str, message_id: bytes) -> None:
+        """Is told of a FIN that came too late: nsqd will deliver the message again."""
+        self._giving_up.ended_well(nsqd_address, message_id)
+
     def message_requeued(self, message: Message, is_sent: bool, backoff: bool) -> None:
         if self._copies is not None:
             self._copies.requeued(message)

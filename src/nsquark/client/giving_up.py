@@ -34,7 +34,7 @@ class Past:
 
     unfailed_count: int = 0
     """Is the number of deliveries that count as attempts and did not fail: no handler here had the message, or not to
-    the end, or the connection was lost before it could be finished.
+    the end, or it could not be finished any more: the connection was lost, or its time was over.
     """
     last_attempt: int | None = None
     """Is the attempt at which the message was handed out when it had no more left."""
@@ -74,7 +74,7 @@ class GivingUp:
         failures = self._failures(message)
         if failures < self.attempts_max - 1:
             return False
-        past = self._past(message)
+        past = self._past(_key(message))
         if failures >= self.attempts_max and past.last_attempt is not None:
             return True
         past.last_attempt = message.attempts
@@ -84,18 +84,23 @@ class GivingUp:
         """Is told that a message comes again without having failed; nsqd counts this delivery all the same, or not."""
         message.give_up_reason = ""
         if is_counted:
-            self._past(message).unfailed_count += 1
+            self._past(_key(message)).unfailed_count += 1
         past = self._pasts.get(_key(message))
         if past is not None and past.last_attempt == message.attempts:
             past.last_attempt = None
+
+    def ended_well(self, nsqd_address: str, message_id: bytes) -> None:
+        """Is told that a message comes again which was handled well, but later than nsqd waited."""
+        past = self._past((nsqd_address, message_id))
+        past.unfailed_count += 1
+        past.last_attempt = None
 
     def _failures(self, message: Message) -> int:
         """Returns how often a message failed before this delivery: at most so often, as far as is known here."""
         past = self._pasts.get(_key(message))
         return message.attempts - 1 - (0 if past is None else past.unfailed_count)
 
-    def _past(self, message: Message) -> Past:
-        key = _key(message)
+    def _past(self, key: tuple[str, bytes]) -> Past:
         past = self._pasts.setdefault(key, Past())
         self._pasts.move_to_end(key)
         if len(self._pasts) > PASTS_MAX:

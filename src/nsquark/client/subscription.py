@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from nsquark.client.consumer import Consumer
 
 CLOSE_WAIT: Final = b"CLOSE_WAIT"
+FIN_REFUSED: Final = "E_FIN_FAILED FIN "
+"""The error of a FIN that came too late begins so; the message's id follows."""
 CLOSE_WAIT_TIMEOUT_S: Final = 5.0
 """Closing waits so long: what an nsqd that does not answer any more has sent before comes again after its timeout."""
 STARVED_FRACTION: Final = 0.85
@@ -194,6 +196,8 @@ class Subscription:
 
     def error_received(self, text: str) -> None:
         """Is told of an error, mostly that an answer came too late; what is worse ends the connection."""
+        if text.startswith(FIN_REFUSED):
+            self._consumer.finish_refused(self.address, text[len(FIN_REFUSED) :].partition(" ")[0].encode())
         now_s = self._loop.time()
         if len(self._errors) < ERRORS_LOGGED_MAX or now_s - self._errors[0] > 1:
             self._errors.append(now_s)
