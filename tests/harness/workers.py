@@ -10,9 +10,9 @@ from xdist.scheduler import LoadFileScheduling
 
 ALONE = ("tests/spark/test_pipeline.py",)
 """This test spends its time in a Spark of its own."""
-ON_ONE_WORKER = ("tests/spark/test_s", "tests/spark/test_job", "tests/spark/")
+ON_ONE_WORKER = ("tests/spark/test_s", "tests/spark/")
 """Beginnings of test ids. Tests that have the same first one of these share a Spark session: those of source and sink,
-those of jobs, and the others.
+and the others.
 """
 LONGEST_FIRST = (
     *ON_ONE_WORKER,

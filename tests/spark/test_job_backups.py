@@ -80,7 +80,7 @@ def delta(spark: "SparkSession", nsqd: Nsqd, topic: str, tmp_path: Path) -> Arch
     return Archive(spark, nsqd, topic, tmp_path, "delta")
 
 
-@pytest.mark.parametrize("batch_messages", [100, 70, 250])
+@pytest.mark.parametrize("batch_messages", [70, *(pytest.param(size, marks=pytest.mark.long) for size in (100, 250))])
 def test_a_delta_archive_whose_checkpoint_is_older_has_each_message_once(delta: Archive, batch_messages: int) -> None:
     delta.publish(150)
     delta.update()

@@ -21,9 +21,10 @@ from spark.source_rig import Stream, address, bodies, publish, stream_reader
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.ours, pytest.mark.timeout(1800)]
+# A JVM for each kill; test_job_kills.py has one, at the worst moment, in every run.
+pytestmark = [pytest.mark.ours, pytest.mark.long, pytest.mark.timeout(1800)]
 
-KILLS, KILLS_LONG = 1, 10
+KILLS = 10
 MESSAGES_PER_ROUND = 4000
 """Is more than a driver reads before it is killed, so that it never comes to the end."""
 SCRIPT = Path(__file__).with_name("restart_script.py")
@@ -59,15 +60,14 @@ def kill_in_the_middle(
     assert batches(checkpoint, "offsets") > batches(checkpoint, "commits")
 
 
-@pytest.mark.parametrize("kills", [KILLS, pytest.param(KILLS_LONG, marks=pytest.mark.long)])
 def test_kills_of_the_driver_lose_and_double_nothing(
-    spark: "SparkSession", make_nsqd: Callable[..., Nsqd], tmp_path: Path, kills: int
+    spark: "SparkSession", make_nsqd: Callable[..., Nsqd], tmp_path: Path
 ) -> None:
     nsqd = make_nsqd()
     moment = random.Random(7)
     errors = tmp_path / "errors"
     stream = Stream(spark, tmp_path)
-    for number in range(kills):
+    for number in range(KILLS):
         publish(nsqd, "t", bodies(number * MESSAGES_PER_ROUND, (number + 1) * MESSAGES_PER_ROUND))
         # A session of its own, so that the kill reaches the JVM and its workers too.
         with errors.open("wb") as stderr:
@@ -79,6 +79,6 @@ def test_kills_of_the_driver_lose_and_double_nothing(
             if driver.poll() is None:
                 os.killpg(driver.pid, signal.SIGKILL)
                 driver.wait()
-    stream.run(stream_reader(spark, nsqd, **{**OPTIONS, "maxMessagesPerTrigger": kills * MESSAGES_PER_ROUND}))
-    assert stream.bodies() == bodies(0, kills * MESSAGES_PER_ROUND)
+    stream.run(stream_reader(spark, nsqd, **{**OPTIONS, "maxMessagesPerTrigger": KILLS * MESSAGES_PER_ROUND}))
+    assert stream.bodies() == bodies(0, KILLS * MESSAGES_PER_ROUND)
     assert nsqd.channel("t", "archive")["depth"] == 0
