@@ -10,7 +10,7 @@ import pytest
 
 from client.consumer_rig import consumer_of, handle_until, is_done, publish
 from client.pool_rig import address_of
-from harness import FaultProxy, Nsqd, eventually, until
+from harness import FaultProxy, Nsqd, eventually, nsqd_is_ours, until
 from harness.lookupd import Nsqlookupd
 from nsquark import Consumer, Message
 from nsquark.client.errors import Closed, ConfigError, NotConnected, NsqError
@@ -158,7 +158,10 @@ async def test_backoff_on_a_real_nsqd(nsqd: Nsqd, topic: str) -> None:
         await until(lambda: consumer.stats().finished == 20)
         await consumer.close()
         await running
-    assert most_after_failure[:3] == [2, 1, 0]
+    # NSQ's nsqd may send one more message before it reads RDY 0, and a failure while holding back does not count.
+    level = most_after_failure[0]
+    assert level == 2 or (level == 1 and not nsqd_is_ours())
+    assert most_after_failure[: level + 1] == list(range(level, -1, -1))
     assert is_done(nsqd, topic)
 
 
