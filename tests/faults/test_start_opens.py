@@ -10,7 +10,7 @@ from faults.data_files import topic_directory
 from faults.shim import Rule, Shim
 from harness import Nsqd, StartError, Wire, eventually
 from nsquark.log.files import PAGE_BYTES
-from nsquark.log.segments import READ_TRIES as SEGMENT_READ_TRIES
+from nsquark.log.services import READ_TRIES
 
 pytestmark = pytest.mark.ours
 
@@ -173,6 +173,6 @@ def test_a_disk_that_is_away_while_nsqd_runs_costs_nothing(
     daemon.start()
     shim.set_rules(*away("t"))
     consumer = connect(daemon).subscribe("t", "c", rdy=len(bodies))
-    eventually(lambda: daemon.log.count(".log): reading at ") > 2 * SEGMENT_READ_TRIES, 60.0)
+    eventually(lambda: daemon.log.count(".log): reading at ") > 2 * READ_TRIES, 60.0)
     shim.set_rules()
     assert {message.body for message in consumer.read_messages(len(bodies), finish=True)} == bodies

@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsquark.log.files import read_readable, read_surviving, write_atomically
-from nsquark.log.services import LogShared
+from nsquark.log.services import READ_TRIES, LogShared
 from nsquark.log.writer import encode_header
 from nsquark.wire.batch_format import HEADER_BYTES, NO_TOKEN, Damage, StoredBatch, scan
 
 KEPT_MESSAGES_MAX = 100_000
 """At most this many messages are kept; more stay in their segments."""
 REWRITE_BYTES_MIN = 1 << 20
-READ_TRIES = 3
-READ_RETRY_S = 1.0
 
 
 class KeptInMemory:
@@ -134,39 +132,21 @@ class KeptMessages:
         """
         offset, size = self._now.places[seq]
 
-        def again(error: Exception) -> None:
-            self._shared.report(f"KEPT({self._path}): reading message {seq} failed: {error}; trying again")
-            self._shared.later(READ_RETRY_S, retry)
-
-        def retry() -> None:
+        def again() -> None:
             if seq in self._now.places:
                 self.read_again(seq, then)
             else:
                 then()  # its message is finished, or the topic is closed
 
-        try:
-            fd = os.dup(self._now.fd)  # another generation may be adopted meanwhile
-        except OSError as error:
-            again(error)
-            return
-        lost_bytes = 0
+        def read(fd: int) -> int:
+            return read_readable(fd, size, offset, self._path)[1]
 
-        def work() -> None:
-            nonlocal lost_bytes
-            try:
-                lost_bytes = read_readable(fd, size, offset, self._path)[1]
-            finally:
-                os.close(fd)
-
-        def done(error: Exception | None) -> None:
-            if error is not None:
-                again(error)
-                return
+        def done(lost_bytes: int) -> None:
             if lost_bytes:
                 self._give_up(seq)
             then()
 
-        self._shared.run(work, done)
+        self._shared.read(self._now.fd, f"KEPT({self._path}): reading message {seq}", read, done, again)
 
     def _give_up(self, seq: int) -> None:
         if self._now.places.pop(seq, None) is not None:

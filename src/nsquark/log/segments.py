@@ -16,14 +16,11 @@ from nsquark.log.files import DIRECTORY_MODE, read_readable
 from nsquark.log.recovery import REMOVED_SUFFIX, open_segments
 from nsquark.log.removal_mark import Removed
 from nsquark.log.segment import Segment
-from nsquark.log.services import LogShared
+from nsquark.log.services import READ_TRIES, LogShared
 from nsquark.wire.batch_format import HEADER_BYTES, Damage, StoredBatch, scan
 
 READ_BYTES = 256 << 10
 """One cold read brings in this much of a file, unless a single batch is larger."""
-READ_RETRY_S = 1.0
-READ_TRIES = 3
-"""A read is tried this many times; the last time, what the disk cannot read is left out, unless the disk is away."""
 SYNC_INTERVAL_MIN_S = 0.2
 """At a high rate a log is synced by time instead of by count: back to back, syncs cost a third of the throughput."""
 
@@ -267,39 +264,23 @@ class Segments:
     def _read_in_thread(
         self, segment: Segment, offset: int, seq: int, stop: int, then: Callable[[list[Chunk]], None], tries: int = 1
     ) -> None:
-        pieces: list[memoryview] = []
         end = segment.size
         # What cannot be read by the last try is left out, so that what follows need not wait for it.
-        read = _read_whole if tries < READ_TRIES else read_readable
+        way = _read_whole if tries < READ_TRIES else read_readable
 
-        def again(error: Exception) -> None:
-            self.shared.report(f"LOG({segment.path}): reading at {offset} failed: {error}; trying again")
-            self.shared.later(
-                READ_RETRY_S, lambda: self._read_in_thread(segment, offset, seq, stop, then, min(tries + 1, READ_TRIES))
-            )
+        def read(fd: int) -> memoryview:
+            return _read_batch(fd, segment.path, offset, end, seq, way)
 
-        try:
-            fd = os.dup(segment.fd)  # the segment may be removed meanwhile
-        except OSError as error:
-            again(error)
-            return
-
-        def work() -> None:
-            try:
-                pieces.append(_read_batch(fd, segment.path, offset, end, seq, read))
-            finally:
-                os.close(fd)
-
-        def done(error: Exception | None) -> None:
-            if error is not None:
-                again(error)
-                return
-            chunks = self._decode(segment, pieces[0], offset, seq, stop)
+        def done(piece: memoryview) -> None:
+            chunks = self._decode(segment, piece, offset, seq, stop)
             if not chunks:
                 self._lost(segment, seq, min(stop, segment.extents.head))
             then(chunks)
 
-        self.shared.run(work, done)
+        def again() -> None:
+            self._read_in_thread(segment, offset, seq, stop, then, min(tries + 1, READ_TRIES))
+
+        self.shared.read(segment.fd, f"LOG({segment.path}): reading at {offset}", read, done, again)
 
     def _decode(self, segment: Segment, piece: memoryview, offset: int, seq: int, stop: int) -> list[Chunk]:
         """Cuts the batches of a piece of a file that reach beyond `seq` into chunks without their headers."""

@@ -1,10 +1,12 @@
 """Has what all logs of one nsqd share: settings, sequence numbers, memory, threads and the state of the disk."""
 
 import errno
+import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
+from typing import TypeVar
 
 from nsquark.base.histogram import Histogram
 from nsquark.log.cache import ChunkCache
@@ -17,6 +19,11 @@ THREADS_MAX = 4
 SYNC_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 COMMIT_BOUNDS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
 DRAIN_TIMEOUT_S = 30.0
+READ_TRIES = 3
+"""Logs try a read this many times; then what the disk cannot read is left out, unless the disk is away."""
+READ_RETRY_S = 1.0
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -75,6 +82,39 @@ class LogShared:
     def run(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
         """Does slow work in a thread, then calls `done` with its error, if any, in the event loop's thread."""
         self._run_in(self._threads, work, done)
+
+    def read(
+        self, fd: int, what: str, read: Callable[[int], T], done: Callable[[T], None], again: Callable[[], None]
+    ) -> None:
+        """Reads a file in a thread, by a descriptor of its own, since `fd` may be closed meanwhile.
+
+        A read that fails is reported, by the name `what`; then `again` is called a little later.
+        """
+
+        def failed(error: Exception) -> None:
+            self.report(f"{what} failed: {error}; trying again")
+            self.later(READ_RETRY_S, again)
+
+        try:
+            own_fd = os.dup(fd)
+        except OSError as error:
+            failed(error)
+            return
+        found: list[T] = []
+
+        def work() -> None:
+            try:
+                found.append(read(own_fd))
+            finally:
+                os.close(own_fd)
+
+        def ended(error: Exception | None) -> None:
+            if error is not None:
+                failed(error)
+            else:
+                done(found[0])
+
+        self.run(work, ended)
 
     def _run_sync(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
         self._run_in(self._sync_thread, work, done)
