@@ -63,7 +63,7 @@ def test_every_key_of_the_examples_exists(program: str, tmp_path: Path) -> None:
     OPTIONS[program].parse_options([f"--config={everything}"])
 
 
-# systemd
+# -- systemd ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("unit", sorted(CONTRIB.glob("systemd/*.service")), ids=lambda path: path.name)

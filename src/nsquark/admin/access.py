@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
+from aiohttp.typedefs import Handler
 
 from nsquark.admin.accounts import Accounts as Accounts
 from nsquark.admin.accounts import TooManyLogins
@@ -63,13 +63,9 @@ def identity_of(request: web.Request) -> Identity:
     return request[IDENTITY]
 
 
-def may(request: web.Request, action: str) -> bool:
-    return request[IDENTITY].may(action)
-
-
 def require(request: web.Request, action: str) -> None:
     """Refuses a user who may not do this action, with NSQ's code."""
-    if not may(request, action):
+    if not request[IDENTITY].may(action):
         raise refusal(web.HTTPForbidden, "FORBIDDEN")
 
 
@@ -148,10 +144,6 @@ async def _to_its_end(change: Awaitable[web.StreamResponse]) -> web.StreamRespon
 
 
 _changes: Final[set[asyncio.Future[web.StreamResponse]]] = set()
-
-
-def middlewares(access: Accounts) -> list[Middleware]:
-    return [guard]
 
 
 def _require_our_host(request: web.Request, access: Accounts) -> None:

@@ -75,7 +75,7 @@ def message_of(state: AdminState, *errors: Iterable[UpstreamError]) -> str:
     return f"WARNING: {'; '.join(texts)}" if texts else ""
 
 
-# Reads
+# -- reads -----------------------------------------------------------------------------------------------
 
 
 async def ping(request: web.Request) -> web.StreamResponse:
@@ -163,7 +163,7 @@ async def counter(request: web.Request, state: AdminState) -> dict[str, Any]:
     return {"stats": plain(counters), "message": message_of(state, known.errors, stats.errors)}
 
 
-# Changes
+# -- changes ---------------------------------------------------------------------------------------------
 
 
 @v1

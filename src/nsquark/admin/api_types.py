@@ -118,7 +118,7 @@ class ApiCounter(msgspec.Struct, kw_only=True):
     message_count: int = 0
 
 
-# Filling in
+# -- filling in ------------------------------------------------------------------------------------------
 
 
 def complete_topic(topic: ApiTopic, node: str, hostname: str) -> None:
@@ -144,7 +144,7 @@ def _complete_latency(latency: ApiLatency | None) -> None:
         percentile |= {"min": value, "max": value, "average": value, "count": float(latency.count)}
 
 
-# Adding up
+# -- adding up -------------------------------------------------------------------------------------------
 
 
 def add_topic(total: ApiTopic, one: ApiTopic) -> None:

@@ -56,7 +56,7 @@ def make_app(state: AdminState) -> web.Application:
     routes = [(route.method, state.url(route.path), route.handler) for part in PARTS for route in part.routes]
     rules = NotFoundRules([(method, path) for method, path, _ in routes])
     app = web.Application(
-        middlewares=[*MIDDLEWARES, *access.middlewares(state.access), rules.middleware],
+        middlewares=[*MIDDLEWARES, access.guard, rules.middleware],
         client_max_size=REQUEST_BYTES_MAX,
     )
     app[STATE] = state

@@ -76,7 +76,7 @@ def version_key(version: str) -> tuple[int, ...]:
         return ()
 
 
-# Rates, and what /stats leaves to be added
+# -- rates, and what /stats leaves to be added -----------------------------------------------------------
 
 
 def read_rows(rows: StatsRows, last: StatsAnswer | None) -> StatsAnswer:
@@ -170,7 +170,7 @@ def _sum(rates: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-# Rows of one nsqd put together
+# -- rows of one nsqd put together -----------------------------------------------------------------------
 
 
 def _node(answer: NodeAnswer, newest: tuple[int, ...]) -> Node:

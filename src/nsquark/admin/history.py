@@ -135,7 +135,7 @@ class History:
                 self._series += 1
             ring[slot] = math.nan if value is None else value
 
-    # Which subjects are kept
+    # -- which subjects are kept -------------------------------------------------------------------------
 
     def _make_room(self, snapshot: Snapshot) -> None:
         """Takes new subjects in while there is room; every `RERANK_INTERVAL_S` the busiest replace the idlest."""
@@ -191,7 +191,7 @@ class History:
         self._series -= len(self._tracks.pop(subject).rings)
 
 
-# What is recorded of a snapshot
+# -- what is recorded of a snapshot ----------------------------------------------------------------------
 
 
 def _subjects(snapshot: Snapshot) -> Iterator[Key]:

@@ -80,7 +80,7 @@ def live(state: AdminState, page: str) -> Live:
     return Live(pieces(view, _urls(state)), view.series)
 
 
-# For browsers
+# -- for browsers ----------------------------------------------------------------------------------------
 
 
 async def page(request: web.Request) -> web.Response:
@@ -119,8 +119,7 @@ async def search(request: web.Request) -> web.Response:
     """Lists everything that has a name, so that the browser can search as fast as the user types."""
     snapshot = await request.app[STATE].fresh_snapshot()
     entries = [entry for entry, _ in zip(_entries(snapshot), range(SEARCH_ENTRIES_MAX), strict=False)]
-    response = web.json_response({"entries": entries})
-    return response
+    return web.json_response({"entries": entries})
 
 
 def _entries(snapshot: Snapshot) -> Iterator[dict[str, str]]:
@@ -164,7 +163,7 @@ def _missing(path: str) -> View:
     )
 
 
-# Drawing
+# -- drawing ---------------------------------------------------------------------------------------------
 
 
 class Permissions:
@@ -216,8 +215,7 @@ def _count(state: AdminState, section: str) -> int:
 def render(request: web.Request, template: str, **values: Any) -> web.Response:
     """Renders a template to a whole page."""
     values = {"urls": _urls(request.app[STATE]), "version": __version__, **values}
-    response = web.Response(text=environment().get_template(template).render(values), content_type="text/html")
-    return response
+    return web.Response(text=environment().get_template(template).render(values), content_type="text/html")
 
 
 def _urls(state: AdminState) -> Urls:

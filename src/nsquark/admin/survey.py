@@ -181,7 +181,7 @@ class Survey:
     async def post_each(self, addresses: Iterable[str], target: str) -> Answers[list[tuple[str, bytes]]]:
         return await self._each(list(addresses), lambda address: self._cluster.post(address, target))
 
-    # One nsqlookupd or nsqd
+    # -- one nsqlookupd or nsqd --------------------------------------------------------------------------
 
     async def _lookupd_topics(self, address: str) -> list[str]:
         return (await self._cluster.get(address, "/topics", _TopicList)).topics or []
@@ -220,7 +220,7 @@ class Survey:
         said = await self._all("nsqd", self._cluster.nsqds, ask)
         return Answers([node for _, node in said.value if node is not None], said.errors)
 
-    # All of a kind
+    # -- all of a kind -----------------------------------------------------------------------------------
 
     async def _all(
         self, kind: str, addresses: Sequence[str], ask: Callable[[str], Awaitable[T]]

@@ -113,7 +113,7 @@ def _newest(options: SourceOptions, ranges: Ranges, nsqds: Mapping[str, RangeNsq
     return found
 
 
-# The command
+# -- the command -----------------------------------------------------------------------------------------
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

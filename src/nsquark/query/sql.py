@@ -106,7 +106,7 @@ def _advice(text: str) -> str:
     return ""
 
 
-# The answer
+# -- the answer ------------------------------------------------------------------------------------------
 
 
 def _write_table(names: list[str], rows: Rows) -> None:

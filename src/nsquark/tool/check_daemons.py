@@ -61,7 +61,7 @@ async def findings(nsqds: Sequence[str], lookupds: Sequence[str], secret: str = 
     return found + await _check_nodes(answering)
 
 
-# nsqlookupd
+# -- nsqlookupd ------------------------------------------------------------------------------------------
 
 
 async def _check_lookupd(address: str) -> tuple[list[Found] | None, list[Finding]]:
@@ -94,7 +94,7 @@ async def _check_way(host: str, port: int) -> Finding:
     return broken(subject, f"nsqlookupd sends consumers there, but: {reason}", advice)
 
 
-# nsqd
+# -- nsqd ------------------------------------------------------------------------------------------------
 
 
 async def _check_nsqd(address: str, lookupds: list[_Lookupd], secret: str) -> list[Finding]:
@@ -179,7 +179,7 @@ def _time_told(headers: dict[str, str], body: bytes) -> float | None:
     return None
 
 
-# HTTP and TCP
+# -- HTTP and TCP ----------------------------------------------------------------------------------------
 
 
 class _Unusable(Exception):

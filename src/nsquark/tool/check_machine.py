@@ -59,7 +59,7 @@ def findings(directory: Path) -> list[Finding]:
     ]
 
 
-# Versions
+# -- versions --------------------------------------------------------------------------------------------
 
 
 def _versions() -> Iterator[Finding]:
@@ -121,7 +121,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
-# Kernel and compiler
+# -- kernel and compiler ---------------------------------------------------------------------------------
 
 
 def _kernel() -> Iterator[Finding]:
@@ -145,7 +145,7 @@ def _compiler() -> str | None:
     return next((path for path in map(shutil.which, names) if path), None)
 
 
-# Java
+# -- Java ------------------------------------------------------------------------------------------------
 
 
 def _java() -> Iterator[Finding]:
@@ -178,7 +178,7 @@ def _java_version(home: Path) -> int | None:
     return None
 
 
-# Clock
+# -- clock -----------------------------------------------------------------------------------------------
 
 
 def _clock() -> Iterator[Finding]:
@@ -201,7 +201,7 @@ def _is_synchronised() -> bool | None:
     return None if answer < 0 else answer != _TIME_ERROR
 
 
-# Disk
+# -- disk ------------------------------------------------------------------------------------------------
 
 
 def _disk(directory: Path) -> Iterator[Finding]:
@@ -245,7 +245,7 @@ def _free_space(directory: Path) -> Finding:
     return ok("disk space", text)
 
 
-# Limits and ports
+# -- limits and ports ------------------------------------------------------------------------------------
 
 
 def _limits() -> Iterator[Finding]:
