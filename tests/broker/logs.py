@@ -89,8 +89,8 @@ def append(daemon: Nsqd, topic: str, token: str, **query: Any) -> dict[str, Any]
     return answer(daemon, "POST", "/log/append", topic=topic, token=token, **query)
 
 
-def begin(daemon: Nsqd, method: str, path: str, **query: Any) -> http.client.HTTPConnection:
+def begin(daemon: Nsqd, method: str, path: str, body: bytes = b"", **query: Any) -> http.client.HTTPConnection:
     """Sends a request and leaves its answer to be read later."""
     connection = http.client.HTTPConnection(*daemon.http, timeout=20)
-    connection.request(method, f"{path}?{urllib.parse.urlencode(query)}", b"" if method == "POST" else None)
+    connection.request(method, f"{path}?{urllib.parse.urlencode(query)}", body if method == "POST" else None)
     return connection

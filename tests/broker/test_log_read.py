@@ -712,14 +712,37 @@ def test_a_fault_in_the_midst_of_a_range_cuts_its_answer(make_nsqd: Callable[...
     _break_file(files[17], opens=False)
     head = info(daemon, "t")["next"]
     one = begin(daemon, "GET", "/log/read", topic="t", **{"from": 0, "to": head})
-    many = http.client.HTTPConnection(*daemon.http, timeout=20)
-    many.request("POST", "/log/read", json.dumps({"ranges": [{"topic": "t", "from": 0, "to": head}]}))
+    document = json.dumps({"ranges": [{"topic": "t", "from": 0, "to": head}]})
+    many = begin(daemon, "POST", "/log/read", document.encode())
     for connection in (one, many):
         reply = connection.getresponse()
         assert reply.status == 200
         with pytest.raises((http.client.IncompleteRead, ConnectionError)):
             reply.read()
         connection.close()
+
+
+def test_garbage_of_answers_that_were_cut_is_collected_at_any_moment(
+    make_nsqd: Callable[..., Nsqd], tmp_path: Path
+) -> None:
+    """Garbage is collected wherever Python makes an object, also where a lock is held."""
+    tmp_path.joinpath("sitecustomize.py").write_text("import gc\ngc.set_threshold(1, 1, 1)\n")
+    (tmp_path / "data").mkdir()
+    with Nsqd(tmp_path / "data", *SMALL_FILES, environment={"PYTHONPATH": str(tmp_path)}) as daemon:
+        _publish(daemon, "t", 3000)
+        files = sorted(daemon.data_path.glob("**/t.t/*.log"))
+        _break_file(files[17], opens=False)
+        head = info(daemon, "t")["next"]
+        document = json.dumps({"ranges": [{"topic": "t", "from": 0, "to": head}]})
+        for _ in range(20):
+            one = begin(daemon, "GET", "/log/read", topic="t", **{"from": 0, "to": head})
+            many = begin(daemon, "POST", "/log/read", document.encode())
+            for connection in (one, many):
+                with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+                    connection.getresponse().read()
+                connection.close()
+        _mend_file(files[17])
+        assert len(read_all(daemon, "t")) == 3000
 
 
 def test_reads_that_wait_behind_others_give_up_their_files_with_the_connection(

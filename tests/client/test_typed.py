@@ -260,7 +260,7 @@ async def test_hooks_that_hang_are_no_more_than_a_thousand(nsqd: Nsqd, topic: st
 
     async with consumer_of(nsqd, topic, max_in_flight=2 * HOOKS_MAX, on_give_up=bury) as consumer:
         running = asyncio.create_task(consumer.run(handle))
-        await until(lambda: consumer.stats().requeued >= 20)
+        await until(lambda: consumer.stats().requeued >= 20 and len(begun) >= HOOKS_MAX)
         assert len(begun) == HOOKS_MAX
         go_on.set()
         await until(lambda: consumer.stats().given_up == HOOKS_MAX + 20)

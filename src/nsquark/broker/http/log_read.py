@@ -341,7 +341,7 @@ class _RangeStream:
                 raise disk_error(error) from None
             raise
         pieces = self._pieces(first)
-        weakref.finalize(pieces, self._end).atexit = False
+        weakref.finalize(pieces, self._end_later, asyncio.get_running_loop()).atexit = False
         return pieces
 
     async def _pieces(self, piece: bytes) -> AsyncIterator[bytes]:
@@ -368,6 +368,13 @@ class _RangeStream:
         self._has_left = True
         if self._sending is not None:
             self._sending.cancel()
+
+    def _end_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Asks the event loop to end this. Garbage is collected in any thread, and inside any lock: nothing else may be
+        done there.
+        """
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nsqd ends
+            loop.call_soon_threadsafe(self._end)
 
     def _end(self) -> None:
         self._place.free()
