@@ -7,7 +7,7 @@ something only if one of our own pages asked it to. The handler of a change call
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Final
 from urllib.parse import quote, urlsplit
 
@@ -94,6 +94,11 @@ def is_still_in(request: web.Request) -> bool:
 def begin_session(request: web.Request, session: BrowserSession) -> None:
     """Gives the browser this session, from the answer to this request on."""
     request[_SESSION] = request[_COOKIE_DUE] = session
+
+
+def json_answer(fields: Mapping[str, object]) -> web.Response:
+    """Answers with JSON for our own pages."""
+    return web.Response(body=msgspec.json.encode(fields), content_type=JSON_TYPE)
 
 
 def refusal(kind: type[web.HTTPException], message: str, **fields: object) -> web.HTTPException:

@@ -11,6 +11,7 @@ from functools import wraps
 from typing import Any, Final, TypeVar
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from nsquark.admin import access
 from nsquark.admin.actions import PLAIN_ACTIONS, ActionRefused, Outcome
@@ -23,7 +24,6 @@ from nsquark.admin.routing import v1_error, v1_json
 from nsquark.admin.state import STATE, AdminState
 from nsquark.web.query import parse_query
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 T = TypeVar("T")
 Method = Callable[[web.Request, AdminState], Awaitable[T]]
 

@@ -11,10 +11,10 @@ from typing import Any, Final
 import msgspec
 
 from nsquark.base.addresses import join_address
+from nsquark.base.durations import NS_PER_S
 from nsquark.wire.documents import Int64
 
 ALL_NODES: Final = "*"
-NS_PER_S: Final = 1_000_000_000
 
 
 class ApiLatency(msgspec.Struct, kw_only=True):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Final
 
 from aiohttp import web
 
 from nsquark.admin.access import refusal
 from nsquark.admin.snapshot import Snapshot
+from nsquark.base.durations import NS_PER_MS
+from nsquark.web.arguments import INT64_MAX
 from nsquark.wire.names import is_valid_name
-
-INT64_MAX: Final = (1 << 63) - 1
 
 
 def invalid(name: str, reason: str) -> web.HTTPException:
@@ -42,7 +41,7 @@ def position(text: str, name: str) -> tuple[str, int]:
         return text, 0
     word, _, digits = text.rpartition(":")
     value = _decimal(digits)
-    if word not in ("", "time", "seq") or value is None or value > INT64_MAX // (1_000_000 if word == "time" else 1):
+    if word not in ("", "time", "seq") or value is None or value > INT64_MAX // (NS_PER_MS if word == "time" else 1):
         raise invalid(name, "oldest, newest, time:<milliseconds since 1970> or seq:<number>")
     return word or "seq", value
 

@@ -18,7 +18,7 @@ import msgspec
 from aiohttp import web
 
 from nsquark.admin import audit
-from nsquark.admin.access import refusal, require
+from nsquark.admin.access import json_answer, refusal, require
 from nsquark.admin.arguments import invalid, known_node, name_in_path, number, position
 from nsquark.admin.cluster import decode
 from nsquark.admin.errors import UpstreamError
@@ -31,7 +31,6 @@ T = TypeVar("T")
 LISTED: Final = 50
 LISTED_MAX: Final = 500
 STATES: Final = ("in_flight", "requeued")
-JSON_TYPE: Final = "application/json"
 
 
 class Held(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -82,7 +81,7 @@ async def held(request: web.Request) -> web.StreamResponse:
     found, failures = await _ask_all(state, await _nodes(request), target, Listing)
     messages = [msgspec.structs.replace(message, node=node) for node in found for message in found[node].messages]
     messages.sort(key=_first_in_flight if kind == "in_flight" else _first_due)
-    return _answer(
+    return json_answer(
         {
             "count": sum(listing.count for listing in found.values()),
             "messages": messages[:limit],
@@ -105,7 +104,7 @@ async def preview(request: web.Request) -> web.StreamResponse:
     nodes = await _nodes(request)
     to = _seek_to(request, nodes)
     found, failures = await _ask_all(state, nodes, _target(request, "seek", f"&to={to}"), Preview)
-    return _answer(
+    return json_answer(
         {
             "nodes": [_shown(node, one) for node, one in found.items()],
             "again": sum(one.again for one in found.values()),
@@ -136,7 +135,7 @@ async def seek(request: web.Request) -> web.StreamResponse:
     await state.snapshot_after_change()
     results = [_result(node, True, f"at {one.position}, depth {one.depth}") for node, one in done.items()]
     results += [_result(node, False, text) for node, text in failures.items()]
-    return _answer({"ok": True, "message": "; ".join(failures.values()), "results": results})
+    return json_answer({"ok": True, "message": "; ".join(failures.values()), "results": results})
 
 
 def _result(node: str, is_done: bool, text: str) -> dict[str, object]:
@@ -192,10 +191,6 @@ def _why(error: UpstreamError) -> str:
 
 def _failures(failures: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"node": node, "text": text} for node, text in failures.items()]
-
-
-def _answer(fields: dict[str, object]) -> web.Response:
-    return web.Response(body=msgspec.json.encode(fields), content_type=JSON_TYPE)
 
 
 routes: Final = [

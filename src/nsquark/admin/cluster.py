@@ -20,12 +20,11 @@ from nsquark.admin.errors import UpstreamError
 from nsquark.admin.options import NsqadminOptions, OptionsError
 from nsquark.base.printable import escaped
 from nsquark.base.secrets import read_secret
-from nsquark.web.fetch import named_https_port
+from nsquark.web.fetch import ACCEPT, named_https_port
 from nsquark.wire.documents import decode_json
 
 T = TypeVar("T")
 
-ACCEPT: Final = "application/vnd.nsq; version=1.0"
 RESPONSE_BYTES_MAX: Final = 64 << 20
 ERROR_BODY_BYTES_SHOWN_MAX: Final = 4096
 CONNECTIONS_MAX: Final = 128

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from nsquark.admin.snapshot import ClusterChannel, ClusterTopic, Node, Percentile, Snapshot
+from nsquark.base.durations import NS_PER_S
 
 SPAN_S: Final = 3600.0
 STEP_S_MIN: Final = 2.0
@@ -29,7 +30,6 @@ REPLACED_MAX: Final = 200
 one turn.
 """
 SERIES_PER_SUBJECT_MAX: Final = 16
-NS_PER_S: Final = 1e9
 
 Key = tuple[str, ...]
 """Names a subject and one of its figures: ("cluster", "in"), ("channel", "orders", "archive", "depth")."""

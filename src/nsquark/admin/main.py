@@ -14,10 +14,10 @@ from nsquark.admin.app import make_app, make_state
 from nsquark.admin.options import NsqadminOptions, OptionsError, check_options, parse_options
 from nsquark.base import event_loop
 from nsquark.base.addresses import Listener, listen
+from nsquark.base.flags import EXIT_FATAL
 from nsquark.base.logs import Logger
 from nsquark.base.version import version_line
 
-EXIT_FATAL: Final = 1
 STOP_S_MAX: Final = 5.0
 """Requests that are being answered when nsqadmin is told to stop have this much time."""
 LINE_BYTES_MAX: Final = 32 << 10

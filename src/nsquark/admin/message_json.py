@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from nsquark.admin.log_reader import LogMessage
+from nsquark.base.durations import NS_PER_S
 
-NS_PER_S: Final = 1_000_000_000
 SECONDS_MAX: Final = 253_402_300_799
 """This is the end of the year 9999, the last that datetime can hold."""
 

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
-import msgspec
 from aiohttp import web
 
 from nsquark.admin import audit, channel_view
-from nsquark.admin.access import refusal, require
-from nsquark.admin.arguments import INT64_MAX, encode_cursor, known_node, name_in_path, number
+from nsquark.admin.access import json_answer, refusal, require
+from nsquark.admin.arguments import encode_cursor, known_node, name_in_path, number
 from nsquark.admin.errors import UpstreamError
 from nsquark.admin.filters import Everything
 from nsquark.admin.log_reader import LogMessage, RemoteLog, Wanted
@@ -34,6 +33,7 @@ from nsquark.admin.search import Limits, SearchResult, search
 from nsquark.admin.snapshot import Snapshot
 from nsquark.admin.state import STATE, AdminState
 from nsquark.client.envelope import new_key, unwrap, wrap
+from nsquark.web.arguments import INT64_MAX
 
 PREVIEW_BYTES: Final = 2048
 """A page has this much of each body; a message that is shown alone has more."""
@@ -45,11 +45,6 @@ DOWNLOAD_STALL_S_MAX: Final = 120.0
 """A browser has this much time to take one page of a download."""
 WHOLE_BODY: Final = 1 << 40
 DEFER_MS_MAX: Final = 1 << 40
-JSON_TYPE: Final = "application/json"
-
-
-def _answer(fields: dict[str, Any]) -> web.Response:
-    return web.Response(body=msgspec.json.encode(fields), content_type=JSON_TYPE)
 
 
 def _state(request: web.Request) -> AdminState:
@@ -75,7 +70,7 @@ async def page(request: web.Request) -> web.StreamResponse:
         body_bytes = min(PREVIEW_BYTES, state.options.message_browser_max_bytes)
         found = await search(asked.ranges, question.filter, Limits(asked.messages_max, body_bytes))
     failures = {**nodes.failures, **asked.failures, **found.failures}
-    return _answer(
+    return json_answer(
         {
             "messages": [shown(message) for message in found.messages],
             "searched": found.searched._asdict(),
@@ -144,7 +139,7 @@ async def one(request: web.Request) -> web.StreamResponse:
         headers = {"Content-Disposition": f'attachment; filename="{name}"', "Content-Security-Policy": "sandbox"}
         return web.Response(body=message.body, content_type="application/octet-stream", headers=headers)
     message = await _read_one(request, state, topic, state.options.message_browser_max_bytes)
-    return _answer({**shown(message), "message": ""})
+    return json_answer({**shown(message), "message": ""})
 
 
 async def _read_one(
@@ -219,7 +214,7 @@ async def _publish(
         await audit.changed(request, action, topic=topic, node=node, result=str(error))
         raise _upstream(error) from None
     await audit.changed(request, action, topic=topic, node=node)
-    return _answer({"message": "", "node": node, "bytes": len(body)})
+    return json_answer({"message": "", "node": node, "bytes": len(body)})
 
 
 def _upstream(error: UpstreamError) -> web.HTTPException:

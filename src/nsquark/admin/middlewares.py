@@ -8,10 +8,10 @@ import asyncio
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from aiohttp.web_response import ContentCoding
 
 from nsquark.admin.access import address_of
@@ -27,8 +27,6 @@ FORESEEN: Final = (UpstreamError, web.HTTPException, ConnectionError, TimeoutErr
 RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 BEGUN: web.RequestKey[web.StreamResponse] = web.RequestKey("BEGUN", web.StreamResponse)
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @web.middleware

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from aiohttp import web
-from aiohttp.typedefs import Middleware
+from aiohttp.typedefs import Handler, Middleware
 
 from nsquark.web.messages import JSON_TYPE, NSQ_HEADER, TEXT_TYPE, encode_json
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _VARIABLE = re.compile(r"\{(\w+)\}")
 _ANYTHING = "[^/]+"

@@ -4,14 +4,16 @@ import re
 from decimal import Decimal
 from typing import Final, Self
 
+NS_PER_US: Final = 1_000
 NS_PER_MS: Final = 1_000_000
+NS_PER_S: Final = 1_000_000_000
 _UNIT_NS: Final = {
     "ns": 1,
-    "us": 1_000,
-    "\u00b5s": 1_000,  # micro sign
-    "\u03bcs": 1_000,  # Greek letter mu, which looks the same
+    "us": NS_PER_US,
+    "\u00b5s": NS_PER_US,  # micro sign
+    "\u03bcs": NS_PER_US,  # Greek letter mu, which looks the same
     "ms": NS_PER_MS,
-    "s": 1_000_000_000,
+    "s": NS_PER_S,
     "m": 60_000_000_000,
     "h": 3_600_000_000_000,
 }
@@ -67,11 +69,11 @@ class Duration(int):
         if self < 0:
             return f"-{Duration(-self)}"
         ns = int(self)
-        for unit, size in (("ns", 1_000), ("\u00b5s", 1_000_000), ("ms", 1_000_000_000)):
+        for unit, size in (("ns", NS_PER_US), ("\u00b5s", NS_PER_MS), ("ms", NS_PER_S)):
             if ns < size:
                 return "0s" if ns == 0 else _decimal(ns, _UNIT_NS[unit]) + unit
         minutes, rest = divmod(ns, 60_000_000_000)
-        text = _decimal(rest, 1_000_000_000) + "s"
+        text = _decimal(rest, NS_PER_S) + "s"
         if minutes >= 60:
             return f"{minutes // 60}h{minutes % 60}m{text}"
         return f"{minutes}m{text}" if minutes else text

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from nsquark import kernel
 from nsquark.base.event_loop import run, stop_signal
+from nsquark.base.flags import EXIT_FATAL
 from nsquark.base.logs import Logger
 from nsquark.base.version import version_line
 from nsquark.broker.data_path import DataPath, DataPathError
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (NsqdOptionsError, DataPathError, NsqdStartError, OSError) as error:
         logger.fatal(f"failed to instantiate nsqd - {error}")
         logger.flush()
-        sys.exit(1)
+        sys.exit(EXIT_FATAL)
     logger.flush()
     # Threads that wait for a disk must not keep a stopped nsqd alive: all that matters is synced.
     os._exit(0)

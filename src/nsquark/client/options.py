@@ -16,15 +16,13 @@ from datetime import timedelta
 from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
 
 from nsquark.base.addresses import split_address
-from nsquark.base.durations import Duration
+from nsquark.base.durations import NS_PER_MS, NS_PER_US, Duration
 from nsquark.base.kinds import parse_boolean
 from nsquark.client.errors import ConfigError
 
 DISABLED: Final = Duration(-1)
 """Is the value of a duration that is switched off."""
 
-NS_PER_MS: Final = 1_000_000
-NS_PER_US: Final = 1_000
 US_PER_S: Final = 1_000_000
 S_PER_DAY: Final = 86_400
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from nsquark.base.durations import NS_PER_MS
 from nsquark.log.files import read_readable
 
 BUCKET_MS = 60_000
@@ -108,7 +109,7 @@ def read_record(data: bytearray, pos: int, base: int) -> Record | None:
         *_, due_ms, delay_ms, timestamp_ns, number = head.unpack_from(data, pos)
     else:
         *_, due_ms, timestamp_ns, number = head.unpack_from(data, pos)
-        delay_ms = max(0, due_ms - timestamp_ns // 1_000_000)
+        delay_ms = max(0, due_ms - timestamp_ns // NS_PER_MS)
     body = bytes(data[pos + head.size : end])
     is_message = kind in (MESSAGE, _MESSAGE_1)
     return Record(base + pos, base + end, is_message, due_ms, delay_ms, timestamp_ns, number, body)

@@ -4,12 +4,11 @@ import asyncio
 import sys
 
 from nsquark.base.event_loop import run, stop_signal
+from nsquark.base.flags import EXIT_FATAL
 from nsquark.base.logs import Logger
 from nsquark.base.version import version_line
 from nsquark.lookupd.daemon import ListenError, Nsqlookupd
 from nsquark.lookupd.options import LookupdOptions, parse_options
-
-EXIT_FATAL = 1
 
 
 def main() -> None:

@@ -15,9 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from nsquark.base.durations import NS_PER_US
 from nsquark.query.bounds import INT64_MAX, RowFilter
 from nsquark.spark.nsqd_http import RangeNsqd
-from nsquark.spark.options import NS_PER_US, SourceOptions
+from nsquark.spark.options import SourceOptions
 from nsquark.spark.source.batch import plan_batch
 from nsquark.spark.source.packed_rows import read_partition
 from nsquark.spark.source.plan import Partition, Ranges

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-from nsquark.base.durations import Duration
+from nsquark.base.durations import NS_PER_MS, NS_PER_US, Duration
 from nsquark.base.secrets import read_secret
 from nsquark.wire.names import is_ephemeral, is_valid_name
 
@@ -60,8 +60,6 @@ PARTITIONS_MAX = 4096
 COUNT_MAX = 2**63 - 1
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
-NS_PER_US = 1000
-NS_PER_MS = 1_000_000
 
 _KAFKA = {
     "subscribe": "topic",

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from nsquark.base.durations import Duration
+from nsquark.base.durations import NS_PER_S, NS_PER_US, Duration
 from nsquark.client.config import Config
 from nsquark.client.errors import NsqError
 from nsquark.kernel.frames import FrameScanner
@@ -92,7 +92,7 @@ class Start:
 
 def _time_ns(text: str) -> int:
     at = datetime.fromisoformat(text)  # local time if it names no zone
-    return int(at.timestamp()) * 1_000_000_000 + at.microsecond * 1000
+    return int(at.timestamp()) * NS_PER_S + at.microsecond * NS_PER_US
 
 
 class LogTail:

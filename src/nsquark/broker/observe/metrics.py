@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from nsquark import kernel
+from nsquark.base.durations import NS_PER_S
 from nsquark.base.exposition import Family, of_histogram, single
 from nsquark.base.version import NSQ_VERSION, __version__
 from nsquark.broker.observe.latency import Sketch
@@ -32,7 +33,6 @@ OTHER: Final = "_other"
 """Names the topic and channel under which the rest is summed up. A topic of this name is counted there too."""
 OTHER_TOPIC: Final = f'topic="{OTHER}"'
 OTHER_CHANNEL: Final = f'topic="{OTHER}",channel="{OTHER}"'
-NS_PER_S: Final = 1_000_000_000
 
 T = TypeVar("T")
 Column = tuple[str, str, str, Callable[[T], float]]

@@ -6,13 +6,11 @@ from datetime import datetime
 
 import msgspec
 
-from nsquark.base.durations import NS_PER_MS, Duration
+from nsquark.base.durations import NS_PER_MS, NS_PER_S, NS_PER_US, Duration
 from nsquark.base.printable import printable
 from nsquark.base.version import version_line
 from nsquark.broker.observe.process import MemoryStats
 from nsquark.broker.observe.stats import ChannelStats, ClientStats, LatencyStats, NsqdStats, TopicStats
-
-SECOND_NS = 1_000_000_000
 
 
 def lines(stats: NsqdStats, uptime_ns: int) -> Iterator[str]:
@@ -63,7 +61,7 @@ def _channel(channel: ChannelStats) -> str:
 def _client(client: ClientStats) -> str:
     port = client.remote_address.rpartition(":")[2] if ":" in client.remote_address else ""
     name = printable(f"{client.hostname}:{port} {client.user_agent}")
-    age = Duration((int(time.time()) - client.connect_ts) * SECOND_NS)
+    age = Duration((int(time.time()) - client.connect_ts) * NS_PER_S)
     if isinstance(client.pub_counts, list):
         total = sum(published.count for published in client.pub_counts)
         topics = ",".join(f"{published.topic}={published.count}" for published in client.pub_counts)
@@ -80,7 +78,7 @@ def _latency(latency: LatencyStats) -> str:
 
 
 def _scaled(ns: int) -> str:
-    for size, unit in ((SECOND_NS, "s"), (NS_PER_MS, "ms"), (1_000, "us")):
+    for size, unit in ((NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "us")):
         if ns > size:
             return f"{ns / size:.1f}{unit}"
     return f"{ns:.1f}ns"

@@ -14,6 +14,7 @@ from nsquark.broker.tcp import upgrade
 from nsquark.broker.tcp.command import STATE_INIT, Command, text_of
 from nsquark.broker.tcp.waits import FOR_THREAD
 from nsquark.broker.topology import is_shown
+from nsquark.wire.compression import DEFLATE_LEVEL_DEFAULT
 from nsquark.wire.documents import read_fields_as_go
 from nsquark.wire.errors import FatalClientError
 from nsquark.wire.frames import FrameType, frame
@@ -29,7 +30,6 @@ OUTPUT_BUFFER_BYTES_DEFAULT = 16_384
 OUTPUT_BUFFER_BYTES_MIN = 64
 MSG_TIMEOUT_MS_MIN = 1_000
 SAMPLE_RATE_MAX = 99
-DEFLATE_LEVEL_DEFAULT = 6
 INT32_END = 1 << 31
 INT64_END = 1 << 63
 IDENTITY_CHARS_MAX = 1_024

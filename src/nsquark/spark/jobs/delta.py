@@ -7,7 +7,6 @@ put back stands for other messages.
 
 import json
 import os
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame, Row
 
+from nsquark.base.clock import wall_ms
 from nsquark.base.errors import UserError
 from nsquark.spark.jobs.checkpoints import offset_before, offset_of
 from nsquark.spark.source.offsets import Key, Offset, Range, ranges
@@ -109,7 +109,7 @@ def _added(file: Row) -> AddAction:
         path=file.path,
         size=file.bytes,
         partition_values=json.loads(file.partition),
-        modification_time=time.time_ns() // 1_000_000,
+        modification_time=wall_ms(),
         data_change=True,
         stats=json.dumps({"numRecords": file.messages}),
     )

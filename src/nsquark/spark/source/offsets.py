@@ -12,15 +12,15 @@ Keys are always sorted. Spark compares the text of offsets: the same offset in a
 Version 1 had neither `n` nor `id`; it can still be read, and both are added.
 """
 
-import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from nsquark.base.clock import wall_ms
+
 VERSION = 2
 VERSIONS_READ = (1, VERSION)
-MS_PER_NS = 1_000_000
 
 
 class Key(NamedTuple):
@@ -73,7 +73,7 @@ class Offset:
 
     @classmethod
     def begin(cls) -> "Offset":
-        return cls(str(uuid.uuid4()), time.time_ns() // MS_PER_NS)
+        return cls(str(uuid.uuid4()), wall_ms())
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> "Offset":
@@ -104,7 +104,7 @@ class Offset:
     @property
     def age_ms(self) -> int:
         """Returns how long ago the query began, by this machine's clock."""
-        return max(time.time_ns() // MS_PER_NS - self.began_ms, 0)
+        return max(wall_ms() - self.began_ms, 0)
 
     def with_spans(self, spans: Mapping[Key, ReadSpan]) -> "Offset":
         return replace(self, spans={**self.spans, **spans})

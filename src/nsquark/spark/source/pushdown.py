@@ -17,8 +17,9 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from nsquark.base.durations import NS_PER_US
 from nsquark.spark.nsqd_http import RangeNsqd
-from nsquark.spark.options import EPOCH, MICROSECOND, NS_PER_US
+from nsquark.spark.options import EPOCH, MICROSECOND
 from nsquark.spark.source.offsets import Key, Range
 from nsquark.spark.source.positions import at_times
 
