@@ -46,22 +46,7 @@ PUBLIC = {
 """Classes and functions by the module where users find them; of a module without names, all that it exports."""
 INTERNAL = {
     "Producer": {"response_received", "error_received", "messages_received", "connection_lost"},
-    "Consumer": {
-        "calls_hook_off_loop",
-        "finish_refused",
-        "handle",
-        "is_called_by_own_thread",
-        "log",
-        "message_finished",
-        "message_forgotten",
-        "message_hopeless",
-        "message_not_handled",
-        "message_requeued",
-        "messages_received",
-        "opens_envelopes",
-        "requeue_delay_s",
-        "subscription_lost",
-    },
+    "Consumer": {"calls_hook_off_loop", "handle", "is_called_by_own_thread", "log"},
     "Message": {
         "answer_for",
         "deadline_s",

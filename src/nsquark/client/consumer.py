@@ -1,8 +1,8 @@
 """Consumes a channel from many nsqds, as go-nsq does it.
 
 A message's way: `Subscription` makes it of what the connection brought, it waits in the `Inbox`, an iteration or one of
-the `Handlers` of `run` gets it by `Taking`, and its answer goes back through its subscription. `Flow` decides how many
-come.
+the `Handlers` of `run` gets it by `Taking`, and its answer goes back through its subscription, which tells the
+`Outcomes`. `Flow` decides how many come.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from nsquark.client.logs import NamedLog
 from nsquark.client.lookupd import AddressFilter, lookup_url
 from nsquark.client.message import Message
 from nsquark.client.nsqds import ConsumerNsqds
+from nsquark.client.outcomes import Outcomes
 from nsquark.client.rdy import Flow
 from nsquark.client.stats import Stats
 from nsquark.client.subscription import Subscription
@@ -98,10 +99,7 @@ class Consumer:
             lookup_url(address, topic)
         store: DedupeStore | None = Dedupe() if dedupe is True else None if dedupe is False else dedupe
         self._copies = None if store is None else Copies(store, topic, channel, self.log)
-        self.opens_envelopes = envelope or store is not None
-        """Envelopes are opened. Where they are not, they stay in front of the body: one that only looks like an
-        envelope must arrive as it is.
-        """
+        self._opens_envelopes = envelope or store is not None
         self._auto_touch = auto_touch
         if on_give_up is not None:
             check_function(on_give_up, "on_give_up", ConfigError)
@@ -117,12 +115,12 @@ class Consumer:
         self._inbox = Inbox()
         self._taking = Taking(self._inbox, self._copies, self._giving_up, self._subscriptions, f"{topic}/{channel}")
         self._next_now = self._taking.next_now
+        self._outcomes = Outcomes(self._taking, self._inbox, self._copies, self._giving_up)
         self._handlers = Handlers(self._taking.next, self._next_now, threads, topic, self.log)
         self._paused_at: int | None = None
         self._is_started = self._is_closing = False
         self._stopping: asyncio.TimerHandle | None = None
         self._closed: asyncio.Future[None] | None = None
-        self._received = self._finished = self._requeued = 0
 
     # -- life --------------------------------------------------------------------------------------------
 
@@ -140,7 +138,7 @@ class Consumer:
         self._loop = asyncio.get_running_loop()
         self._taking.begin()
         self._nsqds = ConsumerNsqds(
-            lambda address: Subscription(self, address),
+            self._new_subscription,
             self._joined,
             self.topic,
             self.channel,
@@ -151,6 +149,7 @@ class Consumer:
             self.log,
         )
         self._flow = Flow(self.config, self.log)
+        self._outcomes.begin(self._flow)
         self._keep_alive = KeepAlive(self._inbox, self._auto_touch)
         self._pace = Pace(self._flow, self._inbox)
         self._rounds = Rounds(self._round, max(self.config.heartbeat_interval.seconds / 2, BLOCKED_S_MIN), self.log)
@@ -228,7 +227,8 @@ class Consumer:
             self._giving_up.cancel()
             self._rounds.close()
             for subscription in self._nsqds.subscriptions.values():
-                _give_back(subscription.in_flight)
+                for message in list(subscription.in_flight):
+                    message.give_back()
         await self._nsqds.close(reason, timeout_s)
         if self._copies is not None:
             await self._copies.end(timeout_s)
@@ -307,64 +307,10 @@ class Consumer:
         else:
             await self._handlers.run(handler, concurrency, threads)
 
-    # -- what subscriptions report -----------------------------------------------------------------------
+    # -- connections -------------------------------------------------------------------------------------
 
-    def messages_received(self, messages: list[Message]) -> None:
-        self._received += len(messages)
-        if self._taking.is_stopped or messages[0].subscription.is_leaving:
-            _give_back(messages)
-        else:
-            self._inbox.put(messages)
-
-    def message_finished(self, message: Message, is_sent: bool) -> None:
-        """Is told of a FIN. If it was not sent, the connection was lost meanwhile: nsqd will
-        deliver the message again.
-        """
-        if self._copies is not None:
-            self._copies.finished(message)
-        if is_sent:
-            self._finished += 1
-        else:
-            self._giving_up.did_not_fail(message, is_counted=True)
-        flow = self._flow
-        if flow.is_owing:
-            flow.answered()
-        if flow.level:
-            flow.succeeded()
-
-    def finish_refused(self, nsqd_address: str, message_id: bytes) -> None:
-        """Is told of a FIN that came too late: nsqd will deliver the message again."""
-        self._giving_up.ended_well(nsqd_address, message_id)
-
-    def message_requeued(self, message: Message, is_sent: bool, backoff: bool) -> None:
-        if self._copies is not None:
-            self._copies.requeued(message)
-        if is_sent:
-            self._requeued += 1
-        self._flow.answered()
-        if backoff:
-            self._flow.failed()
-        elif self._flow.level:
-            self._flow.went_on()
-
-    def message_forgotten(self) -> None:
-        """Is told that nobody answered a message in time."""
-        self._flow.answered()
-
-    def message_hopeless(self, message: Message, reason: str) -> None:
-        if not message.is_answered:
-            self._giving_up.begin(message, reason)
-
-    def _is_hook_off_loop(self) -> bool:
-        return self.calls_hook_off_loop or self._handlers.use_threads
-
-    def message_not_handled(self, message: Message, is_counted: bool) -> None:
-        """Is told that a message goes back, or was taken back, without having been handled."""
-        self._giving_up.did_not_fail(message, is_counted)
-
-    def requeue_delay_s(self, attempts: int) -> float:
-        config = self.config
-        return min(config.default_requeue_delay.seconds * attempts, config.max_requeue_delay.seconds)
+    def _new_subscription(self, address: str) -> Subscription:
+        return Subscription(address, self.config, self._outcomes, self._lost, self._opens_envelopes, self.log)
 
     def _joined(self, subscription: Subscription) -> None:
         self._flow.join(subscription)
@@ -383,7 +329,7 @@ class Consumer:
     def _timeout_s(self) -> float:
         return min((subscription.timeout_s for subscription in self._subscriptions()), default=60.0)
 
-    def subscription_lost(self, subscription: Subscription, reason: NsqError) -> None:
+    def _lost(self, subscription: Subscription, reason: NsqError) -> None:
         for message in self._inbox.forget(subscription):
             self._giving_up.did_not_fail(message, is_counted=True)
         self._flow.leave(subscription)
@@ -460,6 +406,9 @@ class Consumer:
         """Tells whether this is asked from a handler or hook that runs in a thread."""
         return self._threads.is_one_of_them
 
+    def _is_hook_off_loop(self) -> bool:
+        return self.calls_hook_off_loop or self._handlers.use_threads
+
     def _check_started(self) -> None:
         if not self._is_started:
             raise NsqError(NOT_STARTED)
@@ -487,9 +436,9 @@ class Consumer:
     def stats(self) -> Stats:
         """Returns what the consumer did and has now."""
         return Stats(
-            received=self._received,
-            finished=self._finished,
-            requeued=self._requeued,
+            received=self._outcomes.received,
+            finished=self._outcomes.finished,
+            requeued=self._outcomes.requeued,
             expired=self._inbox.expired_count,
             given_up=self._giving_up.count,
             duplicates=0 if self._copies is None else self._copies.count,
@@ -497,8 +446,3 @@ class Consumer:
             in_flight=sum(len(subscription.in_flight) for subscription in self._subscriptions()),
             backoff_level=self._flow.level if self._is_started else 0,
         )
-
-
-def _give_back(messages: Iterable[Message]) -> None:
-    for message in list(messages):
-        message.give_back()

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from nsquark.client.config import Config
 from nsquark.client.connection import NsqdConnection, RawMessage
 from nsquark.client.envelope import unwrap
 from nsquark.client.errors import NotConnected, NsqError
 from nsquark.client.handshake import Features
+from nsquark.client.logs import NamedLog
 from nsquark.client.message import Message
 from nsquark.wire import commands
 
 if TYPE_CHECKING:
-    from nsquark.client.consumer import Consumer
+    from nsquark.client.outcomes import Outcomes
 
 CLOSE_WAIT: Final = b"CLOSE_WAIT"
 FIN_REFUSED: Final = "E_FIN_FAILED FIN "
@@ -40,8 +43,22 @@ class Subscription:
     as one piece with the turn's write.
     """
 
-    def __init__(self, consumer: Consumer, address: str) -> None:
-        self._consumer = consumer
+    def __init__(
+        self,
+        address: str,
+        config: Config,
+        outcomes: Outcomes,
+        on_lost: Callable[[Subscription, NsqError], None],
+        opens_envelopes: bool,
+        log: NamedLog,
+    ) -> None:
+        self._config = config
+        self._outcomes = outcomes
+        self._on_lost = on_lost
+        self._opens_envelopes = opens_envelopes
+        """Envelopes are opened. Where they are not, they stay in front of the body: one that only looks like an
+        envelope must arrive as it is.
+        """
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._connection: NsqdConnection | None = None
@@ -61,7 +78,7 @@ class Subscription:
         self.in_flight: set[Message] = set()
         self.rdy = self.rdy_max = 0
         self.round_trip_s = 0.0
-        self.log = consumer.log
+        self.log = log
         self.is_accepted = False
         """Tells whether SUB was answered."""
         self.began_at_s = self.rdy_at_s = self.last_message_at_s = self._loop.time()
@@ -97,7 +114,7 @@ class Subscription:
         deadline_s = now_s + self._timeout_s
         last_deadline_s = now_s + self._timeout_s_max
         received = [Message(self, deadline_s, last_deadline_s, *raw) for raw in messages]
-        if self._consumer.opens_envelopes:
+        if self._opens_envelopes:
             for message in received:
                 message.key, message.headers, message.body = unwrap(message.body)
         self.in_flight.update(received)
@@ -106,7 +123,7 @@ class Subscription:
             reason = f"nsqd sent {len(self.in_flight)} messages, RDY was {self._rdy_peak} at most"
             self._connection.abort(NotConnected(f"{self.address}: {reason}"))
             return
-        self._consumer.messages_received(received)
+        self._outcomes.messages_received(received)
 
     def _is_too_much(self) -> bool:
         if len(self.in_flight) > OVERFLOW_MIN + OVERFLOW_TIMES * self._rdy_peak:
@@ -121,7 +138,7 @@ class Subscription:
         if is_sent:
             self._fins.append(message.id)
             self._connection.flush_soon()  # type: ignore[union-attr]
-        self._consumer.message_finished(message, is_sent)
+        self._outcomes.message_finished(message, is_sent)
 
     def requeue(self, message: Message, delay_s: float | None, backoff: bool, is_counted: bool = True) -> None:
         if threading.get_ident() != self._thread:
@@ -130,12 +147,16 @@ class Subscription:
         is_sent = self._is_over(message)
         if is_sent:
             if delay_s is None:
-                delay_s = self._consumer.requeue_delay_s(message.attempts)
+                delay_s = self._requeue_delay_s(message.attempts)
             command = commands.req if is_counted or not self._can_uncount else commands.req_uncounted
             self._connection.send(command(message.id, round(delay_s * 1000)))  # type: ignore[union-attr]
         if not is_counted:
-            self._consumer.message_not_handled(message, is_counted=not (is_sent and self._can_uncount))
-        self._consumer.message_requeued(message, is_sent, backoff)
+            self._outcomes.message_not_handled(message, is_counted=not (is_sent and self._can_uncount))
+        self._outcomes.message_requeued(message, is_sent, backoff)
+
+    def _requeue_delay_s(self, attempts: int) -> float:
+        config = self._config
+        return min(config.default_requeue_delay.seconds * attempts, config.max_requeue_delay.seconds)
 
     def touch(self, message: Message) -> None:
         if threading.get_ident() != self._thread:
@@ -150,17 +171,17 @@ class Subscription:
         still sent.
         """
         self._is_over(message)
-        self._consumer.message_forgotten()
+        self._outcomes.message_forgotten()
 
     def expired(self, message: Message) -> None:
         """Is told that a message waited here, for a handler or for others of its batch, until nsqd took it back."""
         self._is_over(message)
-        self._consumer.message_not_handled(message, is_counted=True)
-        self._consumer.message_requeued(message, is_sent=False, backoff=False)
+        self._outcomes.message_not_handled(message, is_counted=True)
+        self._outcomes.message_requeued(message, is_sent=False, backoff=False)
 
     def give_up(self, message: Message, reason: str) -> None:
         """Gives up a message, which is answered when the user's hook has seen it. Any thread may call it."""
-        self._loop.call_soon_threadsafe(self._consumer.message_hopeless, message, reason)
+        self._loop.call_soon_threadsafe(self._outcomes.message_hopeless, message, reason)
 
     def flush(self) -> None:
         """Sends answers at once, without waiting for the end of a turn that a handler may make long."""
@@ -197,7 +218,7 @@ class Subscription:
     def error_received(self, text: str) -> None:
         """Is told of an error, mostly that an answer came too late; what is worse ends the connection."""
         if text.startswith(FIN_REFUSED):
-            self._consumer.finish_refused(self.address, text[len(FIN_REFUSED) :].partition(" ")[0].encode())
+            self._outcomes.finish_refused(self.address, text[len(FIN_REFUSED) :].partition(" ")[0].encode())
         now_s = self._loop.time()
         if len(self._errors) < ERRORS_LOGGED_MAX or now_s - self._errors[0] > 1:
             self._errors.append(now_s)
@@ -244,4 +265,4 @@ class Subscription:
         for waited_for in (self._quiet, self._drained):
             if not waited_for.done():
                 waited_for.set_result(None)
-        self._consumer.subscription_lost(self, reason)
+        self._on_lost(self, reason)
