@@ -46,15 +46,15 @@ def show_list(value: object) -> str:
 class Kind(Generic[T]):
     """Says how values of one kind are read and shown."""
 
-    # This stands after the flag in the usage text; booleans have none.
     word: str
+    """Stands after the flag in the usage text; booleans have none."""
     from_flag: Callable[[str], T]
     from_config: Callable[[object], T]
     show_default: Callable[[object], str] = show_nonzero
-    # A boolean flag stands alone: the argument after it is not its value.
     boolean: bool = False
-    # The values of all uses of a list flag are joined, and then put in order by `arrange`.
+    """A boolean flag stands alone: the argument after it is not its value."""
     repeated: bool = False
+    """The values of all uses of a list flag are joined, and then put in order by `arrange`."""
     arrange: Callable[[list[object]], list[object]] = list
 
 

@@ -16,13 +16,13 @@ class AnswerSlot(msgspec.Struct, eq=False):
 
     request: Request
     persistence: Persistence
-    # This is 0 if the request is not to be logged.
     started_ns: int
+    """Is 0 if the request is not to be logged."""
     answer: Answer | None = None
-    # This is the handler, if it waits for something, or the sending of a long answer.
     task: asyncio.Task[None] | None = None
-    # This much of `waiting_handlers` is used while its handler waits: a change uses all, since changes keep order.
+    """Is the handler, if it waits for something, or the sending of a long answer."""
     weight: int = 0
+    """This much of `waiting_handlers` is used while its handler waits: a change uses all, since changes keep order."""
 
 
 async def stream(

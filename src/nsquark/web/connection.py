@@ -89,12 +89,12 @@ class HttpConnection(asyncio.Protocol):
         self._lane = LaneOfConnection(self._lane_answered)
         self._out: Outgoing
         self._busy = False
-        # This tells whether the peer or the server is closing: then only the answers that are due are sent.
         self._eof = False
-        # This tells whether a request was refused, whose rest is not wanted.
+        """Tells whether the peer or the server is closing: then only the answers that are due are sent."""
         self._refused = False
-        # This tells whether the last answer has been given.
+        """Tells whether a request was refused, whose rest is not wanted."""
         self._ended = False
+        """Tells whether the last answer has been given."""
         self._lingering = False
         self._reading = True
         # These say when this turn's time is over, 0 before its first request, and whether the next turn is waited for.

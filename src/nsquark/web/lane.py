@@ -21,8 +21,8 @@ _LENGTH: Final = re.compile(rb"(?<=\r\ncontent-length: )[0-9]+(?=\r\n)", re.IGNO
 class OwedAnswers(Protocol):
     """Keeps the answers that a lane owes, in order."""
 
-    # This is called whenever some were given.
     after: Callable[[], None] | None
+    """Is called whenever answers were given."""
 
     @property
     def are_owed(self) -> bool: ...

@@ -32,21 +32,21 @@ class Request(msgspec.Struct, gc=False):
     """Is one received request. It must not be changed: what follows from the request line is shared."""
 
     target: Target
-    # This has the first value of each name.
     query: Mapping[str, str]
-    # This is False if the query has a bad escape or a `;`: NSQ answers 400 INVALID_REQUEST then.
+    """Has the first value of each name."""
     query_ok: bool
+    """Is False if the query has a bad escape or a `;`: NSQ answers 400 INVALID_REQUEST then."""
     body: bytes
-    # This has headers by lower-case name, the first of repeated ones.
     headers: Mapping[bytes, bytes]
+    """Has headers by lower-case name, the first of repeated ones."""
     remote: str
     https: bool
-    # This has all before the body, if nothing but this request was received with it.
     head: bytes = b""
-    # This is the common name of the client's certificate, if it showed one.
+    """Has all before the body, if nothing but this request was received with it."""
     client_name: str = ""
-    # A handler that waits for long may set it. It is called when the client sends no more, and may be gone.
+    """Is the common name of the client's certificate, if it showed one."""
     on_left: Callable[[], object] | None = None
+    """A handler that waits for long may set it. It is called when the client sends no more, and may be gone."""
 
     @property
     def method(self) -> str:

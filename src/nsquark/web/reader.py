@@ -100,20 +100,20 @@ class RequestReader:
         self._accept = accept
         self._send_continue = send_continue
         self._parser = httptools.HttpRequestParser(self)
-        # This tells whether some of a request was read, not all.
         self.has_begun = False
-        # This has what is being fed, if no request in it has ended yet and none began before it.
+        """Tells whether some of a request was read, not all."""
         self._fed = b""
-        # This is not empty while the target of a request is known and its end has not come.
+        """Has what is being fed, if no request in it has ended yet and none began before it."""
         self.url = b""
+        """Is not empty while the target of a request is known and its end has not come."""
         self._headers: dict[bytes, bytes] = {}
         # One piece stays as it came, several are joined: a list of tiny ones would need far more memory.
         self._body: bytes | bytearray = b""
         self._body_bytes = 0
         self._unproductive_bytes = 0
         self._progress: tuple[bool, int] | None = None
-        # This has the meaning of the request line, once the headers are read.
         self.target: Target | None = None
+        """Has the meaning of the request line, once the headers are read."""
         self.stopped = False
 
     def feed(self, data: bytes) -> Response | None:

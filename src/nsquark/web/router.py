@@ -55,8 +55,8 @@ class Router:
         self._refusal_of = refusal_of
         self._exact: dict[str, dict[str, Route]] = {}
         self._prefixes: dict[str, dict[str, Route]] = {}
-        # This remembers what `resolve` returned; hot paths read it directly, to save a call.
         self.resolved: dict[tuple[bytes, bytes], Target] = {}
+        """Remembers what `resolve` returned; hot paths read it directly, to save a call."""
 
     def add(
         self,

@@ -62,8 +62,8 @@ class HttpServer:
         self.descriptors = Descriptors()
         self.limits = limits
         self.logger = logger
-        # This counts seconds, for the time limits of connections.
         self.tick = 1
+        """Counts seconds, for the time limits of connections."""
         self._connections: set[HttpConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: list[Listener] = []
