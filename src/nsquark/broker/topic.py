@@ -23,6 +23,7 @@ from nsquark.log.segment import Segment
 from nsquark.log.tokens import Tokens
 from nsquark.log.topic_log import TopicLog
 from nsquark.wire.names import is_ephemeral, is_valid_name
+from nsquark.wire.record import Bytes
 
 if TYPE_CHECKING:
     from nsquark.broker.nsqd import Nsqd
@@ -32,8 +33,6 @@ DIRECTORY_PREFIX = "t."
 
 MEMORY_CHUNKS_MAX = 32
 """A topic without files looks for what it can forget once it has this many chunks, and every second."""
-
-Buffer = bytes | bytearray | memoryview
 
 
 class TopicExiting(Exception):
@@ -212,12 +211,12 @@ class Topic:
 
     # -- publishing --------------------------------------------------------------------------------------
 
-    def publish(self, source: Buffer, pos: int, size: int) -> Commit:
+    def publish(self, source: Bytes, pos: int, size: int) -> Commit:
         if self.is_exiting:
             raise TopicExiting
         return self.log.append(source, pos, size, time.time_ns())
 
-    def publish_sized(self, source: Buffer, pos: int, end: int, count: int) -> Commit:
+    def publish_sized(self, source: Bytes, pos: int, end: int, count: int) -> Commit:
         """Publishes messages that each stand behind their size."""
         if self.is_exiting:
             raise TopicExiting

@@ -19,7 +19,7 @@ from nsquark.log.files import DIRECTORY_MODE, FILE_MODE, write_all
 from nsquark.log.sequences import Sequences
 from nsquark.log.writer import BatchWriter
 from nsquark.wire.batch_format import APPEND_ONCE, HEADER_BYTES, MORE_FOLLOWS, StoredBatch
-from nsquark.wire.record import RECORD_OVERHEAD_BYTES, SIZE_BYTES
+from nsquark.wire.record import COUNT_BYTES, RECORD_OVERHEAD_BYTES, SIZE_BYTES
 
 STAGE_BYTES_MAX = 64 << 20
 """One append has at most this many bytes in the log, where each message counts its body and RECORD_OVERHEAD_BYTES."""
@@ -38,7 +38,6 @@ BATCH_BYTES = 128 << 10
 """The batches made here have about this size: a cold read gets one whole."""
 WRITE_BYTES = 1 << 20
 DIRECTORY = "staged"
-COUNT_BYTES = 4
 
 
 class AppendTooBig(Exception):

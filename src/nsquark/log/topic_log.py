@@ -24,15 +24,13 @@ from nsquark.log.sequences import LEASE_SEQS_MAX, LEASE_SEQS_MIN
 from nsquark.log.services import LogShared
 from nsquark.log.writer import BatchWriter
 from nsquark.wire.batch_format import DEFERRED, HEADER_BYTES, MORE_FOLLOWS, StoredBatch
-from nsquark.wire.record import RECORD_OVERHEAD_BYTES
+from nsquark.wire.record import RECORD_OVERHEAD_BYTES, Bytes
 
 SLOW_WRITES_TO_MOVE = 3
 SLOW_WINDOW_S = 1.0
 """SLOW_WRITES_TO_MOVE slow writes within this time move a log's writing to a thread."""
 THREADED_WRITES_MAX = 200
 """After this many writes in a thread, writing in the event loop's thread is tried again."""
-
-Buffer = bytes | bytearray | memoryview
 
 
 class LogDiscarded(Exception):
@@ -107,11 +105,11 @@ class TopicLog:
 
     # -- appending ---------------------------------------------------------------------------------------
 
-    def append(self, source: Buffer, pos: int, size: int, timestamp_ns: int) -> Commit:
+    def append(self, source: Bytes, pos: int, size: int, timestamp_ns: int) -> Commit:
         """Appends one message; it is published once the commit that is returned is settled without an error."""
         return self.tail.append(source, pos, size, timestamp_ns)
 
-    def append_sized(self, source: Buffer, pos: int, end: int, count: int, timestamp_ns: int) -> Commit:
+    def append_sized(self, source: Bytes, pos: int, end: int, count: int, timestamp_ns: int) -> Commit:
         """Appends `count` messages, each behind its size, as in MPUB; they were measured before."""
         return self.tail.append_sized(source, pos, end, count, timestamp_ns)
 

@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Self
 
 from nsquark.kernel import batch as kernel
-from nsquark.wire.batch_format import HEADER_BYTES, Bytes, StoredBatch
+from nsquark.wire.batch_format import HEADER_BYTES, StoredBatch
+from nsquark.wire.record import Bytes
 
 PIECES_PER_WRITE_MAX = 1024
 """The system accepts at most this many pieces in one vectored write."""

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest, xxh32_intdigest
 
+from nsquark.wire.record import Bytes
+
 MAGIC = b"NQB1"
 VERSION = 1
 HEAD = struct.Struct("<4sBBHI")
@@ -24,6 +26,8 @@ RANGE_PIECE = struct.Struct("<II")
 RANGE_REFUSED = 1 << 31
 """Is added to the number of a range that cannot be read; a document follows that says why."""
 HEADER_BYTES = HEAD.size + TAIL.size
+HEADER_BYTES_EVER = 512
+"""No version has a longer header than this."""
 NO_TOKEN = bytes(16)
 
 MORE_FOLLOWS = 1
@@ -32,12 +36,6 @@ DEFERRED = 2
 """This flag marks messages whose delay ended; the token is the number of this append (log/deferred.py)."""
 APPEND_ONCE = 4
 """This flag says that the token is a publisher's idempotency token."""
-
-Bytes = bytes | bytearray | memoryview
-
-
-HEADER_BYTES_EVER = 512
-"""No version has a longer header than this."""
 
 
 class UnknownVersion(Exception):

@@ -13,6 +13,8 @@ HEAD: Final = struct.Struct(">IIqH16s")
 """Packs all of a record but its body: size, frame type, timestamp, attempts, id."""
 SIZE_BYTES: Final = 4
 """Counts the bytes of a record's size field. MPUB puts such a field before each message."""
+COUNT_BYTES: Final = 4
+"""MPUB says in this many bytes, before its first message, how many messages it has."""
 TYPE_AT: Final = 4
 TIMESTAMP_AT: Final = 8
 ATTEMPTS_AT: Final = 16
@@ -26,13 +28,16 @@ SEQ_BITS: Final = 53
 """This many low bits of an id are the sequence number, the others are the node's."""
 SEQ_MASK: Final = (1 << SEQ_BITS) - 1
 
+Bytes = bytes | bytearray | memoryview
+"""Records may be in any of these."""
 
-def record_bytes(data: bytes | bytearray | memoryview, pos: int) -> int:
+
+def record_bytes(data: Bytes, pos: int) -> int:
     """Returns how many bytes the record at `pos` has, its size field included."""
     return SIZE_BYTES + int.from_bytes(data[pos : pos + SIZE_BYTES], "big")
 
 
-def timestamp_of(data: bytes | bytearray | memoryview, pos: int) -> int:
+def timestamp_of(data: Bytes, pos: int) -> int:
     """Returns when the message whose record is at `pos` was published, in ns since 1970."""
     return int.from_bytes(data[pos + TIMESTAMP_AT : pos + ATTEMPTS_AT], "big", signed=True)
 

@@ -14,7 +14,6 @@ from nsquark.broker.topic import Topic
 from nsquark.kernel.records import MPUB_TOO_BIG, measure_mpub
 from nsquark.log.disk import DiskLimitReached
 from nsquark.log.staging import (
-    COUNT_BYTES,
     PARTS_MAX,
     STAGE_IDLE_S,
     AppendTooBig,
@@ -31,6 +30,7 @@ from nsquark.log.staging import (
 )
 from nsquark.web.arguments import Refusal
 from nsquark.web.messages import Request
+from nsquark.wire.record import COUNT_BYTES
 
 if TYPE_CHECKING:
     from nsquark.broker.http.log_read import LogApi

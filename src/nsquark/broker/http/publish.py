@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from nsquark.broker.http.arguments import OFF_WORDS, NsqdArguments
 from nsquark.broker.http.auth import HttpAuth, Rule
 from nsquark.broker.http.commits import OK, LaneReplies, answered_by, not_stored, settled
-from nsquark.broker.tcp.publish_commands import COUNT_BYTES, MESSAGE_BYTES_MIN
-from nsquark.broker.topic import Buffer, Topic, TopicExiting
+from nsquark.broker.tcp.publish_commands import MESSAGE_BYTES_MIN
+from nsquark.broker.topic import Topic, TopicExiting
 from nsquark.kernel.http_lane import HttpLane
 from nsquark.kernel.mpub import measure_lines, size_lines
 from nsquark.kernel.publish import MPUB_TURN_MESSAGES_MAX, MPUB_WHOLE_MESSAGES_MAX
@@ -19,6 +19,7 @@ from nsquark.web.lane import around_length
 from nsquark.web.messages import Pending, Request, Response, error
 from nsquark.web.router import Router
 from nsquark.wire.quote import quote
+from nsquark.wire.record import COUNT_BYTES, Bytes
 
 if TYPE_CHECKING:
     from nsquark.broker.nsqd import Nsqd
@@ -129,7 +130,7 @@ class PublishApi:
         return delay_ms
 
 
-async def _publish_parts(topic: Topic, parts: Iterator[tuple[Buffer, int, int, int]]) -> Response:
+async def _publish_parts(topic: Topic, parts: Iterator[tuple[Bytes, int, int, int]]) -> Response:
     """Publishes more than one turn may write, a commit for each part. It ends with the first that fails, as in NSQ."""
     try:
         for part in parts:
@@ -142,7 +143,7 @@ async def _publish_parts(topic: Topic, parts: Iterator[tuple[Buffer, int, int, i
     return OK
 
 
-def _parts_of_lines(body: bytes) -> Iterator[tuple[Buffer, int, int, int]]:
+def _parts_of_lines(body: bytes) -> Iterator[tuple[Bytes, int, int, int]]:
     """Cuts lines into what `publish_sized` wants, for a turn each."""
     pos = 0
     while pos < len(body):
@@ -151,7 +152,7 @@ def _parts_of_lines(body: bytes) -> Iterator[tuple[Buffer, int, int, int]]:
             yield sized, 0, len(sized), count
 
 
-def _parts_of_sized(body: bytes, left: int, size_max: int) -> Iterator[tuple[Buffer, int, int, int]]:
+def _parts_of_sized(body: bytes, left: int, size_max: int) -> Iterator[tuple[Bytes, int, int, int]]:
     """Cuts messages that have their sizes and were measured before into what `publish_sized` wants, for a turn each."""
     pos = COUNT_BYTES
     while left:

@@ -11,14 +11,12 @@ from nsquark.broker.tcp.command import UINT64_MAX, Command
 from nsquark.kernel.publish import MPUB_TURN_MESSAGES_MAX, MPUB_WHOLE_MESSAGES_MAX
 from nsquark.kernel.records import MPUB_BAD_SIZE, MPUB_TOO_BIG, measure_mpub
 from nsquark.wire.errors import FatalClientError
-from nsquark.wire.record import SIZE_BYTES
+from nsquark.wire.record import COUNT_BYTES, SIZE_BYTES
 
 if TYPE_CHECKING:
     from nsquark.broker.tcp.session import Session
     from nsquark.broker.topic import Topic
 
-COUNT_BYTES = 4
-"""An MPUB, over TCP or HTTP, says in this many bytes how many messages it has."""
 MESSAGE_BYTES_MIN = SIZE_BYTES + 1
 """A message of an MPUB has at least this many bytes: its size and one byte."""
 

@@ -43,6 +43,7 @@ from nsquark.spark.sink.options import SinkOptions
 from nsquark.spark.sink.publisher import Publisher, PublishFailed
 from nsquark.spark.sink.rows import Bodies
 from nsquark.spark.sink.writer import REQUEST_MESSAGES_MAX
+from nsquark.wire.record import COUNT_BYTES, SIZE_BYTES
 
 log = library_log("nsquark.spark")
 
@@ -57,7 +58,6 @@ ROW_BYTES = 200
 """A row takes about this many bytes beside its body."""
 SHOWN_EVERY_S = 2.0
 EXIT_STOPPED: Final = 130
-SIZE_BYTES = 4
 ORDER = ("at_us", "nsqd", "topic", "seq")
 """A replay is in the order of these columns, in which no two messages are equal."""
 
@@ -264,12 +264,12 @@ def ordered(keyed: DataFrame, left: Left) -> Iterator[Row]:
 def cut(rows: Iterable[Row], messages_max: int, bytes_max: int) -> Iterator[list[Row]]:
     """Cuts rows into pieces within both limits, each for one request; a body above the limit is alone in its piece."""
     piece: list[Row] = []
-    piece_bytes = SIZE_BYTES
+    piece_bytes = COUNT_BYTES
     for row in rows:
         row_bytes = SIZE_BYTES + len(row.body)
         if piece and (len(piece) == messages_max or piece_bytes + row_bytes > bytes_max):
             yield piece
-            piece, piece_bytes = [], SIZE_BYTES
+            piece, piece_bytes = [], COUNT_BYTES
         piece.append(row)
         piece_bytes += row_bytes
     if piece:

@@ -19,6 +19,7 @@ from nsquark.spark.options import SourceOptions
 from nsquark.spark.source.offsets import Key
 from nsquark.spark.source.plan import Planner, RangePartition
 from nsquark.wire.batch_format import HEADER_BYTES, Damage, StoredBatch, read_header, scan
+from nsquark.wire.record import ID_BYTES
 
 log = library_log("nsquark.spark")
 
@@ -33,7 +34,6 @@ STALL_TIMEOUT_S = 30.0
 """If no bytes come for this time, the connection counts as lost."""
 DAMAGES_TOLD_MAX = 10
 RETRY_PAUSE_S = 0.2
-ID_BYTES = 16
 
 SCHEMA = pa.schema(
     {
