@@ -71,8 +71,6 @@ class ClientInfo(msgspec.Struct, kw_only=True, gc=False, rename={"in_flight": "i
     tls: bool = False
     tls_cipher_suite: str = ""
     tls_version: str = ""
-    tls_negotiated_protocol: str = ""
-    tls_negotiated_protocol_is_mutual: bool = False
 
 
 class ChannelOnNode(
@@ -198,7 +196,6 @@ class RangeChannel(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     channel: str
     owner: str
     position: Int64 = 0
-    ttl_s: float = 0.0
     idle_s: float = 0.0
     """Counts the seconds since its owner last committed or said that it is alive."""
 

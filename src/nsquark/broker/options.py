@@ -196,7 +196,7 @@ class NsqdOptions:
     max_deflate_level: int = option(INTEGER, 6, "highest deflate level, 1 to 9")
     snappy: bool = option(BOOLEAN, True, "let clients use snappy")
 
-    # Ours: NSQ has none of these
+    # These are ours: NSQ has none of them.
     retention_time: Duration = option(DURATION, Duration(0), "keep finished messages this long; 0 = off")
     retention_bytes: int = option(INTEGER, 0, "keep this many bytes of finished messages per topic; 0 = off")
     max_disk_bytes: int = option(INTEGER, 0, "most bytes of all logs on disk; 0 = unlimited")
