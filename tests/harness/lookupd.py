@@ -35,7 +35,7 @@ class Nsqlookupd(testing.Nsqlookupd):
     def connect(self) -> "LookupWire":
         return LookupWire(self.tcp)
 
-    # What it knows
+    # -- what it knows -----------------------------------------------------------------------------------
 
     def topics(self) -> set[str]:
         return set(self.get("/topics").json()["topics"])

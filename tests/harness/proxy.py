@@ -77,7 +77,7 @@ class FaultProxy(Closing):
         with self._lock:
             return len(self._pairs)
 
-    # Faults on all connections at once
+    # -- faults on all connections at once ---------------------------------------------------------------
 
     def cut(self, *, reset: bool = True) -> None:
         """Ends every connection now, with RST unless told otherwise."""
@@ -102,7 +102,7 @@ class FaultProxy(Closing):
         self.up, self.down = Faults(), Faults()
         self.refusing = False
 
-    # The work
+    # -- the work ----------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
         while not self._stopping.is_set():

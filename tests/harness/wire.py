@@ -82,7 +82,7 @@ class Wire(Closing):
     def local_port(self) -> int:
         return int(self.socket.getsockname()[1])
 
-    # Sending
+    # -- sending -----------------------------------------------------------------------------------------
 
     def send(self, data: bytes) -> None:
         if data:
@@ -132,7 +132,7 @@ class Wire(Closing):
     def NOP(self) -> None:
         self.command("NOP")
 
-    # Reading
+    # -- reading -----------------------------------------------------------------------------------------
 
     def receive(self) -> bytes:
         """Returns whatever the socket gives next."""
@@ -210,7 +210,7 @@ class Wire(Closing):
             return
         raise AssertionError(f"wanted silence, got {frame}")
 
-    # Whole steps
+    # -- whole steps -------------------------------------------------------------------------------------
 
     def identify(self, **fields: Any) -> dict[str, Any]:
         """Sends IDENTIFY with feature negotiation; returns the settings that nsqd answers."""

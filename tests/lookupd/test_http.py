@@ -251,7 +251,7 @@ def test_silence_hides_and_a_ping_shows_again(make_lookupd: Callable[..., Nsqloo
             pass
 
 
-# What only this project's has
+# -- what only this project's has ------------------------------------------------------------------------
 
 
 @ours

@@ -143,7 +143,7 @@ def test_refused_after_identify(wire: LookupWire, line: bytes) -> None:
     assert wire.state() == framed(REFUSED_AFTER_IDENTIFY[line])
 
 
-# IDENTIFY's body
+# -- IDENTIFY's body -------------------------------------------------------------------------------------
 
 BAD_JSON = [
     b"",
@@ -214,7 +214,7 @@ def test_a_supplied_remote_address_does_not_count(lookupd: Nsqlookupd, wire: Loo
     assert wire.name in [node["remote_address"] for node in lookupd.nodes()]
 
 
-# Limits that NSQ's nsqlookupd does not have
+# -- limits that NSQ's nsqlookupd does not have ----------------------------------------------------------
 
 
 @ours

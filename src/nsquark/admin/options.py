@@ -60,7 +60,7 @@ class NsqadminOptions:
         key="admin_users",
     )
 
-    # These are ours: NSQ has none of them.
+    # -- ours: NSQ has none of them ----------------------------------------------------------------------
     auth_file: str = option(STRING, "", "file of users, password hashes and roles; `nsquark passwd` writes it")
     auth_secret_file: str = option(STRING, "", "file with the secret to show to nsqds with --http-auth")
     session_ttl: Duration = option(DURATION, Duration.parse("12h"), "time after which a login ends")

@@ -148,7 +148,7 @@ class Poller:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._loop_task
 
-    # For pages and streams
+    # -- for pages and streams ---------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -186,7 +186,7 @@ class Poller:
         if time.time() - self.snapshot.at >= self._interval_s:
             self._wanted.set()
 
-    # The loop
+    # -- the loop ----------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         while True:
@@ -245,7 +245,7 @@ class Poller:
         for source in sources:
             source.stayed_silent(self._patience_s)
 
-    # Asking nsqlookupds and nsqds
+    # -- asking nsqlookupds and nsqds --------------------------------------------------------------------
 
     async def _producers(self) -> dict[str, DescribedNsqd]:
         _match_sources(self._lookupds, self._cluster.lookupds, self._lookupd_source)

@@ -110,7 +110,7 @@ def _span(text: str) -> Duration:
 
 @option_table
 class NsqdOptions:
-    # Basics
+    # -- basics ------------------------------------------------------------------------------------------
     version: bool = option(BOOLEAN, False, "print the version and exit", in_config=False)
     config: str = option(STRING, "", "path of a TOML config file", in_config=False)
     verbose: bool = option(BOOLEAN, False, "deprecated, no effect: use --log-level", in_config=False)
@@ -119,7 +119,7 @@ class NsqdOptions:
     log_prefix: str = option(STRING, "[nsqd] ", "start of each log line")
     node_id: int = option(INTEGER, default_node_id(HOSTNAME), "this nsqd's part of message ids, 0 to 1023", key="id")
 
-    # Addresses
+    # -- addresses ---------------------------------------------------------------------------------------
     tcp_address: str = option(STRING, "0.0.0.0:4150", "host:port or unix socket path for TCP clients")
     http_address: str = option(STRING, "0.0.0.0:4151", "host:port or unix socket path for HTTP; empty = off")
     https_address: str = option(STRING, "0.0.0.0:4152", "host:port for HTTPS, used with a certificate; empty = off")
@@ -141,7 +141,7 @@ class NsqdOptions:
         STRINGS, [], "experiment to switch on, repeatable: topology-aware-consumption"
     )
 
-    # Storage
+    # -- storage -----------------------------------------------------------------------------------------
     data_path: str = option(STRING, "", "existing directory of the data; empty = the current one")
     mem_queue_size: int = option(INTEGER, 10000, "messages kept for an ephemeral channel")
     max_bytes_per_file: int = option(INTEGER, 104857600, "bytes of a log file before the next is begun")
@@ -150,14 +150,14 @@ class NsqdOptions:
     queue_scan_worker_pool_max: int = option(INTEGER, 4, "accepted for compatibility, no effect")
     queue_scan_selection_count: int = option(INTEGER, 20, "accepted for compatibility, no effect")
 
-    # Messages and commands
+    # -- messages and commands ---------------------------------------------------------------------------
     msg_timeout: Duration = option(DURATION, _span("1m"), "time before an unanswered message is requeued")
     max_msg_timeout: Duration = option(DURATION, _span("15m"), "most a client may ask or touch for")
     max_msg_size: int = option(INTEGER, 1048576, "largest message in bytes")
     max_body_size: int = option(INTEGER, 5242880, "largest command body in bytes")
     max_req_timeout: Duration = option(DURATION, _span("1h"), "longest delay of REQ and DPUB")
 
-    # What clients may ask for
+    # -- what clients may ask for ------------------------------------------------------------------------
     max_heartbeat_interval: Duration = option(DURATION, _span("1m"), "longest heartbeat interval")
     max_rdy_count: int = option(INTEGER, 2500, "largest RDY count")
     max_output_buffer_size: int = option(INTEGER, 65536, "largest output buffer in bytes")
@@ -166,7 +166,7 @@ class NsqdOptions:
     output_buffer_timeout: Duration = option(DURATION, _span("250ms"), "time between flushes if none is asked")
     max_channel_consumers: int = option(INTEGER, 0, "most consumers of a channel; 0 = unlimited")
 
-    # Statistics
+    # -- statistics --------------------------------------------------------------------------------------
     statsd_address: str = option(STRING, "", "UDP host:port of a statsd; empty = off")
     statsd_prefix: str = option(STRING, "nsq.%s", "prefix of statsd keys, %s is this host")
     statsd_interval: Duration = option(DURATION, _span("1m"), "time between statsd reports")
@@ -183,7 +183,7 @@ class NsqdOptions:
         DURATION, _span("10m"), "time the latency percentiles look back"
     )
 
-    # TLS and compression
+    # -- TLS and compression -----------------------------------------------------------------------------
     tls_cert: str = option(STRING, "", "path of the certificate (PEM)")
     tls_key: str = option(STRING, "", "path of the certificate's key (PEM)")
     tls_client_auth_policy: str = option(STRING, "", "client certificates: require or require-verify")
@@ -196,7 +196,7 @@ class NsqdOptions:
     max_deflate_level: int = option(INTEGER, 6, "highest deflate level, 1 to 9")
     snappy: bool = option(BOOLEAN, True, "let clients use snappy")
 
-    # These are ours: NSQ has none of them.
+    # -- ours: NSQ has none of them ----------------------------------------------------------------------
     retention_time: Duration = option(DURATION, Duration(0), "keep finished messages this long; 0 = off")
     retention_bytes: int = option(INTEGER, 0, "keep this many bytes of finished messages per topic; 0 = off")
     max_disk_bytes: int = option(INTEGER, 0, "most bytes of all logs on disk; 0 = unlimited")

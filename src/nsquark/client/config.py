@@ -140,7 +140,7 @@ class Config:
     by keyword to `Config`, `Producer`, `ProducerPool` and `Consumer` alike.
     """
 
-    # The connection
+    # -- the connection ----------------------------------------------------------------------------------
     dial_timeout: Duration = _span("1s", "0")
     """Limits how long connecting may take."""
     read_timeout: Duration = _span("60s", "100ms", "5m")
@@ -174,7 +174,7 @@ class Config:
     topology_zone: str = _text()
     """Tells nsqd in which zone of that region this client is."""
 
-    # TLS and compression
+    # -- TLS and compression -----------------------------------------------------------------------------
     tls_v1: bool = _yes_no(False)
     """Asks for TLS; an nsqd that offers none is refused (go-nsq goes on in clear)."""
     tls_config: ssl.SSLContext | None = _option(Tls(), None)
@@ -196,7 +196,7 @@ class Config:
     snappy: bool = _yes_no(False)
     """Asks for compression by snappy, unless `deflate` is chosen."""
 
-    # Discovery
+    # -- discovery ---------------------------------------------------------------------------------------
     lookupd_poll_interval: Duration = _span("60s", "10ms", "5m")
     """Says how often nsqlookupds are asked. 10ms to 5m."""
     lookupd_poll_jitter: float = _option(Fraction(0.0, 1.0), 0.3)
@@ -207,7 +207,7 @@ class Config:
     skip_lookupd_authorization: bool = _yes_no(True)
     """As in go-nsq, **true sends** `auth_secret` to nsqlookupds."""
 
-    # Consuming
+    # -- consuming ---------------------------------------------------------------------------------------
     max_in_flight: int = _whole(1, 0)
     """So many messages may be unanswered, over all connections; 0 pauses."""
     max_attempts: int = _whole(5, 0, 65535)

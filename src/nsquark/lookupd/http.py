@@ -60,7 +60,7 @@ class LookupdApi:
 
         return answer
 
-    # About nsqlookupd
+    # -- about nsqlookupd --------------------------------------------------------------------------------
 
     def ping(self, request: Request) -> Response:
         return plain(200, "OK")
@@ -71,7 +71,7 @@ class LookupdApi:
     def metrics(self, request: Request) -> Response:
         return Response(body=self._metrics.text().encode(), content_type=CONTENT_TYPE)
 
-    # What consumers and operators ask
+    # -- what consumers and operators ask ----------------------------------------------------------------
 
     def topics(self, request: Request) -> Response:
         return json({"topics": list(self._registry.topics)})
@@ -102,7 +102,7 @@ class LookupdApi:
             ]
         return json({name: table[name] for name in sorted(table) if table[name]})
 
-    # What operators do
+    # -- what operators do -------------------------------------------------------------------------------
 
     def create_topic(self, request: Request) -> Response:
         topic = Arguments(request).name("topic")
@@ -136,7 +136,7 @@ class LookupdApi:
         self._log_removal(topic, channel)
         return empty()
 
-    # Parts of answers
+    # -- parts of answers --------------------------------------------------------------------------------
 
     def _node(self, producer: RegistryProducer) -> bytes:
         topics = producer.topics()

@@ -26,7 +26,7 @@ class LookupdOptions:
     )
     tombstone_lifetime: Duration = option(DURATION, Duration.parse("45s"), "time a tombstoned producer stays hidden")
 
-    # These are ours: NSQ has none of them.
+    # -- ours: NSQ has none of them ----------------------------------------------------------------------
     http_allowed_hosts: list[str] = option(
         STRINGS,
         [],

@@ -98,7 +98,7 @@ class Registry:
         # Channels stand beside topics, not below them: a channel's key outlives that of an ephemeral topic.
         self.channels: dict[str, dict[str, RegistryKey]] = {}
 
-    # What connections do
+    # -- what connections do -----------------------------------------------------------------------------
 
     def identify(self, info: PeerInfo, json: bytes) -> RegistryProducer:
         producer = RegistryProducer(info, json, self.clock_ns())
@@ -149,7 +149,7 @@ class Registry:
         self.producers.pop(producer, None)
         return keys
 
-    # What operators do
+    # -- what operators do -------------------------------------------------------------------------------
 
     def create_topic(self, topic: str) -> None:
         self._topic_key(topic)
@@ -185,7 +185,7 @@ class Registry:
             if producer.info.node == node:
                 producer.tombstones[key] = now_ns
 
-    # What consumers and operators ask
+    # -- what consumers and operators ask ----------------------------------------------------------------
 
     def channels_of(self, topic: str) -> list[str]:
         return list(self.channels.get(topic, ()))

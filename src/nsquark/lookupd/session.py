@@ -123,7 +123,7 @@ class LookupdSession(asyncio.Protocol):
         self._unread_timer: asyncio.TimerHandle | None = None
         self.name = ""
 
-    # The connection
+    # -- the connection ----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but type
@@ -239,7 +239,7 @@ class LookupdSession(asyncio.Protocol):
         self.transport.write(reply_frame(error.payload()))
         self.leave(text)
 
-    # Reading: each step cuts one complete thing from the buffer, or returns False and waits for more
+    # -- reading: a step cuts one whole thing from the buffer, or returns False --------------------------
 
     def _read_magic(self) -> bool:
         if len(self._buffer) < len(MAGIC_V1):
@@ -295,7 +295,7 @@ class LookupdSession(asyncio.Protocol):
         del self._buffer[:size]
         return data
 
-    # The commands
+    # -- the commands ------------------------------------------------------------------------------------
 
     def IDENTIFY(self, words: list[str]) -> None:
         if self._producer is not None:

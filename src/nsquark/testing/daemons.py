@@ -95,7 +95,7 @@ class Daemon:
     def __del__(self) -> None:
         self._release_ports()
 
-    # The process
+    # -- the process -------------------------------------------------------------------------------------
 
     def start(self) -> Self:
         """Starts the daemon and returns when its ports are open, or raises StartError if it ends instead."""
@@ -206,7 +206,7 @@ class Daemon:
             held.close()
         self._held_ports = ()
 
-    # Its ports
+    # -- its ports ---------------------------------------------------------------------------------------
 
     @property
     def tcp(self) -> tuple[str, int]:
