@@ -92,7 +92,7 @@ def addresses(cluster: Cluster) -> list[str]:
     return sorted(nsqd.http_address for nsqd in cluster.nsqds)
 
 
-# -- reads ---------------------------------------------------------------------------------------------------
+# -- reads -----------------------------------------------------------------------------------------------
 
 
 def test_answers_are_of_version_1(admin: Nsqadmin) -> None:
@@ -283,7 +283,7 @@ def test_counters_are_of_channels_on_nodes(cluster: Cluster, admin: Nsqadmin, to
     assert answer["stats"][f"{topic}:ch:{node}"] == expected
 
 
-# -- changes -------------------------------------------------------------------------------------------------
+# -- changes ---------------------------------------------------------------------------------------------
 
 
 def test_create(cluster: Cluster, topic: str) -> None:
@@ -390,7 +390,7 @@ def test_a_change_that_some_refuse_is_a_warning(cluster: Cluster, admin: Nsqadmi
     assert cluster.topic_on(0, topic)["channels"][0]["paused"] is True
 
 
-# -- pages' actions ------------------------------------------------------------------------------------------
+# -- pages' actions --------------------------------------------------------------------------------------
 
 
 def test_an_action_tells_the_result_of_each(cluster: Cluster, admin: Nsqadmin, topic: str) -> None:
