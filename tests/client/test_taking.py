@@ -14,6 +14,7 @@ from client.consumer_rig import AFTER_GIVING_BACK, consumer_of, is_done, publish
 from client.pool_rig import address_of
 from harness import Nsqd, eventually, until
 from nsquark import Batch, Message, sync
+from nsquark.client.inbox import LOOP_TURN_S
 from nsquark.errors import Closed
 
 NSQD_FLAGS = ["--msg-timeout=30s"]
@@ -54,6 +55,24 @@ async def test_waiting_in_vain_leaves_nothing_behind(nsqd: Nsqd, topic: str) -> 
         message = await waiting
         assert message is not None
         message.finish()
+
+
+async def test_a_message_whose_taker_is_cancelled_as_it_comes_is_for_who_still_waits(nsqd: Nsqd, topic: str) -> None:
+    """The taker was woken, and lets the loop turn first, which something else has held up; it is cancelled there."""
+    async with consumer_of(nsqd, topic) as consumer:
+        for body in (b"%d" % number for number in range(10)):
+            first, second = (asyncio.create_task(consumer.get(WAIT_S)) for _ in range(2))
+            await asyncio.sleep(LOOP_TURN_S)
+            received = consumer.stats().received
+            publish(nsqd, topic, body)
+            while consumer.stats().received == received:
+                await asyncio.sleep(0)
+            time.sleep(2 * LOOP_TURN_S)
+            await asyncio.sleep(0)
+            first.cancel()
+            message = await asyncio.wait_for(second, WAIT_S / 2)
+            assert message is not None and message.body == body
+            message.finish()
 
 
 # stop

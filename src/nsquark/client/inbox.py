@@ -117,12 +117,16 @@ class Inbox:
         That takes two rounds: timers that became due run behind this task in the first one. Of several who wait here
         the first goes on; the others wait for another turn if what it did took long.
         """
-        while time.monotonic() - self.loop_turn_at_s > LOOP_TURN_S:
-            before_s = self.loop_turn_at_s
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            if self.loop_turn_at_s == before_s:
-                self.loop_turn_at_s = time.monotonic()
+        try:
+            while time.monotonic() - self.loop_turn_at_s > LOOP_TURN_S:
+                before_s = self.loop_turn_at_s
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                if self.loop_turn_at_s == before_s:
+                    self.loop_turn_at_s = time.monotonic()
+        except asyncio.CancelledError:
+            self._wake(1)  # who was woken for a message may get here first: it is another's now
+            raise
 
     async def wait(self, deadline_s: float | None) -> None:
         """Waits until messages come, or the loop's clock has reached the deadline."""
