@@ -1,12 +1,13 @@
 """Checks how a consumer starts and ends: nothing is lost, nothing comes to a stand, and wrong use is told at once."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from client.consumer_rig import AFTER_GIVING_BACK, consumer_of, is_done, publish
 from client.pool_rig import address_of
-from harness import FaultProxy, Nsqd, until
+from harness import FaultProxy, Nsqd, eventually, until
 from nsquark import Consumer, Message, sync
 from nsquark.client.errors import Closed, ConfigError, InvalidName, NotConnected, NsqError
 from nsquark.client.stats import Stats
@@ -187,6 +188,50 @@ async def test_a_cancelled_close_leaves_no_connection(nsqd: Nsqd, topic: str) ->
     await asyncio.wait([running], timeout=WAIT_S)
     assert running.done()
     await until(lambda: not nsqd.channel(topic)["clients"])
+
+
+async def test_a_close_that_is_cancelled_at_once_waits_for_no_handler(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"x")
+    started = asyncio.Event()
+
+    async def handle(_: Message) -> None:
+        started.set()
+        await asyncio.sleep(600)
+
+    consumer = await consumer_of(nsqd, topic).start()
+    running = asyncio.create_task(consumer.run(handle))
+    await started.wait()
+    closing = asyncio.create_task(consumer.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait([closing])
+    assert closing.cancelled()
+    await asyncio.wait_for(running, WAIT_S)
+    await until(lambda: nsqd.channel(topic)["depth"] == 1 and not nsqd.channel(topic)["clients"])
+
+
+def test_an_answer_after_the_end_of_the_event_loop_is_ignored(nsqd: Nsqd, topic: str) -> None:
+    """A thread answers a message that nsqd has taken back long since."""
+    publish(nsqd, topic, b"1", b"not json")
+
+    async def take() -> list[Message]:
+        async with consumer_of(nsqd, topic, msg_timeout="1s", max_in_flight=2) as consumer:
+            taken = [await anext(consumer), await anext(consumer)]
+            consumer.pause()
+            await until(lambda: consumer.stats().in_flight == 0)
+            return taken
+
+    def answer() -> None:
+        first.touch()
+        first.finish()
+        with second:
+            second.decode()
+
+    first, second = asyncio.run(take())
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(answer).result(WAIT_S)
+    assert first.is_answered
+    eventually(lambda: nsqd.channel(topic)["depth"] == 2)
 
 
 async def test_an_answer_after_the_end_is_ignored(nsqd: Nsqd, topic: str) -> None:

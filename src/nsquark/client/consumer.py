@@ -223,6 +223,9 @@ class Consumer:
             await self._nsqds.stop_finding()
             await self._handlers.end(timeout_s)
             await self._giving_up.end(timeout_s)
+        except asyncio.CancelledError:
+            self._handlers.cancel()
+            raise
         finally:
             self._giving_up.cancel()
             self._rounds.close()

@@ -153,6 +153,10 @@ class Handlers:
         self._ended.update(tasks)
         cancel_tasks(tasks)
 
+    def cancel(self) -> None:
+        """Cancels what they do, except for the one that calls this."""
+        self._cancel(self._tasks)
+
     async def end(self, timeout_s: float) -> None:
         """Waits for what they do, except for the one that calls this; cancels those that are late."""
         await end_tasks(self._tasks, timeout_s, "handlers", self._log, self._cancel)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -132,7 +133,7 @@ class Subscription:
 
     def finish(self, message: Message) -> None:
         if threading.get_ident() != self._thread:
-            self._loop.call_soon_threadsafe(self.finish, message)
+            self._call_in_loop(self.finish, message)
             return
         is_sent = self._is_over(message)
         if is_sent:
@@ -142,7 +143,7 @@ class Subscription:
 
     def requeue(self, message: Message, delay_s: float | None, backoff: bool, is_counted: bool = True) -> None:
         if threading.get_ident() != self._thread:
-            self._loop.call_soon_threadsafe(self.requeue, message, delay_s, backoff, is_counted)
+            self._call_in_loop(self.requeue, message, delay_s, backoff, is_counted)
             return
         is_sent = self._is_over(message)
         if is_sent:
@@ -160,7 +161,7 @@ class Subscription:
 
     def touch(self, message: Message) -> None:
         if threading.get_ident() != self._thread:
-            self._loop.call_soon_threadsafe(self.touch, message)
+            self._call_in_loop(self.touch, message)
             return
         if self._connection is not None and message in self.in_flight:
             message.deadline_s = min(self._loop.time() + self._timeout_s, message.last_deadline_s)
@@ -181,7 +182,11 @@ class Subscription:
 
     def give_up(self, message: Message, reason: str) -> None:
         """Gives up a message, which is answered when the user's hook has seen it. Any thread may call it."""
-        self._loop.call_soon_threadsafe(self._outcomes.message_hopeless, message, reason)
+        self._call_in_loop(self._outcomes.message_hopeless, message, reason)
+
+    def _call_in_loop(self, function: Callable[..., None], *arguments: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nsqd has taken the message back
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     def flush(self) -> None:
         """Sends answers at once, without waiting for the end of a turn that a handler may make long."""

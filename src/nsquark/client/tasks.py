@@ -131,16 +131,14 @@ async def end_tasks(
     log: Log,
     cancel: Callable[[Iterable[asyncio.Task[None]]], None] = cancel_tasks,
 ) -> None:
-    """Waits for these tasks, except for the one that calls this; cancels those that are late."""
+    """Waits for these tasks, except for the one that calls this; cancels those that are late. Who is cancelled here
+    cancels them.
+    """
     current = asyncio.current_task()
     others = [task for task in tasks if task is not current]
     if not others:
         return
-    try:
-        _, late = await asyncio.wait(others, timeout=timeout_s)
-    except asyncio.CancelledError:
-        cancel(others)
-        raise
+    _, late = await asyncio.wait(others, timeout=timeout_s)
     cancel(late)
     if late:
         log.warning("%d %s still ran %g s after the stop; their messages were requeued", len(late), name, timeout_s)
