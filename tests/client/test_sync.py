@@ -603,15 +603,17 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     assert nsqd.topic(topic)["message_count"] == 8
 
 
-@pytest.mark.parametrize("where", ["handler", "hook"])
+@pytest.mark.parametrize("where", ["handler", "hook", "hook of what cannot be decoded"])
 def test_an_exit_in_a_handler_ends_its_run_and_nothing_else(
     nsqd: Nsqd, producer: sync.Producer, topic: str, where: str
 ) -> None:
     producer.publish(topic, b"x")
 
-    def handle(_: object) -> None:
+    def handle(message: sync.Message) -> None:
         if where == "handler":
             sys.exit(7)
+        if where != "hook":
+            message.decode()
         raise ValueError("so that it is given up")
 
     def give_up(_: object) -> None:

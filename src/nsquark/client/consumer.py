@@ -108,11 +108,13 @@ class Consumer:
             if is_async(address_filter):
                 raise ConfigError(f"address_filter is a plain function, which nobody awaits, not {address_filter!r}")
         self._threads = threads = OwnThreads()
-        self._giving_up = GivingUp(self.config.max_attempts, on_give_up, self._is_hook_off_loop, threads, self.log)
+        self._inbox = Inbox()
+        self._giving_up = GivingUp(
+            self.config.max_attempts, on_give_up, self._is_hook_off_loop, self._inbox.wake_all, threads, self.log
+        )
         self.calls_hook_off_loop = False
         """The hook is called off the event loop, for `nsquark.sync`, whose hooks may block."""
         self._filter = address_filter
-        self._inbox = Inbox()
         self._taking = Taking(self._inbox, self._copies, self._giving_up, self._subscriptions, f"{topic}/{channel}")
         self._next_now = self._taking.next_now
         self._outcomes = Outcomes(self._taking, self._inbox, self._copies, self._giving_up)

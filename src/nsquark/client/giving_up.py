@@ -50,8 +50,17 @@ class GivingUp:
     """
 
     def __init__(
-        self, max_attempts: int, hook: Hook | None, is_off_loop: Callable[[], bool], threads: OwnThreads, log: Log
+        self,
+        max_attempts: int,
+        hook: Hook | None,
+        is_off_loop: Callable[[], bool],
+        wake_takers: Callable[[], None],
+        threads: OwnThreads,
+        log: Log,
     ) -> None:
+        self._wake_takers = wake_takers
+        self._exit: BaseException | None = None
+        """Is what a hook that ran in a task of its own ended with, such as `sys.exit` in a thread."""
         self._hook = hook
         self._is_off_loop = is_off_loop
         """Tells whether the hook may block, and is called in a thread."""
@@ -149,7 +158,20 @@ class GivingUp:
         message.give_up_reason = reason
         task = asyncio.get_running_loop().create_task(self.conclude(message), name="nsquark give up")
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, SystemExit | KeyboardInterrupt):  # these end the loop
+            self._exit = error
+            self._wake_takers()
+
+    def check_exit(self) -> None:
+        """Raises, for who takes messages, what a hook may not raise."""
+        error, self._exit = self._exit, None
+        if error is not None:
+            raise error
 
     async def end(self, timeout_s: float) -> None:
         """Waits for hooks that run, except for the one that calls this; cancels those that are late."""

@@ -75,6 +75,7 @@ class Taking:
         while True:
             if time.monotonic() - self._inbox.loop_turn_at_s > LOOP_TURN_S:
                 await self._inbox.let_loop_turn()
+            self._giving_up.check_exit()
             if self.is_stopped:
                 return None  # what waits goes back
             message = self._inbox.hand_out(loop.time())
