@@ -136,7 +136,7 @@ class _Publisher(_Face[Publishing]):
         self._renew()
 
     def _renew(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may publish, too
         self._handed_count = self._handed_bytes = 0
 
     def publish(self, topic: str, body: Any, **packing: Unpack[Packing]) -> None:
@@ -166,12 +166,9 @@ class _Publisher(_Face[Publishing]):
 
     def _hand_over(self, inner: Publishing, prepared: Any) -> concurrent.futures.Future[None]:
         size = inner._size_of(prepared)
-        with self._lock:
-            inner._check_room(self._handed_bytes + size, self._handed_count + 1)
-            self._handed_count += 1
-            self._handed_bytes += size
         outcome: concurrent.futures.Future[None] = concurrent.futures.Future()
         outcome.set_running_or_notify_cancel()
+        outcome.add_done_callback(process.unanswered.discard)
 
         def answered(answer: asyncio.Future[None]) -> None:
             error = answer.exception()
@@ -184,15 +181,20 @@ class _Publisher(_Face[Publishing]):
             with self._lock:
                 self._handed_count -= 1
                 self._handed_bytes -= size
+            process.unanswered.add(outcome)
             try:
                 # There was room when the caller published; if others were faster since, this publish waits.
                 inner._send_when_room(prepared).add_done_callback(answered)
             except BaseException as error:
                 outcome.set_exception(error)
 
-        process.unanswered.add(outcome)
-        outcome.add_done_callback(process.unanswered.discard)
-        process.hand_over(send)
+        # An interrupt (Ctrl-C) may come anywhere. What is not handed over must not take up room; and the lock of an
+        # outcome that the loop knows is not touched here, since the interrupt may leave it taken.
+        with self._lock:
+            inner._check_room(self._handed_bytes + size, self._handed_count + 1)
+            process.hand_over(send)
+            self._handed_count += 1
+            self._handed_bytes += size
         return outcome
 
     def ping(self) -> None:

@@ -683,3 +683,55 @@ def test_no_message_is_lost_to_an_interrupt_at_any_instruction(nsqd: Nsqd, produ
         assert instruction > 10 or sys.version_info >= (3, 13)  # which does not trace the instructions of this call
     with sync.Consumer(topic, "ch", nsqd=address_of(nsqd)) as consumer:
         assert _bodies(consumer, 1) == {b"x"}
+
+
+def test_an_interrupted_publish_without_waiting_harms_no_other(nsqd: Nsqd, topic: str) -> None:
+    """What comes next is sent, there is room for it, and the end does not wait for what was never sent."""
+    _run_script(
+        """
+import random, signal
+from nsquark.client.loop_thread import process
+from nsquark.errors import TooMuchOutstanding
+
+def interrupt(*_): raise KeyboardInterrupt
+
+def publish_many():
+    for _ in range(1000):  # Python swallows what is raised in the callback of a weak reference
+        try: producer.publish_nowait(topic, b"x")
+        except TooMuchOutstanding: pass
+
+signal.signal(signal.SIGALRM, interrupt)
+with sync.Producer(address, outstanding_max=50) as producer:
+    for _ in range(300):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0001, 0.0003))
+            publish_many()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt: pass
+        producer.publish(topic, b"x")  # and all that was on its way
+        producer.publish_nowait(topic, b"x").result(10)
+assert not process.unanswered, process.unanswered
+""",
+        nsqd,
+        topic,
+    )
+
+
+def test_a_signal_handler_may_publish(nsqd: Nsqd, topic: str) -> None:
+    _run_script(
+        """
+import signal
+with sync.Producer(address) as producer:
+    signalled = []
+    def publish(*_):
+        signalled.append(producer.publish_nowait(topic, b"x"))
+        if len(signalled) < 500: signal.setitimer(signal.ITIMER_REAL, 0.0005)
+    signal.signal(signal.SIGALRM, publish)
+    signal.setitimer(signal.ITIMER_REAL, 0.0005)
+    while len(signalled) < 500:
+        for _ in range(20): last = producer.publish_nowait(topic, b"x")
+        last.result(10)
+""",
+        nsqd,
+        topic,
+    )

@@ -117,9 +117,14 @@ class LoopThread:
         To wake a thread costs far more than the rest, so what is handed over within a millisecond shares one wake-up.
         """
         self._handed.append(work)
-        if not self._is_waking:
-            self._is_waking = True
-            self._loop.call_soon_threadsafe(self._loop.call_later, BURST_S, self._take_over)
+        try:
+            if not self._is_waking:
+                self._is_waking = True
+                self._loop.call_soon_threadsafe(self._loop.call_later, BURST_S, self._take_over)
+        except BaseException:  # an interrupt (Ctrl-C), perhaps before the loop was woken
+            self._is_waking = False
+            self._loop.call_soon_threadsafe(self._take_over)
+            raise
 
     def _take_over(self) -> None:
         self._is_waking = False  # before looking: what comes from now on wakes again
@@ -137,10 +142,12 @@ class Process:
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        """Is held by whoever makes what this process has once: its loop thread, a producer after a fork."""
+        self.lock = threading.RLock()
+        """Is held by whoever makes what this process has once: its loop thread, a producer after a fork. A signal
+        handler that publishes may interrupt one who holds it.
+        """
         self.unanswered: set[concurrent.futures.Future[None]] = set()
-        """Has the outcomes of publishes that nobody waits for."""
+        """Has the outcomes of publishes that the loop has taken over and nobody waits for."""
         self._thread: LoopThread | None = None
         self._inherited: list[object] = []
 
@@ -162,7 +169,9 @@ class Process:
             raise NsqError("the interpreter is ending, and its threads have ended: publish and close before that")
         with self.lock:
             if self._thread is None:
-                self._thread = LoopThread()
+                thread = LoopThread()
+                if self._thread is None:  # else a signal handler made one meanwhile, and this one has nothing to do
+                    self._thread = thread
             return self._thread
 
     def keep(self, inherited: object) -> None:
@@ -172,7 +181,7 @@ class Process:
         """Begins anew in the child. Another thread may have held the lock at that moment, and never
         releases it here.
         """
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.unanswered = set()
         if self._thread is not None:
             self.keep(self._thread)
@@ -180,6 +189,10 @@ class Process:
 
     def wait_for_answers(self) -> None:
         """Waits, while the loop thread still runs, for publishes that a program left to themselves when it ended."""
+        if self._thread is not None:
+            has_all = threading.Event()
+            self._thread.hand_over(has_all.set)
+            has_all.wait(EXIT_WAIT_S)
         waiting = concurrent.futures.wait(list(self.unanswered), EXIT_WAIT_S).not_done
         if waiting:
             client_log.warning(
