@@ -26,6 +26,13 @@ def test_what_is_no_address_of_an_nsqd(kind: Any, address: object) -> None:
     assert "IPv6" not in str(error.value)
 
 
+@pytest.mark.parametrize("address", ["a:4150,b:4150", "a:4150 b:4150", " a:4150", "a :4150", "a: 4150", "a:4150\n"])
+@pytest.mark.parametrize("kind", [Producer, ProducerPool, sync.Producer, sync.ProducerPool])
+def test_several_addresses_in_a_text_and_what_is_left_of_a_split_one(kind: Any, address: str) -> None:
+    with pytest.raises(ConfigError, match="without blanks or commas"):
+        kind(address)
+
+
 @pytest.mark.parametrize("address", NO_ADDRESSES)
 def test_what_is_no_address_for_a_consumer(address: object) -> None:
     with pytest.raises(ConfigError, match="host:port"):

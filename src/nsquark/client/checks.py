@@ -87,6 +87,8 @@ def check_address(given: object, for_several: str = "a ProducerPool") -> str:
     if "://" in given:
         raise ConfigError(f"nsqd address {given}: give the host:port of nsqd's TCP protocol, without a scheme")
     if not given.startswith("/"):  # a unix socket
+        if "," in given or any(map(str.isspace, given)):
+            raise ConfigError(f"nsqd address {given!r}: give each as host:port, without blanks or commas")
         try:
             split_address(given)
         except ValueError as error:
