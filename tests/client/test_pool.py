@@ -33,6 +33,7 @@ from nsquark.client.placing import Publish
 from nsquark.client.pool import RETRY_DEADLINE_S, ProducerPool
 
 NOBODY = "127.0.0.1:1"
+WAIT_S = 20.0
 MESSAGE_BYTES_MAX = 5000
 DELAY_BEYOND_NSQDS_MAX_S = 10 * 24 * 3600.0
 
@@ -493,6 +494,26 @@ async def test_a_cancelled_publish_makes_room_even_if_it_was_never_sent(topic: s
         publishing.cancel()
         await asyncio.wait([publishing])
         assert pool.outstanding == 0
+
+
+async def test_what_was_cancelled_while_there_was_no_nsqd_makes_room_when_there_is_one(
+    tmp_path: Path, topic: str
+) -> None:
+    (daemon,) = start_nsqds(tmp_path, 1)
+    try:
+        async with ProducerPool(_addresses([daemon]), outstanding_max=2, retry_deadline=300) as pool:
+            await pool.ping()
+            daemon.kill()
+            unsent = [pool.publish_nowait(topic, b"x") for _ in range(2)]
+            await until(lambda: _states(pool) == ["down"])
+            for answer in unsent:
+                answer.cancel()
+            daemon.start()
+            async with asyncio.timeout(WAIT_S):
+                await pool.publish(topic, b"y")
+            assert pool.outstanding == 0
+    finally:
+        daemon.kill()
 
 
 async def test_a_publish_that_is_cancelled_while_it_waits_for_room_holds_no_other(

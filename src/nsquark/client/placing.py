@@ -162,7 +162,8 @@ class Placing:
 
     def _place(self, publish: Publish) -> None:
         """Gives one copy to the best nsqd; it waits if none can be used now."""
-        if publish.future.done():
+        if publish.future.done():  # its caller may have cancelled it while there was no nsqd
+            self._decided(publish)
             return
         member = self._best(publish)
         if member is None:
