@@ -31,8 +31,10 @@ demo: build
 	$(BIN)/python -m examples.demo $(if $(KEEP),--keep) $(ARGS)
 
 # In six processes, since tests wait a lot; WORKERS=0 runs all in one, where a debugger works. STRICT=1 makes a failure
-# of a test that is skipped because something is missing on this machine.
+# of a test that is skipped because something is missing on this machine. Tests are collected first by one process, which
+# leaves their bytecode for the others.
 test: build packages
+	@$(BIN)/python -m pytest --collect-only $(ARGS) > /dev/null 2>&1 || true
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(if $(STRICT),--strict-skips) $(ARGS)
 
 # What tests use of the system, installed where that can be done: a browser for nsqadmin's pages, and mkfs.xfs to make
