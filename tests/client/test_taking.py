@@ -12,13 +12,15 @@ import pytest
 
 from client.consumer_rig import AFTER_GIVING_BACK, consumer_of, is_done, publish
 from client.pool_rig import address_of
-from harness import Nsqd, eventually, until
-from nsquark import Batch, Message, sync
+from harness import FaultProxy, Nsqd, eventually, until
+from nsquark import Batch, Consumer, Message, sync
 from nsquark.client.inbox import LOOP_TURN_S
 from nsquark.errors import Closed
 
 NSQD_FLAGS = ["--msg-timeout=30s"]
 WAIT_S = 30.0
+START_S_MAX = 10.0
+"""A start that is stopped takes no longer; the nsqd would be waited for three times as long."""
 
 
 async def test_get_waits_only_so_long(nsqd: Nsqd, topic: str) -> None:
@@ -144,6 +146,26 @@ async def test_a_consumer_stopped_before_its_start_does_not_start(nsqd: Nsqd, to
     consumer.stop()
     with pytest.raises(Closed):
         await consumer.start()
+
+
+@pytest.mark.parametrize("with_other", [False, True], ids=["alone", "beside another"])
+async def test_stop_ends_a_start_that_waits_for_an_nsqd_that_never_answers(
+    nsqd: Nsqd, proxy: FaultProxy, topic: str, with_other: bool
+) -> None:
+    publish(nsqd, topic, b"one")
+    proxy.stall()
+    silent = "{}:{}".format(*proxy.address)
+    consumer = Consumer(topic, "ch", nsqd=[silent, address_of(nsqd)] if with_other else silent)
+    starting = asyncio.create_task(consumer.start())
+    await until(lambda: proxy.connection_count == 1 and len(consumer.connections) == with_other)
+    consumer.stop()
+    await asyncio.wait([starting], timeout=START_S_MAX)
+    assert starting.done()
+    await starting
+    assert await consumer.get() is None
+    await consumer.run(lambda message: None)
+    await consumer.close()
+    await until(lambda: nsqd.channel(topic)["depth"] == 1)
 
 
 def test_stop_without_asyncio_from_a_signal_handler(nsqd: Nsqd, topic: str) -> None:

@@ -180,6 +180,7 @@ class Consumer:
     def _stop(self, timeout_s: float) -> None:
         if self._stopping is None and not self._is_closing:
             self._stopping = self._loop.call_later(timeout_s, self._end_late)
+            self._nsqds.end_start()
             self._hand_out_no_more()
 
     def _end_late(self) -> None:

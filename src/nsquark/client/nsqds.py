@@ -60,14 +60,18 @@ class ConsumerNsqds:
         self._retries: dict[str, asyncio.TimerHandle] = {}
         self._failures: dict[str, int] = {}
         """Counts the failures in a row, of nsqds that are not connected for long."""
-        self._is_closing = False
+        self._starting: list[asyncio.Task[None]] = []
+        """Has the connections that `start` waits for."""
+        self._is_start_over = self._is_closing = False
         self.subscriptions: dict[str, Subscription] = {}
 
     async def start(self) -> None:
         """Connects; fails if none of the given nsqds can be reached and there is no nsqlookupd to ask."""
-        tasks = [self._begin(address) for address in self._given]
+        self._starting = tasks = [self._begin(address) for address in self._given]
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         self._check_running()
+        if self._is_start_over:
+            return
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if errors and len(errors) == len(tasks) and not self._discovery.addresses:
             raise errors[0]
@@ -77,6 +81,12 @@ class ConsumerNsqds:
                 self._retry_later(address, is_refused=not isinstance(outcome, NotConnected))
         self._discovery.start()
         await self._discovery.check(START_CHECK_S)
+
+    def end_start(self) -> None:
+        """Lets `start` return with the nsqds that are connected by now: others may never answer."""
+        self._is_start_over = True
+        for task in self._starting:
+            task.cancel()
 
     async def stop_finding(self) -> None:
         self._is_closing = True
