@@ -165,6 +165,18 @@ async def test_a_refused_subscription_is_tried_ever_more_rarely(nsqd: Nsqd, topi
     assert len(refused) <= 3
 
 
+async def test_a_connection_that_is_lost_before_sub_is_answered_was_not_refused() -> None:
+    def lose(peer: Peer, line: bytes, body: bytes) -> bytes:
+        if line.startswith(b"SUB"):
+            peer.close()
+        return b""
+
+    async with ScriptedNsqd() as server:
+        server.on_command = lose
+        async with Consumer("t", "c", nsqd=server.address, lookupd_poll_interval="50ms"):
+            await until(lambda: len(server.peers) >= 10)
+
+
 # -- nsqlookupd ------------------------------------------------------------------------------------------
 
 

@@ -123,7 +123,7 @@ class ConsumerNsqds:
         self._log.warning("connection lost - %s", reason)
         if subscription.is_accepted and self._loop.time() - subscription.began_at_s > STEADY_S:
             self._failures.pop(address, None)
-        self._retry_later(address, is_refused=not subscription.is_accepted)
+        self._retry_later(address, is_refused=subscription.is_refused)
         self._discovery.poll_soon()
 
     # -- by the user -------------------------------------------------------------------------------------

@@ -82,6 +82,8 @@ class Subscription:
         self.log = log
         self.is_accepted = False
         """Tells whether SUB was answered."""
+        self.is_refused = False
+        """Tells whether SUB was answered with an error."""
         self.began_at_s = self.rdy_at_s = self.last_message_at_s = self._loop.time()
 
     def begin(self, connection: NsqdConnection, features: Features, topic: str, channel: str) -> None:
@@ -222,6 +224,7 @@ class Subscription:
 
     def error_received(self, text: str) -> None:
         """Is told of an error, mostly that an answer came too late; what is worse ends the connection."""
+        self.is_refused = not self.is_accepted
         if text.startswith(FIN_REFUSED):
             self._outcomes.finish_refused(self.address, text[len(FIN_REFUSED) :].partition(" ")[0].encode())
         now_s = self._loop.time()
