@@ -53,6 +53,16 @@ async def _forgets_to_await(message: Message) -> Any:
     return _handle(message)
 
 
+async def _forgets_to_await_tasks(message: Message) -> Any:
+    return [asyncio.create_task(_handle(message)) for _ in range(2)]
+
+
+async def _awaits_tasks(message: Message) -> Any:
+    tasks = [asyncio.create_task(_handle(message)) for _ in range(2)]
+    await asyncio.wait(tasks)
+    return tasks
+
+
 @pytest.mark.parametrize(
     ("handler", "threads"),
     [
@@ -65,6 +75,9 @@ async def _forgets_to_await(message: Message) -> Any:
         (lambda _: Future(), 2),
         (lambda message: (_handle(message), _handle(message)), 0),
         (lambda message: [_handle(message)], 2),
+        (lambda message: [asyncio.ensure_future(_handle(message))], 0),
+        (_forgets_to_await_tasks, 0),
+        (lambda _: [Future()], 2),
     ],
     ids=[
         "coroutine",
@@ -76,6 +89,9 @@ async def _forgets_to_await(message: Message) -> Any:
         "that in a thread",
         "several coroutines",
         "several coroutines in a thread",
+        "tasks",
+        "tasks of an async handler",
+        "work of several threads",
     ],
 )
 async def test_what_is_returned_and_never_run_finishes_nothing(
@@ -87,6 +103,12 @@ async def test_what_is_returned_and_never_run_finishes_nothing(
             await asyncio.wait_for(consumer.run(handler, threads=threads), 20)
         assert consumer.stats().finished == 0
     await until(lambda: nsqd.channel(topic)["depth"] == 2)
+
+
+async def test_tasks_that_were_awaited_may_be_returned(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"1", b"2")
+    async with consumer_of(nsqd, topic) as consumer:
+        await handle_until(consumer, _awaits_tasks, lambda: consumer.stats().finished == 2)
 
 
 async def test_a_hook_that_forgets_to_await_gives_nothing_up(

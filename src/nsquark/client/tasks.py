@@ -74,7 +74,7 @@ def check_ended(outcome: object, of: str) -> None:
         or inspect.isgenerator(outcome)
         or inspect.isasyncgen(outcome)
         or isinstance(outcome, concurrent.futures.Future)
-        or any(map(inspect.iscoroutine, parts))
+        or any(map(_is_to_come, parts))
     ):
         for part in (outcome, *parts):
             if inspect.iscoroutine(part):
@@ -83,6 +83,13 @@ def check_ended(outcome: object, of: str) -> None:
             f"{of} returned {outcome!r}, which nobody waits for here: await it, give a plain "
             "function, or an async one with `concurrency` and without `threads`"
         )
+
+
+def _is_to_come(part: object) -> bool:
+    """Tells whether this is still to be run, or runs now: tasks that were awaited before they were returned do not."""
+    if isinstance(part, asyncio.Future | concurrent.futures.Future):
+        return not part.done()
+    return inspect.iscoroutine(part)
 
 
 def check_function(
