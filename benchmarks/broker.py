@@ -47,6 +47,7 @@ class Broker:
             f"--data-path={self._data_path}",
             "--tcp-address=127.0.0.1:0",
             "--http-address=127.0.0.1:0",
+            "--https-address=127.0.0.1:0",
             *self.flags,
         ]
         with self._log.open("wb") as log:

@@ -107,7 +107,7 @@ def test_half_open_connections(
     make_nsqd: Callable[..., Nsqd], connect: Callable[..., Wire], tmp_path: Path, topic: str, stage: str
 ) -> None:
     certificate, key = make_certificate(tmp_path)
-    daemon = make_nsqd(f"--tls-cert={certificate}", f"--tls-key={key}", "--https-address=127.0.0.1:0")
+    daemon = make_nsqd(f"--tls-cert={certificate}", f"--tls-key={key}")
     daemon.put("/config/log_level", b"warn")
     worker = connect(daemon)
     worker.identify(heartbeat_interval=-1)
@@ -161,7 +161,7 @@ def test_deflate_bomb(
     flags = []
     if secured:
         certificate, key = make_certificate(tmp_path)
-        flags = [f"--tls-cert={certificate}", f"--tls-key={key}", "--https-address=127.0.0.1:0"]
+        flags = [f"--tls-cert={certificate}", f"--tls-key={key}"]
     daemon = make_nsqd(*flags)
     client = connect(daemon)
     client.identify(deflate=True, tls_v1=secured)

@@ -286,7 +286,6 @@ def test_the_name_in_a_certificate_is_asked_about(
         f"--tls-key={own[1]}",
         f"--tls-root-ca-file={own[0]}",
         "--tls-client-auth-policy=require-verify",
-        "--https-address=127.0.0.1:0",
     )
     context = trusting_anything()
     context.load_cert_chain(*client)

@@ -139,7 +139,7 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def tls_flags(certificate: tuple[Path, Path]) -> tuple[str, ...]:
-    return f"--tls-cert={certificate[0]}", f"--tls-key={certificate[1]}", "--https-address=127.0.0.1:0"
+    return f"--tls-cert={certificate[0]}", f"--tls-key={certificate[1]}"
 
 
 @needs_openssl

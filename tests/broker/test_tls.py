@@ -52,7 +52,7 @@ def unknown_client(directory: Path) -> Certificate:
 
 
 def _flags(own: Certificate, *more: str) -> list[str]:
-    return [f"--tls-cert={own[0]}", f"--tls-key={own[1]}", "--https-address=127.0.0.1:0", *more]
+    return [f"--tls-cert={own[0]}", f"--tls-key={own[1]}", *more]
 
 
 @pytest.fixture(scope="module")

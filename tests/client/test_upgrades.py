@@ -23,7 +23,7 @@ WAIT_S = 30.0
 
 
 def tls_flags(certificate: Certificate) -> list[str]:
-    return [f"--tls-cert={certificate[0]}", f"--tls-key={certificate[1]}", "--https-address=127.0.0.1:0"]
+    return [f"--tls-cert={certificate[0]}", f"--tls-key={certificate[1]}"]
 
 
 @pytest.fixture(scope="module")

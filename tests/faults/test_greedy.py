@@ -29,7 +29,7 @@ SHARE = 0.9
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Nsqd:
     certificate, key = make_certificate(tmp_path_factory.mktemp("tls"))
-    flags = (f"--tls-cert={certificate}", f"--tls-key={key}", "--https-address=127.0.0.1:0")
+    flags = (f"--tls-cert={certificate}", f"--tls-key={key}")
     with Nsqd(tmp_path_factory.mktemp("data"), *flags) as nsqd:
         nsqd.put("/config/log_level", b"fatal")
         yield nsqd

@@ -52,7 +52,7 @@ def nsqd(
 ) -> Iterator[Nsqd]:
     flags = [f"--auth-http-address={auth.address}"]
     if certificate is not None:
-        flags += [f"--tls-cert={certificate[0]}", f"--tls-key={certificate[1]}", "--https-address=127.0.0.1:0"]
+        flags += [f"--tls-cert={certificate[0]}", f"--tls-key={certificate[1]}"]
     with Nsqd(tmp_path_factory.mktemp("nsqd"), *flags) as daemon:
         yield daemon
         assert "Traceback" not in daemon.log, daemon.log

@@ -44,7 +44,7 @@ def publish(publisher: Publisher, bodies: list[bytes], topic: str = "t") -> None
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 def test_tls_is_used_for_http_and_tcp(make_nsqd: Callable[..., Nsqd], tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path)
-    flags = (f"--tls-cert={certificate}", f"--tls-key={key}", "--https-address=127.0.0.1:0")
+    flags = (f"--tls-cert={certificate}", f"--tls-key={key}")
     nsqd = make_nsqd(*flags, "--tls-required=tcp-https")
     host, port = nsqd.https
     with Publisher(options(f"https://{host}:{port}", tlsRootCaFile=str(certificate))) as publisher:

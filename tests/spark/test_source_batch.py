@@ -85,9 +85,7 @@ def test_large_and_empty_looking_messages(spark: "SparkSession", nsqd: Nsqd, top
 
 def test_tls(spark: "SparkSession", make_nsqd: Callable[..., Nsqd], tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path)
-    daemon = make_nsqd(
-        f"--tls-cert={certificate}", f"--tls-key={key}", "--tls-required=tcp-https", "--https-address=127.0.0.1:0"
-    )
+    daemon = make_nsqd(f"--tls-cert={certificate}", f"--tls-key={key}", "--tls-required=tcp-https")
     publish(daemon, "t", bodies(0, 3))
     secure = "https://{}:{}".format(*daemon.https)
     assert read_bodies(reader(spark, secure, "t", tlsRootCaFile=certificate).load()) == bodies(0, 3)

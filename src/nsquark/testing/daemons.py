@@ -288,7 +288,7 @@ class Nsqd(Daemon):
         self.data_path = data_path
 
     def _addresses(self) -> list[str]:
-        return [*super()._addresses(), f"--data-path={self.data_path}"]
+        return [*super()._addresses(), "--https-address=127.0.0.1:0", f"--data-path={self.data_path}"]
 
     def restart(self, *, crash: bool = False) -> Self:
         """Ends nsqd and starts it again on the same data path.
