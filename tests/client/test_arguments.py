@@ -144,6 +144,8 @@ async def test_what_is_no_address_while_a_consumer_runs(nsqd: Nsqd, topic: str, 
         with pytest.raises(ConfigError, match="host:port"):
             await consumer.connect_to_nsqd(address)
         with pytest.raises(ConfigError, match="host:port"):
+            await consumer.disconnect_from_nsqd(address)
+        with pytest.raises(ConfigError, match="host:port"):
             consumer.connect_to_nsqlookupd(address)
 
 

@@ -148,6 +148,7 @@ def test_range_error_names_value_and_range() -> None:
             {"lookupd_poll_jitter": float("nan")},
             "failed to coerce option lookupd_poll_jitter (nan) - expected a finite",
         ),
+        ({"lookupd_poll_jitter": 10**400}, "failed to coerce option lookupd_poll_jitter (1000"),
         ({"backoff_strategy": "linear"}, "failed to coerce option backoff_strategy (linear) - expected one of exponen"),
         ({"tls_min_version": "1.2"}, "failed to coerce option tls_min_version (1.2) - expected one of ssl3.0, tls1.0"),
         ({"local_addr": "nowhere"}, "failed to coerce option local_addr (nowhere) - address nowhere: give it as host"),
@@ -223,6 +224,7 @@ def test_command_line_values_follow_go_nsq(name: str, value: object, kept: objec
     [
         ("not-there", "1", "invalid option not_there"),
         ("tls-v1", "yes", "failed to coerce option tls_v1 (yes) - expected true or false"),
+        ("tls-v1", ["yes"], "failed to coerce option tls_v1 (['yes']) - expected true or false"),
         ("max-in-flight", "1.5", "failed to coerce option max_in_flight (1.5) - expected a whole number"),
         ("max-in-flight", "-1", "invalid max_in_flight ! -1 < 0"),
         ("msg-timeout", "60", 'failed to coerce option msg_timeout (60) - missing unit in duration "60"'),

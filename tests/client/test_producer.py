@@ -11,7 +11,8 @@ import pytest
 
 from client.pool_rig import address_of
 from harness import FaultProxy, Nsqd, Wire, until
-from nsquark import Producer
+from harness.lookupd import Nsqlookupd
+from nsquark import Consumer, Producer
 from nsquark.client.errors import (
     Closed,
     ConfigError,
@@ -162,6 +163,15 @@ async def test_http_port_given_by_mistake(nsqd: Nsqd, topic: str) -> None:
     async with Producer("{}:{}".format(*nsqd.http)) as producer:
         with pytest.raises(NotConnected, match="an HTTP server answers here; give the TCP port of nsqd"):
             await producer.publish(topic, b"x")
+
+
+async def test_tcp_port_of_an_nsqlookupd_given_by_mistake(lookupd: Nsqlookupd, topic: str) -> None:
+    address = "{}:{}".format(*lookupd.tcp)
+    async with Producer(address) as producer:
+        with pytest.raises(NotConnected, match=r"this is nsqlookupd's TCP port .* give the TCP port of nsqd"):
+            await producer.publish(topic, b"x")
+    with pytest.raises(NotConnected, match=r"this is nsqlookupd's TCP port .* or as lookupd= nsqlookupd's HTTP port"):
+        await Consumer(topic, "ch", nsqd=address).start()
 
 
 async def test_next_publish_connects_again(nsqd: Nsqd, proxy: FaultProxy, topic: str) -> None:

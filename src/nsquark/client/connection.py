@@ -35,6 +35,8 @@ BREAK_S: Final = 0.001
 """Reads that are further apart had others between them."""
 FRAME_PREFIX_BYTES: Final = 8
 HTTP_AS_SIZE: Final = int.from_bytes(b"HTTP", "big")
+LOOKUPD_AS_KIND: Final = int.from_bytes(b"E_BAD_PROTOCOL"[:4], "big")
+"""Is what nsqlookupd's refusal of nsqd's protocol, which has no type, has in place of a frame's type."""
 RESPONSE: Final = int(FrameType.RESPONSE)
 """Is a plain number, which is compared with the type of each frame: to look up an enumeration's member takes longer."""
 HEARTBEAT: Final = b"_heartbeat_"
@@ -163,6 +165,11 @@ class NsqdConnection(asyncio.BufferedProtocol):
                     begin = self._start + FRAME_PREFIX_BYTES
                     self._start += 4 + size
                     kind = int.from_bytes(self._view[begin - 4 : begin], "big")
+                    if kind == LOOKUPD_AS_KIND:
+                        raise NotConnected(
+                            f"{self.address}: this is nsqlookupd's TCP port (4160 by default);"
+                            " give the TCP port of nsqd (4150), or as lookupd= nsqlookupd's HTTP port (4161)"
+                        )
                     return kind, bytes(self._view[begin : self._start])
             if self._reason is not None:
                 raise self._reason

@@ -359,6 +359,7 @@ class Consumer:
         address: as it was given, or found.
         """
         self._check_started()
+        check_address(address, "a call for each")
         subscription = self._nsqds.subscriptions.get(address)
         if subscription is not None:
             self._flow.leave(subscription)

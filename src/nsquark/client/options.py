@@ -136,9 +136,13 @@ class Fraction(_Ranged[float]):
     def typed(self, value: Any) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool | Duration):
             raise ValueError("expected a number")
-        if not math.isfinite(value):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
             raise ValueError("expected a finite number")
-        return float(value)
+        return number
 
     def loose(self, value: Any) -> float:
         try:
@@ -157,7 +161,7 @@ class YesNo(OptionKind[bool]):
         if isinstance(value, int):
             return value != 0
         try:
-            return parse_boolean(value)
+            return parse_boolean(Text().typed(value))
         except ValueError:
             raise ValueError("expected true or false") from None
 
