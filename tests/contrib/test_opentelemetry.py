@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from opentelemetry import trace
+from opentelemetry import baggage, context, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader, NumberDataPoint
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -18,7 +18,7 @@ from client.pool_rig import address_of
 from harness import Nsqd, until
 from nsquark import Message, Producer, ProducerPool, sync
 from nsquark.contrib.opentelemetry import Telemetry
-from nsquark.errors import Closed, WrongHandler
+from nsquark.errors import Closed, ConfigError, WrongHandler
 
 
 class Exported:
@@ -256,3 +256,44 @@ async def test_every_publish_of_a_producer_is_traced(nsqd: Nsqd, topic: str, exp
             delay = [0] if name.startswith("deferred") else []
             await getattr(traced, name)(topic, *delay, [b"x"] if name.startswith("multi") else b"x")
     assert len(exported.spans(f"publish {topic}")) == len(names) == 6
+
+
+@pytest.mark.parametrize("threads", [0, 1], ids=["async", "threads"])
+async def test_baggage_reaches_the_handler_alone(nsqd: Nsqd, topic: str, exported: Exported, threads: int) -> None:
+    got: list[object] = []
+
+    def note(_: Message) -> None:
+        got.append(baggage.get_baggage("tenant"))
+
+    async def handle(message: Message) -> None:
+        await asyncio.sleep(0)
+        note(message)
+
+    async with Producer(address_of(nsqd), envelope=True) as plain:
+        token = context.attach(baggage.set_baggage("tenant", "acme"))
+        try:
+            await exported.telemetry.producer(plain).publish(topic, b"1")
+        finally:
+            context.detach(token)
+        await plain.multi_publish(topic, [b"2", b"3"], headers={"traceparent": "malformed"})
+    async with consumer_of(nsqd, topic, envelope=True) as consumer:
+        handler = exported.telemetry.handler(consumer, note if threads else handle)
+        await handle_until(consumer, handler, lambda: consumer.stats().finished == 3, threads=threads)
+    assert sorted(map(str, got)) == ["None", "None", "acme"]
+    assert [span.parent is None for span in exported.spans(f"process {topic}")].count(True) == 2
+
+
+@pytest.mark.parametrize("given", [None, 5, Producer, sync.Producer("127.0.0.1:1")], ids=["None", "5", "class", "sync"])
+def test_what_is_no_producer(exported: Exported, given: Any) -> None:
+    with pytest.raises(ConfigError, match="takes a Producer or a ProducerPool, not"):
+        exported.telemetry.producer(given)
+
+
+async def test_wrong_arguments_are_refused_as_without_telemetry(exported: Exported) -> None:
+    async with Producer("127.0.0.1:1", envelope=True) as plain:
+        for producer in (plain, exported.telemetry.producer(plain)):
+            with pytest.raises(TypeError, match="headrs"):
+                await producer.publish("t", b"x", headrs={"tenant": "acme"})  # type: ignore[call-arg]
+            for headers in ([("tenant", "acme")], 5):
+                with pytest.raises(TypeError, match="headers are texts by name"):
+                    await producer.publish("t", b"x", headers=headers)  # type: ignore[arg-type]

@@ -17,11 +17,11 @@ import functools
 import inspect
 import time
 from asyncio import CancelledError, Future
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, Protocol, Unpack
 
-from opentelemetry import metrics, propagate, trace
+from opentelemetry import context, metrics, propagate, trace
 from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 
@@ -31,6 +31,7 @@ from nsquark.client.batches import Batch
 from nsquark.client.checks import checked_bodies, is_async
 from nsquark.client.documented import documented_like
 from nsquark.client.envelope import Headers
+from nsquark.client.errors import ConfigError
 from nsquark.client.handlers import Handler, check_handler
 from nsquark.client.message import Message
 from nsquark.client.packing import Packing
@@ -85,6 +86,11 @@ class Telemetry:
 
         producer: the producer, with `envelope=True` if traces are to go on in consumers.
         """
+        if not isinstance(producer, Producer | ProducerPool):
+            raise ConfigError(
+                f"telemetry.producer takes a Producer or a ProducerPool, not {producer!r:.80};"
+                " in nsquark.sync use `with telemetry.publish(topic) as headers:`"
+            )
         return TracedProducer(self, producer)
 
     def handler(self, consumer: Subscribed, handler: Handler) -> Handler:
@@ -155,9 +161,8 @@ class Telemetry:
             finally:
                 self._process_s.record(time.perf_counter() - started_s, attributes)
 
-    def _process_span(
-        self, received: Message | Batch, attributes: Attributes
-    ) -> contextlib.AbstractContextManager[Span]:
+    @contextlib.contextmanager
+    def _process_span(self, received: Message | Batch, attributes: Attributes) -> Iterator[Span]:
         start = functools.partial(
             self._tracer.start_as_current_span,
             _name(attributes),
@@ -166,21 +171,29 @@ class Telemetry:
             set_status_on_exception=False,
         )
         if isinstance(received, Batch):
-            contexts = (self._span_context(message) for message in received)
-            links = [Link(context) for context in contexts if context.is_valid]
-            return start(attributes={**attributes, "messaging.batch.message_count": len(received)}, links=links)
+            publishes = (self._span_context(message) for message in received)
+            links = [Link(publish) for publish in publishes if publish.is_valid]
+            with start(attributes={**attributes, "messaging.batch.message_count": len(received)}, links=links) as span:
+                yield span
+            return
         own: Attributes = {
             "messaging.message.id": received.id.decode("ascii", "replace"),
             "messaging.message.body.size": len(received.body),
         }
-        return start(
-            attributes={**attributes, **own, **_server(received.nsqd_address)},
-            context=self._propagator.extract(received.headers) if received.headers else None,
-        )
+        # Attached as a whole: what else came with the trace, such as baggage, is for the handler and what it publishes.
+        token = context.attach(self._carried(received) if received.headers else context.get_current())
+        try:
+            with start(attributes={**attributes, **own, **_server(received.nsqd_address)}) as span:
+                yield span
+        finally:
+            context.detach(token)
 
     def _span_context(self, message: Message) -> trace.SpanContext:
-        context = self._propagator.extract(message.headers, trace.set_span_in_context(trace.INVALID_SPAN))
-        return trace.get_current_span(context).get_span_context()
+        return trace.get_current_span(self._carried(message)).get_span_context()
+
+    def _carried(self, message: Message) -> context.Context:
+        """Reads the context from the headers; without one there, no span is in it."""
+        return self._propagator.extract(message.headers, trace.set_span_in_context(trace.INVALID_SPAN))
 
 
 class Sending:
@@ -261,8 +274,8 @@ class TracedProducer:
 
     @contextlib.contextmanager
     def _publish(self, topic: str, count: int, packing: Packing) -> Iterator[Packing]:
-        with self._telemetry.publish(topic, count, self._address) as context:
-            yield self._with_context(packing, context)
+        with self._telemetry.publish(topic, count, self._address) as carrying:
+            yield self._with_context(packing, carrying)
 
     def _publish_nowait(
         self, topic: str, count: int, packing: Packing, publish: Callable[[Packing], Future[None]]
@@ -276,11 +289,16 @@ class TracedProducer:
         answer.add_done_callback(lambda answer: sending.end(_error_of(answer)))
         return answer
 
-    def _with_context(self, packing: Packing, context: Headers) -> Packing:
+    def _with_context(self, packing: Packing, carrying: Headers) -> Packing:
         """Adds the context to the headers; a producer without envelopes cannot carry it."""
         if not self.producer.envelope:
             return packing
-        return Packing(encode=packing.get("encode"), headers={**(packing.get("headers") or {}), **context})
+        given = packing.get("headers") or {}
+        if not isinstance(given, Mapping):
+            return packing  # the producer refuses it, with a sentence
+        traced = packing.copy()
+        traced["headers"] = {**given, **carrying}
+        return traced
 
 
 async def _awaited(outcome: Awaitable[Any], processing: contextlib.ExitStack) -> Any:
