@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -266,3 +267,28 @@ async def test_hooks_that_hang_are_no_more_than_a_thousand(nsqd: Nsqd, topic: st
         await until(lambda: consumer.stats().given_up == HOOKS_MAX + 20)
     await running
     assert is_done(nsqd, topic)
+
+
+class Model:
+    """This is a class of a library that msgspec does not know."""
+
+    def __init__(self, text: bytes) -> None:
+        self.fields = json.loads(text)
+
+
+async def test_a_class_that_msgspec_does_not_know_costs_no_message(nsqd: Nsqd, topic: str) -> None:
+    async with Producer(address_of(nsqd)) as producer:
+        await producer.publish(topic, b'{"id": 1}')
+    async with consumer_of(nsqd, topic) as consumer:
+        message = await anext(consumer)
+        for kind in (Model, list[Model]):
+            for _ in range(2):
+                with pytest.raises(ConfigError, match=r"msgspec does not know how to make a Model.*decode="):
+                    message.decode(kind)
+        assert message.decode(Mapping) == message.decode(decode=Model).fields == {"id": 1}
+        message.finish()
+    async with Producer(address_of(nsqd)) as producer:
+        await producer.publish(topic, b'{"id": 1}')
+    async with consumer_of(nsqd, topic, default_requeue_delay="0s") as consumer:
+        await handle_until(consumer, lambda message: message.decode(Model), lambda: consumer.stats().requeued)
+    await until(lambda: nsqd.channel(topic)["depth"] == 1)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, Final, Literal
 
 import msgspec
+import msgspec.inspect
 
 from nsquark.client.errors import ConfigError, DecodeFailed
 
@@ -15,6 +17,15 @@ Decode = Literal["json", "msgpack"] | Callable[[bytes], Any]
 
 DECODERS_MAX: Final = 256
 """So many decoders are kept, each for one type: making one takes longer than using it."""
+
+_SEQUENCES: Final = (
+    msgspec.inspect.ListType,
+    msgspec.inspect.SetType,
+    msgspec.inspect.FrozenSetType,
+    msgspec.inspect.VarTupleType,
+)
+_MADE: Final = (dict, list, str, bytes, int, float, type(None), datetime, msgspec.msgpack.Ext)
+"""Are the classes of what a body holds, and so what is one of them by an abstract class."""
 
 _encode_json: Final = msgspec.json.Encoder().encode
 _encode_msgpack: Final = msgspec.msgpack.Encoder().encode
@@ -51,6 +62,7 @@ def _kept_decoder(kind: Any, decode: str) -> Callable[[bytes], Any]:
 
 
 def _decoder(kind: Any, decode: str) -> Callable[[bytes], Any]:
+    _check_kind(kind)
     if decode == "json":
         return msgspec.json.Decoder(kind).decode
     if decode == "msgpack":
@@ -59,6 +71,19 @@ def _decoder(kind: Any, decode: str) -> Callable[[bytes], Any]:
 
 
 _keep_decoder: Final = functools.lru_cache(DECODERS_MAX)(_decoder)
+
+
+def _check_kind(kind: Any) -> None:
+    """Refuses a class that msgspec does not know: no body would be one, and so each message would be given up."""
+    info = msgspec.inspect.type_info(kind)
+    while isinstance(info, _SEQUENCES):
+        info = info.item_type
+    if isinstance(info, msgspec.inspect.CustomType) and not any(issubclass(made, info.cls) for made in _MADE):
+        name = info.cls.__qualname__
+        raise ConfigError(
+            f"msgspec does not know how to make a {name}: give a Struct, a dataclass or a TypedDict,"
+            f" or a function that makes a {name} of the bytes (decode=)"
+        )
 
 
 def _unknown(option: str, value: object) -> ConfigError:
