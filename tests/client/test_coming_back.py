@@ -162,6 +162,10 @@ def test_a_second_event_loop_is_told_what_to_do(nsqd: Nsqd, topic: str, kind: st
     try:
         with pytest.raises(NsqError, match=r"another event loop: make one in each asyncio\.run"):
             asyncio.run(use(made))
+        with pytest.raises(NsqError, match=r"another event loop: make one in each asyncio\.run"):
+            asyncio.run(made.close())
+        publish(nsqd, topic, b"x")
+        loop.run_until_complete(use(made))  # it was not closed
     finally:
         loop.run_until_complete(made.close())
         loop.close()

@@ -31,7 +31,7 @@ from nsquark.client.checks import (
 from nsquark.client.config import Config, Options
 from nsquark.client.copies import Copies
 from nsquark.client.dedupe import Dedupe, DedupeStore
-from nsquark.client.errors import NOT_STARTED, Closed, ConfigError, NsqError
+from nsquark.client.errors import ANOTHER_LOOP, NOT_STARTED, Closed, ConfigError, NsqError
 from nsquark.client.giving_up import GivingUp, Hook
 from nsquark.client.handlers import Handler, Handlers, check_handler, stopped_by_signals
 from nsquark.client.inbox import FRESH_FRACTION, Inbox
@@ -209,6 +209,8 @@ class Consumer:
                 await asyncio.shield(self._closed)
                 await self._nsqds.close(reason, timeout_s)
             return
+        if asyncio.get_running_loop() is not self._loop:
+            raise NsqError(f"{self.topic}/{self.channel}: {ANOTHER_LOOP}")
         self._is_closing = True
         self._closed = self._loop.create_future()
         try:

@@ -338,6 +338,8 @@ class ProducerPool:
         timeout: seconds to wait for them.
         """
         timeout_s = seconds_of("timeout", timeout)
+        if not self._is_closed:
+            self._own_loop()
         self._is_closed = True
         try:
             await self._placing.close(timeout_s)

@@ -416,6 +416,7 @@ class Producer:
         timeout: seconds to wait for them.
         """
         timeout_s = seconds_of("timeout", timeout)
+        self._use_loop(asyncio.get_running_loop())
         self._is_closed = True
         for future in self._waiting:
             if not future.done():
