@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import ssl
 import struct
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import Frame, Nsqd, Wire
+from harness import FaultProxy, Frame, Nsqd, Wire
 from harness.upgrades import make_certificate, use_deflate, use_snappy, use_tls
 from harness.waiting import eventually
 from harness.wire import RESPONSE
@@ -18,6 +19,8 @@ from harness.wire import RESPONSE
 SLOW_TO_DEFLATE = os.urandom(1_000_000)
 """Is more than one turn of the event loop can encode."""
 SNAPPY_OK = bytes.fromhex("ff060000734e61507059 010e0000 26982bcf 00000006 00000000 4f4b".replace(" ", ""))
+PLAIN_BYTES_MAX = 64 << 10
+"""Is how much nsqd decodes at a time."""
 COMPRESSIBLE = b"the same again, " * 20_000
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
@@ -109,6 +112,55 @@ def test_compression_inside_tls(tls_nsqd: Nsqd, connect: Callable[..., Wire], to
     (use_deflate if compression == "deflate" else use_snappy)(client)
     client.expect_ok()
     _exchange(client, topic)
+
+
+@needs_openssl
+@pytest.mark.parametrize("chunk_bytes", [7, 4099])
+@pytest.mark.parametrize("compression", [None, "deflate", "snappy"])
+def test_records_may_be_cut_anywhere(
+    tls_nsqd: Nsqd, connect: Callable[..., Wire], topic: str, compression: str | None, chunk_bytes: int
+) -> None:
+    sizes = [0, 1, 2, 15_000, 16_384, 16_385] + [200_000] * (chunk_bytes > 1000)
+    bodies = [str(number).encode() + os.urandom(size) for number, size in enumerate(sizes)]
+    with FaultProxy(tls_nsqd.tcp) as proxy, Wire(proxy.address) as client:
+        proxy.up.chunk_bytes = chunk_bytes
+        client.IDENTIFY(feature_negotiation=True, tls_v1=True, **{compression: True} if compression else {})
+        client.read_frame()
+        use_tls(client)
+        client.expect_ok()
+        if compression:
+            (use_deflate if compression == "deflate" else use_snappy)(client)
+            client.expect_ok()
+        for body in bodies:
+            client.PUB(topic, body)
+        for _ in bodies:
+            client.expect_ok()
+        client.MPUB(topic, bodies)
+        client.expect_ok()
+    reader = connect(tls_nsqd)
+    reader.subscribe(topic, rdy=100)
+    assert [message.body for message in reader.read_messages(2 * len(bodies), finish=True)] == bodies + bodies
+
+
+@needs_openssl
+@pytest.mark.parametrize("first_bytes", [1, 10, 1000])
+def test_what_is_left_of_the_last_record_is_read_too(
+    tls_nsqd: Nsqd, connect: Callable[..., Wire], topic: str, first_bytes: int
+) -> None:
+    client = connect(tls_nsqd)
+    client.identify(tls_v1=True)
+    use_tls(client)
+    client.expect_ok()
+    head = f"PUB {topic}\n".encode()
+    body_bytes = first_bytes + PLAIN_BYTES_MAX - len(head) - 4
+    command = head + struct.pack(">I", body_bytes) + os.urandom(body_bytes)
+    os.kill(tls_nsqd.pid, signal.SIGSTOP)  # so that all of it is read at once, and the decrypted bytes are cut
+    try:
+        client.send(command[:first_bytes])
+        client.send(command[first_bytes:])
+    finally:
+        os.kill(tls_nsqd.pid, signal.SIGCONT)
+    client.expect_ok()
 
 
 @needs_openssl

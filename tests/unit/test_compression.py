@@ -30,9 +30,12 @@ OK_FRAME = bytes.fromhex("00000006000000004f4b")
 
 
 def _read_all(decoder: Decoder, limit: int = 1 << 20) -> bytes:
-    plain = b""
-    while piece := decoder.read(limit):
+    plain = piece = decoder.read(limit)
+    while piece or decoder.has_more:
+        needs_no_more = decoder.has_more
+        piece = decoder.read(limit)
         assert len(piece) <= limit
+        assert needs_no_more or not piece, "without more input there is nothing to read, unless the decoder has more"
         plain += piece
     return plain
 

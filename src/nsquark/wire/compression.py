@@ -50,7 +50,7 @@ class Decoder(Protocol):
 
     @property
     def has_more(self) -> bool:
-        """Tells whether the last read ended before its input did, so that the next one needs no more input."""
+        """Tells whether the last read left something; if not, the next one returns nothing until more is fed."""
 
     def read(self, limit: int) -> bytes:
         """Returns at most `limit` plain bytes; if it returns none, more input is needed unless it `has_more`."""
@@ -135,7 +135,7 @@ class SnappyDecoder:
 
     @property
     def has_more(self) -> bool:
-        return self._has_more
+        return self._has_more or bool(self._plain)
 
     def feed(self, data: Bytes) -> None:
         self._input += data

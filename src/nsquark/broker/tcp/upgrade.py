@@ -45,6 +45,9 @@ TLS_HANDSHAKE_RECORD: Final = 0x16
 _received = memoryview(bytearray(SOCKET_READ_BYTES))
 """All connections read into this, since what is read is copied before the next read."""
 
+_decrypted = memoryview(bytearray(TLS_RECORD_BYTES_MAX))
+"""All connections decrypt into this what is still compressed, since decoders copy it."""
+
 
 def is_wanted(session: Session) -> bool:
     settings = session.settings
@@ -211,6 +214,8 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
                 return
             if count:
                 self._session.buffer_updated(count)
+            if not self._has_more():
+                break
             if monotonic_ns() >= until_ns:
                 self._is_decoding = True
                 self._loop.call_soon(self._go_on)
@@ -219,6 +224,15 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
                 break
         self._send_tls()
         self._set_socket_reading()
+
+    def _has_more(self) -> bool:
+        """Tells whether there may be something to decode before more has come; asking is cheaper than trying."""
+        if self._decoder is not None and (self._decoder.has_more or self._decoder.is_ended):
+            return True
+        return self._has_record()
+
+    def _has_record(self) -> bool:
+        return self._tls is not None and bool(self._tls_in.pending or self._tls.pending())
 
     def _decode_into(self, view: memoryview, until_ns: int) -> int:
         """Decodes plain bytes into `view`; returns how many, or 0 if more has to come first, or the time is over."""
@@ -239,9 +253,8 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
         if self._tls is None:
             return False
         assert self._decoder is not None
-        encoded = bytearray(TLS_RECORD_BYTES_MAX)
-        count = self._decrypt_into(memoryview(encoded), until_ns)
-        self._decoder.feed(memoryview(encoded)[:count])
+        count = self._decrypt_into(_decrypted, until_ns)
+        self._decoder.feed(_decrypted[:count])
         return count > 0
 
     def _decrypt_into(self, view: memoryview, until_ns: int) -> int:
@@ -261,6 +274,8 @@ class Upgrade(asyncio.BufferedProtocol, asyncio.Transport):
                     self._end()
                 break
             count += size
+            if not self._has_record():
+                break
         return count
 
     def _end(self) -> None:
