@@ -101,6 +101,19 @@ async def test_the_tcp_port_of_an_nsqlookupd_is_an_error_at_once(
         await lookup(lookupd.tcp_address, topic, Config())
 
 
+@pytest.mark.parametrize(("port", "told"), [("tcp", "nsqd's TCP port"), ("http", "nsqd's HTTP port")])
+async def test_a_port_of_an_nsqd_is_no_nsqlookupd(
+    nsqd: Nsqd, topic: str, monkeypatch: pytest.MonkeyPatch, port: str, told: str
+) -> None:
+    monkeypatch.setattr(nsqds, "START_CHECK_S", 30.0)
+    host, number = getattr(nsqd, port)
+    with pytest.raises(WrongPort, match=f"this is {told}.*give nsqlookupd's.*4161"):
+        await Consumer(topic, "ch", lookupd=f"{host}:{number}").start()
+    async with ProducerPool(lookupd=f"{host}:{number}") as pool:
+        with pytest.raises(WrongPort, match=told):
+            await asyncio.wait_for(pool.publish(topic, b"x"), 25)
+
+
 async def test_a_topic_that_does_not_exist_yet_is_no_error(
     lookupd: Nsqlookupd, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -169,6 +182,16 @@ def test_a_second_event_loop_is_told_what_to_do(nsqd: Nsqd, topic: str, kind: st
     finally:
         loop.run_until_complete(made.close())
         loop.close()
+
+
+@pytest.mark.parametrize("kind", [Producer, ProducerPool])
+async def test_a_thread_without_an_event_loop_is_told_what_to_do(nsqd: Nsqd, topic: str, kind: Any) -> None:
+    async with kind(address_of(nsqd)) as producer:
+        await producer.publish(topic, b"x")
+        with pytest.raises(NsqError, match=r"no event loop runs in this thread: .*nsquark\.sync"):
+            await asyncio.to_thread(producer.publish_nowait, topic, b"y")
+        await producer.publish(topic, b"z")
+    assert nsqd.topic(topic)["depth"] == 2
 
 
 # -- pools -----------------------------------------------------------------------------------------------

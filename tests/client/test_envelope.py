@@ -74,6 +74,8 @@ def test_keys_differ_and_have_one_size() -> None:
 def test_headers_are_texts_and_have_a_bound() -> None:
     with pytest.raises(TypeError, match="headers are texts by name; 'a' is 1"):
         wrap(new_key(), b"body", {"a": 1})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="headers are texts that UTF-8 can write"):
+        wrap(new_key(), b"body", {"a": "\udcff"})
     longest = {"a": "x" * (HEADERS_BYTES_MAX - len(b'{"a":""}'))}
     assert unwrap(wrap(new_key(), b"body", longest)).headers == longest
     with pytest.raises(MessageTooBig, match="an envelope takes 65535"):

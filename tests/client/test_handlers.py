@@ -133,6 +133,8 @@ async def test_what_cannot_be_a_handler_is_refused_at_once(nsqd: Nsqd, topic: st
             await consumer.run(_handle, concurrency=0)
         with pytest.raises(ValueError, match="concurrency is 1 or more"):
             await consumer.run(_handle, concurrency="3")  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="threads 0 or more; threads is '2'"):
+            await consumer.run(_handle, threads="2")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("handler", [_supplied(_takes_two), functools.partial(_takes_two, __=None), print])

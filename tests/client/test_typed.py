@@ -58,6 +58,9 @@ async def test_a_type_that_cannot_be_hashed(nsqd: Nsqd, topic: str) -> None:
                 message.decode({"unit": "EUR"})
 
 
+async def _decode_async(body: bytes) -> None: ...
+
+
 async def test_functions_of_the_user(nsqd: Nsqd, topic: str) -> None:
     async with Producer(address_of(nsqd)) as producer:
         await producer.publish(topic, {"b": 1}, encode=lambda value: json.dumps(value).encode())
@@ -72,6 +75,8 @@ async def test_functions_of_the_user(nsqd: Nsqd, topic: str) -> None:
             message.decode(decode=int)
         with pytest.raises(DecodeFailed, match=r"not json of type Order: .*missing required field `id`"):
             message.decode(Order)
+        with pytest.raises(ConfigError, match=r"decode=.*_decode_async is an async function: give a plain one"):
+            message.decode(decode=_decode_async)
         with pytest.raises(ConfigError, match="decode='yaml'"):
             message.decode(Order, "yaml")  # type: ignore[call-overload]
 

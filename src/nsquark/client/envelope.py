@@ -82,7 +82,10 @@ def _packed(headers: Headers) -> bytes:
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"headers are texts by name; {name!r} is {value!r}")
-    packed = msgspec.json.encode(dict(headers))
+    try:
+        packed = msgspec.json.encode(dict(headers))
+    except UnicodeEncodeError as error:
+        raise ValueError(f"headers are texts that UTF-8 can write: {error}") from None
     if len(packed) > HEADERS_BYTES_MAX:
         raise MessageTooBig(f"headers of {len(packed)} bytes; an envelope takes {HEADERS_BYTES_MAX}")
     return packed

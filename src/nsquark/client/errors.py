@@ -3,6 +3,7 @@
 from typing import Final
 
 ANOTHER_LOOP: Final = "this belongs to another event loop: make one in each asyncio.run"
+NO_LOOP: Final = "no event loop runs in this thread: hand over with loop.call_soon_threadsafe, or use nsquark.sync"
 NOT_STARTED: Final = "the consumer is not started: use `async with`, await its `start`, or in nsquark.sync use `with`"
 
 
@@ -72,4 +73,4 @@ class LookupFailed(NsqError):
 
 
 class WrongPort(LookupFailed, ConfigError):
-    """Says that the address given for nsqlookupd's HTTP API is that of its TCP port."""
+    """Says that the address given for nsqlookupd's HTTP API is that of another port: of its own, or of an nsqd."""

@@ -14,7 +14,7 @@ from types import CoroutineType
 from typing import Any, Final
 
 from nsquark.client.checks import is_async
-from nsquark.client.errors import NsqError, WrongHandler
+from nsquark.client.errors import ConfigError, NsqError, WrongHandler
 from nsquark.client.logs import Log
 from nsquark.client.message import Message
 from nsquark.client.tasks import OwnThreads, cancel_tasks, check_ended, check_function, end_tasks
@@ -29,7 +29,7 @@ def check_handler(handler: Callable[[Any], Any], concurrency: int, threads: int)
     check_function(handler, "a handler")
     for name, value, least in (("concurrency", concurrency, 1), ("threads", threads, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"concurrency is 1 or more, threads 0 or more; {name} is {value!r}")
+            raise ConfigError(f"concurrency is 1 or more, threads 0 or more; {name} is {value!r}")
     if threads and is_async(handler):
         raise WrongHandler("threads are for plain functions: give an async handler `concurrency`")
 

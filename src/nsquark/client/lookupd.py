@@ -13,6 +13,7 @@ from nsquark.base.addresses import split_address
 from nsquark.client.config import Config
 from nsquark.client.errors import ConfigError, LookupFailed, WrongPort
 from nsquark.client.logs import Log, client_log
+from nsquark.client.wrong_port import wrong_port
 from nsquark.web.bearer import bearer
 from nsquark.web.fetch import FetchError
 from nsquark.web.lookupd import BadAnswer, ask_lookupd
@@ -25,9 +26,6 @@ nsqlookupd.
 """
 TIMEOUT_S_MAX: Final = 3600.0
 """Is the timeout where the config sets none."""
-TCP_CHECK_S: Final = 1.0
-LOOKUPD_PING: Final = b"  V1PING\n"
-LOOKUPD_OK: Final = b"\x00\x00\x00\x02OK"
 
 T = TypeVar("T")
 AddressFilter = Callable[[list[str]], Iterable[str]]
@@ -100,28 +98,13 @@ async def ask(url: str, read: Callable[[bytes], T], config: Config) -> T:
             ssl_context=config.ssl_context() if url.startswith("https:") else None,
         )
     except BadAnswer as bad:
-        raise (TopicNotFound if bad.is_topic_unknown else LookupFailed)(str(bad)) from None
-    except (FetchError, ValueError) as error:
-        if isinstance(error, FetchError) and await _is_tcp_port(url):
-            raise WrongPort(
-                f"{url}: this is nsqlookupd's TCP port (4160 by default); give its HTTP port (4161)"
-            ) from None
+        if bad.is_topic_unknown:
+            raise TopicNotFound(str(bad)) from None
+        raise await wrong_port(url, bad) or LookupFailed(str(bad)) from None
+    except FetchError as error:
+        raise await wrong_port(url, error) or LookupFailed(str(error)) from None
+    except ValueError as error:
         raise LookupFailed(str(error)) from None
-
-
-async def _is_tcp_port(url: str) -> bool:
-    """Tells whether what does not speak HTTP here speaks nsqlookupd's own protocol."""
-    parts = urlsplit(url)
-    try:
-        async with asyncio.timeout(TCP_CHECK_S):
-            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-            try:
-                writer.write(LOOKUPD_PING)
-                return await reader.readexactly(len(LOOKUPD_OK)) == LOOKUPD_OK
-            finally:
-                writer.transport.abort()
-    except (OSError, TimeoutError, EOFError, ValueError):
-        return False
 
 
 class PollLoop:

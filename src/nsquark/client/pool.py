@@ -29,6 +29,7 @@ from nsquark.client.config import Config, Options
 from nsquark.client.documented import documented_like
 from nsquark.client.errors import (
     ANOTHER_LOOP,
+    NO_LOOP,
     AuthFailed,
     Closed,
     ConfigError,
@@ -265,7 +266,10 @@ class ProducerPool:
         await self._placing.outcome(self._submit(what))
 
     def _own_loop(self) -> asyncio.AbstractEventLoop:
-        loop = asyncio.get_running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise NsqError(f"the pool: {NO_LOOP}") from None
         if self._loop is None:
             self._loop = loop
         elif loop is not self._loop:

@@ -25,6 +25,7 @@ from nsquark.client.config import Config, Options
 from nsquark.client.connection import NsqdConnection, RawMessage
 from nsquark.client.errors import (
     ANOTHER_LOOP,
+    NO_LOOP,
     Closed,
     MessageTooBig,
     NotConnected,
@@ -259,7 +260,10 @@ class Producer:
             raise TooMuchOutstanding(f"{self.address}: {len(self._outstanding)} publishes wait for their answer")
 
     def _new_future(self) -> asyncio.Future[None]:
-        loop = asyncio.get_running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise NsqError(f"{self.address}: {NO_LOOP}") from None
         if loop is not self._loop:
             self._use_loop(loop)
         return loop.create_future()

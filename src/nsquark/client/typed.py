@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from datetime import datetime
+from types import CoroutineType
 from typing import Any, Final, Literal
 
 import msgspec
@@ -49,9 +50,13 @@ def decoded(body: bytes, kind: Any, decode: Decode) -> Any:
     else:
         decoder, name = _kept_decoder(kind, decode), f"{decode} of type {getattr(kind, '__qualname__', kind)}"
     try:
-        return decoder(body)
+        value = decoder(body)
     except Exception as error:
         raise DecodeFailed(f"not {name}: {error}") from error
+    if isinstance(value, CoroutineType):
+        value.close()
+        raise ConfigError(f"decode={name} is an async function: give a plain one")
+    return value
 
 
 def _kept_decoder(kind: Any, decode: str) -> Callable[[bytes], Any]:

@@ -23,8 +23,9 @@ T = TypeVar("T")
 class BadAnswer(FetchError):
     """Says that an answer is an error or cannot be read; the text says which."""
 
-    def __init__(self, text: str, *, is_topic_unknown: bool = False) -> None:
+    def __init__(self, text: str, status: int = 200, *, is_topic_unknown: bool = False) -> None:
         super().__init__(text)
+        self.status = status
         self.is_topic_unknown = is_topic_unknown
 
 
@@ -49,7 +50,7 @@ async def ask_lookupd(
     )
     if status != 200:
         is_unknown = status == 404 and TOPIC_NOT_FOUND in body
-        raise BadAnswer(f"GET {url} failed - {status} {read_refusal(body)}", is_topic_unknown=is_unknown)
+        raise BadAnswer(f"GET {url} failed - {status} {read_refusal(body)}", status, is_topic_unknown=is_unknown)
     try:
         return read(body)
     except ValueError as error:
