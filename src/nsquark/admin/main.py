@@ -14,7 +14,7 @@ from nsquark.admin.app import make_app, make_state
 from nsquark.admin.options import NsqadminOptions, OptionsError, check_options, parse_options
 from nsquark.base import event_loop
 from nsquark.base.addresses import Listener, listen
-from nsquark.base.flags import EXIT_FATAL
+from nsquark.base.errors import EXIT_FATAL
 from nsquark.base.logs import Logger
 from nsquark.base.version import version_line
 

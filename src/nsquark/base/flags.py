@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar, cast, dataclass_transform
 
+from nsquark.base.errors import EXIT_FATAL, EXIT_USAGE
 from nsquark.base.kinds import FatalValueError, Kind
 from nsquark.base.logs import Level, Logger
 
@@ -25,8 +26,6 @@ OptionsT = TypeVar("OptionsT")
 
 SHOWN_VALUE_LENGTH_MAX: Final = 200
 """An error message repeats at most this many characters of a bad value."""
-EXIT_FATAL: Final = 1
-EXIT_USAGE: Final = 2
 
 _METADATA_KEY: Final = "nsquark.option"
 _HELP_FLAGS: Final = ("h", "help")

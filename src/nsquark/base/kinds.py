@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NoReturn, TypeVar
 
 from nsquark.base.durations import DURATION_NS_MAX, NS_PER_MS, Duration
 from nsquark.base.logs import Level
@@ -56,6 +56,11 @@ class Kind(Generic[T]):
     repeated: bool = False
     """The values of all uses of a list flag are joined, and then put in order by `arrange`."""
     arrange: Callable[[list[object]], list[object]] = list
+
+
+def not_in_a_file(value: object) -> NoReturn:
+    """Is the `from_config` of a program that has no config file."""
+    raise ValueError("this program has no config file")
 
 
 def _string_of(value: object) -> str:

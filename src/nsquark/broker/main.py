@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from nsquark import kernel
+from nsquark.base.errors import EXIT_FATAL
 from nsquark.base.event_loop import run, stop_signal
-from nsquark.base.flags import EXIT_FATAL
 from nsquark.base.logs import Logger
 from nsquark.base.version import version_line
 from nsquark.broker.data_path import DataPath, DataPathError

@@ -3,8 +3,8 @@
 import asyncio
 import sys
 
+from nsquark.base.errors import EXIT_FATAL
 from nsquark.base.event_loop import run, stop_signal
-from nsquark.base.flags import EXIT_FATAL
 from nsquark.base.logs import Logger
 from nsquark.base.version import version_line
 from nsquark.lookupd.daemon import ListenError, Nsqlookupd

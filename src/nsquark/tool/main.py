@@ -8,12 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import Final, NoReturn, Protocol, cast
 
-from nsquark.base.errors import UserError
+from nsquark.base.errors import EXIT_FATAL, EXIT_INTERRUPTED, UserError
 from nsquark.base.printable import printable_lines
 from nsquark.base.version import NSQ_VERSION, __version__
-
-EXIT_FAILED: Final = 1
-EXIT_INTERRUPTED: Final = 130
 
 COMMANDS: Final = {
     "up": ("nsquark.tool.up", "run nsqlookupd, nsqds and nsqadmin together, for trying out and development"),
@@ -67,12 +64,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         # The reader of the output is gone, and flushing what is still buffered would fail at exit.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = EXIT_FAILED
+        code = EXIT_FATAL
     except Exception as error:
         if not _is_for_users(error):
             raise
         print(f"nsquark {name}: {printable_lines(str(error))}", file=sys.stderr)
-        code = EXIT_FAILED
+        code = EXIT_FATAL
     sys.exit(code)
 
 

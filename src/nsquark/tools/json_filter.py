@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, NoReturn
 
+from nsquark.wire.documents import without_surrogates
+
 WHOLE_MAX: Final = 2.0**63
 """Larger floats are not written as whole numbers."""
 PLAIN_MIN, PLAIN_MAX = 1e-6, 1e21
 """A float between these is written without an exponent."""
 _ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _ESCAPED: Final = re.compile('["\\\\<>&\u2028\u2029\x00-\x1f]')
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 class NotJson(ValueError):
@@ -117,8 +118,8 @@ def _written(value: Any) -> str:
 
 
 def _text(value: str) -> str:
-    whole = _SURROGATE.sub("\ufffd", value)
-    return '"' + _ESCAPED.sub(lambda found: _ESCAPES.get(found[0]) or f"\\u{ord(found[0]):04x}", whole) + '"'
+    escaped = _ESCAPED.sub(lambda found: _ESCAPES.get(found[0]) or f"\\u{ord(found[0]):04x}", without_surrogates(value))
+    return f'"{escaped}"'
 
 
 def _float(value: float) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 
 from nsquark.base.durations import Duration
 from nsquark.base.flags import option, option_table
-from nsquark.base.kinds import BOOLEAN, DURATION, PARSE_ERROR, STRING, STRINGS, Kind
+from nsquark.base.kinds import BOOLEAN, DURATION, PARSE_ERROR, STRING, STRINGS, Kind, not_in_a_file
 from nsquark.tools.cluster import ChannelCounters, StatCluster, Unanswered, together
 from nsquark.tools.output import Output
 from nsquark.tools.program import Fatal, parse_options, run
@@ -32,11 +32,7 @@ def _parse_count(text: str) -> int | None:
     return int(text)
 
 
-def _never_in_a_file(value: object) -> NoReturn:
-    raise ValueError("nsq_stat has no config file")
-
-
-COUNT: Final[Kind[int | None]] = Kind("value", _parse_count, _never_in_a_file)
+COUNT: Final[Kind[int | None]] = Kind("value", _parse_count, not_in_a_file)
 
 
 @option_table

@@ -13,7 +13,8 @@ from typing import Any, Final, NoReturn
 import re2
 
 from nsquark.base.durations import Duration
-from nsquark.base.flags import EXIT_FATAL, option, option_table
+from nsquark.base.errors import EXIT_FATAL
+from nsquark.base.flags import option, option_table
 from nsquark.base.hosts import HOSTNAME
 from nsquark.base.kinds import BOOLEAN, DURATION, INTEGER, STRING, STRINGS
 from nsquark.base.logs import Level, Logger

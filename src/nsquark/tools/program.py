@@ -24,8 +24,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
 from nsquark.base import event_loop, logs
+from nsquark.base.errors import EXIT_FATAL, EXIT_INTERRUPTED
 from nsquark.base.event_loop import SAME_STOP_S
-from nsquark.base.flags import EXIT_FATAL, parse_with_rest
+from nsquark.base.flags import parse_with_rest
 from nsquark.base.printable import printable
 from nsquark.base.version import NSQ_VERSION
 from nsquark.client.errors import NsqError
@@ -33,7 +34,6 @@ from nsquark.client.logs import client_log
 
 OptionsT = TypeVar("OptionsT")
 
-EXIT_INTERRUPTED: Final = 130
 _LEVEL_WORDS: Final = {
     logging.DEBUG: "DBG",
     logging.INFO: "INF",

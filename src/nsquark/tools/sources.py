@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from nsquark.base.flags import option, option_table
-from nsquark.base.kinds import BOOLEAN, INTEGER, STRINGS, Kind
+from nsquark.base.kinds import BOOLEAN, INTEGER, STRINGS, Kind, not_in_a_file
 from nsquark.base.version import NSQ_VERSION, __version__
 from nsquark.client.config import Config, parse_option
 from nsquark.client.consumer import Consumer
@@ -18,12 +18,8 @@ GATHER_S: Final = 0.001
 ClientOption = tuple[str, str | bool]
 
 
-def _never_in_a_file(value: object) -> Any:
-    raise ValueError("the tools have no config file")
-
-
 CLIENT_OPTIONS: Final[Kind[list[ClientOption]]] = Kind(
-    "value", lambda text: [parse_option(text)], _never_in_a_file, lambda value: "", repeated=True
+    "value", lambda text: [parse_option(text)], not_in_a_file, lambda value: "", repeated=True
 )
 """Reads `key,value` or `key`, as go-nsq names them. A mistake in one is a mistake in the flag, with exit code 2."""
 

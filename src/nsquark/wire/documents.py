@@ -63,7 +63,12 @@ def _read_as_go(body: bytes, object_of: Callable[[list[tuple[str, Any]]], object
 
 
 def _repaired(value: Any) -> Any:
-    return _SURROGATE.sub("\ufffd", value) if isinstance(value, str) else value
+    return without_surrogates(value) if isinstance(value, str) else value
+
+
+def without_surrogates(text: str) -> str:
+    """Puts U+FFFD for what no UTF-8 can write, as Go does."""
+    return _SURROGATE.sub("\ufffd", text)
 
 
 def _integer(text: str) -> int | float:

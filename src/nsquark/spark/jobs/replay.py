@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Self, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as f
 
-from nsquark.base.errors import UserError
+from nsquark.base.errors import EXIT_INTERRUPTED, UserError
 from nsquark.base.logs import library_log
 from nsquark.spark.endpoint import NsqdError
 from nsquark.spark.jobs.progress import Terminal
@@ -57,7 +57,6 @@ PARTITION_BYTES = 32 << 20
 ROW_BYTES = 200
 """A row takes about this many bytes beside its body."""
 SHOWN_EVERY_S = 2.0
-EXIT_STOPPED: Final = 130
 ORDER = ("at_us", "nsqd", "topic", "seq")
 """A replay is in the order of these columns, in which no two messages are equal."""
 
@@ -101,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(str(error)) from None
     before = f" (after {done.before:,} before)" if done.before else ""
     print(f"{done.messages:,} messages published to {args.to_topic}{before} in {done.seconds:,.1f} s")
-    return EXIT_STOPPED if done.is_stopped else 0
+    return EXIT_INTERRUPTED if done.is_stopped else 0
 
 
 def _fails_on_loss(args: argparse.Namespace) -> bool:
