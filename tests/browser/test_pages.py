@@ -328,7 +328,7 @@ def test_what_is_empty_says_what_to_do_next(cluster: Cluster, tabs: Tabs) -> Non
     cluster.nsqds[0].post("/topic/create", topic="lonely")
     cluster.wait_until_shown("/topics/lonely")
     page = settled(tabs.open(f"{cluster.url}/topics/lonely", permissions=["clipboard-read", "clipboard-write"]))
-    expect(page.locator(".empty")).to_contain_text("No channels")
+    expect(page.locator("div.empty")).to_contain_text("No channels")
     page.get_by_role("button", name="Copy").click()
     eventually(lambda: "--topic=lonely" in page.evaluate("navigator.clipboard.readText()"))
     page.goto(f"{cluster.url}/spark")
