@@ -80,16 +80,28 @@ class LoopThread:
     """Runs an event loop which ends with its process."""
 
     def __init__(self) -> None:
-        # Not the policy's loop: this one is known to survive that its process is forked.
-        self._loop = asyncio.SelectorEventLoop()
         self._handed: deque[Callable[[], None]] = deque()
         self._is_waking = False
-        self._thread = threading.Thread(target=self._run, name="nsquark loop", daemon=True)
+        made: queue.SimpleQueue[asyncio.AbstractEventLoop | OSError] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, args=(made,), name="nsquark loop", daemon=True)
         self._thread.start()
+        loop = made.get()
+        if isinstance(loop, OSError):
+            raise loop
+        self._loop = loop
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+    def _run(self, made: queue.SimpleQueue[asyncio.AbstractEventLoop | OSError]) -> None:
+        """Makes the loop, and not its caller does: asyncio logs when it makes one, and an interrupt (Ctrl-C), which
+        only the main thread gets, could leave the lock of `logging` taken.
+        """
+        try:
+            loop = asyncio.SelectorEventLoop()  # not the policy's: this one survives that its process is forked
+        except OSError as error:
+            made.put(error)
+            return
+        asyncio.set_event_loop(loop)
+        made.put(loop)
+        loop.run_forever()
 
     def call(self, work: Coroutine[Any, Any, Result], undo: Callable[[Result], None] | None = None) -> Result:
         """Blocks until the work is done. An interrupt (Ctrl-C) ends the work too; if it was done already, `undo` gets
