@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -532,7 +533,7 @@ owner = Owner()
 
 
 def _run_script(code: str, nsqd: Nsqd, topic: str) -> subprocess.CompletedProcess[str]:
-    head = f"from nsquark import sync\naddress, topic = {address_of(nsqd)!r}, {topic!r}\n"
+    head = f"import itertools, sys\nfrom nsquark import sync\naddress, topic = {address_of(nsqd)!r}, {topic!r}\n"
     return subprocess.run(
         [sys.executable, "-c", head + code], capture_output=True, text=True, timeout=2 * WAIT_S, check=True
     )
@@ -683,6 +684,28 @@ def test_no_message_is_lost_to_an_interrupt_at_any_instruction(nsqd: Nsqd, produ
         assert instruction > 10 or sys.version_info >= (3, 13)  # which does not trace the instructions of this call
     with sync.Consumer(topic, "ch", nsqd=address_of(nsqd)) as consumer:
         assert _bodies(consumer, 1) == {b"x"}
+
+
+def test_an_interrupt_at_any_instruction_of_the_first_use_harms_no_later_one(nsqd: Nsqd, topic: str) -> None:
+    """The first call of a process starts the thread that does the work of all."""
+    _run_script(
+        f"sys.path.append({str(Path(__file__).parents[1])!r})"
+        """
+from harness.interrupts import is_interrupted_at
+from nsquark.client.loop_thread import process
+
+for function in ("_loop_thread", "call"):
+    for instruction in itertools.count(1):
+        process.forked()  # begins anew, as in a child
+        with sync.Producer(address) as producer:
+            is_interrupted = is_interrupted_at(function, instruction, producer.ping)
+            producer.publish(topic, b"x")
+        if not is_interrupted: break
+    assert instruction > 10 or sys.version_info >= (3, 13), (function, instruction)
+""",
+        nsqd,
+        topic,
+    )
 
 
 def test_an_interrupted_publish_without_waiting_harms_no_other(nsqd: Nsqd, topic: str) -> None:

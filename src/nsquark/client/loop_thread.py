@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import atexit
 import concurrent.futures
@@ -26,6 +27,8 @@ SIGNAL_WAIT_S: Final = 0.1
 
 EXIT_WAIT_S = 10.0
 """At exit, so long is waited for publishes that nobody waited for."""
+
+THREAD_NAME: Final = "nsquark loop"
 
 Result = TypeVar("Result")
 
@@ -80,11 +83,13 @@ class LoopThread:
     """Runs an event loop which ends with its process."""
 
     def __init__(self) -> None:
+        """Starts the thread without `threading.Thread`, whose start waits for the thread in Python: an interrupt
+        (Ctrl-C) there may end in RuntimeError, or leave a lock taken.
+        """
         self._handed: deque[Callable[[], None]] = deque()
         self._is_waking = False
         made: queue.SimpleQueue[asyncio.AbstractEventLoop | OSError] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, args=(made,), name="nsquark loop", daemon=True)
-        self._thread.start()
+        self._ident = _thread.start_new_thread(self._run, (made,))
         loop = made.get()
         if isinstance(loop, OSError):
             raise loop
@@ -94,6 +99,7 @@ class LoopThread:
         """Makes the loop, and not its caller does: asyncio logs when it makes one, and an interrupt (Ctrl-C), which
         only the main thread gets, could leave the lock of `logging` taken.
         """
+        threading.current_thread().name = THREAD_NAME
         try:
             loop = asyncio.SelectorEventLoop()  # not the policy's: this one survives that its process is forked
         except OSError as error:
@@ -107,7 +113,7 @@ class LoopThread:
         """Blocks until the work is done. An interrupt (Ctrl-C) ends the work too; if it was done already, `undo` gets
         the result that its caller does not get.
         """
-        if threading.current_thread() is self._thread:
+        if threading.get_ident() == self._ident:
             work.close()
             raise NsqError("a blocking call on the event loop's own thread: use the asyncio client in callbacks")
         call = Call(self._loop, self._after_handed(work))
