@@ -8,6 +8,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 STAMP := $(VENV)/.installed
 KERNEL := $(wildcard src/nsquark/kernel/*.py src/nsquark/kernel/*.pxd)
 WORKERS ?= 6
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+TEST_CLIENT_ON_PEER = NSQD=$(PEER_NSQD) NSQLOOKUPD=$(PEER_NSQLOOKUPD) $(PYTEST) tests/client tests/contrib
 TEST_PACKAGES := $(patsubst tests/%/__init__.py,%,$(wildcard tests/*/__init__.py))
 PACKAGED := build/packaged
 PACKAGED_WHOLE := src tests docs examples benchmarks contrib
@@ -32,10 +34,12 @@ demo: build
 
 # In six processes, since tests wait a lot; WORKERS=0 runs all in one, where a debugger works. STRICT=1 makes a failure
 # of a test that is skipped because something is missing on this machine. Tests are collected first by one process, which
-# leaves their bytecode for the others.
+# leaves their bytecode for the others. With PEER_NSQD, PEER_NSQLOOKUPD and PEER_TOOLS, the paths of NSQ's own programs
+# and of their directory, the tests that are about NSQ's run too, and those of the client once more on NSQ's daemons.
 test: build packages
 	@$(BIN)/python -m pytest --collect-only $(ARGS) > /dev/null 2>&1 || true
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(if $(STRICT),--strict-skips) $(ARGS)
+	$(PYTEST) $(if $(STRICT),--strict-skips) $(ARGS)
+	$(if $(ARGS),,$(if $(PEER_NSQD),$(if $(PEER_NSQLOOKUPD),$(TEST_CLIENT_ON_PEER))))
 
 # What tests use of the system, installed where that can be done: a browser for nsqadmin's pages, and mkfs.xfs to make
 # the file system of a disk that fails. Tests are skipped for want of them.
