@@ -5,6 +5,7 @@ import functools
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -266,6 +267,44 @@ async def test_run_that_is_cancelled_raises_it(nsqd: Nsqd, topic: str) -> None:
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
+
+
+async def test_handlers_in_threads_answer_their_messages_also_when_run_was_cancelled(nsqd: Nsqd, topic: str) -> None:
+    """Nobody can end them, so a message that went back would be handled twice. Nothing new is begun."""
+    publish(nsqd, topic, b"1", b"2", b"3")
+    started: list[bytes] = []
+    may_end = threading.Event()
+
+    def handle(message: Message) -> None:
+        started.append(message.body)
+        assert may_end.wait(60)
+
+    async with consumer_of(nsqd, topic) as consumer:
+        running = asyncio.create_task(consumer.run(handle, threads=2))
+        await until(lambda: len(started) == 2)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        may_end.set()
+    assert len(started) == consumer.stats().finished == 2
+    await until(lambda: nsqd.channel(topic)["depth"] == 1 and nsqd.channel(topic)["in_flight_count"] == 0)
+
+
+async def test_a_handler_in_a_thread_that_outlasts_a_cancelled_run_and_close_gives_back(nsqd: Nsqd, topic: str) -> None:
+    publish(nsqd, topic, b"1")
+    started, may_end = threading.Event(), threading.Event()
+
+    def handle(_: Message) -> None:
+        started.set()
+        assert may_end.wait(60)
+
+    async with consumer_of(nsqd, topic) as consumer:
+        running = asyncio.create_task(consumer.run(handle, threads=1))
+        await until(started.is_set)
+        running.cancel()
+        await consumer.close(timeout=0.05)
+    await until(lambda: nsqd.channel(topic)["depth"] == 1)
+    may_end.set()
 
 
 @pytest.mark.parametrize("threads", [0, 2])

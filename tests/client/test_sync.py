@@ -672,6 +672,28 @@ def test_a_handler_that_closes_its_consumer_ends_it(nsqd: Nsqd, producer: sync.P
     eventually(lambda: nsqd.channel(topic)["in_flight_count"] == nsqd.channel(topic)["depth"] == 0)
 
 
+def test_what_threads_handle_when_ctrl_c_comes_is_finished(nsqd: Nsqd, producer: sync.Producer, topic: str) -> None:
+    """The end waits for these threads in any case, so their messages need not come again."""
+    producer.multi_publish(topic, [b"1", b"2", b"3"])
+    ended = _run_script(
+        """
+import os, signal, threading
+started, may_end = threading.Barrier(2), threading.Event()
+def handle(message):
+    if started.wait(30) == 0: os.kill(os.getpid(), signal.SIGINT)
+    may_end.wait(30)
+with sync.Consumer(topic, "ch", nsqd=address, max_in_flight=3) as consumer:
+    try: consumer.run(handle, threads=2)
+    except KeyboardInterrupt: may_end.set()
+print(consumer.stats().finished)
+""",
+        nsqd,
+        topic,
+    )
+    assert ended.stdout == "2\n"
+    eventually(lambda: nsqd.channel(topic)["requeue_count"] == nsqd.channel(topic)["depth"] == 1)
+
+
 def test_no_message_is_lost_to_an_interrupt_at_any_instruction(nsqd: Nsqd, producer: sync.Producer, topic: str) -> None:
     """What a consumer took and its caller did not get goes back at once. No lock stays taken, for which the thread that
     does the work of all would wait.

@@ -56,6 +56,8 @@ class Handlers:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: weakref.WeakSet[asyncio.Task[None]] = weakref.WeakSet()
         """Has the tasks that were told to end. Code inside a handler may cancel its task too, and not mean that."""
+        self._in_threads: set[asyncio.Task[None]] = set()
+        """Has the tasks whose handler is in a thread now, where nobody can end it."""
         self.use_threads = False
         """Handlers may block, and so may hooks."""
 
@@ -65,7 +67,9 @@ class Handlers:
         return asyncio.current_task() in self._tasks
 
     async def run(self, handler: Handler, concurrency: int, threads: int) -> None:
-        """Runs handlers until there are no more messages; raises what a handler may not raise."""
+        """Runs handlers until there are no more messages; raises what a handler may not raise. When it ends before
+        that, handlers in threads go on and answer their messages, and `end` waits for them.
+        """
         loop = asyncio.get_running_loop()
         pool = None
         if threads:
@@ -88,12 +92,17 @@ class Handlers:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         finally:
-            self._cancel(tasks)
+            self._ended.update(tasks)
+            for task in self._in_threads.intersection(tasks):
+                task.add_done_callback(_pass_over_error)
+            cancelled = [task for task in tasks if task not in self._in_threads]
+            cancel_tasks(cancelled)
             if pool is not None:
                 pool.shutdown(wait=False, cancel_futures=True)
-            await asyncio.wait(tasks)
+            if cancelled:
+                await asyncio.wait(cancelled)
         for task in tasks:
-            if not task.cancelled() and (error := task.exception()) is not None:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
     async def _work(self, handler: Handler, pool: Executor | None, is_over: Callable[[], bool]) -> None:
@@ -121,7 +130,12 @@ class Handlers:
                             check_ended(outcome, "the handler")
                         is_ending = task.cancelling() > 0 and self._is_ended(task, is_over)
                 else:
-                    check_ended(await self._threads.call(pool, handler, message), "the handler")
+                    self._in_threads.add(task)
+                    try:
+                        check_ended(await self._threads.call(pool, handler, message), "the handler")
+                    finally:
+                        self._in_threads.discard(task)
+                        is_ending = task in self._ended
             except WrongHandler:
                 message.give_back()
                 raise
@@ -160,6 +174,12 @@ class Handlers:
     async def end(self, timeout_s: float) -> None:
         """Waits for what they do, except for the one that calls this; cancels those that are late."""
         await end_tasks(self._tasks, timeout_s, "handlers", self._log, self._cancel)
+
+
+def _pass_over_error(task: asyncio.Task[None]) -> None:
+    """Takes what a handler in a thread raised after `run` had ended: its message went back, and nobody waits for it."""
+    if not task.cancelled():
+        task.exception()
 
 
 @contextlib.contextmanager
