@@ -17,6 +17,7 @@ from aiohttp import web
 from admin.browser import Browser
 from admin.conftest import PATIENT
 from harness import HttpReply, Nsqd, StartError, eventually
+from harness.holding import hold
 from harness.http_server import LocalServer, QuietHandler
 from harness.nsqadmin import Nsqadmin
 from nsquark.admin.access import address_of
@@ -455,7 +456,7 @@ def test_a_change_is_told_also_when_its_client_left(make_nsqd: Callable[..., Nsq
     own.post("/topic/create", topic="t")
     with Nsqadmin(f"--nsqd-http-address={own.http_address}", *PATIENT) as admin:
         assert admin.get("/api/topics").json()["topics"] == ["t"]
-        own.send_signal(signal.SIGSTOP)
+        hold(own.pid)
         with socket.create_connection(admin.http) as raw:
             head = f"POST /api/topics/t HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(CHANGE)}\r\n\r\n"
             raw.sendall(head.encode() + CHANGE)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from harness import MAGIC, Nsqd, Wire, eventually
+from harness.holding import hold
 from harness.upgrades import make_certificate, use_deflate, use_snappy, use_tls
 from harness.wire import ClosedError
 
@@ -228,7 +229,7 @@ def test_snappy_of_garbage(connect: Callable[..., Wire]) -> None:
 def test_a_thousand_may_connect_at_once(make_nsqd: Callable[..., Nsqd], kind: str) -> None:
     """While nsqd is busy, clients wait to be accepted; with a short queue they would wait for a second or more."""
     daemon = make_nsqd()
-    os.kill(daemon.pid, signal.SIGSTOP)
+    hold(daemon.pid)
     with contextlib.ExitStack() as opened:
         opened.callback(os.kill, daemon.pid, signal.SIGCONT)
         for _ in range(1000):
@@ -240,7 +241,7 @@ def test_connections_that_are_reset_at_once_leave_nothing(make_nsqd: Callable[..
     daemon = make_nsqd()
     daemon.get("/ping")
     before = len(os.listdir(f"/proc/{daemon.pid}/fd"))
-    os.kill(daemon.pid, signal.SIGSTOP)
+    hold(daemon.pid)
     for _ in range(50):
         connection = socket.create_connection(getattr(daemon, kind), timeout=20)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -303,7 +304,7 @@ def test_many_who_ask_for_stats_at_once_share_a_collection(make_nsqd: Callable[.
     before = _cpu_s(daemon)
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(socket.create_connection(daemon.http, timeout=60)) for _ in range(50)]
-        os.kill(daemon.pid, signal.SIGSTOP)  # else this process may be held up between two questions
+        hold(daemon.pid)  # else this process may be held up between two questions
         stack.callback(os.kill, daemon.pid, signal.SIGCONT)
         for connection in connections:
             connection.sendall(b"GET /stats?format=json HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness import FaultProxy, Frame, Nsqd, Wire
+from harness.holding import hold
 from harness.upgrades import make_certificate, use_deflate, use_snappy, use_tls
 from harness.waiting import eventually
 from harness.wire import RESPONSE
@@ -154,7 +155,7 @@ def test_what_is_left_of_the_last_record_is_read_too(
     head = f"PUB {topic}\n".encode()
     body_bytes = first_bytes + PLAIN_BYTES_MAX - len(head) - 4
     command = head + struct.pack(">I", body_bytes) + os.urandom(body_bytes)
-    os.kill(tls_nsqd.pid, signal.SIGSTOP)  # so that all of it is read at once, and the decrypted bytes are cut
+    hold(tls_nsqd.pid)  # so that all of it is read at once, and the decrypted bytes are cut
     try:
         client.send(command[:first_bytes])
         client.send(command[first_bytes:])

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from harness import AuthServer, Nsqd, StartError, Wire
+from harness.holding import hold
 from harness.upgrades import make_certificate, trusting_anything
 
 HTTP_TIMEOUT_S = 30
@@ -139,7 +140,7 @@ def test_a_thousand_clients_may_knock_at_once(sockets: Path, tmp_path: Path) -> 
     """Clients wait in the socket's backlog, here while nsqd does not run at all; without room they would be refused."""
     most = int(Path("/proc/sys/net/core/somaxconn").read_text())
     with _nsqd(sockets, tmp_path) as nsqd, contextlib.ExitStack() as stack:
-        os.kill(nsqd.pid, signal.SIGSTOP)
+        hold(nsqd.pid)
         stack.callback(os.kill, nsqd.pid, signal.SIGCONT)
         for _ in range(min(1000, most)):
             client = stack.enter_context(socket.socket(socket.AF_UNIX))

@@ -14,6 +14,7 @@ import pytest
 from client.consumer_rig import consumer_of, handle_until, is_done, publish
 from client.pool_rig import address_of
 from harness import FaultProxy, Nsqd, until
+from harness.holding import hold
 from harness.lookupd import Nsqlookupd
 from nsquark import Consumer, Producer, ProducerPool, sync
 from nsquark.client import nsqds
@@ -206,7 +207,7 @@ async def test_an_nsqd_that_vanishes_silently_holds_no_publish_for_long(
         for _ in range(4):
             await pool.publish(topic, b"x")
         assert first.process is not None
-        first.process.send_signal(signal.SIGSTOP)
+        hold(first.process.pid)
         try:
             await asyncio.gather(*(pool.publish(topic, b"%d" % number) for number in range(200)))
             state = {status.address: status.state for status in pool.nsqds()}[address_of(first)]

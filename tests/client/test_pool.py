@@ -5,9 +5,7 @@ ends.
 import asyncio
 import contextlib
 import gc
-import os
 import re
-import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 from client.pool_rig import address_of, all_messages, messages_of, start_nsqds
 from client.scripted import Peer, ScriptedNsqd, error_frame, say_ok
 from harness import AuthServer, FaultProxy, Nsqd, eventually, nsqd_is_ours, until
+from harness.holding import hold
 from harness.lookupd import Nsqlookupd
 from nsquark.client.consumer import Consumer
 from nsquark.client.envelope import unwrap
@@ -208,7 +207,7 @@ async def test_an_nsqd_that_hangs_is_passed_over_in_time(tmp_path: Path, topic: 
     try:
         async with ProducerPool(_addresses(daemons), retry_deadline=20) as pool:
             await pool.ping()
-            os.kill(daemons[0].pid, signal.SIGSTOP)
+            hold(daemons[0].pid)
             await asyncio.gather(*(pool.publish(topic, b"%d" % number) for number in range(10)))
             assert _states(pool) in (["down", "up"], ["silent", "up"])
         assert len(messages_of(daemons[1], topic)) == 10

@@ -16,6 +16,7 @@ import pytest
 
 from faults.shim import Rule, Shim
 from harness import FaultProxy, Nsqd, eventually
+from harness.holding import hold
 from harness.lookupd import Nsqlookupd, nsqlookupd_is_ours
 
 PING_INTERVAL_S = 15
@@ -168,7 +169,7 @@ def test_a_channel_deleted_while_nsqlookupd_is_asked_stays_deleted(lookupds: Pai
     new = start(flags=("--http-client-request-timeout=60s",))  # until both go on, however busy the machine is
     wait_until_known(new, lookupds)
     for lookupd in lookupds:
-        os.kill(lookupd.pid, signal.SIGSTOP)
+        hold(lookupd.pid)
     try:
         create(new, "t", "goes")
         assert new.post("/channel/delete", topic="t", channel="goes").status == 200

@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 
 from harness import eventually
+from harness.holding import hold
 from harness.lookupd import MAGIC_V1, Nsqlookupd, identify_command, nsqlookupd_program
 from nsquark.base.logs import Level, LineWriter, Logger
 from nsquark.lookupd import daemon
@@ -130,7 +131,7 @@ def test_without_files_for_more_connections_it_goes_on_with_those_it_has(short_o
 def _reset_before_accepted(daemon: Nsqlookupd, address: tuple[str, int], count: int) -> None:
     """Connects while the daemon stands still, and resets; then lets it go on."""
     assert daemon.process is not None
-    daemon.process.send_signal(signal.SIGSTOP)
+    hold(daemon.process.pid)
     for _ in range(count):
         connection = socket.create_connection(address, timeout=20)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -160,7 +161,7 @@ def test_a_thousand_may_connect_at_once(kind: str) -> None:
     """While nsqlookupd is busy, nsqds wait to be accepted; with a short queue they would wait for a second or more."""
     with Nsqlookupd() as daemon:
         assert daemon.process is not None
-        daemon.process.send_signal(signal.SIGSTOP)
+        hold(daemon.process.pid)
         opened = []
         try:
             for _ in range(1000):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness import Nsqd, eventually
+from harness.holding import hold
 from harness.interrupts import is_below, is_interrupted_at
 from harness.upgrades import make_certificate
 
@@ -142,7 +143,7 @@ def test_small_messages_do_not_pile_up_before_an_nsqd_that_is_slow(
                 sent += TOGETHER
 
         writer = threading.Thread(target=write)
-        nsqd.send_signal(signal.SIGSTOP)
+        hold(nsqd.pid)
         try:
             writer.start()
             eventually(lambda: is_inside(writer, "result") or not writer.is_alive())
@@ -168,7 +169,7 @@ def test_who_is_interrupted_while_the_last_messages_are_awaited_leaves_no_thread
     interrupter = threading.Thread(target=interrupt)
     publisher = Publisher(options(http_address(nsqd))).__enter__()
     try:
-        nsqd.send_signal(signal.SIGSTOP)
+        hold(nsqd.pid)
         publish(publisher, [b"a"])
         interrupter.start()
         with pytest.raises(KeyboardInterrupt):

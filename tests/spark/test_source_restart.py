@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness import Nsqd, eventually
+from harness.holding import hold_group
 from spark.restart_script import OPTIONS
 from spark.source_rig import Stream, address, bodies, publish, stream_reader
 
@@ -51,7 +52,7 @@ def kill_in_the_middle(
         assert driver.poll() is None, f"the driver ended by itself, with {driver.returncode}: {errors.read_text()}"
         time.sleep(moment.random() * 0.3)
         # It is stopped for the look at it: however late this process is, the batch is not over before the kill.
-        os.killpg(driver.pid, signal.SIGSTOP)
+        hold_group(driver.pid)
         if is_in_a_batch():
             break
         os.killpg(driver.pid, signal.SIGCONT)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import eventually
+from harness.holding import hold
 from nsquark.base.event_loop import SAME_STOP_S
 
 from .conftest import NSQUARK, STOP_TIMEOUT_S, Up, get
@@ -57,7 +58,7 @@ def test_a_signal_that_comes_twice_at_once_stops_all_in_order(make_up: Callable[
     """`timeout` sends each signal twice: to its child, and to the group that the child is in."""
     up = make_up("--no-nsqadmin").wait_until_up()
     nsqd = up.ports["nsqd"][0]["pid"]
-    os.kill(nsqd, signal.SIGSTOP)  # so that stopping takes longer than the signals
+    hold(nsqd)  # so that stopping takes longer than the signals
     began_s = time.monotonic()
     while time.monotonic() - began_s < SAME_STOP_S / 4:
         up.process.send_signal(signal.SIGTERM)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness import Nsqd, eventually
+from harness.holding import hold
 from nsquark.base.event_loop import SAME_STOP_S
 from tools.rig import Tool, command, is_full
 
@@ -22,7 +23,7 @@ def test_a_signal_that_comes_twice_at_once_ends_a_tool_in_order(
     flags = (f"--topic={topic}", f"--nsqd-tcp-address={nsqd.tcp_address}", f"--output-dir={tmp_path}")
     tool = Tool("nsq_to_file", *flags, "--sync-interval=1h", "--filename-format=<TOPIC>.log")
     eventually(lambda: any(file.stat().st_size for file in tmp_path.iterdir()))
-    os.kill(nsqd.pid, signal.SIGSTOP)  # so that stopping takes longer than the signals
+    hold(nsqd.pid)  # so that stopping takes longer than the signals
     try:
         began_s = time.monotonic()
         while time.monotonic() - began_s < SAME_STOP_S / 4:
