@@ -144,10 +144,7 @@ class Run:
         if self.daemon.is_running:
             self.script.run(5, STEP_S)
         self._end_fault()
-        if self.case.error == KILL:
-            self.script.close()
-            self.daemon.kill()
-            self.daemon.start()
+        self._start_if_killed()
         self.script.run(5, STEP_S)
 
     def _disturb_stopping(self) -> None:
@@ -171,7 +168,15 @@ class Run:
             self._end_fault()
             self.daemon.start()
         self._end_fault()
+        self._start_if_killed()
         return refused
+
+    def _start_if_killed(self) -> None:
+        """Starts it again if the call was to kill it, which may have come just after a start had ended well."""
+        if self.case.error == KILL:
+            self.script.close()
+            self.daemon.kill()
+            self.daemon.start()
 
     def _end_fault(self) -> None:
         self.fired += self.shim.fired()
