@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict, assert_type
 
 import msgspec
 import pytest
@@ -71,6 +71,7 @@ async def test_functions_of_the_user(nsqd: Nsqd, topic: str) -> None:
     async with consumer_of(nsqd, topic) as consumer, (await anext(consumer)).or_raise() as message:
         assert message.decode() == {"b": 1}
         assert message.decode(decode=json.loads) == {"b": 1}
+        assert_type(message.decode(decode=len), int)
         with pytest.raises(DecodeFailed, match="not int: invalid literal"):
             message.decode(decode=int)
         with pytest.raises(DecodeFailed, match=r"not json of type Order: .*missing required field `id`"):
@@ -280,17 +281,44 @@ class Model:
     def __init__(self, text: bytes) -> None:
         self.fields = json.loads(text)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Model) and other.fields == self.fields
+
+
+class Tree(msgspec.Struct):
+    children: "list[Tree]"
+    model: Model
+
+
+class Fields(TypedDict, total=False):
+    model: Model
+
+
+class WithDefault(msgspec.Struct):
+    id: int
+    own: Model = msgspec.field(default_factory=lambda: Model(b"{}"))
+
 
 async def test_a_class_that_msgspec_does_not_know_costs_no_message(nsqd: Nsqd, topic: str) -> None:
     async with Producer(address_of(nsqd)) as producer:
         await producer.publish(topic, b'{"id": 1}')
     async with consumer_of(nsqd, topic) as consumer:
         message = await anext(consumer)
-        for kind in (Model, list[Model]):
+        for kind in (
+            Model,
+            list[Model],
+            Model | None,
+            dict[str, Model],
+            tuple[int, Model],
+            Tree,
+            Fields,
+            list[dict[str, Tree]],
+        ):
             for _ in range(2):
                 with pytest.raises(ConfigError, match=r"msgspec does not know how to make a Model.*decode="):
                     message.decode(kind)
         assert message.decode(Mapping) == message.decode(decode=Model).fields == {"id": 1}
+        assert message.decode(WithDefault).own == Model(b"{}"), "one that no body has"
         message.finish()
     async with Producer(address_of(nsqd)) as producer:
         await producer.publish(topic, b'{"id": 1}')

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
 from nsquark.client.checks import seconds_of
 from nsquark.client.envelope import NO_HEADERS, Headers
@@ -150,7 +151,9 @@ class Message(AnswerBlock):
         self.auto_response = False
 
     @overload
-    def decode(self, kind: type[T], decode: Decode = "json") -> T: ...
+    def decode(self, kind: type[T], decode: Literal["json", "msgpack"] = "json") -> T: ...
+    @overload
+    def decode(self, kind: Any = Any, *, decode: Callable[[bytes], T]) -> T: ...
     @overload
     def decode(self, kind: Any = Any, decode: Decode = "json") -> Any: ...
     def decode(self, kind: Any = Any, decode: Decode = "json") -> Any:

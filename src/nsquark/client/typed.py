@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from types import CoroutineType
 from typing import Any, Final, Literal
@@ -24,6 +24,12 @@ _SEQUENCES: Final = (
     msgspec.inspect.SetType,
     msgspec.inspect.FrozenSetType,
     msgspec.inspect.VarTupleType,
+)
+_WITH_FIELDS: Final = (
+    msgspec.inspect.StructType,
+    msgspec.inspect.DataclassType,
+    msgspec.inspect.TypedDictType,
+    msgspec.inspect.NamedTupleType,
 )
 _MADE: Final = (dict, list, str, bytes, int, float, type(None), datetime, msgspec.msgpack.Ext)
 """Are the classes of what a body holds, and so what is one of them by an abstract class."""
@@ -79,16 +85,38 @@ _keep_decoder: Final = functools.lru_cache(DECODERS_MAX)(_decoder)
 
 
 def _check_kind(kind: Any) -> None:
-    """Refuses a class that msgspec does not know: no body would be one, and so each message would be given up."""
-    info = msgspec.inspect.type_info(kind)
-    while isinstance(info, _SEQUENCES):
-        info = info.item_type
-    if isinstance(info, msgspec.inspect.CustomType) and not any(issubclass(made, info.cls) for made in _MADE):
-        name = info.cls.__qualname__
-        raise ConfigError(
-            f"msgspec does not know how to make a {name}: give a Struct, a dataclass or a TypedDict,"
-            f" or a function that makes a {name} of the bytes (decode=)"
-        )
+    """Refuses a class that msgspec does not know, also where it is a part of the type: no body would have one, and so
+    each message would be given up.
+    """
+    found = [msgspec.inspect.type_info(kind)]
+    seen: set[int] = set()  # a type may be a part of itself
+    for info in found:  # which grows
+        if id(info) in seen:
+            continue
+        seen.add(id(info))
+        if isinstance(info, msgspec.inspect.CustomType) and not any(issubclass(made, info.cls) for made in _MADE):
+            name = info.cls.__qualname__
+            raise ConfigError(
+                f"msgspec does not know how to make a {name}: give a Struct, a dataclass or a TypedDict,"
+                f" or a function that makes a {name} of the bytes (decode=)"
+            )
+        found += _parts(info)
+
+
+def _parts(info: msgspec.inspect.Type) -> Iterable[msgspec.inspect.Type]:
+    """Returns the types of the parts that come from the body. A field with a default may be one that never does."""
+    if isinstance(info, _SEQUENCES):
+        return [info.item_type]
+    if isinstance(info, msgspec.inspect.DictType):
+        return [info.key_type, info.value_type]
+    if isinstance(info, msgspec.inspect.TupleType):
+        return info.item_types
+    if isinstance(info, msgspec.inspect.UnionType):
+        return info.types
+    if isinstance(info, _WITH_FIELDS):
+        has_no_defaults = isinstance(info, msgspec.inspect.TypedDictType)
+        return [field.type for field in info.fields if field.required or has_no_defaults]
+    return ()
 
 
 def _unknown(option: str, value: object) -> ConfigError:
