@@ -1,8 +1,11 @@
 """nsquark is NSQ in Python, on a durable log, with Spark as its data pipeline."""
 
 import importlib
+import importlib.util
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from nsquark.base.extras import needs
 from nsquark.base.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -14,9 +17,11 @@ if TYPE_CHECKING:
     from nsquark.client.message import Message
     from nsquark.client.pool import ProducerPool
     from nsquark.client.producer import Producer
-    from nsquark.query.arrow import read_arrow, read_polars
-    from nsquark.query.schema import infer_schema
+    from nsquark.query.arrow import read_arrow as read_arrow
+    from nsquark.query.arrow import read_polars as read_polars
+    from nsquark.query.schema import infer_schema as infer_schema
 
+# Without what needs an extra: `from nsquark import *` is to work without it.
 __all__ = [
     "Batch",
     "Config",
@@ -26,9 +31,6 @@ __all__ = [
     "Producer",
     "ProducerPool",
     "errors",
-    "infer_schema",
-    "read_arrow",
-    "read_polars",
     "sync",
 ]
 
@@ -52,4 +54,11 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"nsquark.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    home = _HOMES[name]
+    with needs("sql") if home.startswith("nsquark.query.") else nullcontext():
+        return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    """Lists also what is loaded when it is first used, for `help` and completion."""
+    return sorted({*globals(), *(_HOMES if importlib.util.find_spec("pyarrow") else ()), *__all__})

@@ -21,11 +21,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from datetime import timedelta
 from typing import Any, Final, Protocol, Unpack
 
-from opentelemetry import context, metrics, propagate, trace
-from opentelemetry.propagators.textmap import TextMapPropagator
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
-
 from nsquark.base.addresses import split_address
+from nsquark.base.extras import needs
 from nsquark.base.version import __version__
 from nsquark.client.batches import Batch
 from nsquark.client.checks import checked_bodies, is_async
@@ -37,6 +34,11 @@ from nsquark.client.message import Message
 from nsquark.client.packing import Packing
 from nsquark.client.pool import ProducerPool
 from nsquark.client.producer import Producer
+
+with needs("otel"):
+    from opentelemetry import context, metrics, propagate, trace
+    from opentelemetry.propagators.textmap import TextMapPropagator
+    from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 
 SCOPE: Final = "nsquark"
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.37.0"

@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any, Final, Unpack
 
-from taskiq import AckableMessage, AsyncBroker, BrokerMessage
-
+from nsquark.base.extras import needs
 from nsquark.client.checks import check_addresses, check_name
 from nsquark.client.config import Config, Options
 from nsquark.client.consumer import Consumer
 from nsquark.client.errors import NsqError
 from nsquark.client.pool import ProducerPool
+
+with needs("taskiq"):
+    from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 
 DELAY_LABEL = "delay"
 MAX_IN_FLIGHT: Final = 100
