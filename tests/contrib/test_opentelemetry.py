@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from opentelemetry import baggage, context, trace
+from opentelemetry import baggage, context, propagate, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader, NumberDataPoint
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from client.consumer_rig import consumer_of, handle_until
 from client.pool_rig import address_of
@@ -104,6 +105,33 @@ async def test_a_trace_from_publish_to_handler(nsqd: Nsqd, topic: str, exported:
     for name in ("messaging.client.operation.duration", "messaging.process.duration"):
         ((labels, point),) = exported.points(name)
         assert isinstance(point, HistogramDataPoint) and point.count == 1 and len(point.explicit_bounds) == 14
+
+
+async def test_the_global_propagator_may_be_set_later(nsqd: Nsqd, topic: str, exported: Exported) -> None:
+    """Programs make their Telemetry at the top of a module, and set OpenTelemetry up when they start."""
+
+    class Named(TraceContextTextMapPropagator):
+        def inject(self, carrier: Any, *arguments: Any, **others: Any) -> None:
+            super().inject(carrier, *arguments, **others)
+            carrier["named"] = carrier.pop("traceparent")
+
+        def extract(self, carrier: Any, *arguments: Any, **others: Any) -> context.Context:
+            return super().extract({"traceparent": carrier["named"]}, *arguments, **others)
+
+    before = propagate.get_global_textmap()
+    propagate.set_global_textmap(Named())
+    try:
+        async with Producer(address_of(nsqd), envelope=True) as plain:
+            await exported.telemetry.producer(plain).publish(topic, b"hello")
+        async with consumer_of(nsqd, topic, envelope=True) as consumer, await anext(consumer) as message:
+            assert set(message.headers) == {"named"}
+            with exported.telemetry.process(consumer, message):
+                pass
+    finally:
+        propagate.set_global_textmap(before)
+    publish, process = exported.span(f"publish {topic}"), exported.span(f"process {topic}")
+    assert process.parent is not None and publish.context is not None
+    assert process.parent.span_id == publish.context.span_id
 
 
 async def test_a_batch_links_to_each_publish(nsqd: Nsqd, topic: str, exported: Exported) -> None:

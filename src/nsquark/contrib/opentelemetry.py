@@ -72,7 +72,7 @@ class Telemetry:
         propagator: TextMapPropagator | None = None,
     ) -> None:
         self._tracer = trace.get_tracer(SCOPE, __version__, tracer_provider, SCHEMA_URL)
-        self._propagator = propagator or propagate.get_global_textmap()
+        self._given_propagator = propagator
         meter = metrics.get_meter(SCOPE, __version__, meter_provider, SCHEMA_URL)
         self._sent = meter.create_counter("messaging.client.sent.messages", unit="{message}")
         self._consumed = meter.create_counter("messaging.client.consumed.messages", unit="{message}")
@@ -82,6 +82,11 @@ class Telemetry:
         self._process_s = meter.create_histogram(
             "messaging.process.duration", "s", "", explicit_bucket_boundaries_advisory=BUCKETS_S
         )
+
+    @property
+    def _propagator(self) -> TextMapPropagator:
+        """Is looked up at each use: a program may set the global one, as the providers, after this was made."""
+        return self._given_propagator or propagate.get_global_textmap()
 
     def producer(self, producer: Producer | ProducerPool) -> TracedProducer:
         """Returns an object with the producer's publish methods, each of which makes a span.
@@ -144,6 +149,8 @@ class Telemetry:
     @contextlib.contextmanager
     def process(self, consumer: Subscribed, received: Message | Batch) -> Iterator[Span]:
         """Surrounds a block that handles a message or a batch, and gives it the span, for attributes of your own.
+
+        It belongs inside of `async with message:`, which keeps exceptions, so that the span has them.
 
         consumer: the consumer that brought the message or batch.
         received: the message or batch.
