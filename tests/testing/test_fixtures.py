@@ -1,9 +1,15 @@
 """Checks `nsquark.testing` as a user has it: in a test suite of its own, run by a pytest of its own."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from harness import eventually
 
 CONFTEST = 'pytest_plugins = ["nsquark.testing"]\n'
 
@@ -73,25 +79,62 @@ def test_that_fails_with_its_message(nsqd, topic):
 """
 
 
+WAITING = """
+from pathlib import Path
+
+from nsquark import sync
+
+
+def test_that_waits(nsqd, make_nsqlookupd, topic):
+    pids = [nsqd.pid, make_nsqlookupd().pid]
+    with sync.Consumer(topic, "ch", nsqd=nsqd.tcp_address) as consumer:
+        Path("pids.new").write_text(" ".join(map(str, pids)))
+        Path("pids.new").rename("pids")
+        next(consumer)
+"""
+
+
+def suite(directory: Path, tests: str) -> tuple[list[str], dict[str, str]]:
+    """Writes a suite of a user; returns the command that runs it, and its environment."""
+    (directory / "pytest.ini").write_text(INI)
+    (directory / "conftest.py").write_text(CONFTEST)
+    (directory / "test_user.py").write_text(tests)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--basetemp", str(directory / "temp"), "-q"]
+    return [*command, "."], environment
+
+
 def test_a_suite_of_a_user(tmp_path: Path) -> None:
     """The suite takes for errors what Python warns of when a process, a pipe or a socket is left open."""
-    (tmp_path / "pytest.ini").write_text(INI)
-    (tmp_path / "conftest.py").write_text(CONFTEST)
-    (tmp_path / "test_user.py").write_text(TESTS)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "--basetemp",
-        str(tmp_path / "temp"),
-        "-q",
-        ".",
-    ]
+    command, environment = suite(tmp_path, TESTS)
     result = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110, check=False
     )
     assert result.returncode == 1 and "5 passed" in result.stdout and "1 failed" in result.stdout, result.stdout
     assert "assert b'one' == b'two'" in result.stdout
+
+
+def test_ctrl_c_ends_a_suite_and_its_daemons(tmp_path: Path) -> None:
+    """A terminal sends SIGINT to all processes of the group, to the daemons too."""
+    command, environment = suite(tmp_path, WAITING)
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as running:
+        try:
+            eventually(lambda: (tmp_path / "pids").exists() or running.poll() is not None, 60)
+            os.killpg(running.pid, signal.SIGINT)
+            said, _ = running.communicate(timeout=60)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+    assert running.returncode == pytest.ExitCode.INTERRUPTED and "KeyboardInterrupt" in said, said
+    assert "nsqd died" not in said and "Error" not in said, said
+    for pid in (tmp_path / "pids").read_text().split():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
