@@ -125,7 +125,6 @@ class _AsyncPublisher(_Closable, Protocol):
 Publishing = TypeVar("Publishing", bound=_AsyncPublisher)
 
 
-@documented_like(producers.Producer)
 class _Publisher(_Face[Publishing]):
     """Publishes in the loop's thread. `_handed_count` and `_handed_bytes` count the publishes that the loop has not
     taken over yet.

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,17 @@ async def test_a_delayed_task_waits(nsqd: Nsqd, topic: str, broker: NsqBroker) -
     assert time.monotonic() - began_s > 0.95
     receiving.cancel()
     await asyncio.wait([receiving])
+
+
+async def test_a_delay_that_is_no_seconds(broker: NsqBroker) -> None:
+    @broker.task
+    async def later() -> None: ...
+
+    for delay in ("soon", timedelta(seconds=1)):
+        with pytest.raises(SendTaskError) as caught:
+            await later.kicker().with_labels(delay=delay).kiq()
+        assert isinstance(caught.value.__cause__, ConfigError)
+        assert "label delay" in str(caught.value.__cause__) and "give seconds" in str(caught.value.__cause__)
 
 
 async def test_a_broker_that_is_not_started_says_so(nsqd: Nsqd, topic: str) -> None:

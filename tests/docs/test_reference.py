@@ -14,3 +14,14 @@ def test_what_the_package_exports_is_in_the_reference() -> None:
 
     missing = {name for name in nsquark.__all__ if name not in ("errors", "sync")} - set(PUBLIC["nsquark"])
     assert not missing
+
+
+def test_a_blocking_form_says_of_its_methods_what_its_own_model_says() -> None:
+    import nsquark
+
+    for name in ("publish", "multi_publish", "publish_nowait", "ping", "outstanding"):
+        for form, model in (
+            (nsquark.sync.Producer, nsquark.Producer),
+            (nsquark.sync.ProducerPool, nsquark.ProducerPool),
+        ):
+            assert getattr(form, name).__doc__ == getattr(model, name).__doc__

@@ -166,7 +166,7 @@ class Consumer:
     def stop(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Ends iterations and `run` when they have dealt with the messages they have. Returns at once.
 
-        For signal handlers and other threads; it is `close` (or the end of `async with`) that then disconnects.
+        For signal handlers and other threads; it is `close` (or the end of the `with` block) that then disconnects.
 
         timeout: seconds after which what is still being handled is cancelled and given back.
         """
@@ -271,7 +271,8 @@ class Consumer:
         return await self._taking.next_by(self._loop.time() + wait_seconds_of(timeout))
 
     def batches(self, max_messages: int = 500, max_wait: float | timedelta = 0.2) -> Batches:
-        """Iterates over batches, a `Batch` each time: `async for batch in consumer.batches():`.
+        """Iterates over batches, a `Batch` each time: `async for batch in consumer.batches():`, or in `nsquark.sync`
+        `for batch in consumer.batches():`.
 
         max_messages: at most so many in a batch. As many must be allowed by max_in_flight to come together.
         max_wait: seconds that the first message of a batch waits for others.

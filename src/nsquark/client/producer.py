@@ -149,7 +149,7 @@ class Producer:
     def publish_nowait(self, topic: str, body: Any, **packing: Unpack[Packing]) -> asyncio.Future[None]:
         """Publishes without waiting: it leaves with this turn's other publishes, and the future has the outcome.
 
-        TooMuchOutstanding means: await some first.
+        TooMuchOutstanding means: wait for some first.
 
         topic: its name.
         body: as of `publish`.

@@ -3,8 +3,8 @@
 A task is a message of one topic, and the workers share one channel of it. A message is finished when Taskiq
 acknowledges its task, by default after the result was saved; until then it is touched. A task that takes longer than
 nsqd's `--max-msg-timeout` (15 minutes by default) is begun again all the same, by this worker or another, while the
-first one still works on it. If a worker dies, nsqd gives its tasks to another. The label `delay` (seconds) defers a
-task.
+first one still works on it. If a worker dies, nsqd gives its tasks to another. The label `delay` defers a task by
+seconds, at most nsqd's `--max-req-timeout` (an hour by default).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nsquark.base.extras import needs
 from nsquark.client.checks import check_addresses, check_name
 from nsquark.client.config import Config, Options
 from nsquark.client.consumer import Consumer
-from nsquark.client.errors import NsqError
+from nsquark.client.errors import ConfigError, NsqError
 from nsquark.client.pool import ProducerPool
 
 with needs("taskiq"):
@@ -85,7 +85,7 @@ class NsqBroker(AsyncBroker):
         if delay is None:
             await self._producer.publish(self.topic, message.message)
         else:
-            await self._producer.deferred_publish(self.topic, float(delay), message.message)
+            await self._producer.deferred_publish(self.topic, _seconds_of(delay), message.message)
 
     async def listen(self) -> AsyncGenerator[bytes | AckableMessage, None]:
         """Yields tasks until the broker is shut down."""
@@ -104,3 +104,11 @@ class NsqBroker(AsyncBroker):
             auto_touch=True,
         )
         return await consumer.start()
+
+
+def _seconds_of(delay: Any) -> float:
+    """Reads a label, which Taskiq may have turned into a text."""
+    try:
+        return float(delay)
+    except (TypeError, ValueError):
+        raise ConfigError(f"the label {DELAY_LABEL} of a task is {delay!r}: give seconds") from None
