@@ -22,3 +22,19 @@ def test_the_ports_of_a_daemon_that_is_down_go_to_nobody_else() -> None:
     for address in addresses:
         with socket.socket() as other:
             other.bind(address)
+
+
+def test_a_daemon_that_runs_is_not_started_again() -> None:
+    """A fixture's daemon has been started when a test writes `with` all the same."""
+    with Nsqlookupd().start() as lookupd:
+        pid = lookupd.pid
+        with lookupd.start() as same:
+            assert same is lookupd and lookupd.pid == pid and lookupd.get("/ping").text == "OK"
+        assert not lookupd.is_running
+
+
+def test_a_daemon_that_was_not_started_says_so() -> None:
+    lookupd = Nsqlookupd()
+    for use in (lambda: lookupd.tcp_address, lambda: lookupd.pid, lookupd.stop):
+        with pytest.raises(AssertionError, match="not started: use `with`"):
+            use()

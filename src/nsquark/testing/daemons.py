@@ -24,6 +24,8 @@ STOP_TIMEOUT_S: Final = 30.0
 HTTP_TIMEOUT_S: Final = 20.0
 POLL_S: Final = 0.002
 
+NOT_STARTED: Final = "the daemon was not started: use `with`, or call its `start`"
+
 _LISTENING: Final = {"tcp": " TCP: listening on ", "http": " HTTP: listening on ", "https": " HTTPS: listening on "}
 
 
@@ -98,7 +100,11 @@ class Daemon:
     # -- the process -------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Starts the daemon and returns when its ports are open, or raises StartError if it ends instead."""
+        """Starts the daemon and returns when its ports are open, or raises StartError if it ends instead. One that runs
+        goes on.
+        """
+        if self.is_running:
+            return self
         self._lines = []
         self.process = subprocess.Popen(
             [*self._program(), *self._addresses(), *self.flags],
@@ -149,7 +155,7 @@ class Daemon:
     @property
     def pid(self) -> int:
         """Returns the id of the process that was started last."""
-        assert self.process is not None
+        assert self.process is not None, NOT_STARTED
         return self.process.pid
 
     @property
@@ -162,7 +168,7 @@ class Daemon:
 
         number: the number of the signal.
         """
-        assert self.process is not None
+        assert self.process is not None, NOT_STARTED
         self.process.send_signal(number)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
@@ -170,7 +176,7 @@ class Daemon:
 
         number: the number of the signal.
         """
-        assert self.process is not None
+        assert self.process is not None, NOT_STARTED
         self.send_signal(number)
         return self._wait()
 
@@ -234,6 +240,7 @@ class Daemon:
         return "{}:{}".format(*self.http)
 
     def _port(self, kind: str) -> tuple[str, int]:
+        assert self.process is not None, NOT_STARTED
         text = self._listening(kind)
         assert text, f"no {kind} port in the log:\n{self.log}"
         host, _, port = text.rpartition(":")
