@@ -130,6 +130,30 @@ async def test_a_hook_that_fails_gets_the_message_again(nsqd: Nsqd, topic: str) 
     await until(lambda: is_done(nsqd, topic))
 
 
+@pytest.mark.parametrize(
+    ("body", "reason"), [(b"{", "cannot be decoded (not json of type Order"), (b'{"id": 1}', "attempted 2 times")]
+)
+async def test_a_hook_that_fails_for_long_gets_the_same_reason(
+    nsqd: Nsqd, topic: str, body: bytes, reason: str
+) -> None:
+    publish(nsqd, topic, body)
+    reasons: list[str] = []
+
+    def bury(message: Message) -> None:
+        reasons.append(message.give_up_reason)
+        if len(reasons) < 5:
+            raise RuntimeError("the dead-letter topic is away")
+
+    def handle(message: Message) -> None:
+        raise ValueError(message.decode(Order))
+
+    options: Any = {"max_attempts": 2, "default_requeue_delay": "0s", "max_backoff_duration": "0s"}
+    async with consumer_of(nsqd, topic, on_give_up=bury, **options) as consumer:
+        await handle_until(consumer, handle, lambda: consumer.stats().given_up)
+    assert len(reasons) == 5 and len(set(reasons)) == 1 and reasons[0].startswith(reason)
+    await until(lambda: is_done(nsqd, topic))
+
+
 async def test_the_end_waits_for_hooks(nsqd: Nsqd, topic: str) -> None:
     publish(nsqd, topic, b"{")
     buried: list[bytes] = []

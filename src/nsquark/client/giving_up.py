@@ -38,6 +38,8 @@ class Past:
     """
     last_attempt: int | None = None
     """Is the attempt at which the message was handed out when it had no more left."""
+    reason: str = ""
+    """Says why it was given up, if the hook failed then: deliveries for the hook alone are no reason."""
 
 
 class GivingUp:
@@ -118,7 +120,12 @@ class GivingUp:
 
     async def conclude(self, message: Message, executor: Executor | None = None) -> None:
         """Finishes the message if the hook succeeds, else requeues it, to be given up again later."""
-        message.give_up_reason = message.give_up_reason or f"attempted {self._failures(message)} times"
+        past = self._pasts.get(_key(message))
+        message.give_up_reason = (
+            message.give_up_reason
+            or (past.reason if past is not None else "")
+            or f"attempted {self._failures(message)} times"
+        )
         try:
             if self._hook is not None:
                 await self._call(self._hook, message, executor)
@@ -132,6 +139,7 @@ class GivingUp:
                 message.nsqd_address,
                 exc_info=error,
             )
+            self._past(_key(message)).reason = message.give_up_reason
             message.requeue()
             return
         if not message.give_up_reason:  # the hook, or another meanwhile, closed the consumer
