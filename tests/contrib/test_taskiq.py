@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from taskiq import InMemoryBroker
+from taskiq import InMemoryBroker, TaskiqMessage
 from taskiq.api import run_receiver_task
 from taskiq.exceptions import SendTaskError
 
 from client.pool_rig import address_of
 from harness import Nsqd, eventually, until
-from nsquark import Config
-from nsquark.contrib.taskiq import NsqBroker
+from nsquark import Config, Producer
+from nsquark.contrib.taskiq import MAX_IN_FLIGHT, NsqBroker
 from nsquark.errors import ConfigError, InvalidName, NsqError
 
 WORKER = """
@@ -66,6 +66,24 @@ async def test_tasks_are_done_and_finished(nsqd: Nsqd, topic: str, broker: NsqBr
     assert isinstance((await failed.wait_result(timeout=30)).error, RuntimeError)
     await until(lambda: nsqd.channel(topic, "workers")["in_flight_count"] == 0)
     assert nsqd.channel(topic, "workers")["depth"] == 0
+    receiving.cancel()
+    await asyncio.wait([receiving])
+
+
+async def test_tasks_that_the_worker_does_not_know_hold_nothing_up(nsqd: Nsqd, topic: str, broker: NsqBroker) -> None:
+    @broker.task
+    async def known() -> str:
+        return "done"
+
+    async with Producer(address_of(nsqd)) as producer:
+        unknown = broker.formatter.dumps(
+            TaskiqMessage(task_id="1", task_name="unknown", labels={}, args=[], kwargs={})
+        ).message
+        await producer.multi_publish(topic, [unknown] * MAX_IN_FLIGHT + [b"no task"])
+    task = await known.kiq()
+    receiving = asyncio.create_task(run_receiver_task(broker))
+    assert (await task.wait_result(timeout=30)).return_value == "done"
+    await until(lambda: nsqd.channel(topic, "workers")["in_flight_count"] == 0)
     receiving.cancel()
     await asyncio.wait([receiving])
 
