@@ -7,7 +7,7 @@ import pytest
 
 MISSING = """
 import sys
-for name in ("opentelemetry", "taskiq", "pyarrow"):
+for name in ("aiohttp", "opentelemetry", "taskiq", "pyarrow"):
     sys.modules[name] = None  # importing it fails as if it were not installed
 """
 
@@ -23,6 +23,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
         ("from nsquark.contrib.opentelemetry import Telemetry", "opentelemetry", "otel"),
         ("from nsquark.contrib.taskiq import NsqBroker", "taskiq", "taskiq"),
         ("from nsquark import read_arrow", "pyarrow", "sql"),
+        ("from nsquark.admin.main import main", "aiohttp", "admin"),
         ("import nsquark; nsquark.infer_schema('orders')", "pyarrow", "sql"),
     ],
 )

@@ -8,15 +8,18 @@ import logging
 import sys
 from typing import Final
 
-from aiohttp import web
-
-from nsquark.admin.app import make_app, make_state
 from nsquark.admin.options import NsqadminOptions, OptionsError, check_options, parse_options
 from nsquark.base import event_loop
 from nsquark.base.addresses import Listener, listen
 from nsquark.base.errors import EXIT_FATAL
+from nsquark.base.extras import needs
 from nsquark.base.logs import Logger
 from nsquark.base.version import version_line
+
+with needs("admin"):
+    from aiohttp import web
+
+    from nsquark.admin.app import make_app, make_state
 
 STOP_S_MAX: Final = 5.0
 """Requests that are being answered when nsqadmin is told to stop have this much time."""
