@@ -79,6 +79,27 @@ async def test_one_in_flight_is_one_over_all_nsqds_while_rdy_moves(nsqds: list[N
             message.finish()
 
 
+async def test_what_was_in_flight_on_an_nsqd_that_is_left_and_lost_makes_room_for_others(
+    nsqds: list[Nsqd], topic: str
+) -> None:
+    """One message may be in flight; the one that was is never answered."""
+    publish(nsqds[0], topic, b"left")
+    with FaultProxy(nsqds[0].tcp) as proxy:
+        address = "{}:{}".format(*proxy.address)
+        async with Consumer(topic, "ch", nsqd=address, max_in_flight=1, **QUICK) as consumer:
+            assert await consumer.get(WAIT_S) is not None
+            await consumer.connect_to_nsqd(address_of(nsqds[1]))
+            publish(nsqds[1], topic, b"next")
+            leaving = asyncio.create_task(consumer.disconnect_from_nsqd(address))
+            await until(lambda: not nsqds[0].channel(topic)["clients"][0]["ready_count"])
+            assert await consumer.get(0) is None
+            proxy.cut()
+            await leaving
+            message = await consumer.get(WAIT_S)
+            assert message is not None and message.body == b"next"
+            message.finish()
+
+
 async def test_backoff_with_many_connections_comes_to_an_end(nsqds: list[Nsqd], topic: str) -> None:
     """The message to try comes from one connection in three: whichever is asked first, it is found."""
     publish(nsqds[1], topic, *(b"%d" % number for number in range(30)))

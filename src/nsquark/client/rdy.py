@@ -104,8 +104,11 @@ class Flow:
         self._share()
 
     def leave(self, window: Window) -> None:
-        """Leaves out a connection that is closing or lost; what is being handled of it still counts."""
+        """Leaves out a connection that is closing, where what is being handled still counts, or lost, and with it all
+        that it had in flight.
+        """
         if window not in self.windows:
+            self.answered()  # it was closing, and is lost now
             return
         self.windows.remove(window)
         self._lowered.pop(window, None)
