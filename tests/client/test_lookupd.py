@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from client.consumer_rig import is_done, publish
 from harness import Nsqd, eventually, until
 from harness.http_server import LocalServer, QuietHandler
 from harness.lookupd import Nsqlookupd
@@ -238,6 +239,28 @@ async def test_the_first_question_comes_at_once_and_the_next_when_an_nsqd_is_los
     await asyncio.sleep(0.3)
     await discovery.close()
     assert server.asked == ["/lookup?topic=t"] * 2, "five losses at once are one question"
+
+
+async def test_an_nsqd_that_is_lost_is_found_again_soon_after_it_is_known_again(
+    server: AnswerServer, start_nsqd: Callable[..., Nsqd], topic: str
+) -> None:
+    """It is not known while it restarts; the lookupd_poll_interval is the default, which is a minute."""
+    nsqd = start_nsqd()
+    publish(nsqd, topic, b"before")
+    server.names(nsqd.tcp)
+    async with Consumer(topic, "ch", lookupd=server.address) as consumer:
+        async with await asyncio.wait_for(anext(consumer), WAIT_S) as message:
+            assert message.body == b"before"
+        await until(lambda: is_done(nsqd, topic))
+        server.names()
+        asked = len(server.asked)
+        await asyncio.to_thread(nsqd.stop)
+        await until(lambda: len(server.asked) >= asked + 4, WAIT_S)
+        await asyncio.to_thread(nsqd.start)
+        publish(nsqd, topic, b"after")
+        server.names(nsqd.tcp)
+        async with await asyncio.wait_for(anext(consumer), WAIT_S) as message:
+            assert message.body == b"after"
 
 
 async def test_nsqlookupds_are_asked_in_turn(make_server: Callable[[], AnswerServer]) -> None:

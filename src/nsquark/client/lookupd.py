@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar
@@ -23,6 +24,10 @@ TRIES_PER_ROUND_MAX: Final = 3
 RECHECK_S_MIN: Final = 0.1
 """Is the least time between rounds that are asked for: an nsqd which closes every connection must not make us flood
 nsqlookupd.
+"""
+SEEK_S_MIN: Final = 1.0
+"""An nsqd that was lost is asked for again after so long, then ever more rarely: one that restarts is not known
+meanwhile.
 """
 TIMEOUT_S_MAX: Final = 3600.0
 """Is the timeout where the config sets none."""
@@ -108,7 +113,8 @@ async def ask(url: str, read: Callable[[bytes], T], config: Config) -> T:
 
 
 class PollLoop:
-    """Asks at once, then at every interval and whenever `poll_soon` is called, until closed.
+    """Asks at once, then at every interval, whenever `poll_soon` is called, and for a while after `poll_often`, until
+    closed.
 
     Between `start` and the end of `close` there is exactly one task, and it survives whatever a round raises.
     """
@@ -121,6 +127,8 @@ class PollLoop:
         self._interval_s = config.lookupd_poll_interval.seconds
         self._jitter = config.lookupd_poll_jitter
         self._is_wanted = asyncio.Event()
+        self._seek_s = math.inf
+        """Is the longest time to the next round, while that is less than the interval."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -130,6 +138,11 @@ class PollLoop:
     def poll_soon(self) -> None:
         """Asks for another round; any number of calls before the next one make one round."""
         self._is_wanted.set()
+
+    def poll_often(self) -> None:
+        """Asks soon, and again after a second, then ever more rarely, until that is no more often than always."""
+        self._seek_s = SEEK_S_MIN
+        self.poll_soon()
 
     async def close(self) -> None:
         task, self._task = self._task, None
@@ -148,9 +161,13 @@ class PollLoop:
                 self._log.exception("a round of asking nsqlookupd failed")
             self.has_asked.set()
             await asyncio.sleep(min(RECHECK_S_MIN, self._interval_s))
+            wait_s = delay_s + self._interval_s
+            if self._seek_s < self._interval_s:
+                wait_s = self._seek_s * random.uniform(0.5, 1.0)
+                self._seek_s *= 2
             # Not wait_for, which in Python 3.11 loses a cancellation that comes together with what it waits for.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(delay_s + self._interval_s):
+                async with asyncio.timeout(wait_s):
                     await self._is_wanted.wait()
             delay_s = 0.0
 
@@ -219,8 +236,12 @@ class Discovery:
         self._addresses.remove(address)
 
     def poll_soon(self) -> None:
-        """Asks soon; to be called when an nsqd is lost."""
+        """Asks soon; to be called when it is time to try an nsqd again."""
         self._loop.poll_soon()
+
+    def poll_often(self) -> None:
+        """Asks soon, and more often for a while; to be called when an nsqd is lost."""
+        self._loop.poll_often()
 
     async def close(self) -> None:
         await self._loop.close()

@@ -124,7 +124,7 @@ class ConsumerNsqds:
         if subscription.is_accepted and self._loop.time() - subscription.began_at_s > STEADY_S:
             self._failures.pop(address, None)
         self._retry_later(address, is_refused=subscription.is_refused)
-        self._discovery.poll_soon()
+        self._discovery.poll_often()
 
     # -- by the user -------------------------------------------------------------------------------------
 
