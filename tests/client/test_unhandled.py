@@ -372,6 +372,55 @@ async def test_a_message_that_was_handled_while_its_connection_was_lost_did_not_
     assert failing.reasons == ["attempted 2 times"]
 
 
+async def test_a_message_whose_fin_was_lost_with_the_connection_is_not_given_up(nsqd: Nsqd, topic: str) -> None:
+    """It was sent, and nobody knows that it did not arrive until the message comes again, with an attempt more."""
+    publish(nsqd, topic, b"x")
+    handled: list[int] = []
+    failing = FailingHandler()
+    with FaultProxy(nsqd.tcp) as proxy:
+        options = {"msg_timeout": "2s", "lookupd_poll_interval": "50ms", "on_give_up": failing.give_up}
+        address = "{}:{}".format(*proxy.address)
+        async with Consumer(topic, "ch", nsqd=address, max_attempts=1, **options) as consumer:  # type: ignore[arg-type]
+
+            def handle(message: Message) -> None:
+                handled.append(message.attempts)
+                if len(handled) == 1:
+                    proxy.stall()
+
+            async def lose() -> None:
+                await until(lambda: consumer.stats().finished)
+                proxy.cut()
+                proxy.resume()
+
+            losing = asyncio.create_task(lose())
+            await handle_until(consumer, handle, lambda: len(handled) > 1 and is_done(nsqd, topic))
+            await losing
+    assert failing.reasons == []
+
+
+async def test_a_message_is_not_given_up_while_its_handler_still_has_it(nsqd: Nsqd, topic: str) -> None:
+    """Its connection was lost meanwhile, so it comes again; how the first delivery ends nobody knows yet."""
+    publish(nsqd, topic, b"x")
+    handled: list[int] = []
+    failing = FailingHandler()
+    is_again = asyncio.Event()
+    with FaultProxy(nsqd.tcp) as proxy:
+        options = {"msg_timeout": "2s", "lookupd_poll_interval": "50ms", "on_give_up": failing.give_up}
+        address = "{}:{}".format(*proxy.address)
+        async with Consumer(topic, "ch", nsqd=address, max_attempts=1, max_in_flight=2, **options) as consumer:  # type: ignore[arg-type]
+
+            async def handle(message: Message) -> None:
+                handled.append(message.attempts)
+                if len(handled) > 1:
+                    is_again.set()
+                else:
+                    proxy.cut()
+                    await is_again.wait()
+
+            await handle_until(consumer, handle, lambda: len(handled) > 1 and is_done(nsqd, topic), concurrency=2)
+    assert failing.reasons == []
+
+
 async def test_a_store_of_keys_that_fails_is_no_failure_of_the_handler(nsqd: Nsqd, topic: str) -> None:
     class FailingDedupe(Dedupe):
         left = 4

@@ -37,7 +37,7 @@ class Past:
     the end, or it could not be finished any more: the connection was lost, or its time was over.
     """
     last_attempt: int | None = None
-    """Is the attempt at which the message was handed out when it had no more left."""
+    """Is the attempt that failed here when the message had no more left."""
     reason: str = ""
     """Says why it was given up, if the hook failed then: deliveries for the hook alone are no reason."""
 
@@ -82,14 +82,15 @@ class GivingUp:
         """Tells whether a message is given up; to be asked of each with `attempts_max` or more attempts before it is
         handed to a handler.
         """
-        failures = self._failures(message)
-        if failures < self.attempts_max - 1:
-            return False
-        past = self._past(_key(message))
-        if failures >= self.attempts_max and past.last_attempt is not None:
-            return True
-        past.last_attempt = message.attempts
-        return False
+        past = self._pasts.get(_key(message))
+        return past is not None and past.last_attempt is not None and self._failures(message) >= self.attempts_max
+
+    def failed(self, message: Message) -> None:
+        """Is told that a message comes again which was handled in vain, or not answered in time. Only then it may be
+        given up: of one that was lost with its connection nobody knows how it ended, and its handler may still run.
+        """
+        if message.attempts >= self.attempts_max and self._failures(message) >= self.attempts_max - 1:
+            self._past(_key(message)).last_attempt = message.attempts
 
     def did_not_fail(self, message: Message, is_counted: bool) -> None:
         """Is told that a message comes again without having failed; nsqd counts this delivery all the same, or not."""

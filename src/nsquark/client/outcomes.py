@@ -64,8 +64,13 @@ class Outcomes:
         elif self._flow.level:
             self._flow.went_on()
 
-    def message_forgotten(self) -> None:
+    def message_failed(self, message: Message) -> None:
+        """Is told that a message goes back which was handled in vain."""
+        self._giving_up.failed(message)
+
+    def message_forgotten(self, message: Message) -> None:
         """Is told that nobody answered a message in time."""
+        self._giving_up.failed(message)
         self._flow.answered()
 
     def message_hopeless(self, message: Message, reason: str) -> None:

@@ -153,7 +153,9 @@ class Subscription:
                 delay_s = self._requeue_delay_s(message.attempts)
             command = commands.req if is_counted or not self._can_uncount else commands.req_uncounted
             self._connection.send(command(message.id, round(delay_s * 1000)))  # type: ignore[union-attr]
-        if not is_counted:
+        if is_counted:
+            self._outcomes.message_failed(message)
+        else:
             self._outcomes.message_not_handled(message, is_counted=not (is_sent and self._can_uncount))
         self._outcomes.message_requeued(message, is_sent, backoff)
 
@@ -174,7 +176,7 @@ class Subscription:
         still sent.
         """
         self._is_over(message)
-        self._outcomes.message_forgotten()
+        self._outcomes.message_forgotten(message)
 
     def expired(self, message: Message) -> None:
         """Is told that a message waited here, for a handler or for others of its batch, until nsqd took it back."""
