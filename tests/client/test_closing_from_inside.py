@@ -1,5 +1,6 @@
 """Checks that handlers and hooks may close their own consumer: it must not wait for the one that closes it."""
 
+import asyncio
 import threading
 
 import pytest
@@ -33,6 +34,26 @@ async def test_two_at_once(nsqd: Nsqd, topic: str, first: str, caplog: pytest.Lo
     consumer = await consumer_of(nsqd, topic, on_give_up=bury).start()
     await consumer.run(handle, concurrency=3)
     await consumer.close()
+    assert "still ran" not in caplog.text
+    assert consumer.connections == []
+
+
+async def test_two_hooks_at_once_in_tasks_that_begin_at_once(
+    nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Python 3.12 and later have such tasks."""
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(getattr(asyncio, "eager_task_factory", None))
+    publish(nsqd, topic, b"no json", b"no json either")
+
+    async def bury(_: Message) -> None:
+        await consumer.close()
+
+    consumer = await consumer_of(nsqd, topic, on_give_up=bury).start()
+    await until(lambda: consumer.stats().in_flight == 2)
+    await consumer.run(lambda message: message.decode(bool), concurrency=2)
+    await consumer.close()
+    loop.set_task_factory(None)
     assert "still ran" not in caplog.text
     assert consumer.connections == []
 

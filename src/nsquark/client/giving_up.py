@@ -165,9 +165,18 @@ class GivingUp:
             message.requeue()
             return
         message.give_up_reason = reason
-        task = asyncio.get_running_loop().create_task(self.conclude(message), name="nsquark give up")
+        task = asyncio.get_running_loop().create_task(self._conclude_alone(message), name="nsquark give up")
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+
+    async def _conclude_alone(self, message: Message) -> None:
+        """Concludes in a task of its own, which is one of `_tasks` from its first step on: an eager task begins before
+        whoever made it knows it.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        await self.conclude(message)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

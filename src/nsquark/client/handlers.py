@@ -110,6 +110,7 @@ class Handlers:
         next_message, next_now = self._next_message, self._next_now
         task = asyncio.current_task()
         assert task is not None
+        self._tasks.add(task)  # an eager one begins before whoever made it knows it
         is_ending = False
         while not is_ending:
             try:
