@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import hypothesis_profiles
 from client.rdy_rig import BACKOFF_S, CONFIG, TURN_S, Rig, Window
+from nsquark.client.config import Config
 from nsquark.client.rdy import LOWERED_S_MAX, LOWERED_S_MIN, RAISE_STEPS
 
 hypothesis_profiles.load()
@@ -221,6 +222,18 @@ def test_turns_go_round(rig: Rig) -> None:
         before = [window.turn_count for window in windows]
         rig.loop.advance(5)  # as many turns, of two connections each
         assert all(window.turn_count > count for window, count in zip(windows, before, strict=True))
+
+
+def test_turns_are_long_enough_however_often_they_end() -> None:
+    rig = Rig(Config(max_in_flight=1, rdy_redistribute_interval="1ms", low_rdy_idle_timeout="1s"))
+    windows = rig.join(3)
+    asked = 0
+    for _ in range(400):
+        rig.loop.advance(0.03)
+        asked += any(window.rdy for window in windows)
+    assert asked > 100, "a message that comes at any time finds its nsqd asked for it within a few turns"
+    assert all(window.turn_count > 3 for window in windows)
+    rig.close()
 
 
 def test_who_left_makes_room_at_once(rig: Rig) -> None:

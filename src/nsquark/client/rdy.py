@@ -218,7 +218,7 @@ class Flow:
             window.set_rdy(count)
 
     def _lower(self, window: Window) -> None:
-        lowered_s = min(max(LOWERED_S_MIN, LOWERED_ROUND_TRIPS * window.round_trip_s), LOWERED_S_MAX)
+        lowered_s = _lowered_s(window)
         self._lowered[window] = (self._may_hold(window), self._loop.time() + lowered_s)
         if self._forgetting is None:
             self._forgetting = self._loop.call_later(lowered_s, self._forget_lowered)
@@ -243,12 +243,15 @@ class Flow:
     def _redistribute(self) -> None:
         """Lets a connection that brings nothing or has had its time make room for another, with too little for all.
 
-        Those that wait longest come first, so that every connection has its turn; chance alone could pass one over.
+        Those that wait longest come first, so that every connection has its turn; chance alone could pass one over. A
+        turn is long enough for a message to come, however short the interval is.
         """
         now_s = self._loop.time()
         idle_s, enough_s = self._config.low_rdy_idle_timeout.seconds, self._config.low_rdy_timeout.seconds
         for window in self.windows:
-            if window.rdy and (now_s - window.last_message_at_s > idle_s or now_s - window.rdy_at_s > enough_s):
+            turn_s = now_s - window.rdy_at_s
+            is_idle = now_s - window.last_message_at_s > idle_s and turn_s > _lowered_s(window)
+            if window.rdy and (is_idle or turn_s > enough_s):
                 self._set(window, 0)
         self._share()
 
@@ -294,6 +297,11 @@ class Flow:
             self._set(min(self.windows, key=_turn), 1)
         else:
             self.is_owing = True
+
+
+def _lowered_s(window: Window) -> float:
+    """Returns how long a connection may still bring something after its RDY was lowered."""
+    return min(max(LOWERED_S_MIN, LOWERED_ROUND_TRIPS * window.round_trip_s), LOWERED_S_MAX)
 
 
 def _turn(window: Window) -> tuple[float, float]:
