@@ -408,6 +408,25 @@ async def test_a_hook_that_fails_is_called_again(
     assert "hook failed" in caplog.text
 
 
+async def test_a_hook_may_requeue(nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Its message comes again, and is given up when the hook lets it go."""
+    publish(nsqd, topic, b"x")
+    buried: list[int] = []
+
+    def bury(message: Message) -> None:
+        buried.append(message.attempts)
+        if len(buried) == 1:
+            message.requeue(0)
+
+    def handle(_: Message) -> None:
+        raise ValueError("no")
+
+    async with consumer_of(nsqd, topic, max_attempts=1, on_give_up=bury) as consumer:
+        await handle_until(consumer, handle, lambda: len(buried) > 1 and is_done(nsqd, topic))
+        assert consumer.stats().given_up == 1
+    assert caplog.text.count("giving up") == 1
+
+
 async def test_a_hook_may_publish(nsqd: Nsqd, topic: str) -> None:
     publish(nsqd, topic, b"poison")
     nsqd.post("/topic/create", topic=f"{topic}_dead")

@@ -143,7 +143,7 @@ class GivingUp:
             self._past(_key(message)).reason = message.give_up_reason
             message.requeue()
             return
-        if not message.give_up_reason:  # the hook, or another meanwhile, closed the consumer
+        if not message.give_up_reason:  # the hook requeued it, or someone closed the consumer meanwhile
             self._log.warning(
                 "message %s of %s went back before on_give_up ended: it comes again",
                 shown_id(message.id),

@@ -65,7 +65,8 @@ class Outcomes:
             self._flow.went_on()
 
     def message_failed(self, message: Message) -> None:
-        """Is told that a message goes back which was handled in vain."""
+        """Is told that a message goes back which was handled in vain, or which its hook wants to see again."""
+        message.give_up_reason = ""
         self._giving_up.failed(message)
 
     def message_forgotten(self, message: Message) -> None:
