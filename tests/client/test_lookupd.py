@@ -325,6 +325,20 @@ async def test_the_filter_chooses_and_its_mistake_does_not_end_the_loop(server: 
     assert rounds.found[0] == ["a:1"]
 
 
+@pytest.mark.parametrize("outcome", ["127.0.0.1:4150", None, [4150], [("127.0.0.1", 4150)]])
+async def test_a_filter_that_returns_no_addresses_is_told(
+    server: AnswerServer, caplog: pytest.LogCaptureFixture, outcome: object
+) -> None:
+    """A text was taken for a list of addresses of one letter each."""
+    server.names(("127.0.0.1", 4150))
+    rounds = Rounds()
+    discovery = Discovery([server.address], "t", NO_POLL, rounds, lambda _: outcome)  # type: ignore[arg-type, return-value]
+    discovery.start()
+    await until(lambda: "address_filter returned" in caplog.text, WAIT_S)
+    await discovery.close()
+    assert rounds.found == []
+
+
 async def test_nsqlookupds_come_and_go(make_server: Callable[[], AnswerServer]) -> None:
     first, second = make_server(), make_server()
     first.names(("h", 1))

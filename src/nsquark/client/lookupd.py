@@ -7,7 +7,7 @@ import contextlib
 import math
 import random
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from nsquark.base.addresses import split_address
@@ -260,7 +260,7 @@ class Discovery:
                 errors.append(error)
                 continue
             addresses = usable_addresses(found, self._log)
-            self._on_found(list(self._filter(addresses)) if self._filter else addresses)
+            self._on_found(addresses if self._filter is None else _chosen(self._filter(addresses)))
             return
         wrong = [error for error in errors if isinstance(error, WrongPort)]
         self._wrong = wrong[0] if wrong and len(wrong) == len(self._addresses) else None
@@ -270,6 +270,14 @@ class Discovery:
         address = self._addresses[self._next_index]
         self._next_index += 1
         return address
+
+
+def _chosen(outcome: object) -> list[str]:
+    """Lists what a user's filter returned."""
+    addresses: list[Any] = list(outcome) if isinstance(outcome, Iterable) and not isinstance(outcome, str) else [None]
+    if not all(isinstance(address, str) for address in addresses):
+        raise ConfigError(f"address_filter returned {outcome!r}: it returns a list of those addresses that are used")
+    return addresses
 
 
 def usable_addresses(found: Iterable[Found], log: Log) -> list[str]:
