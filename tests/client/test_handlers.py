@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import os
 import signal
 import subprocess
 import sys
@@ -405,6 +406,36 @@ def test_a_program_that_is_only_a_consumer_stops_on_signals(nsqd: Nsqd, topic: s
     assert 1 <= finished <= 3
     eventually(lambda: nsqd.channel(topic)["in_flight_count"] == 0)
     assert nsqd.channel(topic)["depth"] == 20 - finished
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_one_signal_stops_all_consumers_of_a_program(nsqd: Nsqd, topic: str, number: int) -> None:
+    """Of three, one ends by itself before; it does not end what the signal does for the others."""
+    publish(nsqd, topic, b"1", b"2", b"3")
+    began: list[Message] = []
+    may_end = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        began.append(message)
+        await may_end.wait()
+
+    def ignore(*_: object) -> None: ...
+
+    before = signal.signal(number, ignore)
+    try:
+        consumers = [await consumer_of(nsqd, topic, max_in_flight=1).start() for _ in range(3)]
+        running = [asyncio.create_task(consumer.run(handle, stop_on_signals=True)) for consumer in consumers]
+        await until(lambda: len(began) == 3)
+        may_end.set()
+        await consumers[0].close()
+        await running[0]
+        os.kill(os.getpid(), number)
+        await asyncio.wait_for(asyncio.gather(*running), 60)
+        assert signal.getsignal(number) is ignore
+    finally:
+        signal.signal(number, before)
+    assert [consumer.connections for consumer in consumers] == [[]] * 3
+    await until(lambda: is_done(nsqd, topic))
 
 
 async def test_stopping_by_signals_works_in_the_main_thread_only(nsqd: Nsqd, topic: str) -> None:

@@ -287,7 +287,8 @@ class Consumer:
         handler: async, or a plain function, which runs in the event loop, where it is alone while it runs.
         concurrency: so often an async handler runs at once.
         threads: so many threads for a plain function that blocks.
-        stop_on_signals: ends in order on SIGTERM and SIGINT, and closes the consumer: for programs that are only this.
+        stop_on_signals: ends in order on SIGTERM and SIGINT, and closes the consumer: for programs that are only this,
+            with one consumer or several.
         """
         try:
             await self.handle(handler, concurrency, threads, stop_on_signals=stop_on_signals)

@@ -183,26 +183,40 @@ def _pass_over_error(task: asyncio.Task[None]) -> None:
         task.exception()
 
 
+_stops: Final[list[Callable[[], None]]] = []
+"""Has what the next signal calls: a program may run several consumers, and one signal stops them all."""
+_before: Final[dict[signal.Signals, Any]] = {}
+"""Has what handled the signals before the first of them was begun."""
+
+
 @contextlib.contextmanager
 def stopped_by_signals(stop: Callable[[], None], numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
     """Lets the first of these signals call `stop`, while it lasts; the next has the effect that it had before."""
-    if numbers and threading.current_thread() is not threading.main_thread():
+    if not numbers:
+        yield
+        return
+    if threading.current_thread() is not threading.main_thread():
         raise NsqError("stop_on_signals works in the main thread only: call `stop` from your own signal handler")
-    before = {number: signal.getsignal(number) for number in numbers}
-
-    def restore() -> None:
-        while before:
-            number, handler = before.popitem()
-            if handler is not None:  # else C code has set it, and Python cannot set it again
-                signal.signal(number, handler)
-
-    def received(_: int, __: object) -> None:
-        restore()
-        stop()
-
-    for number in numbers:
-        signal.signal(number, received)
+    _stops.append(stop)
     try:
+        for number in numbers:
+            if number not in _before:
+                _before[number] = signal.signal(number, _received)
         yield
     finally:
-        restore()
+        _stops.remove(stop)
+        if not _stops:
+            _handle_as_before()
+
+
+def _received(_: int, __: object) -> None:
+    _handle_as_before()
+    for stop in list(_stops):
+        stop()
+
+
+def _handle_as_before() -> None:
+    while _before:
+        number, handler = _before.popitem()
+        if handler is not None:  # else C code has set it, and Python cannot set it again
+            signal.signal(number, handler)
