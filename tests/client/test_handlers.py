@@ -80,6 +80,9 @@ async def _awaits_tasks(message: Message) -> Any:
         (lambda message: [asyncio.ensure_future(_handle(message))], 0),
         (_forgets_to_await_tasks, 0),
         (lambda _: [Future()], 2),
+        (lambda message: {asyncio.ensure_future(_handle(message))}, 0),
+        (lambda message: {"a": _handle(message)}, 2),
+        (lambda message: map(print, message.body), 2),
     ],
     ids=[
         "coroutine",
@@ -94,6 +97,9 @@ async def _awaits_tasks(message: Message) -> Any:
         "tasks",
         "tasks of an async handler",
         "work of several threads",
+        "a set of tasks",
+        "coroutines by name",
+        "a map that nobody iterates",
     ],
 )
 async def test_what_is_returned_and_never_run_finishes_nothing(

@@ -68,12 +68,16 @@ def check_ended(outcome: object, of: str) -> None:
     """Raises WrongHandler if something of what a user's function returned is still to be run or awaited: then nothing
     was done yet, and its message must not be finished.
     """
-    parts = outcome if isinstance(outcome, list | tuple) else ()
+    parts: Iterable[Any] = ()
+    if isinstance(outcome, list | tuple | set | frozenset):
+        parts = outcome
+    elif isinstance(outcome, dict):
+        parts = outcome.values()
     if (
         inspect.isawaitable(outcome)
         or inspect.isgenerator(outcome)
         or inspect.isasyncgen(outcome)
-        or isinstance(outcome, concurrent.futures.Future)
+        or isinstance(outcome, concurrent.futures.Future | map | filter)
         or any(map(_is_to_come, parts))
     ):
         for part in (outcome, *parts):
