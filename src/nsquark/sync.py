@@ -126,8 +126,8 @@ Publishing = TypeVar("Publishing", bound=_AsyncPublisher)
 
 
 class _Publisher(_Face[Publishing]):
-    """Publishes in the loop's thread. `_handed_count` and `_handed_bytes` count the publishes that the loop has not
-    taken over yet.
+    """Publishes in the loop's thread. `_handed_count` and `_handed_bytes` count what was handed over to the loop, and
+    `_taken_count` and `_taken_bytes` what it has taken over of that.
     """
 
     def __init__(self, make: Callable[[], Publishing]) -> None:
@@ -136,7 +136,7 @@ class _Publisher(_Face[Publishing]):
 
     def _renew(self) -> None:
         self._lock = threading.RLock()  # a signal handler may publish, too
-        self._handed_count = self._handed_bytes = 0
+        self._handed_count = self._handed_bytes = self._taken_count = self._taken_bytes = 0
 
     def publish(self, topic: str, body: Any, **packing: Unpack[Packing]) -> None:
         self._call(self._own().publish(topic, body, **packing))
@@ -177,9 +177,8 @@ class _Publisher(_Face[Publishing]):
                 outcome.set_exception(error)
 
         def send() -> None:
-            with self._lock:
-                self._handed_count -= 1
-                self._handed_bytes -= size
+            self._taken_count += 1  # without the lock: who holds it may wait for the loop, in a signal handler
+            self._taken_bytes += size
             process.unanswered.add(outcome)
             try:
                 # There was room when the caller published; if others were faster since, this publish waits.
@@ -190,7 +189,8 @@ class _Publisher(_Face[Publishing]):
         # An interrupt (Ctrl-C) may come anywhere. What is not handed over must not take up room; and the lock of an
         # outcome that the loop knows is not touched here, since the interrupt may leave it taken.
         with self._lock:
-            inner._check_room(self._handed_bytes + size, self._handed_count + 1)
+            count, handed_bytes = self._handed_count - self._taken_count, self._handed_bytes - self._taken_bytes
+            inner._check_room(handed_bytes + size, count + 1)
             process.hand_over(send)
             self._handed_count += 1
             self._handed_bytes += size

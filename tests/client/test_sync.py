@@ -762,20 +762,23 @@ assert not process.unanswered, process.unanswered
     )
 
 
-def test_a_signal_handler_may_publish(nsqd: Nsqd, topic: str) -> None:
+@pytest.mark.parametrize("method", ["publish", "publish_nowait"])
+def test_a_signal_handler_may_publish(nsqd: Nsqd, topic: str, method: str) -> None:
     _run_script(
-        """
+        f"""
 import signal
 with sync.Producer(address) as producer:
-    signalled = []
+    count = 0
     def publish(*_):
-        signalled.append(producer.publish_nowait(topic, b"x"))
-        if len(signalled) < 500: signal.setitimer(signal.ITIMER_REAL, 0.0005)
+        global count
+        count += 1
+        producer.{method}(topic, b"x")
+        if count < 500: signal.setitimer(signal.ITIMER_REAL, 0.0005)
     signal.signal(signal.SIGALRM, publish)
     signal.setitimer(signal.ITIMER_REAL, 0.0005)
-    while len(signalled) < 500:
-        for _ in range(20): last = producer.publish_nowait(topic, b"x")
-        last.result(10)
+    while count < 500:
+        for _ in range(20): producer.publish_nowait(topic, b"x")
+        producer.publish(topic, b"x")  # and not `result`, which holds a lock that the loop wants
 """,
         nsqd,
         topic,
