@@ -5,18 +5,20 @@ import json
 import logging
 import re
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from client.consumer_rig import is_done, publish
+from client.scripted import ScriptedNsqd, error_frame, say_ok
 from harness import Nsqd, eventually, until
 from harness.http_server import LocalServer, QuietHandler
 from harness.lookupd import Nsqlookupd
-from nsquark import Consumer, ProducerPool
+from nsquark import Consumer, ProducerPool, sync
 from nsquark.client.config import Config
-from nsquark.client.errors import ConfigError, LookupFailed
+from nsquark.client.errors import ConfigError, LookupFailed, NotConnected
 from nsquark.client.lookupd import Discovery, lookup, lookup_url, nodes, nodes_url
 
 NO_POLL = Config(lookupd_poll_interval="5m", lookupd_poll_jitter=0.0)
@@ -135,7 +137,7 @@ async def test_nobody_there_is_an_error() -> None:
         await lookup("127.0.0.1:1", "t", Config(lookupd_poll_timeout="2s"))
 
 
-NO_ADDRESSES = (("http://x", 4150), ("/tmp/nsqd.sock", 4150), ("x", 70_000), ("x", -1))
+NO_ADDRESSES = (("http://x", 4150), ("/tmp/nsqd.sock", 4150), ("x", 70_000), ("x", -1), ("a b", 4150), ("a,b", 4150))
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -153,6 +155,42 @@ async def test_what_cannot_be_an_address_is_left_out(
         assert consumer.connections == ["{}:{}".format(*nsqd.tcp)]
     for host, _ in NO_ADDRESSES:
         assert re.search(rf"nsqd '\[?{host}\]?:.*' that an nsqlookupd names is not used", caplog.text)
+
+
+async def test_an_nsqd_that_came_back_gets_no_second_copy(server: AnswerServer, nsqd: Nsqd, topic: str) -> None:
+    """An nsqd that has a copy may be missing from answers for a while, as one that registers anew is."""
+    async with ScriptedNsqd() as other:
+        other.on_command = lambda *_: error_frame("E_PUB_FAILED")
+        host, port = other.address.split(":")
+        server.names(nsqd.tcp, (host, int(port)))
+        async with ProducerPool(lookupd=server.address, copies=2, lookupd_poll_interval="50ms") as pool:
+            publish = pool.publish_nowait(topic, b"x")
+            await until(lambda: topic in nsqd.topic_names())
+            server.names((host, int(port)))
+            await until(lambda: len(pool.nsqds()) == 1, WAIT_S)
+            server.names(nsqd.tcp, (host, int(port)))
+            await until(lambda: len(pool.nsqds()) == 2, WAIT_S)
+            refused_count = len(other.peers)
+            await until(lambda: len(other.peers) > refused_count or publish.done(), WAIT_S)
+            assert not publish.done() and nsqd.topic(topic)["message_count"] == 1
+            other.on_command = say_ok
+            await publish
+
+
+def test_a_list_of_nsqds_can_be_made_while_some_come_and_go(server: AnswerServer, topic: str) -> None:
+    """The list is made in another thread than the changes."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with sync.ProducerPool(lookupd=server.address, config=FAST_POLL, retry_deadline=0.1) as pool:
+            with pytest.raises(NotConnected):
+                pool.publish(topic, b"x")
+            for number in range(12):
+                server.names(*((f"h{number}", port) for port in range(1, 201)))
+                asked = len(server.asked)
+                eventually(lambda asked=asked: pool.nsqds() and len(server.asked) > asked + 1)  # type: ignore[misc]
+    finally:
+        sys.setswitchinterval(interval_s)
 
 
 async def test_old_answers_are_understood(server: AnswerServer) -> None:

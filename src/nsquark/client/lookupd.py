@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from nsquark.base.addresses import split_address
+from nsquark.client.checks import check_address
 from nsquark.client.config import Config
 from nsquark.client.errors import ConfigError, LookupFailed, WrongPort
 from nsquark.client.logs import Log, client_log
@@ -281,13 +281,13 @@ def _chosen(outcome: object) -> list[str]:
 
 
 def usable_addresses(found: Iterable[Found], log: Log) -> list[str]:
-    """Lists the addresses of nsqds that were found, each once. What cannot be one, such as a URL or a path, is left
-    out: an nsqlookupd that names it must not keep a client from the others.
+    """Lists the addresses of nsqds that were found, each once. What a user could not give as one either is left out,
+    and so is a path: an nsqlookupd that names it must not keep a client from the others.
     """
     usable = []
     for address in dict.fromkeys(nsqd.address for nsqd in found):
         try:
-            split_address(address)
+            check_address(address)
             if "/" in address:
                 raise ValueError("an nsqlookupd names hosts")
         except ValueError as error:

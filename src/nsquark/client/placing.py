@@ -187,16 +187,16 @@ class Placing:
         answer.add_done_callback(lambda answer: self._answered(publish, member, sent_s, answer.exception()))
 
     def _best(self, publish: Publish) -> Member | None:
-        """Finds who has the fewest unanswered bytes, and no copy of this publish. Equals take turns, or those who await
-        each publish would use one nsqd only. One that is much slower than others has no turn, but for a publish now and
-        then to measure it anew.
+        """Finds who has the fewest unanswered bytes, and no copy of this publish at its address: an nsqd that left and
+        came back is another member. Equals take turns, or those who await each publish would use one nsqd only. One
+        that is much slower than others has no turn, but for a publish now and then to measure it anew.
         """
         best: Member | None = None
         best_bytes = 0
-        owing, holders = publish.owing, publish.holders
+        taken = {member.address for member in (*publish.owing, *publish.holders)}
         slow_s = SLOW_S_MIN + SLOW_TIMES * self._fastest_s if self._fastest_s else 0.0
         for member in self._rotation:
-            if not member.is_usable or member in owing or member in holders:
+            if not member.is_usable or member.address in taken:
                 continue
             waiting_bytes = member.producer.outstanding_bytes
             if 0 < slow_s < member.latency_s and time.monotonic() - member.measured_at_s < LATENCY_STALE_S:

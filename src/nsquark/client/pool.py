@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple, Self, Unpack
 
 from nsquark.client.breaker import Member
 from nsquark.client.checks import (
-    check_address,
     check_addresses,
     check_count,
     check_flag,
@@ -164,7 +163,7 @@ class ProducerPool:
                 member.producer.outstanding,
                 member.producer.outstanding_bytes,
             )
-            for member in self._members.values()
+            for member in list(self._members.values())  # nsquark.sync asks in another thread, while some come and go
         ]
 
     # -- publishing --------------------------------------------------------------------------------------
@@ -285,7 +284,6 @@ class ProducerPool:
                 self._discovery.start()
 
     def _add(self, address: str, *, is_fixed: bool) -> None:
-        check_address(address)
         if address not in self._members:
             self._members[address] = Member(
                 address,
