@@ -1,6 +1,9 @@
 """Checks the daemons that `nsquark.testing` runs, where its fixtures do not show it."""
 
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +41,16 @@ def test_a_daemon_that_was_not_started_says_so() -> None:
     for use in (lambda: lookupd.tcp_address, lambda: lookupd.pid, lookupd.stop):
         with pytest.raises(AssertionError, match="not started: use `with`"):
             use()
+
+
+def test_a_restart_without_asserts(tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+from nsquark.testing import Nsqd
+with Nsqd(Path({str(tmp_path)!r})) as nsqd:
+    first = nsqd.process
+    nsqd.restart()
+    print(first.poll(), nsqd.is_running)
+"""
+    ended = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "0 True\n"
