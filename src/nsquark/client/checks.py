@@ -52,7 +52,8 @@ def seconds_of(name: str, given: object) -> float:
 
 def wait_seconds_of(timeout: object) -> float:
     """Checks how long someone waits at most; returns the seconds. What is left of a deadline that is over is 0."""
-    if isinstance(timeout, int | float) and timeout < 0:
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if isinstance(seconds, int | float) and seconds < 0:
         return 0.0
     return seconds_of("timeout", timeout)
 

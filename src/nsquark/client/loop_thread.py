@@ -173,7 +173,7 @@ class Process:
         """Blocks until the loop thread has done the work; `undo` gets a result that came too late for an interrupt."""
         try:
             thread = self._loop_thread()
-        except NsqError:
+        except BaseException:
             work.close()
             raise
         return thread.call(work, undo)
