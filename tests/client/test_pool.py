@@ -601,6 +601,16 @@ async def test_a_cancelled_close_still_settles_everything(
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+async def test_a_cancelled_close_ends_quiet_connections(trio: list[Nsqd], topic: str) -> None:
+    pool = ProducerPool(_addresses(trio))
+    await pool.publish(topic, b"x")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await pool.close()
+    await until(lambda: not any(daemon.stats()["producers"] for daemon in trio))
+    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+
+
 async def test_a_publish_that_is_refused_by_an_nsqd_on_trial_holds_no_other() -> None:
     is_well = False
 

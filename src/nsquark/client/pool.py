@@ -118,6 +118,7 @@ class ProducerPool:
             copies, self._retry_s, outstanding_bytes_max, outstanding_max, self._refusal, self._lookup_problem
         )
         self._leaving: set[asyncio.Task[None]] = set()
+        self._ending: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_started = self._is_closed = False
         for address in check_addresses("nsqd", addresses):
@@ -345,8 +346,10 @@ class ProducerPool:
         self._is_closed = True
         try:
             await self._placing.close(timeout_s)
-        finally:
-            await self._end()
+        finally:  # whoever cancels this wants an end, not open connections
+            if self._ending is None:
+                self._ending = asyncio.create_task(self._end(), name="nsquark close pool")
+            await asyncio.shield(self._ending)
 
     async def _end(self) -> None:
         if self._discovery is not None:
