@@ -783,3 +783,37 @@ with sync.Producer(address) as producer:
         nsqd,
         topic,
     )
+
+
+def test_a_callback_that_exits_does_not_end_the_event_loop(nsqd: Nsqd, topic: str) -> None:
+    """All others in the process would wait for it for ever."""
+    ended = _run_script(
+        """
+def end(_): sys.exit("not from here")
+with sync.Producer(address) as producer:
+    publishes = [producer.publish_nowait(topic, b"x") for _ in range(3)]
+    publishes[1].add_done_callback(end)
+    for publish in publishes: publish.result(10)
+    producer.publish(topic, b"x")
+""",
+        nsqd,
+        topic,
+    )
+    assert "tried to end it" in ended.stderr and "SystemExit: not from here" in ended.stderr
+    assert nsqd.topic(topic)["message_count"] == 4
+
+
+def test_a_process_that_cannot_have_a_loop_says_why_and_awaits_nothing(nsqd: Nsqd, topic: str) -> None:
+    ended = _run_script(
+        """
+import os, resource
+producer = sync.Producer(address)
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, most))
+try: producer.publish(topic, b"x")
+except OSError as error: print(error)
+""",
+        nsqd,
+        topic,
+    )
+    assert "Too many open files" in ended.stdout and "never awaited" not in ended.stderr

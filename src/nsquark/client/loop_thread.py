@@ -107,7 +107,11 @@ class LoopThread:
             return
         asyncio.set_event_loop(loop)
         made.put(loop)
-        loop.run_forever()
+        while True:
+            try:
+                loop.run_forever()
+            except (SystemExit, KeyboardInterrupt):  # with the loop, all who wait for it would wait for ever
+                client_log.exception("a function that nsquark.sync calls in its event loop's thread tried to end it")
 
     def call(self, work: Coroutine[Any, Any, Result], undo: Callable[[Result], None] | None = None) -> Result:
         """Blocks until the work is done. An interrupt (Ctrl-C) ends the work too; if it was done already, `undo` gets
