@@ -10,6 +10,7 @@ import pytest
 
 from client.consumer_rig import consumer_of, finish_rest, is_done, publish
 from client.pool_rig import address_of
+from client.scripted import ScriptedNsqd, message_frame
 from client.stall_watch import StallWatch
 from harness import FaultProxy, Nsqd, until
 from nsquark import Consumer, sync
@@ -62,6 +63,22 @@ async def test_a_batch_does_not_wait_for_what_cannot_come(nsqd: Nsqd, topic: str
                     sizes.append(len(batch))
         assert sizes == [1, 8]
     await until(lambda: is_done(nsqd, topic))
+
+
+async def test_touching_and_requeueing_is_for_those_that_are_not_answered() -> None:
+    ids = [b"%016d" % number for number in range(3)]
+    async with ScriptedNsqd() as server, Consumer("t", "c", nsqd=server.address, max_in_flight=3) as consumer:
+        server.peer.send(b"".join(message_frame(b"x", message_id) for message_id in ids))
+        batch = await anext(consumer.batches())
+        batch[0].finish()
+        batch.touch()
+        batch.requeue(timedelta(seconds=1.5), backoff=False)
+        await until(lambda: server.peer.lines(b"REQ"))
+        assert server.peer.lines(b"FIN", b"TOUCH", b"REQ") == [
+            *(b"TOUCH " + message_id for message_id in ids[1:]),
+            *(b"REQ " + message_id + b" 1500" for message_id in ids[1:]),
+            b"FIN " + ids[0],
+        ]
 
 
 async def test_answers_one_by_one_and_for_the_rest(nsqd: Nsqd, topic: str) -> None:

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from client.consumer_rig import is_done, publish
-from client.scripted import ScriptedNsqd, error_frame, say_ok
+from client.scripted import Peer, ScriptedNsqd, error_frame, say_ok
 from harness import Nsqd, eventually, until
 from harness.http_server import LocalServer, QuietHandler
 from harness.lookupd import Nsqlookupd
 from nsquark import Consumer, ProducerPool, sync
+from nsquark.base.addresses import split_address
 from nsquark.client.config import Config
 from nsquark.client.errors import ConfigError, LookupFailed, NotConnected
 from nsquark.client.lookupd import Discovery, lookup, lookup_url, nodes, nodes_url
@@ -161,20 +162,34 @@ async def test_an_nsqd_that_came_back_gets_no_second_copy(server: AnswerServer, 
     """An nsqd that has a copy may be missing from answers for a while, as one that registers anew is."""
     async with ScriptedNsqd() as other:
         other.on_command = lambda *_: error_frame("E_PUB_FAILED")
-        host, port = other.address.split(":")
-        server.names(nsqd.tcp, (host, int(port)))
+        server.names(nsqd.tcp, split_address(other.address))
         async with ProducerPool(lookupd=server.address, copies=2, lookupd_poll_interval="50ms") as pool:
             publish = pool.publish_nowait(topic, b"x")
             await until(lambda: topic in nsqd.topic_names())
-            server.names((host, int(port)))
+            server.names(split_address(other.address))
             await until(lambda: len(pool.nsqds()) == 1, WAIT_S)
-            server.names(nsqd.tcp, (host, int(port)))
+            server.names(nsqd.tcp, split_address(other.address))
             await until(lambda: len(pool.nsqds()) == 2, WAIT_S)
             refused_count = len(other.peers)
             await until(lambda: len(other.peers) > refused_count or publish.done(), WAIT_S)
             assert not publish.done() and nsqd.topic(topic)["message_count"] == 1
             other.on_command = say_ok
             await publish
+
+
+async def test_a_pool_that_loses_an_nsqd_asks_at_once(server: AnswerServer) -> None:
+    def close(peer: Peer, _: bytes, __: bytes) -> bytes:
+        peer.close()
+        return b""
+
+    async with ScriptedNsqd() as one, ScriptedNsqd() as other:
+        server.names(split_address(one.address))
+        async with ProducerPool(lookupd=server.address, config=NO_POLL) as pool:
+            await pool.publish("t", b"x")
+            server.names(split_address(other.address))
+            one.on_command = close
+            await pool.publish("t", b"y")
+            assert [line for peer in other.peers for line in peer.lines(b"PUB")] == [b"PUB t"]
 
 
 def test_a_list_of_nsqds_can_be_made_while_some_come_and_go(server: AnswerServer, topic: str) -> None:

@@ -92,6 +92,19 @@ async def test_an_nsqd_that_ends_its_silence_with_an_answer_is_used_again(trio: 
         assert _published(server) == 3, "what it owed was asked of it once"
 
 
+async def test_an_nsqd_that_stays_silent_gets_a_new_connection(trio: list[ScriptedNsqd]) -> None:
+    """A network may have forgotten the old one, which would be silent until its timeout."""
+    only = trio[0]
+    async with _pool(only, retry_deadline=9) as pool:
+        await pool.publish("t", b"x")
+        only.on_command = _say_nothing
+        publish = pool.publish_nowait("t", b"y")
+        await until(lambda: "down" in _states(pool), WAIT_S)
+        only.on_command = say_ok
+        await publish
+        assert len(only.peers) > 1 and _states(pool) == ["up"]
+
+
 async def test_an_nsqd_that_is_lost_while_it_is_silent_is_used_again(
     trio: list[ScriptedNsqd], caplog: pytest.LogCaptureFixture
 ) -> None:
