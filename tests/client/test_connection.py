@@ -79,6 +79,20 @@ async def test_identify_refused() -> None:
             await Consumer("t", "c", nsqd=server.address).start()
 
 
+async def test_an_nsqd_with_the_highest_limits(start_nsqd: Callable[..., Nsqd], topic: str) -> None:
+    nsqd = start_nsqd("--max-msg-timeout=2000000h", f"--max-rdy-count={(1 << 63) - 1}")
+    async with Producer(nsqd.tcp_address) as producer:
+        await producer.publish(topic, b"x")
+    options = {"max_in_flight": 1 << 40, "msg_timeout": "1000000h", "auto_touch": True}
+    async with Consumer(topic, "c", nsqd=nsqd.tcp_address, **options) as consumer:  # type: ignore[arg-type]
+        message = await consumer.get(WAIT_S)
+        assert message is not None
+        message.touch()
+        message.finish()
+    await until(lambda: not nsqd.channel(topic, "c")["in_flight_count"])
+    assert nsqd.channel(topic, "c")["requeue_count"] == 0
+
+
 async def test_an_old_nsqd_that_negotiates_nothing() -> None:
     async with ScriptedNsqd() as server:
         server.identify_answer = OK

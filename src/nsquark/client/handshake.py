@@ -21,9 +21,9 @@ RDY_COUNT_MAX_DEFAULT: Final = 2500
 """This is the highest RDY count of an nsqd that is too old to negotiate."""
 MSG_TIMEOUT_DEFAULT_MS: Final = 60_000
 MAX_MSG_TIMEOUT_DEFAULT_MS: Final = 900_000
-RDY_COUNT_MAX: Final = (1 << 31) - 1
-MSG_TIMEOUT_MS_MAX: Final = 7 * 86_400_000
-"""No msg_timeout is longer: this is a week."""
+RDY_COUNT_MAX: Final = (1 << 63) - 1
+MSG_TIMEOUT_MS_MAX: Final = RDY_COUNT_MAX // 10**6
+"""These are the largest that nsqd can be told: it counts time in ns, and has 63 bits for it."""
 OK: Final = b"OK"
 
 
