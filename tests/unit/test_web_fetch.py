@@ -113,6 +113,20 @@ def drip(peer: socket.socket) -> None:
         time.sleep(0.02)
 
 
+def drip_to_the_end(peer: socket.socket) -> None:
+    """The answer has no length: it would end with the connection."""
+    peer.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+    while True:
+        peer.sendall(b"x")
+        time.sleep(0.02)
+
+
+def pour(peer: socket.socket) -> None:
+    peer.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+    while True:
+        peer.sendall(b"x" * 1000)
+
+
 def talk_nonsense(peer: socket.socket) -> None:
     peer.recv(1000)
     peer.sendall(b"E_INVALID\r\n\r\n")
@@ -123,10 +137,16 @@ def break_off(peer: socket.socket) -> None:
     peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc")
 
 
-@pytest.mark.parametrize("behave", [say_nothing, drip])
+@pytest.mark.parametrize("behave", [say_nothing, drip, drip_to_the_end])
 def test_the_whole_request_has_a_time(behave: Callable[[socket.socket], None]) -> None:
     with misbehaving(behave) as port, pytest.raises(FetchError, match="timed out"):
         get(f"http://127.0.0.1:{port}/", request_timeout=0.3)
+
+
+def test_an_answer_that_is_too_large_is_read_no_further() -> None:
+    with misbehaving(pour) as port, pytest.raises(FetchError, match="larger than 100000 bytes") as raised:
+        get(f"http://127.0.0.1:{port}/", response_bytes_max=100_000)
+    assert raised.tb  # which has the frames with the connection: it is not closed by being forgotten
 
 
 @pytest.mark.parametrize("behave", [talk_nonsense, break_off])

@@ -122,7 +122,7 @@ class _Call:
         self._connect_timeout = connect_timeout
         self._response_bytes_max = response_bytes_max
         self._ssl_context = ssl_context
-        self._connection: http.client.HTTPConnection | None = None
+        self._socket: socket.socket | None = None
         self._deadline = 0.0
 
     def over_tls(self, port: int) -> _Call:
@@ -177,20 +177,20 @@ class _Call:
             loop.call_soon_threadsafe(report)
 
     def _request(self) -> Fetched:
-        self._connection = connection = self._connect()
+        connection = self._connect()
         try:
             path = (self._parts.path or "/") + (f"?{self._parts.query}" if self._parts.query else "")
             connection.request(self._method, path, self._body, dict(self._headers))
-            response = connection.getresponse()
-            data = bytearray()
-            while piece := response.read(READ_BYTES):
-                data += piece
-                if len(data) > self._response_bytes_max:
-                    raise self._error(f"the answer is larger than {self._response_bytes_max} bytes")
-            if response.length:
-                raise self._error(f"the answer broke off {response.length} bytes before its end")
-            names = {name.lower(): value for name, value in response.getheaders()}
-            return response.status, names, bytes(data)
+            with connection.getresponse() as response:  # it may have taken over the socket
+                data = bytearray()
+                while piece := response.read(READ_BYTES):
+                    data += piece
+                    if len(data) > self._response_bytes_max:
+                        raise self._error(f"the answer is larger than {self._response_bytes_max} bytes")
+                if response.length:
+                    raise self._error(f"the answer broke off {response.length} bytes before its end")
+                names = {name.lower(): value for name, value in response.getheaders()}
+                return response.status, names, bytes(data)
         finally:
             connection.close()
 
@@ -209,7 +209,8 @@ class _Call:
             connection.connect()
         except TimeoutError:
             raise self._error("timed out while connecting") from None
-        connection.sock.settimeout(self._remaining())
+        self._socket = connection.sock
+        self._socket.settimeout(self._remaining())
         return connection
 
     def _remaining(self) -> float:
@@ -218,10 +219,9 @@ class _Call:
 
     def _interrupt(self) -> None:
         """Ends a thread that still waits: each single read may be quick enough, and the whole may never end."""
-        sock: socket.socket | None = getattr(self._connection, "sock", None)
-        if sock is not None:
+        if self._socket is not None:
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def _error(self, reason: str) -> FetchError:
         return FetchError(f"{self._method} {self._parts.geturl()} failed - {reason}", reason)
