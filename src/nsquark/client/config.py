@@ -144,7 +144,7 @@ class Config:
     dial_timeout: Duration = _span("1s", "0")
     """Limits how long connecting may take."""
     read_timeout: Duration = _span("60s", "100ms", "5m")
-    """A connection on which nothing came for so long is lost. 100ms to 5m."""
+    """A connection on which nothing came for so long is lost, but not where heartbeats are off. 100ms to 5m."""
     write_timeout: Duration = _span("1s", "100ms", "5m")
     """A connection to which nothing could be written for so long is lost. 100ms to 5m."""
     local_addr: str = _option(Address(), "")
