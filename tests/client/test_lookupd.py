@@ -19,7 +19,7 @@ from harness.lookupd import Nsqlookupd
 from nsquark import Consumer, ProducerPool, sync
 from nsquark.base.addresses import split_address
 from nsquark.client.config import Config
-from nsquark.client.errors import ConfigError, LookupFailed, NotConnected
+from nsquark.client.errors import Closed, ConfigError, LookupFailed, NotConnected
 from nsquark.client.lookupd import Discovery, lookup, lookup_url, nodes, nodes_url
 
 NO_POLL = Config(lookupd_poll_interval="5m", lookupd_poll_jitter=0.0)
@@ -190,6 +190,23 @@ async def test_a_pool_that_loses_an_nsqd_asks_at_once(server: AnswerServer) -> N
             one.on_command = close
             await pool.publish("t", b"y")
             assert [line for peer in other.peers for line in peer.lines(b"PUB")] == [b"PUB t"]
+
+
+async def test_a_close_does_not_wait_longer_for_an_nsqd_that_left(
+    server: AnswerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsquark.client.pool.CLOSE_TIMEOUT_S", 600.0)
+    async with ScriptedNsqd() as one, ScriptedNsqd() as other:
+        server.names(split_address(one.address))
+        pool = ProducerPool(lookupd=server.address, config=FAST_POLL)
+        one.on_command = lambda *_: b""
+        publish = pool.publish_nowait("t", b"x")
+        await until(lambda: one.peers and one.peer.lines(b"PUB"), WAIT_S)
+        server.names(split_address(other.address))
+        await until(lambda: [status.address for status in pool.nsqds()] == [other.address], WAIT_S)
+        async with asyncio.timeout(WAIT_S):
+            await pool.close(0.1)
+        assert isinstance(publish.exception(), Closed)
 
 
 def test_a_list_of_nsqds_can_be_made_while_some_come_and_go(server: AnswerServer, topic: str) -> None:

@@ -160,8 +160,9 @@ class Message(AnswerBlock):
         """Returns the value that the body holds, checked to be of this type; DecodeFailed if it is not.
 
         kind: any type that msgspec knows: a Struct, a dataclass, a TypedDict, `list[int]`.
-        decode: `"json"`, `"msgpack"`, or a function that makes the value of the bytes and knows the type itself. Whatever
-            it raises is a DecodeFailed: what may succeed another time, such as asking a server, is for the handler.
+        decode: `"json"`, `"msgpack"`, or a function that makes the value of the bytes and knows the type itself.
+            Whatever it raises is a DecodeFailed: what may succeed another time, such as asking a server, is for the
+            handler.
         """
         try:
             return decoded(self.body, kind, decode)

@@ -117,7 +117,8 @@ class ProducerPool:
         self._placing = Placing(
             copies, self._retry_s, outstanding_bytes_max, outstanding_max, self._refusal, self._lookup_problem
         )
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving: dict[Member, asyncio.Task[None]] = {}
+        """Has the members that are no longer used, and may still get answers."""
         self._ending: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_started = self._is_closed = False
@@ -306,10 +307,13 @@ class ProducerPool:
             if member is not None and not member.is_fixed:
                 del self._members[address]
                 self._placing.use(self._members.values())
-                leaving = asyncio.create_task(member.close(CLOSE_TIMEOUT_S), name=f"nsquark leave {address}")
-                self._leaving.add(leaving)
-                leaving.add_done_callback(self._leaving.discard)
+                self._leave(member)
         self._placing.place_homeless()
+
+    def _leave(self, member: Member) -> None:
+        leaving = asyncio.create_task(member.close(CLOSE_TIMEOUT_S), name=f"nsquark leave {member.address}")
+        self._leaving[member] = leaving
+        leaving.add_done_callback(lambda _: self._leaving.pop(member))
 
     def _refusal(self) -> BaseException | None:
         """Finds why every nsqd refuses the connection itself: waiting for the deadline would only hide the mistake."""
@@ -354,6 +358,6 @@ class ProducerPool:
     async def _end(self) -> None:
         if self._discovery is not None:
             await self._discovery.close()
-        ends = [member.close(0) for member in self._members.values()]
-        await asyncio.gather(*ends, *self._leaving)
+        ends = [member.close(0) for member in (*self._members.values(), *self._leaving)]
+        await asyncio.gather(*ends, *self._leaving.values())
         self._placing.end()
