@@ -72,7 +72,8 @@ class Peer:
         self._reading.clear()
 
     async def serve(self) -> None:
-        assert await self._reader.readexactly(4) == b"  V2"
+        magic = await self._reader.readexactly(4)
+        assert magic == b"  V2"
         line, body = await self._command()
         assert line == b"IDENTIFY"
         self.identify = json.loads(body)
