@@ -193,10 +193,10 @@ class Placing:
         """
         best: Member | None = None
         best_bytes = 0
-        taken = {member.address for member in (*publish.owing, *publish.holders)}
+        others = (*publish.owing, *publish.holders)
         slow_s = SLOW_S_MIN + SLOW_TIMES * self._fastest_s if self._fastest_s else 0.0
         for member in self._rotation:
-            if not member.is_usable or member.address in taken:
+            if not member.is_usable or (others and any(member.address == other.address for other in others)):
                 continue
             waiting_bytes = member.producer.outstanding_bytes
             if 0 < slow_s < member.latency_s and time.monotonic() - member.measured_at_s < LATENCY_STALE_S:
