@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar, Unpack
+from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar, Unpack
 
 from nsquark.client import consumer as consumers
 from nsquark.client import pool as pools
@@ -34,7 +34,6 @@ from nsquark.client.loop_thread import process
 from nsquark.client.message import Message
 from nsquark.client.packing import Packing
 from nsquark.client.stats import Stats
-from nsquark.client.tasks import ThreadExit
 from nsquark.wire.commands import MpubBody
 
 __all__ = ["Consumer", "Message", "Producer", "ProducerPool"]
@@ -67,6 +66,10 @@ class _Face(Generic[Inner]):
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> NoReturn:
+        kind = type(self).__name__
+        raise TypeError(f"a {kind} cannot be copied, or sent to another process: make a {kind} there, or fork")
+
     def close(self, timeout: float | None = None) -> None:
         """Closes the connections of this process; those that a forked child inherited are for its parent to close.
 
@@ -95,10 +98,7 @@ class _Face(Generic[Inner]):
 
     @staticmethod
     def _call(work: Coroutine[Any, Any, Result], undo: Callable[[Result], None] | None = None) -> Result:
-        try:
-            return process.call(work, undo)
-        except ThreadExit as thread_exit:
-            raise thread_exit.reason from None
+        return process.call(work, undo)
 
 
 class _AsyncPublisher(_Closable, Protocol):

@@ -627,6 +627,31 @@ def test_an_exit_in_a_handler_ends_its_run_and_nothing_else(
     eventually(lambda: nsqd.channel(topic)["depth"] + nsqd.channel(topic)["deferred_count"] == 2)
 
 
+def test_an_exit_in_the_loops_thread_leaves_the_loop_to_others(nsqd: Nsqd, topic: str) -> None:
+    """A callback and an encoder run there; whoever used the loop next waited for ever."""
+    ended = _run_script(
+        """
+def end(_): sys.exit(7)
+with sync.Producer(address) as producer:
+    answers = [producer.publish_nowait(topic, b"x") for _ in range(3)]
+    for answer in answers: answer.add_done_callback(end)
+    for answer in answers: answer.result(30)
+    try: producer.publish(topic, 1, encode=end)
+    except SystemExit as exit: print("exit", exit.code)
+    producer.publish(topic, b"x")
+with sync.Producer("127.0.0.1:1") as producer:
+    answers = [producer.publish_nowait(topic, b"x") for _ in range(3)]
+    for answer in answers: answer.add_done_callback(end)
+    for answer in answers: print(type(answer.exception(30)).__name__)
+""",
+        nsqd,
+        topic,
+    )
+    assert ended.stdout.split() == ["exit", "7", *["NotConnected"] * 3]
+    assert "a callback raised SystemExit(7) in the event loop's thread" in ended.stderr
+    assert nsqd.topic(topic)["message_count"] == 4
+
+
 @pytest.mark.parametrize("returned", ["coroutine", "generator"])
 def test_a_hook_that_only_returns_what_is_to_be_done(
     nsqd: Nsqd, producer: sync.Producer, topic: str, returned: str, caplog: pytest.LogCaptureFixture
@@ -783,24 +808,6 @@ with sync.Producer(address) as producer:
         nsqd,
         topic,
     )
-
-
-def test_a_callback_that_exits_does_not_end_the_event_loop(nsqd: Nsqd, topic: str) -> None:
-    """All others in the process would wait for it for ever."""
-    ended = _run_script(
-        """
-def end(_): sys.exit("not from here")
-with sync.Producer(address) as producer:
-    publishes = [producer.publish_nowait(topic, b"x") for _ in range(3)]
-    publishes[1].add_done_callback(end)
-    for publish in publishes: publish.result(10)
-    producer.publish(topic, b"x")
-""",
-        nsqd,
-        topic,
-    )
-    assert "tried to end it" in ended.stderr and "SystemExit: not from here" in ended.stderr
-    assert nsqd.topic(topic)["message_count"] == 4
 
 
 def test_a_process_that_cannot_have_a_loop_says_why_and_awaits_nothing(nsqd: Nsqd, topic: str) -> None:

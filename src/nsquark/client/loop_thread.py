@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from nsquark.client.errors import NsqError
 from nsquark.client.logs import client_log
+from nsquark.client.tasks import ThreadExit
 
 BURST_MAX: Final = 1000
 """So much of what was handed over is done before the event loop has its turn."""
@@ -107,11 +108,11 @@ class LoopThread:
             return
         asyncio.set_event_loop(loop)
         made.put(loop)
-        while True:
+        while not loop.is_closed():
             try:
                 loop.run_forever()
-            except (SystemExit, KeyboardInterrupt):  # with the loop, all who wait for it would wait for ever
-                client_log.exception("a function that nsquark.sync calls in its event loop's thread tried to end it")
+            except BaseException as error:  # such as SystemExit of a callback: others need the loop
+                _log_raised(error)
 
     def call(self, work: Coroutine[Any, Any, Result], undo: Callable[[Result], None] | None = None) -> Result:
         """Blocks until the work is done. An interrupt (Ctrl-C) ends the work too; if it was done already, `undo` gets
@@ -123,6 +124,8 @@ class LoopThread:
         call = Call(self._loop, self._after_handed(work))
         try:
             return call.result()
+        except ThreadExit as thread_exit:
+            raise thread_exit.reason from None
         except BaseException:
             call.end(undo)
             raise
@@ -130,8 +133,11 @@ class LoopThread:
     async def _after_handed(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Runs the work after what was handed over before."""
         while self._handed:
-            self._handed.popleft()()
-        return await work
+            self._take_one()
+        try:
+            return await work
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise ThreadExit(error) from None
 
     def hand_over(self, work: Callable[[], None]) -> None:
         """Has a function called on the loop, in order.
@@ -151,10 +157,20 @@ class LoopThread:
     def _take_over(self) -> None:
         self._is_waking = False  # before looking: what comes from now on wakes again
         for _ in range(min(len(self._handed), BURST_MAX)):
-            self._handed.popleft()()
+            self._take_one()
         if self._handed and not self._is_waking:
             self._is_waking = True
             self._loop.call_soon(self._take_over)
+
+    def _take_one(self) -> None:
+        try:
+            self._handed.popleft()()
+        except BaseException as error:  # of a callback of the outcome: others were handed over behind it
+            _log_raised(error)
+
+
+def _log_raised(error: BaseException) -> None:
+    client_log.error("a callback raised %r in the event loop's thread, where that ends nothing", error, exc_info=error)
 
 
 class Process:
