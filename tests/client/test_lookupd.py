@@ -447,3 +447,22 @@ async def test_close_ends_a_question_that_gets_no_answer() -> None:
             await discovery.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}
         await until(lambda: not set(threading.enumerate()) - others, WAIT_S)
+
+
+async def test_the_first_ping_of_a_pool_waits_for_nsqlookupd(nsqd: Nsqd, server: AnswerServer) -> None:
+    server.names(nsqd.tcp)
+    async with ProducerPool(lookupd=server.address) as pool, asyncio.timeout(WAIT_S):
+        await pool.ping()
+        assert [status.address for status in pool.nsqds()] == ["{}:{}".format(*nsqd.tcp)]
+
+
+async def test_an_nsqlookupd_without_the_topic_names_no_nsqd(make_server: Callable[[], AnswerServer]) -> None:
+    """Its 404 is an answer: what the other names no longer is gone."""
+    knows, knows_nothing = make_server(), make_server()
+    knows.names(("127.0.0.1", 1), ("127.0.0.1", 2))
+    knows_nothing.status, knows_nothing.body = 404, b'{"message":"TOPIC_NOT_FOUND"}'
+    lookupd = [knows.address, knows_nothing.address]
+    async with ProducerPool(lookupd=lookupd, lookupd_topic="t", config=FAST_POLL) as pool, asyncio.timeout(WAIT_S):
+        await until(lambda: len(pool.nsqds()) == 2)
+        knows.names(("127.0.0.1", 2))
+        await until(lambda: [status.address for status in pool.nsqds()] == ["127.0.0.1:2"])

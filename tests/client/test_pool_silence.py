@@ -5,6 +5,7 @@ dead only long after it fell silent: where it still is silent when a publish ret
 """
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -12,7 +13,7 @@ import pytest
 
 from client.scripted import OK, Peer, ScriptedNsqd, error_frame, say_ok
 from harness import FaultProxy, until
-from nsquark.client.errors import ServerError
+from nsquark.client.errors import NotConnected, ServerError
 from nsquark.client.pool import ProducerPool
 
 WAIT_S = 30.0
@@ -223,3 +224,32 @@ async def test_a_program_that_holds_up_its_loop_does_not_blame_its_nsqds(
         await publishing
     assert _published(*trio) == 1
     assert "answers nothing" not in caplog.text
+
+
+async def test_a_short_deadline_gives_up_no_nsqd_that_answers_within_it(trio: list[ScriptedNsqd]) -> None:
+    """It answers after a third of the deadline: long enough to ask another, if there were one."""
+    server = trio[0]
+    server.on_command = _answer_after(1.4)
+    async with _pool(server, retry_deadline=3.6) as pool, asyncio.timeout(WAIT_S):
+        await pool.ping()
+        await pool.publish("t", b"x")
+        assert _published(server) == 1
+
+
+async def test_with_a_short_deadline_others_are_asked_sooner(trio: list[ScriptedNsqd]) -> None:
+    silent, other, _ = trio
+    async with _pool(silent, other, retry_deadline=1.5) as pool, asyncio.timeout(WAIT_S):
+        await pool.ping()
+        silent.on_command = _say_nothing
+        await asyncio.gather(*(pool.publish_nowait("t", b"x") for _ in range(4)))
+
+
+async def test_a_silent_nsqd_does_not_hold_up_a_ping(trio: list[ScriptedNsqd]) -> None:
+    """It takes the connection and answers nothing, as one that is stopped."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        addresses = [trio[0].address, "{}:{}".format(*silent.getsockname())]
+        async with ProducerPool(addresses) as pool, asyncio.timeout(WAIT_S):
+            await pool.ping()
+        async with ProducerPool(addresses, copies=2) as pool, asyncio.timeout(WAIT_S):
+            with pytest.raises(NotConnected, match=r"2 nsqds needed.*not connected within 5 s"):
+                await pool.ping()

@@ -70,6 +70,7 @@ class Member:
         config: Config,
         *,
         is_fixed: bool,
+        silence_s_max: float,
         stall_s: float,
         on_usable: Callable[[], None],
         on_down: Callable[[], None],
@@ -81,6 +82,7 @@ class Member:
         self.failures = 0
         self.error: BaseException | None = None
         self._config = config
+        self._silence_s_max = min(SILENCE_S_MAX, silence_s_max)
         self._stall_s = stall_s
         self._on_usable = on_usable
         self._on_down = on_down
@@ -160,6 +162,14 @@ class Member:
             return True
         return False
 
+    async def ping(self) -> None:
+        """Connects if needed; NotConnected if that takes too long."""
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                await self.producer.ping()
+        except TimeoutError:
+            raise NotConnected(f"{self.address}: not connected within {PROBE_TIMEOUT_S:g} s") from None
+
     async def close(self, timeout_s: float) -> None:
         self._is_closed = True
         if self._probing is not None:
@@ -173,7 +183,7 @@ class Member:
     def _patience_s(self, now_s: float) -> float:
         is_stale = now_s - self._longest_wait_at_s > LATENCY_STALE_S
         usual_s = SILENCE_S_MIN if is_stale else SILENCE_TIMES * self._longest_wait_s
-        return min(SILENCE_S_MAX, max(SILENCE_S_MIN, usual_s))
+        return min(self._silence_s_max, max(SILENCE_S_MIN, usual_s))
 
     def _expect_no_loss(self) -> None:
         self._is_loss_expected = False

@@ -205,11 +205,15 @@ class ProducerPool:
         return self._send(self._dpub(topic, delay, body, packing))
 
     async def ping(self) -> None:
-        """Connects to every nsqd that is known; NotConnected if fewer than `copies` of them are there."""
+        """Connects to every nsqd that is known, after the first question to nsqlookupds; NotConnected if fewer than
+        `copies` of them are there.
+        """
         self._check_open()
         self._start()
+        if self._discovery is not None:
+            await self._discovery.asked(self._retry_s)
         members = list(self._members.values())
-        outcomes = await asyncio.gather(*(member.producer.ping() for member in members), return_exceptions=True)
+        outcomes = await asyncio.gather(*(member.ping() for member in members), return_exceptions=True)
         errors = [error for error in outcomes if error is not None]
         if len(members) - len(errors) < self.copies:
             raise NotConnected(f"{self._placing.missing()}{f' - {errors[0]}' if errors else ''}")
@@ -291,7 +295,8 @@ class ProducerPool:
                 address,
                 self.config,
                 is_fixed=is_fixed,
-                stall_s=min(STALL_S_MAX, self._retry_s / 3),
+                silence_s_max=self._retry_s / 3,
+                stall_s=min(STALL_S_MAX, self._retry_s * 2 / 3),
                 on_usable=self._placing.place_homeless,
                 on_down=self._lost_one,
                 log=self._log,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -48,6 +49,12 @@ class PoolDiscovery:
     def start(self) -> None:
         self._loop.start()
 
+    async def asked(self, timeout_s: float) -> None:
+        """Waits until all were asked once, for so long at the most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._loop.has_asked.wait()
+
     def poll_soon(self) -> None:
         self._loop.poll_soon()
 
@@ -84,7 +91,7 @@ class PoolDiscovery:
         except TopicNotFound as error:
             self._errors[address] = error
             self._log.debug("nsqlookupd %s knows no nsqd with topic %s yet", address, self._topic)
-            return None
+            return []
         except LookupFailed as error:
             self._errors[address] = error
             self._log.error("error querying nsqlookupd (%s) - %s", address, error)
