@@ -6,13 +6,14 @@ import socket
 import time
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from client.scripted import HEARTBEAT, OK, Peer, ScriptedNsqd, error_frame, frame, message_frame
 from client.stall_watch import StallWatch
 from harness import FaultProxy, Nsqd, until
-from nsquark import Consumer, Producer
+from nsquark import Consumer, Producer, ProducerPool
 from nsquark.client.errors import (
     AuthFailed,
     IdentifyFailed,
@@ -419,13 +420,28 @@ async def test_nothing_can_be_written() -> None:
 
 
 async def test_a_slow_network_is_not_a_dead_one(nsqd: Nsqd, proxy: FaultProxy, topic: str) -> None:
-    """It takes several times write_timeout until all is written, but never stands still."""
-    proxy.up.chunk_bytes, proxy.up.bytes_per_s = 1 << 16, 2.5e6
+    """It takes several times write_timeout until all is written, but never stands still. The system's buffer is so
+    large that for longer than that it takes nothing new.
+    """
+    proxy.up.chunk_bytes, proxy.up.bytes_per_s = 1 << 16, 1e6
     with StallWatch(nsqd) as watch:
-        async with Producer("{}:{}".format(*proxy.address), write_timeout="2s") as producer:
-            publishes = (producer.publish(topic, bytes(1_000_000)) for _ in range(16))
+        async with Producer("{}:{}".format(*proxy.address), write_timeout="500ms") as producer:
+            publishes = (producer.publish(topic, bytes(1_000_000)) for _ in range(8))
             outcomes = await asyncio.gather(*publishes, return_exceptions=True)
-    assert (outcomes, nsqd.topic(topic)["message_count"]) == ([None] * 16, 16) or watch.stood_still
+    assert (outcomes, nsqd.topic(topic)["message_count"]) == ([None] * 8, 8) or watch.stood_still
+
+
+@pytest.mark.parametrize("kind", [Producer, ProducerPool])
+async def test_a_slow_nsqd_does_not_hold_up_the_end(proxy: FaultProxy, topic: str, kind: Any) -> None:
+    """It would take more than a minute to take all; who publishes has an outcome before that."""
+    producer = kind("{}:{}".format(*proxy.address), outstanding_bytes_max=64 << 20)
+    await producer.ping()
+    proxy.up.chunk_bytes, proxy.up.bytes_per_s = 1 << 14, 3e5
+    publishes = [producer.publish_nowait(topic, bytes(1_000_000)) for _ in range(30)]
+    async with asyncio.timeout(WAIT_S):
+        await producer.close(0.5)
+    outcomes = await asyncio.gather(*publishes, return_exceptions=True)
+    assert isinstance(outcomes[-1], NsqError)
 
 
 async def test_the_reasons_name_the_address() -> None:

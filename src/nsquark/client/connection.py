@@ -9,10 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Final, Protocol, cast
+
+if sys.platform != "win32":
+    import fcntl
+    import termios
 
 from nsquark.base.addresses import split_address
 from nsquark.client.config import Config
@@ -227,7 +232,13 @@ class NsqdConnection(asyncio.BufferedProtocol):
 
     @property
     def _written_bytes(self) -> int:
-        return 0 if self._transport is None else self._given_bytes - self._transport.get_write_buffer_size()
+        """Counts what the system has sent: it takes nothing new until a third of its buffer, megabytes of a fast
+        network, is free.
+        """
+        transport = self._transport
+        if transport is None:
+            return 0
+        return self._given_bytes - transport.get_write_buffer_size() - _unsent_bytes(transport)
 
     def _check_writing(self, written_bytes: int) -> None:
         """Ends a connection on which nothing moves. A slow network is not a dead one: it may take any time as long as
@@ -383,10 +394,13 @@ class NsqdConnection(asyncio.BufferedProtocol):
         self.abort(reason)
         self._tell_lost()
 
-    async def wait_lost(self) -> None:
-        """Waits until the socket is closed."""
+    async def wait_lost(self, timeout_s: float | None = None) -> None:
+        """Waits until the socket is closed; what is not sent by then is dropped."""
         if self._transport is not None:
-            await asyncio.shield(self._lost)
+            await asyncio.wait([self._lost], timeout=timeout_s)
+            if not self._lost.done():
+                self._transport.abort()
+                await asyncio.wait([self._lost])
 
     def eof_received(self) -> None:
         """Ends the whole connection: nsqd never closes one side only."""
@@ -407,6 +421,17 @@ class NsqdConnection(asyncio.BufferedProtocol):
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             receiver.connection_lost(self._reason)
+
+
+def _unsent_bytes(transport: asyncio.Transport) -> int:
+    """Counts what the system has yet to send, where it tells."""
+    if sys.platform == "win32":
+        return 0
+    try:
+        fileno = transport.get_extra_info("socket").fileno()
+        return int.from_bytes(fcntl.ioctl(fileno, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except (OSError, ValueError):
+        return 0
 
 
 class _EncodedBytes(threading.local):

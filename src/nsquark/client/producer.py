@@ -436,7 +436,8 @@ class Producer:
         if connecting is not None:
             await asyncio.wait([connecting])
         if connection is not None:
-            await connection.wait_lost()
+            # Those who waited for what is unsent have their outcome: a slow nsqd may not hold the end for it.
+            await connection.wait_lost(self.config.write_timeout.seconds)
 
     def _end(self, reason: Closed) -> None:
         if self._connecting is not None:
