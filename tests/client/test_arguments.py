@@ -1,16 +1,21 @@
 """Wrong arguments fail at once, with a sentence that says what to give instead."""
 
 import asyncio
+import copy
+import json
 import math
+import pickle
 from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from client.consumer_rig import consumer_of
-from client.pool_rig import address_of
+from client.pool_rig import address_of, messages_of
 from harness import Nsqd
-from nsquark import Consumer, Dedupe, Producer, ProducerPool, sync
+from nsquark import Config, Consumer, Dedupe, Producer, ProducerPool, sync
 from nsquark.client.checks import SECONDS_MAX
 from nsquark.errors import ConfigError, InvalidName
 
@@ -178,3 +183,72 @@ def test_wrong_bodies_of_a_blocking_publish() -> None:
         for publish in (producer.multi_publish, producer.multi_publish_nowait):
             with pytest.raises(TypeError, match="multi_publish takes several bodies, such as a list"):
                 publish("t", None)  # type: ignore[arg-type]
+
+
+class Text(bytes):
+    """Is what some libraries return: bytes with more to them."""
+
+
+@pytest.mark.parametrize("kind", [Producer, ProducerPool])
+async def test_bytes_of_another_class_are_bytes(nsqd: Nsqd, topic: str, kind: Any) -> None:
+    async with kind(address_of(nsqd)) as producer:
+        await producer.publish(topic, Text(b"one"))
+        await producer.multi_publish(topic, [Text(b"two"), b"three"])
+        await producer.deferred_publish(topic, 0, Text(b"four"))
+    assert sorted(messages_of(nsqd, topic)) == [b"four", b"one", b"three", b"two"]
+
+
+async def no_bytes(value: Any) -> bytes:
+    return b""
+
+
+@pytest.mark.parametrize("kind", [Producer, ProducerPool])
+async def test_wrong_keywords_of_a_publish(kind: Any) -> None:
+    async with kind(NOBODY) as producer:
+        with pytest.raises(TypeError, match="takes the keywords encode and headers, not delay"):
+            await producer.publish("t", b"x", delay=5)
+        with pytest.raises(TypeError, match="takes the keywords encode and headers, not header, key"):
+            await producer.multi_publish("t", [b"x"], header={}, key=b"")
+        with pytest.raises(TypeError, match="encode=dumps returned a str: give a function that returns bytes"):
+            await producer.publish("t", {}, encode=json.dumps)
+        with pytest.raises(TypeError, match="encode=no_bytes returned a coroutine: give a function that returns bytes"):
+            await producer.publish("t", {}, encode=no_bytes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"copies": "2"}, r"copies \(2\) - expected a whole number, an int and not str"),
+        ({"outstanding_max": Decimal(2)}, r"\(2\) - expected a whole number, an int and not decimal.Decimal"),
+        ({"envelope": "True"}, r"envelope \(True\) - expected True or False, a bool and not str"),
+        ({"lookupd_poll_jitter": "0.5"}, r"\(0.5\) - expected a number, a float and not str"),
+        ({"client_id": 7}, r"client_id \(7\) - expected a string, a str and not int"),
+    ],
+)
+def test_what_only_looks_like_it(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        ProducerPool(NOBODY, **settings)
+
+
+def test_paths_of_unix_sockets_are_texts() -> None:
+    path = Path("/run/nsqd.sock")
+    for make in (Producer, ProducerPool, sync.Producer, lambda path: Consumer("t", "c", nsqd=[path])):
+        with pytest.raises(ConfigError, match=r"an address is a str; give host:port, or str\(path\)"):
+            make(path)  # type: ignore[operator]
+    for relative in ("nsqd.sock", "./nsqd", "unix:/run/nsqd"):
+        with pytest.raises(ConfigError, match="give it as host:port, or the whole path of a unix socket"):
+            Producer(relative)
+
+
+@pytest.mark.parametrize("options", [None, 5, "msg-timeout,2m", [("msg-timeout", "2m")], {b"msg_timeout": "2m"}])
+def test_what_are_no_options(options: Any) -> None:
+    with pytest.raises(ConfigError, match="options are values by name, such as"):
+        Config.from_options(options)
+
+
+@pytest.mark.parametrize("kind", [sync.Producer, sync.ProducerPool, lambda nsqd: sync.Consumer("t", "c", nsqd=nsqd)])
+def test_what_blocks_cannot_be_sent_to_another_process(kind: Any) -> None:
+    made = kind(NOBODY)
+    for take in (pickle.dumps, copy.copy):
+        with pytest.raises(TypeError, match=r"cannot be copied, or sent to another process: make a .* there"):
+            take(made)

@@ -2,6 +2,7 @@
 
 import inspect
 import numbers
+import os
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, Final
@@ -25,8 +26,8 @@ def check_name(kind: str, name: str) -> None:
 
 
 def checked_body(body: Body) -> bytes:
-    if not isinstance(body, bytes):
-        if not isinstance(body, bytearray | memoryview):
+    if type(body) is not bytes:
+        if not isinstance(body, Body):
             raise TypeError(f"a message body is bytes, not {type(body).__name__}; encode it first")
         body = bytes(body)
     if not body:
@@ -70,8 +71,12 @@ def check_count(name: str, given: object, least: int) -> None:
 
 def check_addresses(kind: str, given: object) -> list[str]:
     """Checks one address or several; returns a list without repetitions."""
+    if kind == "nsqd":
+        _refuse_path(given)
     listed = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
     for address in listed:
+        if kind == "nsqd":
+            _refuse_path(address)
         if not isinstance(address, str) or not address:
             raise ConfigError(f"{kind} {given!r}: give 'host:port', or several of them")
         if kind == "nsqd":
@@ -81,6 +86,7 @@ def check_addresses(kind: str, given: object) -> list[str]:
 
 def check_address(given: object, for_several: str = "a ProducerPool") -> str:
     """Checks one address: of an nsqd's TCP port, or the path of its unix socket."""
+    _refuse_path(given)
     if not isinstance(given, str):
         raise ConfigError(
             f"nsqd {given!r}: give one 'host:port', for instance '127.0.0.1:4150'; several need {for_several}"
@@ -93,8 +99,14 @@ def check_address(given: object, for_several: str = "a ProducerPool") -> str:
         try:
             split_address(given)
         except ValueError as error:
-            raise ConfigError(f"nsqd {error}") from None
+            hint = ", or the whole path of a unix socket" if "/" in given or given.endswith(".sock") else ""
+            raise ConfigError(f"nsqd {error}{hint}") from None
     return given
+
+
+def _refuse_path(given: object) -> None:
+    if isinstance(given, os.PathLike):
+        raise ConfigError(f"nsqd {given!r}: an address is a str; give host:port, or str(path) of a unix socket")
 
 
 def check_dedupe(dedupe: object) -> None:

@@ -245,6 +245,8 @@ class Config:
 
         options: values by name.
         """
+        if not isinstance(options, Mapping) or not all(isinstance(given, str) for given in options):
+            raise ConfigError(f"options are values by name, such as {{'msg-timeout': '2m'}}, not {options!r:.60}")
         checked: dict[str, Any] = {}
         for given, value in options.items():
             name = given.replace("-", "_")

@@ -121,7 +121,7 @@ class Whole(_Ranged[int]):
     def typed(self, value: Any) -> int:
         if isinstance(value, int) and not isinstance(value, bool | Duration):
             return int(value)
-        raise ValueError("expected a whole number")
+        raise ValueError(f"expected a whole number, an int and not {kind_of(value)}")
 
     def loose(self, value: Any) -> int:
         if not isinstance(value, str):
@@ -135,7 +135,7 @@ class Whole(_Ranged[int]):
 class Fraction(_Ranged[float]):
     def typed(self, value: Any) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool | Duration):
-            raise ValueError("expected a number")
+            raise ValueError(f"expected a number, a float and not {kind_of(value)}")
         try:
             number = float(value)
         except OverflowError:
@@ -155,7 +155,7 @@ class YesNo(OptionKind[bool]):
     def typed(self, value: Any) -> bool:
         if isinstance(value, bool):
             return value
-        raise ValueError("expected True or False")
+        raise ValueError(f"expected True or False, a bool and not {kind_of(value)}")
 
     def loose(self, value: Any) -> bool:
         if isinstance(value, int):
@@ -170,7 +170,7 @@ class Text(OptionKind[str]):
     def typed(self, value: Any) -> str:
         if isinstance(value, str):
             return value
-        raise ValueError("expected a string")
+        raise ValueError(f"expected a string, a str and not {kind_of(value)}")
 
     def loose(self, value: Any) -> str:
         """Reads a text; a number is taken as it is written: config files know client_id = 7."""
@@ -235,6 +235,12 @@ class Tls(OptionKind["ssl.SSLContext | None"]):
 def duration_of(span: timedelta) -> Duration:
     """Makes a duration of a timedelta, exactly, unlike the way through float seconds."""
     return Duration(((span.days * S_PER_DAY + span.seconds) * US_PER_S + span.microseconds) * NS_PER_US)
+
+
+def kind_of(value: object) -> str:
+    """Names the class of a value: "2" and the 2 of numpy look like the number that they are not."""
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def read(name: str, value: Any, reader: Callable[[Any], T], kind: OptionKind[T]) -> T:

@@ -22,10 +22,14 @@ class Packing(TypedDict, total=False):
     """Has texts by name, for a producer with `envelope=True`; `multi_publish` gives them to each of its messages."""
 
 
-def packed(in_envelope: bool, value: Any, *, encode: Encode | None = None, headers: Headers | None = None) -> Body:
+def packed(
+    in_envelope: bool, value: Any, *, encode: Encode | None = None, headers: Headers | None = None, **unknown: object
+) -> Body:
     """Makes the body of one message. An envelope gets a key of its own, which copies and retries of
     these bytes share.
     """
+    if unknown:
+        raise TypeError(f"publishing takes the keywords encode and headers, not {', '.join(unknown)}")
     body: Body = value if encode is None else encoded(value, encode)
     if in_envelope:
         return wrap(new_key(), checked_body(body), headers or NO_HEADERS)

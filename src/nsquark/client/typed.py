@@ -38,14 +38,20 @@ _encode_json: Final = msgspec.json.Encoder().encode
 _encode_msgpack: Final = msgspec.msgpack.Encoder().encode
 
 
-def encoded(value: Any, encode: Encode) -> bytes:
+def encoded(value: Any, encode: Encode) -> bytes | bytearray | memoryview:
     """Returns the bytes of a value; an error of the encoder goes to the caller."""
     if encode == "json":
         return _encode_json(value)
     if encode == "msgpack":
         return _encode_msgpack(value)
     if callable(encode):
-        return encode(value)
+        body: object = encode(value)
+        if not isinstance(body, bytes | bytearray | memoryview):
+            if isinstance(body, CoroutineType):
+                body.close()
+            name = getattr(encode, "__qualname__", repr(encode))
+            raise TypeError(f"encode={name} returned a {type(body).__qualname__}: give a function that returns bytes")
+        return body
     raise _unknown("encode", encode)
 
 
