@@ -561,6 +561,30 @@ publish()
     assert nsqd.topic(topic)["message_count"] == 5000
 
 
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_what_was_published_without_waiting_is_sent_before_a_child_ends(
+    nsqd: Nsqd, topic: str, start: str, tmp_path: Path
+) -> None:
+    """A child that multiprocessing forked ends without what `atexit` has."""
+    program = tmp_path / "program.py"
+    program.write_text(f"""
+import multiprocessing, sys
+from nsquark import sync
+producer = sync.Producer({address_of(nsqd)!r})
+def publish():
+    for number in range(5000):
+        producer.publish_nowait({topic!r}, b"%d" % number)
+if __name__ == "__main__":
+    producer.ping()
+    child = multiprocessing.get_context({start!r}).Process(target=publish)
+    child.start()
+    child.join()
+    sys.exit(child.exitcode)
+""")
+    subprocess.run([sys.executable, "-W", "ignore", str(program)], timeout=2 * WAIT_S, check=True)
+    assert nsqd.topic(topic)["message_count"] == 5000
+
+
 def test_what_could_not_be_sent_before_the_interpreter_ends_is_told(nsqd: Nsqd, topic: str) -> None:
     ended = _run_script(
         """

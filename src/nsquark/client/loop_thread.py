@@ -210,7 +210,13 @@ class Process:
                 thread = LoopThread()
                 if self._thread is None:  # else a signal handler made one meanwhile, and this one has nothing to do
                     self._thread = thread
+                    self._end_as_child()
             return self._thread
+
+    def _end_as_child(self) -> None:
+        """Has a child of multiprocessing wait for answers: one that was forked ends without `atexit`."""
+        if (util := sys.modules.get("multiprocessing.util")) is not None:
+            util.Finalize(None, self.wait_for_answers, exitpriority=0)
 
     def keep(self, inherited: object) -> None:
         self._inherited.append(inherited)
@@ -238,6 +244,7 @@ class Process:
                 len(waiting),
                 EXIT_WAIT_S,
             )
+            self.unanswered = set()  # this may be called twice
 
 
 process: Final = Process()
