@@ -449,3 +449,11 @@ async def test_the_reasons_name_the_address() -> None:
         server.on_command = lambda peer, line, body: peer.reset() or b""  # type: ignore[func-returns-value]
         with pytest.raises(NsqError, match=server.address):
             await producer.publish("t", b"x")
+
+
+@pytest.mark.parametrize("end", [Peer.close, Peer.reset])
+async def test_a_connection_that_ends_during_tls_has_a_reason(end: Callable[[Peer], None]) -> None:
+    async with ScriptedNsqd(tls_v1=True) as server, Producer(server.address, tls_v1=True) as producer:
+        server.on_ready = end
+        with pytest.raises(NotConnected, match=r"TLS failed - \S"):
+            await producer.publish("t", b"x")

@@ -141,7 +141,7 @@ class NsqdConnection(asyncio.BufferedProtocol):
         try:
             transport = await self._loop.start_tls(self._transport, self, context, server_hostname=host)
         except (OSError, ssl.SSLError) as error:
-            raise NotConnected(f"{self.address}: TLS failed - {error}") from None
+            raise NotConnected(f"{self.address}: TLS failed - {_told(error)}") from None
         if transport is None:
             raise self._reason or NotConnected(f"{self.address}: TLS failed - the connection was closed")
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
@@ -410,7 +410,7 @@ class NsqdConnection(asyncio.BufferedProtocol):
             if timer is not None:
                 timer.cancel()
         if self._reason is None:
-            self._reason = NotConnected(f"{self.address}: {error or 'nsqd closed the connection'}")
+            self._reason = NotConnected(f"{self.address}: {_told(error)}")
         self._wake()
         if not self._lost.done():
             self._lost.set_result(None)
@@ -421,6 +421,11 @@ class NsqdConnection(asyncio.BufferedProtocol):
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             receiver.connection_lost(self._reason)
+
+
+def _told(error: Exception | None) -> str:
+    """Tells why a connection ended: what asyncio makes of a peer's end may have no text."""
+    return str(error or "") or "nsqd closed the connection"
 
 
 def _unsent_bytes(transport: asyncio.Transport) -> int:
