@@ -466,3 +466,14 @@ async def test_an_nsqlookupd_without_the_topic_names_no_nsqd(make_server: Callab
         await until(lambda: len(pool.nsqds()) == 2)
         knows.names(("127.0.0.1", 2))
         await until(lambda: [status.address for status in pool.nsqds()] == ["127.0.0.1:2"])
+
+
+async def test_a_ping_that_waits_for_nsqlookupd_ends_with_its_pool() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        pool = ProducerPool(lookupd="{}:{}".format(*silent.getsockname()))
+        pinging = asyncio.create_task(pool.ping())
+        await asyncio.sleep(0)
+        async with asyncio.timeout(WAIT_S / 2):
+            await pool.close()
+            with pytest.raises(Closed):
+                await pinging

@@ -123,7 +123,7 @@ class PollLoop:
         self._ask = ask
         self._log = log
         self.has_asked = asyncio.Event()
-        """The first round is over."""
+        """The first round is over, or there will be none."""
         self._interval_s = config.lookupd_poll_interval.seconds
         self._jitter = config.lookupd_poll_jitter
         self._is_wanted = asyncio.Event()
@@ -146,6 +146,7 @@ class PollLoop:
 
     async def close(self) -> None:
         task, self._task = self._task, None
+        self.has_asked.set()
         if task is not None:
             task.cancel()
             await asyncio.wait([task])

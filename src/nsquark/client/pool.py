@@ -212,6 +212,7 @@ class ProducerPool:
         self._start()
         if self._discovery is not None:
             await self._discovery.asked(self._retry_s)
+            self._check_open()
         members = list(self._members.values())
         outcomes = await asyncio.gather(*(member.ping() for member in members), return_exceptions=True)
         errors = [error for error in outcomes if error is not None]
