@@ -321,3 +321,20 @@ async def test_a_consumer_that_is_stopped_while_the_store_is_asked_gives_the_mes
     assert not handled
     assert len(store) == 0
     assert nsqd.channel(topic)["depth"] == 1
+
+
+@pytest.mark.parametrize("how", ["get", "iteration"])
+async def test_a_store_that_never_answers_does_not_hold_up_an_iteration_that_is_over(
+    nsqd: Nsqd, topic: str, how: str
+) -> None:
+    publish(nsqd, topic, b"1")
+    store = AnswersWhenLet()
+    async with asyncio.timeout(WAIT_S):
+        async with consumer_of(nsqd, topic, dedupe=store) as consumer:
+            taking = asyncio.ensure_future(consumer.get() if how == "get" else anext(consumer, None))
+            await until(lambda: store.is_asked)
+            await consumer.close(0.1)
+        assert await taking is None
+    store.may_answer.set()
+    async with consumer_of(nsqd, topic, dedupe=store) as consumer:
+        assert [body for body, _ in await finish_rest(consumer, nsqd, topic)] == [b"1"]

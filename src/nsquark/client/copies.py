@@ -42,6 +42,8 @@ class Copies:
         """Has the messages with a claim; True for those that an iteration or `get` took."""
         self._writes: set[asyncio.Future[Any]] = set()
         """Has the writes that the store still has to end."""
+        self._asking: set[asyncio.Future[Claim]] = set()
+        """Has what those wait for who asked the store for a claim."""
         self._has_room = asyncio.Event()
         """Is set until these are WRITES_MAX, then again when half of them are left, and from the end on."""
         self._has_room.set()
@@ -111,6 +113,8 @@ class Copies:
     async def end(self, timeout_s: float) -> None:
         """Releases what may never be answered, and waits for what the store still writes."""
         self.end_claims(math.inf)
+        for asking in self._asking:  # or an iteration would wait for a store that hangs
+            asking.cancel()
         late: set[asyncio.Future[Any]] = set()
         for _ in range(CLAIM_AND_RELEASE):
             if self._writes - late:
@@ -135,14 +139,20 @@ class Copies:
         if not inspect.isawaitable(outcome):
             return outcome
         claiming = asyncio.ensure_future(outcome)
+        asking = asyncio.shield(claiming)
+        self._asking.add(asking)
         try:
-            return await asyncio.shield(claiming)
+            return await asking
         except asyncio.CancelledError:
             if claiming.cancelled() and not is_cancelled():
                 raise NsqError("the store of keys was cancelled") from None
             self._begin_write(claiming)
             claiming.add_done_callback(lambda _: self._claimed_for_nobody(key, claiming))
+            if asking.cancelled() and not is_cancelled():
+                raise NsqError("the consumer ended before the store of keys answered") from None
             raise
+        finally:
+            self._asking.discard(asking)
 
     def _claimed_for_nobody(self, key: bytes, claiming: asyncio.Future[Claim]) -> None:
         self._is_written(claiming)
