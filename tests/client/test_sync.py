@@ -727,6 +727,7 @@ def test_what_threads_handle_when_ctrl_c_comes_is_finished(nsqd: Nsqd, producer:
     ended = _run_script(
         """
 import os, signal, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it for what they run in the background
 started, may_end = threading.Barrier(2), threading.Event()
 def handle(message):
     if started.wait(30) == 0: os.kill(os.getpid(), signal.SIGINT)
