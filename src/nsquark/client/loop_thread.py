@@ -111,7 +111,7 @@ class LoopThread:
         while not loop.is_closed():
             try:
                 loop.run_forever()
-            except BaseException as error:  # such as SystemExit of a callback: others need the loop
+            except (SystemExit, KeyboardInterrupt) as error:  # of a callback: others need the loop
                 _log_raised(error)
 
     def call(self, work: Coroutine[Any, Any, Result], undo: Callable[[Result], None] | None = None) -> Result:
