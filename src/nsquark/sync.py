@@ -68,7 +68,7 @@ class _Face(Generic[Inner]):
 
     def __reduce__(self) -> NoReturn:
         kind = type(self).__name__
-        raise TypeError(f"a {kind} cannot be copied, or sent to another process: make a {kind} there, or fork")
+        raise TypeError(f"a {kind} cannot be copied, or sent to another process: make a {kind} there")
 
     def close(self, timeout: float | None = None) -> None:
         """Closes the connections of this process; those that a forked child inherited are for its parent to close.

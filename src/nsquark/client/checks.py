@@ -71,8 +71,6 @@ def check_count(name: str, given: object, least: int) -> None:
 
 def check_addresses(kind: str, given: object) -> list[str]:
     """Checks one address or several; returns a list without repetitions."""
-    if kind == "nsqd":
-        _refuse_path(given)
     listed = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
     for address in listed:
         if kind == "nsqd":

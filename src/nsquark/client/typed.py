@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 import msgspec
 import msgspec.inspect
 
+from nsquark.client.checks import Body
 from nsquark.client.errors import ConfigError, DecodeFailed
 
 Encode = Literal["json", "msgpack"] | Callable[[Any], bytes]
@@ -38,7 +39,7 @@ _encode_json: Final = msgspec.json.Encoder().encode
 _encode_msgpack: Final = msgspec.msgpack.Encoder().encode
 
 
-def encoded(value: Any, encode: Encode) -> bytes | bytearray | memoryview:
+def encoded(value: Any, encode: Encode) -> Body:
     """Returns the bytes of a value; an error of the encoder goes to the caller."""
     if encode == "json":
         return _encode_json(value)
@@ -46,7 +47,7 @@ def encoded(value: Any, encode: Encode) -> bytes | bytearray | memoryview:
         return _encode_msgpack(value)
     if callable(encode):
         body: object = encode(value)
-        if not isinstance(body, bytes | bytearray | memoryview):
+        if not isinstance(body, Body):
             if isinstance(body, CoroutineType):
                 body.close()
             name = getattr(encode, "__qualname__", repr(encode))
