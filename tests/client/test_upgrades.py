@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from client.pool_rig import address_of
-from harness import AuthServer, Nsqd, until
+from client.stall_watch import StallWatch
+from harness import AuthServer, FaultProxy, Nsqd, until
 from harness.auth import GRANT_ALL, granting
 from harness.upgrades import Certificate, make_certificate
 from nsquark import Config, Consumer, Producer
@@ -155,6 +156,21 @@ async def test_tls_that_nsqd_demands(tmp_path: Path, certificate: Certificate, t
         config = Config(tls_v1=True, tls_root_ca_file=certificate[0], tls_cert=certificate[0], tls_key=certificate[1])
         async with Producer(address_of(daemon), config) as producer:
             await producer.publish(topic, b"x")
+
+
+async def test_a_slow_network_is_not_a_dead_one(nsqd: Nsqd, certificate: Certificate, topic: str) -> None:
+    """What goes out waits below TLS: a turn's publishes are encrypted and handed on at once."""
+    options: dict[str, Any] = {"auth_secret": SECRET, "tls_v1": True, "tls_root_ca_file": certificate[0]}
+    with FaultProxy(nsqd.tcp) as proxy, StallWatch(nsqd) as watch:
+        async with Producer("{}:{}".format(*proxy.address), write_timeout="500ms", **options) as producer:
+            await producer.ping()
+            proxy.up.chunk_bytes, proxy.up.bytes_per_s = 1 << 16, 2e6
+            publishes = [producer.publish_nowait(topic, bytes(1_000_000)) for _ in range(10)]
+            for _ in range(2):  # so that these are sent
+                await asyncio.sleep(0)
+            publishes += [producer.publish_nowait(topic, bytes(1_000_000)) for _ in range(2)]
+            outcomes = await asyncio.gather(*publishes, return_exceptions=True)
+    assert outcomes == [None] * 12 or watch.stood_still
 
 
 async def test_no_secret(nsqd: Nsqd, topic: str) -> None:

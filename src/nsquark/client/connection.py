@@ -76,6 +76,8 @@ class NsqdConnection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._receiver: Receiver | None = None
         self._transport: asyncio.Transport | None = None
+        self._below_tls: asyncio.Transport | None = None
+        """Is the socket's own transport where TLS is: what the one above has passed on may wait there."""
         self._scanner = FrameScanner(config.max_msg_size or FRAME_SIZE_MAX_BYTES)
         self._buffer = bytearray()  # until it is connected: it may never be
         self._view = memoryview(self._buffer)
@@ -145,7 +147,7 @@ class NsqdConnection(asyncio.BufferedProtocol):
         if transport is None:
             raise self._reason or NotConnected(f"{self.address}: TLS failed - the connection was closed")
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        self._transport = transport
+        self._transport, self._below_tls = transport, self._transport
 
     def compress(self, decoder: Decoder, encoder: Encoder) -> None:
         """Encodes both directions from here on, also what came already."""
@@ -238,7 +240,8 @@ class NsqdConnection(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None:
             return 0
-        return self._given_bytes - transport.get_write_buffer_size() - _unsent_bytes(transport)
+        below_bytes = 0 if self._below_tls is None else self._below_tls.get_write_buffer_size()
+        return self._given_bytes - transport.get_write_buffer_size() - below_bytes - _unsent_bytes(transport)
 
     def _check_writing(self, written_bytes: int) -> None:
         """Ends a connection on which nothing moves. A slow network is not a dead one: it may take any time as long as
