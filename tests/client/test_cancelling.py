@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -86,6 +87,37 @@ async def test_a_consumer_is_cancelled_at_any_point(
     assert sorted(handled) == sorted(BODIES)
     assert not given_up
     await until(lambda: not nsqd.channel(topic)["clients"])
+
+
+@pytest.mark.parametrize("use", ["run", "get"])
+async def test_a_hook_in_a_thread_that_was_begun_is_not_begun_again(nsqd: Nsqd, topic: str, use: str) -> None:
+    """Nobody can end it there: a message that went back would be buried twice."""
+    publish(nsqd, topic, b"x")
+    buried: list[bytes] = []
+    may_end = threading.Event()
+
+    def bury(message: Message) -> None:
+        buried.append(message.body)
+        assert may_end.wait(60)
+
+    def handle(_: Message) -> None:
+        raise ValueError("no")
+
+    consumer = consumer_of(nsqd, topic, max_attempts=1, on_give_up=bury)
+    consumer.calls_hook_off_loop = True
+    async with consumer:
+        if use == "get":
+            message = await consumer.get()
+            assert message is not None
+            message.requeue(0)
+        using = asyncio.create_task(consumer.run(handle, threads=1) if use == "run" else consumer.get())
+        await until(lambda: buried)
+        using.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await using
+        may_end.set()
+    assert consumer.stats().given_up == 1 and is_done(nsqd, topic)
+    assert len(buried) == 1
 
 
 async def test_publishes_are_cancelled_at_any_point(nsqd: Nsqd, topic: str) -> None:

@@ -1,6 +1,9 @@
 """Checks how a consumer starts and ends: nothing is lost, nothing comes to a stand, and wrong use is told at once."""
 
 import asyncio
+import os
+import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -134,6 +137,55 @@ async def test_close_does_not_wait_for_ever(nsqd: Nsqd, topic: str, caplog: pyte
     await running
     assert "1 handlers still ran" in caplog.text
     await until(lambda: nsqd.channel(topic)["depth"] == 1)
+
+
+async def test_close_does_not_wait_twice_for_a_hook_that_hangs(nsqd: Nsqd, topic: str) -> None:
+    """A handler waits for it too, since its message is the next."""
+    publish(nsqd, topic, b"x")
+    may_end = threading.Event()
+    buried: list[bytes] = []
+
+    def bury(message: Message) -> None:
+        buried.append(message.body)
+        assert may_end.wait(60)
+
+    def handle(_: Message) -> None:
+        raise ValueError("no")
+
+    async with consumer_of(nsqd, topic, max_attempts=1, on_give_up=bury) as consumer:
+        running = asyncio.create_task(consumer.run(handle, threads=1))
+        await until(lambda: buried)
+        asked_s: list[float] = []
+        giving_up = consumer._giving_up
+        end = giving_up.end
+        giving_up.end = lambda timeout_s: asked_s.append(timeout_s) or end(timeout_s)  # type: ignore[func-returns-value, method-assign]
+        await consumer.close(timeout=0.2)
+        await running
+    assert asked_s and asked_s[0] < 0.1, "what was left of the time, and not as much again"
+    await until(lambda: nsqd.channel(topic)["depth"] + nsqd.channel(topic)["deferred_count"] == 1)
+    may_end.set()
+
+
+async def test_a_signal_stops_also_who_began_after_another_had_set_a_handler(nsqd: Nsqd, topic: str) -> None:
+    """As a web framework does that starts between two consumers. It has its handler back at the end."""
+    signalled: list[int] = []
+
+    def handle_signal(number: int, _: object) -> None:
+        signalled.append(number)
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        async with consumer_of(nsqd, topic) as first, consumer_of(nsqd, topic) as second:
+            running = [asyncio.create_task(first.run(print, stop_on_signals=True))]
+            await until(lambda: signal.getsignal(signal.SIGTERM) is not before)
+            signal.signal(signal.SIGTERM, handle_signal)
+            running.append(asyncio.create_task(second.run(print, stop_on_signals=True)))
+            await until(lambda: signal.getsignal(signal.SIGTERM) is not handle_signal)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(asyncio.gather(*running), WAIT_S)
+        assert signal.getsignal(signal.SIGTERM) is handle_signal and not signalled
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 async def test_whoever_closes_waits_until_it_is_closed(nsqd: Nsqd, topic: str) -> None:

@@ -226,8 +226,9 @@ class Consumer:
         self._hand_out_no_more()
         try:
             await self._nsqds.stop_finding()
+            deadline_s = self._loop.time() + timeout_s
             await self._handlers.end(timeout_s)
-            await self._giving_up.end(timeout_s)
+            await self._giving_up.end(max(0.0, deadline_s - self._loop.time()))
         except asyncio.CancelledError:
             self._handlers.cancel()
             raise

@@ -119,8 +119,16 @@ class GivingUp:
             self._pasts.popitem(last=False)
         return past
 
-    async def conclude(self, message: Message, executor: Executor | None = None) -> None:
-        """Finishes the message if the hook succeeds, else requeues it, to be given up again later."""
+    async def conclude(self, message: Message, executor: Executor | None) -> None:
+        """Finishes the message if the hook succeeds, else requeues it, to be given up again later. Nobody can end a
+        hook in a thread: it goes on if who waits here is cancelled, and its message is answered all the same.
+        """
+        if self._is_for_threads(executor):
+            await asyncio.wait([self._begin(message, executor)])
+        else:
+            await self._conclude(message, executor)
+
+    async def _conclude(self, message: Message, executor: Executor | None) -> None:
         past = self._pasts.get(_key(message))
         message.give_up_reason = (
             message.give_up_reason
@@ -165,18 +173,23 @@ class GivingUp:
             message.requeue()
             return
         message.give_up_reason = reason
-        task = asyncio.get_running_loop().create_task(self._conclude_alone(message), name="nsquark give up")
+        self._begin(message, None)
+
+    def _begin(self, message: Message, executor: Executor | None) -> asyncio.Task[None]:
+        work = self._conclude_alone(message, executor)
+        task = asyncio.get_running_loop().create_task(work, name="nsquark give up")
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
-    async def _conclude_alone(self, message: Message) -> None:
+    async def _conclude_alone(self, message: Message, executor: Executor | None) -> None:
         """Concludes in a task of its own, which is one of `_tasks` from its first step on: an eager task begins before
         whoever made it knows it.
         """
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        await self.conclude(message)
+        await self._conclude(message, executor)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -199,11 +212,15 @@ class GivingUp:
         """Cancels hooks that still run, except for the one that calls this."""
         cancel_tasks(self._tasks)
 
+    def _is_for_threads(self, executor: Executor | None) -> bool:
+        """Tells whether the hook is called in a thread."""
+        return self._hook is not None and (executor is not None or self._is_off_loop()) and not is_async(self._hook)
+
     async def _call(self, hook: Hook, message: Message, executor: Executor | None) -> None:
         """Calls the hook where handlers run, so that it may do what they do. What it returns to be awaited is awaited
         here, in the event loop.
         """
-        if (executor is not None or self._is_off_loop()) and not is_async(hook):
+        if self._is_for_threads(executor):
             outcome = await self._threads.call(executor, hook, message)
         else:
             outcome = hook(message)

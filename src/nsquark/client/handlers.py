@@ -186,7 +186,7 @@ def _pass_over_error(task: asyncio.Task[None]) -> None:
 _stops: Final[list[Callable[[], None]]] = []
 """Has what the next signal calls: a program may run several consumers, and one signal stops them all."""
 _before: Final[dict[signal.Signals, Any]] = {}
-"""Has what handled the signals before the first of them was begun."""
+"""Has what handled the signals before that."""
 
 
 @contextlib.contextmanager
@@ -200,8 +200,9 @@ def stopped_by_signals(stop: Callable[[], None], numbers: Sequence[signal.Signal
     _stops.append(stop)
     try:
         for number in numbers:
-            if number not in _before:
-                _before[number] = signal.signal(number, _received)
+            if (handler := signal.getsignal(number)) is not _received:
+                _before[number] = handler  # first, since the signal may come as soon as it has an effect
+                signal.signal(number, _received)
         yield
     finally:
         _stops.remove(stop)

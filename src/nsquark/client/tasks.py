@@ -152,5 +152,5 @@ async def end_tasks(
     _, late = await asyncio.wait(others, timeout=timeout_s)
     cancel(late)
     if late:
-        log.warning("%d %s still ran %g s after the stop; their messages were requeued", len(late), name, timeout_s)
+        log.warning("%d %s still ran when their time was over; their messages were requeued", len(late), name)
         await asyncio.wait(late, timeout=CANCEL_TIMEOUT_S)
