@@ -188,6 +188,22 @@ async def test_a_signal_stops_also_who_began_after_another_had_set_a_handler(nsq
         signal.signal(signal.SIGTERM, before)
 
 
+async def test_a_signal_handler_that_was_set_while_a_consumer_ran_stays(nsqd: Nsqd, topic: str) -> None:
+    def handle_signal(*_: object) -> None: ...
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        async with consumer_of(nsqd, topic) as consumer:
+            running = asyncio.create_task(consumer.run(print, stop_on_signals=True))
+            await until(lambda: signal.getsignal(signal.SIGTERM) is not before)
+            signal.signal(signal.SIGTERM, handle_signal)
+            consumer.stop()
+            await running
+        assert signal.getsignal(signal.SIGTERM) is handle_signal
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 async def test_whoever_closes_waits_until_it_is_closed(nsqd: Nsqd, topic: str) -> None:
     """A signal handler closes, and so does the end of `async with`: the second must not end the program under the
     first.

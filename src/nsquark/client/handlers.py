@@ -219,5 +219,6 @@ def _received(_: int, __: object) -> None:
 def _handle_as_before() -> None:
     while _before:
         number, handler = _before.popitem()
-        if handler is not None:  # else C code has set it, and Python cannot set it again
+        # None was set by C code, and cannot be set again; and another may have been set since.
+        if handler is not None and signal.getsignal(number) is _received:
             signal.signal(number, handler)
