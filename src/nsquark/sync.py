@@ -30,7 +30,7 @@ from nsquark.client.documented import documented_like
 from nsquark.client.errors import Closed, ConfigError, NsqError, WrongHandler
 from nsquark.client.handlers import check_handler, stopped_by_signals
 from nsquark.client.lookupd import AddressFilter
-from nsquark.client.loop_thread import process
+from nsquark.client.loop_thread import called, process
 from nsquark.client.message import Message
 from nsquark.client.packing import Packing
 from nsquark.client.stats import Stats
@@ -38,7 +38,6 @@ from nsquark.wire.commands import MpubBody
 
 __all__ = ["Consumer", "Message", "Producer", "ProducerPool"]
 
-T = TypeVar("T")
 Result = TypeVar("Result")
 
 
@@ -368,7 +367,12 @@ class Consumer(_Face[consumers.Consumer]):
         super().__init__(make)
 
     def __enter__(self) -> Self:
-        self._call(self._own().start())
+        try:
+            self._call(self._own().start())
+        except BaseException as error:
+            if not isinstance(error, NsqError):  # an interrupt (Ctrl-C): there will be no end of a `with` to close it
+                self.close()
+            raise
         return self
 
     @property
@@ -442,19 +446,19 @@ class Consumer(_Face[consumers.Consumer]):
         self._call(self._own().disconnect_from_nsqd(address))
 
     def connect_to_nsqlookupd(self, address: str) -> None:
-        self._call(_called(self._own().connect_to_nsqlookupd, address))
+        self._call(called(self._own().connect_to_nsqlookupd, address))
 
     def disconnect_from_nsqlookupd(self, address: str) -> None:
-        self._call(_called(self._own().disconnect_from_nsqlookupd, address))
+        self._call(called(self._own().disconnect_from_nsqlookupd, address))
 
     def change_max_in_flight(self, count: int) -> None:
-        self._call(_called(self._own().change_max_in_flight, count))
+        self._call(called(self._own().change_max_in_flight, count))
 
     def pause(self) -> None:
-        self._call(_called(self._own().pause))
+        self._call(called(self._own().pause))
 
     def unpause(self) -> None:
-        self._call(_called(self._own().unpause))
+        self._call(called(self._own().unpause))
 
     @property
     def is_paused(self) -> bool:
@@ -463,15 +467,15 @@ class Consumer(_Face[consumers.Consumer]):
     @property
     def is_starved(self) -> bool:
         consumer = self._own()
-        return self._call(_called(lambda: consumer.is_starved))
+        return self._call(called(lambda: consumer.is_starved))
 
     @property
     def connections(self) -> list[str]:
         consumer = self._own()
-        return self._call(_called(lambda: consumer.connections))
+        return self._call(called(lambda: consumer.connections))
 
     def stats(self) -> Stats:
-        return self._call(_called(self._own().stats))
+        return self._call(called(self._own().stats))
 
 
 def _is_sigterm_ours() -> bool:
@@ -482,11 +486,6 @@ def _is_sigterm_ours() -> bool:
 def _listed(bodies: Iterable[Any] | MpubBody) -> list[Any] | MpubBody:
     """Collects the bodies in the caller's thread, since the iterable may block and the loop must not."""
     return bodies if isinstance(bodies, MpubBody) else checked_bodies(bodies)
-
-
-async def _called(function: Callable[..., T], *arguments: object) -> T:
-    """Calls a plain function in the loop's thread, to which the asyncio objects belong."""
-    return function(*arguments)
 
 
 def _give_back(taken: Message | Batch | None) -> None:

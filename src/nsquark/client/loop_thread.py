@@ -169,6 +169,11 @@ class LoopThread:
             _log_raised(error)
 
 
+async def called(function: Callable[..., Result], *arguments: object) -> Result:
+    """Calls a plain function in the loop's thread, to which the asyncio objects belong."""
+    return function(*arguments)
+
+
 def _log_raised(error: BaseException) -> None:
     client_log.error("a callback raised %r in the event loop's thread, where that ends nothing", error, exc_info=error)
 
