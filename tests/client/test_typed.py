@@ -61,6 +61,16 @@ async def test_a_type_that_cannot_be_hashed(nsqd: Nsqd, topic: str) -> None:
 async def _decode_async(body: bytes) -> None: ...
 
 
+@pytest.mark.parametrize("kind", ["json", "Order", 5, (), [int], print])
+async def test_what_is_no_type_is_named(nsqd: Nsqd, topic: str, kind: Any) -> None:
+    async with Producer(address_of(nsqd)) as producer:
+        await producer.publish(topic, b"5")
+    async with consumer_of(nsqd, topic) as consumer, await anext(consumer) as message:
+        with pytest.raises((TypeError, ConfigError), match=r"kind=.* is no type to decode to|make a \(\)") as error:
+            message.decode(kind)
+        assert ("the format is the second argument" in str(error.value)) == (kind == "json")
+
+
 async def test_functions_of_the_user(nsqd: Nsqd, topic: str) -> None:
     async with Producer(address_of(nsqd)) as producer:
         await producer.publish(topic, {"b": 1}, encode=lambda value: json.dumps(value).encode())

@@ -95,14 +95,18 @@ def _check_kind(kind: Any) -> None:
     """Refuses a class that msgspec does not know, also where it is a part of the type: no body would have one, and so
     each message would be given up.
     """
-    found = [msgspec.inspect.type_info(kind)]
+    try:
+        found = [msgspec.inspect.type_info(kind)]
+    except TypeError as error:
+        hint = f": the format is the second argument, decode={kind!r}" if str(kind) in ("json", "msgpack") else ""
+        raise TypeError(f"kind={kind!r:.60} is no type to decode to{hint} ({error!s:.90})") from None
     seen: set[int] = set()  # a type may be a part of itself
     for info in found:  # which grows
         if id(info) in seen:
             continue
         seen.add(id(info))
         if isinstance(info, msgspec.inspect.CustomType) and not any(issubclass(made, info.cls) for made in _MADE):
-            name = info.cls.__qualname__
+            name = getattr(info.cls, "__qualname__", info.cls)
             raise ConfigError(
                 f"msgspec does not know how to make a {name}: give a Struct, a dataclass or a TypedDict,"
                 f" or a function that makes a {name} of the bytes (decode=)"
