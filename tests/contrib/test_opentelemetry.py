@@ -17,7 +17,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from client.consumer_rig import consumer_of, handle_until
 from client.pool_rig import address_of
 from harness import Nsqd, until
-from nsquark import Message, Producer, ProducerPool, sync
+from nsquark import Consumer, Message, Producer, ProducerPool, sync
 from nsquark.contrib.opentelemetry import Telemetry
 from nsquark.errors import Closed, ConfigError, WrongHandler
 
@@ -315,6 +315,26 @@ async def test_baggage_reaches_the_handler_alone(nsqd: Nsqd, topic: str, exporte
 def test_what_is_no_producer(exported: Exported, given: Any) -> None:
     with pytest.raises(ConfigError, match="takes a Producer or a ProducerPool, not"):
         exported.telemetry.producer(given)
+
+
+def test_what_is_no_consumer_costs_no_message(exported: Exported) -> None:
+    """A handler that was wrapped all the same would fail with each message, until all were given up."""
+    consumer = Consumer("t", "c", nsqd="127.0.0.1:1")
+    for given in (None, "t", Producer("127.0.0.1:1"), Consumer):
+        with pytest.raises(ConfigError, match=r"telemetry.handler takes the consumer first, not"):
+            exported.telemetry.handler(given, print)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"telemetry.process takes the consumer first, not"):
+            exported.telemetry.process(given, consumer).__enter__()  # type: ignore[arg-type]
+    for received in (None, [], consumer):
+        with pytest.raises(ConfigError, match=r"telemetry.process takes a consumer and its message or batch, not"):
+            exported.telemetry.process(consumer, received).__enter__()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [5, "x", TracerProvider, MeterProvider, TraceContextTextMapPropagator])
+@pytest.mark.parametrize("name", ["tracer_provider", "meter_provider", "propagator"])
+def test_what_no_span_could_go_to(name: str, given: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is an object of OpenTelemetry"):
+        Telemetry(**{name: given})
 
 
 async def test_wrong_arguments_are_refused_as_without_telemetry(exported: Exported) -> None:

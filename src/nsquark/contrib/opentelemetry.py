@@ -71,6 +71,9 @@ class Telemetry:
         meter_provider: metrics.MeterProvider | None = None,
         propagator: TextMapPropagator | None = None,
     ) -> None:
+        _check_has("tracer_provider", tracer_provider, "get_tracer")
+        _check_has("meter_provider", meter_provider, "get_meter")
+        _check_has("propagator", propagator, "inject")
         self._tracer = trace.get_tracer(SCOPE, __version__, tracer_provider, SCHEMA_URL)
         self._given_propagator = propagator
         meter = metrics.get_meter(SCOPE, __version__, meter_provider, SCHEMA_URL)
@@ -107,6 +110,7 @@ class Telemetry:
         handler: an async function, or a plain one, which may run in threads.
         """
         check_handler(handler, 1, 0)
+        _check_consumer("handler", consumer)
 
         @functools.wraps(handler)
         async def handle(message: Message) -> Any:
@@ -155,6 +159,9 @@ class Telemetry:
         consumer: the consumer that brought the message or batch.
         received: the message or batch.
         """
+        _check_consumer("process", consumer)
+        if not isinstance(received, Message | Batch):
+            raise ConfigError(f"telemetry.process takes a consumer and its message or batch, not {received!r:.80}")
         attributes = _attributes("process", "process", consumer.topic)
         attributes["messaging.consumer.group.name"] = consumer.channel
         messages: Sequence[Message] = received if isinstance(received, Batch) else [received]
@@ -308,6 +315,16 @@ class TracedProducer:
         traced = packing.copy()
         traced["headers"] = {**given, **carrying}
         return traced
+
+
+def _check_has(name: str, given: object, method: str) -> None:
+    if given is not None and (isinstance(given, type) or not callable(getattr(given, method, None))):
+        raise ConfigError(f"{name} is an object of OpenTelemetry with {method}, not {given!r:.80}")
+
+
+def _check_consumer(method: str, given: object) -> None:
+    if not isinstance(getattr(given, "topic", None), str) or not isinstance(getattr(given, "channel", None), str):
+        raise ConfigError(f"telemetry.{method} takes the consumer first, not {given!r:.80}")
 
 
 async def _awaited(outcome: Awaitable[Any], processing: contextlib.ExitStack) -> Any:
