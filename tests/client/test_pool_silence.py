@@ -5,6 +5,7 @@ dead only long after it fell silent: where it still is silent when a publish ret
 """
 
 import asyncio
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -104,6 +105,16 @@ async def test_an_nsqd_that_stays_silent_gets_a_new_connection(trio: list[Script
         only.on_command = say_ok
         await publish
         assert len(only.peers) > 1 and _states(pool) == ["up"]
+
+
+async def test_silence_is_told_as_such(trio: list[ScriptedNsqd], caplog: pytest.LogCaptureFixture) -> None:
+    """It was the pool that closed the connection, and what for is what a reader of the log asks."""
+    (silent, *_), reason = trio, r"no answer for \d+\.\d s; it may or may not have the message"
+    silent.on_command = _say_nothing
+    async with _pool(silent, retry_deadline=1) as pool:
+        with pytest.raises(NotConnected, match=reason):
+            await pool.publish("orders", b"x")
+    assert re.search(f"nsqd {silent.address} is down: {silent.address}: {reason}", caplog.text)
 
 
 async def test_an_nsqd_that_is_lost_while_it_is_silent_is_used_again(

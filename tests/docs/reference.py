@@ -45,7 +45,7 @@ PUBLIC = {
 }
 """Classes and functions by the module where users find them; of a module without names, all that it exports."""
 INTERNAL = {
-    "Producer": {"response_received", "error_received", "messages_received", "connection_lost"},
+    "Producer": {"response_received", "error_received", "messages_received", "connection_lost", "close_because"},
     "Consumer": {"calls_hook_off_loop", "handle", "is_called_by_own_thread", "log"},
     "Message": {
         "answer_for",

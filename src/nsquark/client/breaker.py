@@ -155,7 +155,7 @@ class Member:
             return False
         silence_s = now_s - self._progress_s
         if silence_s > self._stall_s:
-            self._replace_producer()
+            self._replace_producer(f"no answer for {silence_s:.1f} s")
         elif self.state in (State.UP, State.TRIAL) and silence_s > self._patience_s(now_s):
             self._log.warning("nsqd %s answers nothing for %.1f s: others are asked", self.address, silence_s)
             self.state = State.SILENT
@@ -210,7 +210,7 @@ class Member:
                 async with asyncio.timeout(PROBE_TIMEOUT_S):
                     await self.producer.ping()
             except TimeoutError:
-                self._replace_producer()
+                self._replace_producer(f"not connected within {PROBE_TIMEOUT_S:g} s")
             except Exception as error:
                 self.error = error
             else:
@@ -231,9 +231,9 @@ class Member:
             logger=self._log.logger if isinstance(self._log, NamedLog) else self._log,
         )
 
-    def _replace_producer(self) -> None:
+    def _replace_producer(self, why: str) -> None:
         """Makes a new producer; what the old one still owes fails at once, and goes elsewhere."""
-        closing = asyncio.create_task(self.producer.close(0), name=f"nsquark close {self.address}")
+        closing = asyncio.create_task(self.producer.close_because(why, 0), name=f"nsquark close {self.address}")
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
         self.producer = self._new_producer()

@@ -420,6 +420,10 @@ class Producer:
         timeout: seconds to wait for them.
         """
         timeout_s = seconds_of("timeout", timeout)
+        await self.close_because("closed before nsqd answered", timeout_s)
+
+    async def close_because(self, why: str, timeout_s: float) -> None:
+        """Closes; what has no answer then fails with this reason."""
         self._use_loop(asyncio.get_running_loop())
         self._is_closed = True
         for future in self._waiting:
@@ -432,7 +436,7 @@ class Producer:
                 await asyncio.wait(unanswered, timeout=timeout_s)
         finally:  # whoever cancels this wants an end, not an open connection
             connecting, connection = self._connecting, self._connection
-            self._end(Closed(f"{self.address}: closed before nsqd answered; it may or may not have the message"))
+            self._end(Closed(f"{self.address}: {why}; it may or may not have the message"))
         if connecting is not None:
             await asyncio.wait([connecting])
         if connection is not None:
