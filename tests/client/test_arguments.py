@@ -232,9 +232,10 @@ def test_what_only_looks_like_it(settings: dict[str, Any], text: str) -> None:
 
 def test_paths_of_unix_sockets_are_texts() -> None:
     path = Path("/run/nsqd.sock")
-    for make in (Producer, ProducerPool, sync.Producer, lambda path: Consumer("t", "c", nsqd=[path])):
+    made: tuple[Any, ...] = (Producer, ProducerPool, sync.Producer, lambda path: Consumer("t", "c", nsqd=[path]))
+    for make in made:
         with pytest.raises(ConfigError, match=r"an address is a str; give host:port, or str\(path\)"):
-            make(path)  # type: ignore[operator]
+            make(path)
     for relative in ("nsqd.sock", "./nsqd", "unix:/run/nsqd"):
         with pytest.raises(ConfigError, match="give it as host:port, or the whole path of a unix socket"):
             Producer(relative)

@@ -220,7 +220,7 @@ def test_a_list_of_nsqds_can_be_made_while_some_come_and_go(server: AnswerServer
             for number in range(12):
                 server.names(*((f"h{number}", port) for port in range(1, 201)))
                 asked = len(server.asked)
-                eventually(lambda asked=asked: pool.nsqds() and len(server.asked) > asked + 1)  # type: ignore[misc]
+                eventually(lambda asked=asked: pool.nsqds() and len(server.asked) > asked + 1)
     finally:
         sys.setswitchinterval(interval_s)
 

@@ -249,7 +249,7 @@ async def test_a_short_deadline_gives_up_no_nsqd_that_answers_within_it(trio: li
 
 async def test_with_a_short_deadline_others_are_asked_sooner(trio: list[ScriptedNsqd]) -> None:
     silent, other, _ = trio
-    async with _pool(silent, other, retry_deadline=1.5) as pool, asyncio.timeout(WAIT_S):
+    async with _pool(silent, other, retry_deadline=2.4) as pool, asyncio.timeout(WAIT_S):
         await pool.ping()
         silent.on_command = _say_nothing
         await asyncio.gather(*(pool.publish_nowait("t", b"x") for _ in range(4)))

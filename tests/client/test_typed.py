@@ -87,7 +87,7 @@ async def test_functions_of_the_user(nsqd: Nsqd, topic: str) -> None:
         with pytest.raises(DecodeFailed, match=r"not json of type Order: .*missing required field `id`"):
             message.decode(Order)
         with pytest.raises(ConfigError, match=r"decode=.*_decode_async is an async function: give a plain one"):
-            message.decode(decode=_decode_async)
+            message.decode(decode=_decode_async)  # type: ignore[unused-coroutine]
         with pytest.raises(ConfigError, match="decode='yaml'"):
             message.decode(Order, "yaml")  # type: ignore[call-overload]
 

@@ -325,9 +325,10 @@ def test_what_is_no_consumer_costs_no_message(exported: Exported) -> None:
             exported.telemetry.handler(given, print)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=r"telemetry.process takes the consumer first, not"):
             exported.telemetry.process(given, consumer).__enter__()  # type: ignore[arg-type]
-    for received in (None, [], consumer):
+    wrong: tuple[Any, ...] = (None, [], consumer)
+    for received in wrong:
         with pytest.raises(ConfigError, match=r"telemetry.process takes a consumer and its message or batch, not"):
-            exported.telemetry.process(consumer, received).__enter__()  # type: ignore[arg-type]
+            exported.telemetry.process(consumer, received).__enter__()
 
 
 @pytest.mark.parametrize("given", [5, "x", TracerProvider, MeterProvider, TraceContextTextMapPropagator])

@@ -106,7 +106,8 @@ async def test_a_delay_that_is_no_seconds(broker: NsqBroker) -> None:
     @broker.task
     async def later() -> None: ...
 
-    for delay in ("soon", timedelta(seconds=1)):
+    wrong: tuple[Any, ...] = ("soon", timedelta(seconds=1))
+    for delay in wrong:
         with pytest.raises(SendTaskError) as caught:
             await later.kicker().with_labels(delay=delay).kiq()
         assert isinstance(caught.value.__cause__, ConfigError)
