@@ -79,6 +79,8 @@ def test_that_fails_with_its_message(nsqd, topic):
 """
 
 
+HANGS_S = 50
+
 WAITING = """
 from pathlib import Path
 
@@ -101,7 +103,7 @@ def suite(directory: Path, tests: str) -> tuple[list[str], dict[str, str]]:
     (directory / "test_user.py").write_text(tests)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--basetemp", str(directory / "temp"), "-q"]
-    return [*command, "."], environment
+    return [*command, "-o", f"faulthandler_timeout={HANGS_S}", "."], environment
 
 
 def test_a_suite_of_a_user(tmp_path: Path) -> None:
@@ -129,10 +131,12 @@ def test_ctrl_c_ends_a_suite_and_its_daemons(tmp_path: Path) -> None:
         try:
             eventually(lambda: (tmp_path / "pids").exists() or running.poll() is not None, 60)
             os.killpg(running.pid, signal.SIGINT)
-            said, _ = running.communicate(timeout=60)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.wait(60)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(running.pid, signal.SIGKILL)
+        said, _ = running.communicate()  # if it hangs, with the stacks of all its threads
     assert running.returncode == pytest.ExitCode.INTERRUPTED and "KeyboardInterrupt" in said, said
     assert "nsqd died" not in said and "Error" not in said, said
     for pid in (tmp_path / "pids").read_text().split():
