@@ -5,6 +5,7 @@
 
 import itertools
 import os
+import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -30,6 +31,10 @@ os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark" / "c
 # Python takes the sitecustomize.py in there.
 _WORKERS = str(Path(__file__).parent / "spark" / "workers")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_WORKERS, os.environ.get("PYTHONPATH")]))
+
+# Shells have what they run in the background ignore Ctrl-C, and so would the programs that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _serial = itertools.count(1)
 
